@@ -1,0 +1,209 @@
+"""Decides once, before Triton is imported, whether kernels run on a GPU or in Triton's interpreter.
+
+Import this module before anything that imports Triton::
+
+    from utils import runtime
+    import triton
+    import triton.language as tl
+
+With a CUDA GPU of compute capability 8.0 or newer, kernels are compiled for it. Without one (a laptop, or a T4, which
+Triton no longer supports) they run in Triton's interpreter: the same kernels on the CPU, slow but exact, with the repairs
+that ``utils.interpreter`` lists. ``MLF_DEVICE=cpu`` in the environment forces the interpreter on a machine with a GPU.
+
+``python -m utils.runtime`` prints what works on this machine and what to do about what does not.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+try:
+    import torch
+except ImportError:  # `python -m utils.runtime` then says so in words
+    torch = None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from utils.environment import Facts, Line
+
+T = TypeVar("T")
+
+#: Triton compiles for NVIDIA GPUs from this compute capability on (Ampere).
+OLDEST_CAPABILITY = (8, 0)
+
+_DEVICE_SETTINGS = ("", "auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where kernels run, and why: ``reason`` completes the sentence "kernels run there because ..."."""
+
+    gpu_index: int | None
+    reason: str
+
+
+def decide(gpus: Sequence[tuple[str, tuple[int, int]]], setting: str = "", interpret_setting: str = "") -> Decision:
+    """Choose between a GPU and the interpreter from what the machine has.
+
+    Args:
+        gpus: Name and compute capability of each visible CUDA GPU, in CUDA's order.
+        setting: Value of ``MLF_DEVICE``: empty or ``auto``, ``cpu`` or ``cuda``.
+        interpret_setting: Value of ``TRITON_INTERPRET``; ``1`` asks for the interpreter as ``MLF_DEVICE=cpu`` does.
+
+    Raises:
+        ValueError: ``setting`` is none of these.
+        RuntimeError: ``setting`` is ``cuda`` and no GPU is new enough.
+    """
+    setting = setting.strip().lower()
+    if setting not in _DEVICE_SETTINGS:
+        raise ValueError(f"MLF_DEVICE must be cpu, cuda, auto or unset, got {setting!r}")
+    if setting == "cpu":
+        return Decision(None, "MLF_DEVICE=cpu asks for the interpreter")
+    usable = [index for index, (_, capability) in enumerate(gpus) if capability >= OLDEST_CAPABILITY]
+    if setting == "cuda":
+        if not usable:
+            seen = ", ".join(f"{name} ({major}.{minor})" for name, (major, minor) in gpus) or "none"
+            raise RuntimeError(
+                f"MLF_DEVICE=cuda needs a CUDA GPU of compute capability 8.0 or newer, found: {seen} "
+                "(unset MLF_DEVICE to run kernels in the interpreter)"
+            )
+        return Decision(usable[0], "MLF_DEVICE=cuda asks for it")
+    if usable and interpret_setting.strip().lower() in ("1", "true", "on", "yes", "y"):
+        return Decision(None, f"TRITON_INTERPRET={interpret_setting.strip()} was set before the course started")
+    if usable:
+        name, (major, minor) = gpus[usable[0]]
+        return Decision(usable[0], f"{name} has compute capability {major}.{minor}")
+    if gpus:
+        name, (major, minor) = gpus[0]
+        return Decision(
+            None, f"{name} has compute capability {major}.{minor}, and Triton no longer supports GPUs before 8.0"
+        )
+    return Decision(None, "PyTorch sees no CUDA GPU")
+
+
+def _visible_gpus() -> list[tuple[str, tuple[int, int]]]:
+    """Name and compute capability of each CUDA GPU that PyTorch can use; empty for a CPU or ROCm build."""
+    if torch is None or torch.version.cuda is None:
+        return []
+    with warnings.catch_warnings():  # PyTorch warns about old drivers and old GPUs; the report says it in words
+        warnings.simplefilter("ignore")
+        try:
+            if not torch.cuda.is_available():
+                return []
+            count = torch.cuda.device_count()
+            return [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)]
+        except (RuntimeError, AssertionError):  # a driver that answers the first question and fails the second
+            return []
+
+
+class _RepairAfterImport(importlib.abc.MetaPathFinder):
+    """Repairs Triton's interpreter the moment ``import triton`` is done, so that this module itself stays light."""
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None):
+        if fullname != "triton":
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec: importlib.machinery.ModuleSpec | None = finder.find_spec(fullname, path, target)
+            if spec is None:
+                continue
+            if hasattr(spec.loader, "exec_module"):
+                spec.loader.exec_module = _then_repair(spec.loader.exec_module)
+            return spec
+        return None
+
+
+def _then_repair(run_module: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def exec_module(module: ModuleType) -> None:
+        run_module(module)
+        _repair()
+
+    return exec_module
+
+
+def _repair() -> None:
+    from utils import interpreter
+
+    interpreter.repair()
+
+
+def _check_triton_agrees(interpret: bool) -> None:
+    """Raise RuntimeError when Triton was imported before, with the other decision: it cannot change afterwards."""
+    triton = sys.modules.get("triton")
+    if triton is None or not hasattr(triton, "language"):
+        return
+    compiled = isinstance(triton.language.cdiv, triton.JITFunction)
+    if compiled == interpret:
+        was, is_needed = ("compiler", "interpreter") if compiled else ("interpreter", "compiler")
+        raise RuntimeError(
+            f"Triton was imported before utils.runtime and uses its {was}, but this machine needs its {is_needed}: "
+            "restart Python (in a notebook: restart the kernel) and import utils.runtime before triton"
+        )
+
+
+_DECISION = decide(_visible_gpus(), os.environ.get("MLF_DEVICE", ""), os.environ.get("TRITON_INTERPRET", ""))
+
+#: True when kernels are compiled for a CUDA GPU of compute capability 8.0 or newer.
+HAS_GPU: bool = _DECISION.gpu_index is not None
+#: True when kernels run in Triton's interpreter on the CPU.
+INTERPRET: bool = not HAS_GPU
+#: Where tensors for kernels belong: ``cuda:i`` or ``cpu`` (None only where PyTorch is not installed).
+DEVICE: torch.device = (
+    None if torch is None else torch.device("cuda", _DECISION.gpu_index) if HAS_GPU else torch.device("cpu")
+)
+
+_check_triton_agrees(INTERPRET)
+if INTERPRET:
+    os.environ["TRITON_INTERPRET"] = "1"
+    if "triton" in sys.modules:
+        _repair()
+    elif not any(type(finder).__name__ == _RepairAfterImport.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RepairAfterImport())
+elif torch is not None:
+    torch.cuda.set_device(DEVICE)
+
+
+def pick(*, cpu: T, gpu: T) -> T:
+    """Return ``gpu`` when kernels run on a GPU and ``cpu`` otherwise: problem sizes, dtypes, numbers of rounds."""
+    return gpu if HAS_GPU else cpu
+
+
+def gpu_name() -> str | None:
+    """Name of the GPU that kernels run on, such as ``"NVIDIA H100 80GB HBM3"``; None in the interpreter."""
+    return torch.cuda.get_device_name(DEVICE) if HAS_GPU else None
+
+
+def report(facts: Facts | None = None) -> list[Line]:
+    """What works on this machine, and what to do about what does not, in plain words.
+
+    Args:
+        facts: What to report on; by default what ``utils.environment.gather`` finds here.
+    """
+    from utils import environment
+
+    return environment.describe(environment.gather() if facts is None else facts)
+
+
+def main() -> int:
+    """Print the report; return 1 when a line says [fail], else 0."""
+    from utils import environment
+
+    lines = report()
+    print(environment.as_text(lines))
+    return int(any(line.level == "fail" for line in lines))
+
+
+if __name__ == "__main__":
+    # `python -m` runs this file as __main__; use the one copy that the rest of the course imports
+    from utils import runtime
+
+    sys.exit(runtime.main())
