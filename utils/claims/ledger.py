@@ -1,0 +1,155 @@
+"""The ledger: the claims that executed notebooks made, and those that the course still owes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from utils.claims.claim import KINDS, MIME, Claim, LedgerError, is_claim
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+OWED = NOTEBOOKS / "claims_owed.toml"
+
+
+@dataclass(frozen=True)
+class Owed:
+    """A claim that the course promises: its id, the notebook (file name without ending) that makes it, kind and text."""
+
+    id: str
+    notebook: str
+    kind: str
+    text: str
+
+
+def owed(path: Path | str = OWED) -> list[Owed]:
+    """Read the list of owed claims; LedgerError when an entry is incomplete, of unknown kind, or listed twice."""
+    try:
+        entries = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
+    except tomllib.TOMLDecodeError as error:
+        raise LedgerError(f"{path}: not valid TOML: {error}") from error
+    names = {f.name for f in fields(Owed)}
+    listed: dict[str, Owed] = {}
+    for entry in entries:
+        if set(entry) != names or entry["kind"] not in KINDS:
+            raise LedgerError(f"{path}: a claim needs {', '.join(sorted(names))} and a kind of {KINDS}, got {entry}")
+        if entry["id"] in listed:
+            raise LedgerError(f"{path}: {entry['id']!r} is listed twice")
+        listed[entry["id"]] = Owed(**entry)
+    return list(listed.values())
+
+
+def notebook_paths(folder: Path = NOTEBOOKS) -> list[Path]:
+    """The lecture notebooks, in reading order."""
+    return sorted(folder.glob("*.ipynb"))
+
+
+def ledger(notebooks: Iterable[Path | str] | None = None) -> list[Claim]:
+    """Read the claims from the *stored* outputs of notebooks, in order; by default from all lectures.
+
+    Nothing is executed and no source is read: a claim is in the ledger when a cell made it and its output was kept.
+
+    Raises:
+        LedgerError: a file is no notebook, an output is damaged, or two cells give one id different values.
+    """
+    made: dict[str, Claim] = {}
+    for path in notebook_paths() if notebooks is None else map(Path, notebooks):
+        for index, cell in enumerate(_cells(path)):
+            for output in cell.get("outputs", []):
+                stored = output.get("data", {}).get(MIME)
+                if stored is None:
+                    continue
+                found = Claim.from_json(stored, notebook=path.stem, cell=index)
+                first = made.setdefault(found.id, found)
+                if first != found:
+                    raise LedgerError(
+                        f"claim {found.id!r} is made twice with different values: {first.computed_text} "
+                        f"({first.notebook}, cell {first.cell}) and {found.computed_text} ({path.stem}, cell {index})"
+                    )
+    return list(made.values())
+
+
+def missing(owed: Sequence[Owed], ledger: Sequence[Claim]) -> list[Owed]:
+    """The owed claims that no executed cell makes: none of that id, from that notebook, of that kind."""
+    made = {(c.id, c.notebook, c.kind) for c in ledger}
+    return [o for o in owed if (o.id, o.notebook, o.kind) not in made]
+
+
+def problems(notebooks: Iterable[Path | str] | None = None, owed_path: Path | str = OWED) -> list[str]:
+    """Everything that is wrong between owed list, notebooks' sources and their stored outputs, in plain sentences."""
+    paths = notebook_paths() if notebooks is None else [Path(p) for p in notebooks]
+    try:
+        made, promised = ledger(paths), owed(owed_path)
+    except LedgerError as error:
+        return [str(error)]
+    found = []
+    by_id = {c.id: c for c in made}
+    for entry in missing(promised, made):
+        other = by_id.get(entry.id)
+        why = f"made in {other.notebook} as {other.kind!r}" if other else f"made by no executed cell: {entry.text}"
+        found.append(f"owed claim {entry.id!r} ({entry.notebook}, {entry.kind}) is {why}")
+    for path in paths:
+        found += _unexecuted(path)
+    found += [f"claim {c.id!r} in {c.notebook} does not hold: {c.line()}" for c in made if not c.holds]
+    return found
+
+
+# ---- reading notebooks ---------------------------------------------------------------------------------------------
+
+
+def _cells(path: Path) -> list[dict[str, Any]]:
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path.name}: not a readable notebook ({error})") from error
+    return cells
+
+
+def _unexecuted(path: Path) -> list[str]:
+    """Claims in a cell's source that its outputs lack, and claims in its outputs that its source no longer makes."""
+    found = []
+    for index, cell in enumerate(_cells(path)):
+        if cell.get("cell_type") != "code":
+            continue
+        patterns = claim_patterns("".join(cell["source"]))
+        stored = [o["data"][MIME]["id"] for o in cell.get("outputs", []) if MIME in o.get("data", {})]
+        where = f"{path.stem}, cell {index}"
+        for pattern in patterns:
+            if not any(re.fullmatch(pattern, id) for id in stored):
+                found.append(f"{where}: the source claims {_readable(pattern)!r} but the outputs lack it; execute it")
+        for id in stored:
+            if not any(re.fullmatch(pattern, id) for pattern in patterns):
+                found.append(f"{where}: the outputs claim {id!r} but the source no longer does; execute it")
+    return found
+
+
+def claim_patterns(source: str) -> list[str]:
+    """Regular expressions for the ids that a cell's source claims; an id built at run time matches what it may become."""
+    kept = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+    try:
+        tree = ast.parse(kept)
+    except SyntaxError:
+        return []
+    calls = [node for node in ast.walk(tree) if is_claim(node)]
+    ids = [
+        call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "id"), None) for call in calls
+    ]
+    return [_pattern(node) for node in ids if node is not None]
+
+
+def _pattern(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return re.escape(str(node.value))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_pattern(part) for part in node.values)
+    return ".+"
+
+
+def _readable(pattern: str) -> str:
+    return pattern.replace(".+", "...").replace("\\", "")

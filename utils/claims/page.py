@@ -1,0 +1,70 @@
+"""The ledger as a page: ``notebooks/CLAIMS.md``, one table for each notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from utils.claims.claim import KINDS, Claim
+from utils.claims.ledger import NOTEBOOKS, OWED, Owed, ledger, missing, notebook_paths, owed
+
+PAGE = NOTEBOOKS / "CLAIMS.md"
+
+_HEAD = """\
+# Claims ledger
+
+Every figure that the course states, held against what it should be by the cell that computes it. This page is built from
+the notebooks' stored outputs by `python -m utils.claims`; do not edit it.
+
+**derive**: computed or counted, the same on every machine. **measure**: read from a recorded measurement on a GPU, held
+against a prediction or a published figure. **state**: published by others, quoted with its source. A tolerance is relative
+to the expected value.
+"""
+
+
+def page(notebooks: Iterable[Path | str] | None = None, owed_path: Path | str = OWED) -> str:
+    """The ledger as Markdown, the same text on every machine; LedgerError when the stored outputs cannot be read."""
+    paths = notebook_paths() if notebooks is None else [Path(p) for p in notebooks]
+    made, promised = ledger(paths), owed(owed_path)
+    texts = {o.id: o.text for o in promised}
+    counts = ", ".join(f"{sum(c.kind == kind for c in made)} {kind}" for kind in KINDS)
+    parts = [_HEAD, f"{len(made)} claims: {counts}.\n"]
+    for path in paths:
+        claims = [c for c in made if c.notebook == path.stem]
+        if claims:
+            parts += [f"## [{title(path)}]({path.name})\n", _table(claims, texts)]
+    if gaps := missing(promised, made):
+        parts += ["## Still owed\n", _owed_list(gaps)]
+    return "\n".join(parts)
+
+
+def title(path: Path) -> str:
+    """The first heading of a notebook, or its file name."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell.get("cell_type") == "markdown":
+            for line in "".join(cell["source"]).splitlines():
+                if line.startswith("# "):
+                    return line[2:].strip()
+    return path.stem
+
+
+def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
+    lines = [
+        "| claim | computed | expected | tolerance | unit | kind | source |",
+        "|:---|---:|---:|---:|:---|:---|:---|",
+    ]
+    for c in claims:
+        text = c.statement or texts.get(c.id, "")
+        name = f"{_cell(text)}<br>`{c.id}`" if text else f"`{c.id}`"
+        cells = (c.computed_text, c.expected_text, c.tolerance_text, c.unit or "–", c.kind, c.source or "derivation")
+        lines.append(f"| {name} | " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _owed_list(gaps: Sequence[Owed]) -> str:
+    return "".join(f"- `{o.id}` ({o.notebook}, {o.kind}): {_cell(o.text)}\n" for o in gaps)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
