@@ -1,7 +1,7 @@
 """Numbers as the course prints them: the same characters on every machine, SI prefixes, thousands separated.
 
-Claims, tables and figures all format through this module, so that ``3.35e12`` bytes per second reads "3.35 TB/s" wherever it
-appears and a notebook's stored text is the same on a laptop and on a GPU machine.
+Claims, tables and figures all format through this module, so that ``3.35e12`` bytes per second reads "3.35 TB/s"
+wherever it appears and a notebook's stored text is the same on a laptop and on a GPU machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def quantity(value: Real, unit: str = "", digits: int = 5) -> str:
-    """Print a number with its unit: ``quantity(3.35e12, "B/s")`` is "3.35 TB/s", ``quantity(1792, "tiles")`` "1,792 tiles".
+    """Print a number with its unit: ``quantity(3.35e12, "B/s")`` is "3.35 TB/s", ``quantity(98, "tiles")`` "98 tiles".
 
     Integers are counts and are printed in full ("4,325,376 B"); floats of a unit in :data:`PREFIXED` get an SI prefix.
     """

@@ -1,6 +1,6 @@
 """Claims: every figure that the course states, held against what it should be in the cell that computes it.
 
-``claim("roofline.ridge.h100", ridge(gpu("H100")), 295, unit="FLOP/B", tolerance=0.002, source="H100 data sheet")`` asserts
+``claim("roofline.ridge.h100", ridge(gpu("H100")), 295, unit="FLOP/B", tolerance=0.002, source="data sheet")`` asserts
 the figure, shows one line in the notebook, and leaves a machine-readable copy in the cell's stored output. The ledger
 (``notebooks/CLAIMS.md``) is built from those stored outputs, never from prose:
 

@@ -38,8 +38,8 @@ class LedgerError(ValueError):
 class Claim:
     """One figure: what was computed, what it was held against, and where that comes from.
 
-    ``expected`` is a value, or ``(low, high)`` for a range. ``tolerance`` is relative. ``notebook`` and ``cell`` (counted
-    from 0 over all cells) say where it was made; they are filled in by :func:`ledger`.
+    ``expected`` is a value, or ``(low, high)`` for a range. ``tolerance`` is relative. ``notebook`` and
+    ``cell`` (counted from 0 over all cells) say where it was made; they are filled in by :func:`ledger`.
     """
 
     id: str
@@ -75,7 +75,8 @@ class Claim:
             return _show(self.expected, self.unit)
         low, high = self.expected
         factor, unit = scale(high, self.unit) if self.unit in PREFIXED else (1, self.unit)
-        return f"{number(low / factor if factor != 1 else low)} to {number(high / factor if factor != 1 else high)} {unit}".rstrip()
+        bounds = (number(bound if factor == 1 else bound / factor) for bound in (low, high))
+        return f"{' to '.join(bounds)} {unit}".rstrip()
 
     @property
     def tolerance_text(self) -> str:
@@ -139,8 +140,8 @@ def claim(
         expected: what it is held against: a value, or ``(low, high)``. None is allowed for a bool only and means True.
         unit: SI unit of both; "B/s", "FLOP/s", "s" and "B" are printed with a prefix.
         source: where ``expected`` comes from; required when ``kind`` is "measure" or "state".
-        tolerance: relative to ``expected``: ``|computed - expected| <= tolerance * |expected|``. With 0 integers must be
-            equal and floats agree up to rounding (1e-12).
+        tolerance: relative to ``expected``: ``|computed - expected| <= tolerance * |expected|``. With 0 integers
+            must be equal and floats agree up to rounding (1e-12).
         kind: "derive" (computed or counted), "measure" (a recorded measurement) or "state" (published by others).
         statement: the claim in a few words, shown instead of the id.
 

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ OWED = NOTEBOOKS / "claims_owed.toml"
 
 @dataclass(frozen=True)
 class Owed:
-    """A claim that the course promises: its id, the notebook (file name without ending) that makes it, kind and text."""
+    """A claim that the course promises: its id, the notebook (file name without ending) that makes it, its kind."""
 
     id: str
     notebook: str
@@ -114,9 +114,9 @@ def _cells(path: Path) -> list[dict[str, Any]]:
 def _unexecuted(path: Path) -> list[str]:
     """Claims in a cell's source that its outputs lack, and claims in its outputs that its source no longer makes."""
     found = []
-    for index, cell in enumerate(_cells(path)):
-        if cell.get("cell_type") != "code":
-            continue
+    code = [(i, cell) for i, cell in enumerate(_cells(path)) if cell.get("cell_type") == "code"]
+    anywhere = [p for _, cell in code for p in claim_patterns("".join(cell["source"]), inside_functions=True)]
+    for index, cell in code:
         patterns = claim_patterns("".join(cell["source"]))
         stored = [o["data"][MIME]["id"] for o in cell.get("outputs", []) if MIME in o.get("data", {})]
         where = f"{path.stem}, cell {index}"
@@ -124,23 +124,33 @@ def _unexecuted(path: Path) -> list[str]:
             if not any(re.fullmatch(pattern, id) for id in stored):
                 found.append(f"{where}: the source claims {_readable(pattern)!r} but the outputs lack it; execute it")
         for id in stored:
-            if not any(re.fullmatch(pattern, id) for pattern in patterns):
+            if not any(re.fullmatch(pattern, id) for pattern in anywhere):
                 found.append(f"{where}: the outputs claim {id!r} but the source no longer does; execute it")
     return found
 
 
-def claim_patterns(source: str) -> list[str]:
-    """Regular expressions for the ids that a cell's source claims; an id built at run time matches what it may become."""
+def claim_patterns(source: str, *, inside_functions: bool = False) -> list[str]:
+    """Regular expressions for the ids that a cell's source claims; an id built at run time matches what it may be.
+
+    A call inside a function definition makes no claim in its own cell; it is counted with ``inside_functions`` only.
+    """
     kept = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
     try:
         tree = ast.parse(kept)
     except SyntaxError:
         return []
-    calls = [node for node in ast.walk(tree) if is_claim(node)]
+    calls = [node for node in _walk(tree, inside_functions) if is_claim(node)]
     ids = [
         call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "id"), None) for call in calls
     ]
     return [_pattern(node) for node in ids if node is not None]
+
+
+def _walk(node: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if inside_functions or not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield from _walk(child, inside_functions)
 
 
 def _pattern(node: ast.AST) -> str:
