@@ -1,0 +1,89 @@
+# Making LLMs Fast. `make lab` and `make test` each work as the first command on a fresh machine with Python >= 3.11 and make.
+
+VENV   ?= .venv
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+                    "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo "$$p" && break; done)
+BIN    := $(VENV)/bin
+PIP     = $(BIN)/python -m pip --disable-pip-version-check
+# CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
+PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+JOBS   ?= 2
+NOTEBOOKS ?= $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
+TRITON ?= 3.9.0
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean
+
+help:  ## show this list
+	@echo "Making LLMs Fast: make TARGET"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- the environment: made once, renewed when a requirement changes -------------------------------------------------------
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "This course needs Python 3.11, 3.12 or 3.13 with the venv module; none was found."; \
+	  echo "Install one (on Debian and Ubuntu also python3-venv), or name it: make lab PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.lab: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
+	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -r requirements.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.lab
+	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[test]'
+	@touch $@
+
+# ---- a student ---------------------------------------------------------------------------------------------------------------
+
+lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook
+	@$(BIN)/python -m utils.runtime || true
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks/01_gpu_model.ipynb
+
+runtime: $(VENV)/.lab  ## say what works on this machine, and what to do about what does not
+	$(BIN)/python -m utils.runtime
+
+# ---- an instructor -----------------------------------------------------------------------------------------------------------
+
+check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow"
+
+test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m grading.release --check
+	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
+	$(BIN)/python -m utils.claims --check
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+
+test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
+	test -d .venv-triton-$(TRITON) || $(PYTHON) -m venv .venv-triton-$(TRITON)
+	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
+	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
+	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)
+	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadfile -m compat
+
+labs: $(VENV)/.lab  ## generate labs/ from solutions/
+	$(BIN)/python -m grading.release
+
+claims: $(VENV)/.lab  ## write the ledger of claims from the executed notebooks
+	$(BIN)/python -m utils.claims
+
+notebooks: $(VENV)/.lab  ## stamp the setup cell and re-execute the notebooks in place: NOTEBOOKS="notebooks/02_roofline.ipynb"
+	$(BIN)/python -m utils.notebooks stamp $(NOTEBOOKS)
+	$(BIN)/python -m utils.notebooks execute $(NOTEBOOKS)
+	$(BIN)/python -m utils.claims
+
+measure: $(VENV)/.lab  ## on a GPU: run every benchmark and renew utils/records/
+	$(BIN)/python -m benchmarks.all
+
+format: $(VENV)/.test  ## format the Python files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environments and caches that these targets made
+	rm -rf $(VENV) .venv-triton-* .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,172 @@
+"""The notebooks as they are stored, and the rules and tools that keep them so."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from utils import notebooks
+
+ROOT = notebooks.ROOT
+STORED = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*/*.ipynb")])
+
+
+def small_notebook(tmp_path: Path, *sources: str) -> Path:
+    """A notebook of a setup cell and the given code cells, executed."""
+    path = tmp_path / "small.ipynb"
+    cells = [nbformat.v4.new_code_cell("pass", metadata={"tags": ["setup"]}, id="setup")]
+    cells += [nbformat.v4.new_code_cell(source, id=f"cell-{n}") for n, source in enumerate(sources)]
+    notebooks.write(nbformat.v4.new_notebook(cells=cells), path)
+    notebooks.stamp(path)
+    notebooks.execute(path)
+    return path
+
+
+def run_nbval(path: Path) -> subprocess.CompletedProcess:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--nbval",
+        "--nbval-current-env",
+        str(path),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_stored_notebook_was_executed_whole_and_keeps_the_rules(path):
+    assert notebooks.problems(path) == []
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_notebook_has_one_title_and_its_links_lead_somewhere(path):
+    text = "\n".join(cell.source for cell in notebooks.read(path).cells if cell.cell_type == "markdown")
+    assert len(re.findall(r"(?m)^# ", text)) == 1
+    for target in re.findall(r"\]\((?!https?://|#|attachment:)([^)\s]+)\)", text):
+        # a lab's notebook is read in labs/, where its relative links must lead somewhere too
+        assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.slow
+def test_a_stripped_cell_is_noticed_although_nbval_passes_it(tmp_path):
+    path = small_notebook(tmp_path, "print(6 * 7)")
+    assert notebooks.problems(path) == []
+    stripped = notebooks.read(path)
+    stripped.cells[1].outputs = []
+    notebooks.write(stripped, path)
+    assert any("stripped" in line for line in notebooks.problems(path))
+    assert run_nbval(path).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_changed_source_or_an_unexecuted_cell_is_noticed(tmp_path):
+    path = small_notebook(tmp_path, "print(6 * 7)", "x = 1")
+    edited = notebooks.read(path)
+    edited.cells[1].source = "print(6 * 8)"
+    edited.cells[2].execution_count = None
+    notebooks.write(edited, path)
+    found = "\n".join(notebooks.problems(path))
+    assert "cell 1: its source changed" in found
+    assert "cell 2: never executed" in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_nbval_fails_when_a_number_in_a_stored_output_changes(path, tmp_path):
+    """Cut the notebook after its first compared output, pass it; change one digit of that output, and it must fail."""
+    notebook = notebooks.read(path)
+    for position, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code" or "nbval-ignore-output" in notebooks.tags(cell):
+            continue
+        texts = [(o, "text") for o in cell.outputs if o.output_type == "stream"]
+        texts += [(o.data, "text/plain") for o in cell.outputs if "text/plain" in o.get("data", {})]
+        texts = [(holder, key) for holder, key in texts if re.search(r"\d", holder[key])]
+        if texts:
+            break
+    else:
+        pytest.fail(f"{path.name} has no compared output with a number in it")
+    notebook.cells = notebook.cells[: position + 1]
+    copy = path.parent / f".{path.stem}_changed_{os.getpid()}.ipynb"
+    try:
+        notebooks.write(notebook, copy)
+        passed = run_nbval(copy)
+        assert passed.returncode == 0, passed.stdout[-3000:]
+        holder, key = texts[0]
+        digit = re.search(r"\d", holder[key])
+        holder[key] = holder[key][: digit.start()] + str((int(digit[0]) + 1) % 10) + holder[key][digit.end() :]
+        notebooks.write(notebook, copy)
+        failed = run_nbval(copy)
+        assert failed.returncode == 1, failed.stdout[-3000:]
+        assert "mismatch" in failed.stdout
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_a_notebook_opened_alone_fetches_the_course(tmp_path):
+    """The setup cell, run in an empty folder by an interpreter that cannot import the course, clones it and goes on there."""
+    source = tmp_path / "published"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    code = notebooks.setup_source(ROOT / "notebooks" / "01_gpu_model.ipynb")
+    # the environment's own installation of the course is hidden, as on a runtime that never saw it
+    hide = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in type(f).__module__ + str(f)]\n"
+    hide += f"sys.path[:] = [p for p in sys.path if p not in ('', {str(ROOT)!r})]\n"
+    check = "\nimport utils.runtime, os\nprint(utils.runtime.__file__)\nprint(os.getcwd())"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MLF_REPOSITORY": str(source)}
+    done = subprocess.run(
+        [sys.executable, "-c", hide + code + check],
+        cwd=alone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    where, folder = done.stdout.split()
+    assert Path(where) == alone / "making-llms-fast" / "utils" / "runtime.py"
+    assert Path(folder) == alone / "making-llms-fast" / "notebooks"
+
+
+def test_a_broken_notebook_is_named_in_the_error(tmp_path):
+    broken = tmp_path / "broken.ipynb"
+    broken.write_text("{not json")
+    with pytest.raises(notebooks.NotebookError, match=re.escape(str(broken))):
+        notebooks.read(broken)
+    broken.write_text(json.dumps({"cells": 3}))
+    with pytest.raises(notebooks.NotebookError, match="not a valid notebook"):
+        notebooks.read(broken)
+    with pytest.raises(notebooks.NotebookError, match="no such notebook"):
+        notebooks.read(tmp_path / "missing.ipynb")
+
+
+def test_a_notebook_without_a_setup_cell_cannot_be_stamped(tmp_path):
+    path = tmp_path / "bare.ipynb"
+    notebooks.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")]), path)
+    with pytest.raises(notebooks.NotebookError, match="exactly one code cell tagged 'setup', has 0"):
+        notebooks.stamp(path)
+
+
+def test_rules_name_the_cell_and_what_is_wrong(tmp_path):
+    cell = nbformat.v4.new_code_cell("show(figure)", execution_count=1, metadata={"tags": ["nbval-skip"]})
+    cell.outputs = [
+        nbformat.v4.new_output("display_data", {"image/png": "AAAA", "text/html": '<img src="https://x.org/a.png">'}),
+        nbformat.v4.new_output("stream", name="stderr", text="a warning"),
+        nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[]),
+    ]
+    cell.metadata[notebooks.MARK] = {"outputs": 3, "source": notebooks.source_mark(cell), "device": "cpu"}
+    path = tmp_path / "rules.ipynb"
+    notebooks.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    found = "\n".join(notebooks.problems(path))
+    for words in ("setup cell", "nbval-skip", "alternative text", "network", "stderr", "stores an error, ValueError"):
+        assert words in found, words
