@@ -1,0 +1,56 @@
+"""One table of GPUs and TPUs: every hardware figure in the course comes from here, with its source.
+
+``gpu("H100").memory_bandwidth`` is 3.35e12 bytes/s, and ``gpu("H100").sources["memory_bandwidth"]`` says who says so.
+"""
+
+from __future__ import annotations
+
+from utils.hardware.device import GPU, TPU
+from utils.hardware.table import GPUS, TPUS
+
+__all__ = ["GPU", "GPUS", "TPU", "TPUS", "gpu", "this_gpu", "tpu"]
+
+
+def _look_up(name: str, table, kind: str):
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a {kind} is a string such as {next(iter(table))!r}, got {name!r}")
+    wanted = name.strip().lower()
+    for known, device in table.items():
+        if known.lower() == wanted:
+            return device
+    raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(table)}")
+
+
+def gpu(name: str) -> GPU:
+    """The GPU called ``name`` (upper or lower case); ``"A100"`` is the SXM model with 80 GB.
+
+    Raises:
+        TypeError: ``name`` is not a string.
+        ValueError: the name is not in the table; the message lists those that are.
+    """
+    return _look_up(name, GPUS, "GPU")
+
+
+def tpu(name: str) -> TPU:
+    """The TPU called ``name``, such as ``"TPU v5e"``; errors as in :func:`gpu`."""
+    return _look_up(name, TPUS, "TPU")
+
+
+def match(device_name: str, memory_bytes: float) -> GPU | None:
+    """The entry for a device that a driver calls ``device_name`` and that has about ``memory_bytes``, or None."""
+    words = device_name.upper().replace("-", " ").split()
+    for device in GPUS.values():
+        same_name = set(device.name.upper().split()) <= set(words)
+        if same_name and abs(memory_bytes - device.memory_bytes) <= 0.15 * device.memory_bytes:
+            return device
+    return None
+
+
+def this_gpu() -> GPU | None:
+    """The entry for the CUDA device in use, or None without one or when the table does not know it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return match(properties.name, properties.total_memory)

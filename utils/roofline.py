@@ -1,0 +1,172 @@
+"""The roofline: how fast a GPU can run an operator, from two numbers of the operator and two of the GPU.
+
+An operator of F FLOPs and B bytes takes at least F / peak seconds to compute and B / bandwidth seconds to move. When the
+two overlap it takes the longer of them; when they do not, up to their sum (Williams, Waterman and Patterson 2009).
+Costs of operators come from :mod:`utils.operators`, those of a whole transformer layer from :mod:`utils.dataflow`; both are
+reachable from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+from utils.hardware import GPU, TPU
+from utils.operators import (
+    ELEMENT_SIZE,
+    Cost,
+    add,
+    attention,
+    causal_pairs,
+    copy,
+    dot_product,
+    element_size,
+    elementwise,
+    gelu,
+    layer_norm,
+    matmul,
+    relu,
+    require_sizes,
+    softmax,
+)
+
+__all__ = [
+    "ELEMENT_SIZE",
+    "Cost",
+    "Point",
+    "TimeBounds",
+    "add",
+    "attainable",
+    "attention",
+    "bound_by",
+    "causal_pairs",
+    "copy",
+    "crossover_batch",
+    "dot_product",
+    "element_size",
+    "elementwise",
+    "gelu",
+    "layer_norm",
+    "matmul",
+    "peak",
+    "relu",
+    "ridge",
+    "softmax",
+    "time_bounds",
+]
+
+Device = GPU | TPU
+
+
+@dataclass(frozen=True)
+class TimeBounds:
+    """Seconds a piece of work takes at least: ``compute`` and ``memory`` alone, and the two ways they combine."""
+
+    compute: float
+    memory: float
+
+    @property
+    def overlapped(self) -> float:
+        """Seconds when arithmetic and traffic overlap perfectly: the longer of the two."""
+        return max(self.compute, self.memory)
+
+    @property
+    def serial(self) -> float:
+        """Seconds when nothing overlaps: their sum, at most twice ``overlapped``."""
+        return self.compute + self.memory
+
+    def __iter__(self):
+        """``overlapped, serial = time_bounds(...)``."""
+        return iter((self.overlapped, self.serial))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured operator as a point under the roofs: FLOP/B across, FLOP/s up."""
+
+    name: str
+    cost: Cost
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds} for {self.name!r}")
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of the least traffic."""
+        return self.cost.intensity
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s reached."""
+        return self.cost.flops / self.seconds
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of the least traffic reached."""
+        return self.cost.bytes / self.seconds
+
+    def share_of_roof(self, gpu: Device, dtype: str = "bf16") -> float:
+        """Rate reached over the attainable rate at this intensity; for work without FLOPs, over the bandwidth."""
+        return time_bounds(self.cost, gpu, dtype).overlapped / self.seconds
+
+
+def peak(gpu: Device, dtype: str = "bf16") -> float:
+    """Peak FLOP/s of ``gpu`` in ``dtype``, dense.
+
+    Raises:
+        TypeError: ``gpu`` is not an entry of the hardware table.
+        ValueError: this GPU has no such rate; the message lists those it has.
+    """
+    if not isinstance(gpu, GPU | TPU):
+        raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")
+    if dtype not in gpu.peak_flops:
+        raise ValueError(f"{gpu.name} has no {dtype!r} rate; it has: {', '.join(gpu.peak_flops)}")
+    return gpu.peak_flops[dtype]
+
+
+def ridge(gpu: Device, dtype: str = "bf16") -> float:
+    """Intensity in FLOP/B where the two roofs meet: below it memory limits, above it arithmetic (H100, bf16: 295)."""
+    return peak(gpu, dtype) / gpu.memory_bandwidth
+
+
+def attainable(intensity: float, gpu: Device, dtype: str = "bf16") -> float:
+    """Highest FLOP/s possible at ``intensity`` FLOP/B: the lower of the two roofs.
+
+    Raises:
+        ValueError: the intensity is negative or not a number.
+    """
+    if not intensity >= 0:
+        raise ValueError(f"intensity must be zero or more FLOP/B, got {intensity}")
+    return min(peak(gpu, dtype), intensity * gpu.memory_bandwidth)
+
+
+def time_bounds(cost: Cost, gpu: Device, dtype: str = "bf16") -> TimeBounds:
+    """Seconds that ``cost`` takes at least on ``gpu``; unpacks as ``overlapped, serial``."""
+    return TimeBounds(cost.flops / peak(gpu, dtype), cost.bytes / gpu.memory_bandwidth)
+
+
+def bound_by(cost: Cost, gpu: Device, dtype: str = "bf16") -> str:
+    """``"compute"`` when the arithmetic takes longer than the traffic, else ``"memory"`` (at the ridge too)."""
+    bounds = time_bounds(cost, gpu, dtype)
+    return "compute" if bounds.compute > bounds.memory else "memory"
+
+
+def crossover_batch(d: int, f: int, gpu: Device, dtype: str = "bf16") -> int | None:
+    """Smallest B at which a (B, d) @ (d, f) matmul is compute-bound on ``gpu``, or None when no B is enough.
+
+    Intensity is 2Bdf / (s (Bd + df + Bf)) with s bytes an element; it exceeds the ridge R iff
+    B (2df - sR(d + f)) > sRdf. For d, f much larger than R that is B > sR/2, the ridge itself in 16 bit.
+    """
+    require_sizes(d=d, f=f)
+    threshold = element_size(dtype) * ridge(gpu, dtype)
+    slope = 2 * d * f - threshold * (d + f)
+    if slope <= 0:
+        return None
+    batch = max(1, floor(threshold * d * f / slope))
+    while bound_by(matmul(batch, d, f, dtype), gpu, dtype) == "memory":
+        batch += 1
+    while batch > 1 and bound_by(matmul(batch - 1, d, f, dtype), gpu, dtype) == "compute":
+        batch -= 1
+    return batch
