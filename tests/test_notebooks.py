@@ -84,7 +84,7 @@ def test_a_changed_source_or_an_unexecuted_cell_is_noticed(tmp_path):
 def test_nbval_fails_when_a_number_in_a_stored_output_changes(path, tmp_path):
     """Cut the notebook after its first compared output, pass it; change one digit of that output, and it must fail."""
     notebook = notebooks.read(path)
-    for position, cell in enumerate(notebook.cells):
+    for position, cell in enumerate(notebook.cells):  # noqa: B007  where the loop breaks is used below
         if cell.cell_type != "code" or "nbval-ignore-output" in notebooks.tags(cell):
             continue
         texts = [(o, "text") for o in cell.outputs if o.output_type == "stream"]
@@ -113,14 +113,14 @@ def test_nbval_fails_when_a_number_in_a_stored_output_changes(path, tmp_path):
 
 @pytest.mark.slow
 def test_a_notebook_opened_alone_fetches_the_course(tmp_path):
-    """The setup cell, run in an empty folder by an interpreter that cannot import the course, clones it and goes on there."""
+    """The setup cell, run in an empty folder where the course cannot be imported, clones it and goes on there."""
     source = tmp_path / "published"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
     alone = tmp_path / "alone"
     alone.mkdir()
     code = notebooks.setup_source(ROOT / "notebooks" / "01_gpu_model.ipynb")
     # the environment's own installation of the course is hidden, as on a runtime that never saw it
-    hide = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in type(f).__module__ + str(f)]\n"
+    hide = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in str(f)]\n"
     hide += f"sys.path[:] = [p for p in sys.path if p not in ('', {str(ROOT)!r})]\n"
     check = "\nimport utils.runtime, os\nprint(utils.runtime.__file__)\nprint(os.getcwd())"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MLF_REPOSITORY": str(source)}

@@ -4,9 +4,9 @@
 
 - *stamp* writes the setup cell (the code cell tagged ``setup``) from one template.
 - *execute* runs a notebook in its own folder and stores the outputs, with a mark in each cell's metadata of the source
-  that was executed and of how many outputs it gave. nbval compares stored outputs but passes a notebook that was stripped
-  of them; the mark is what tells. Run on a machine without a GPU, it keeps the outputs that only a GPU can give (the cells
-  tagged ``gpu-output``), as long as their source is unchanged.
+  that was executed and of how many outputs it gave. nbval compares stored outputs but passes a notebook that was
+  stripped of them; the mark is what tells. Run on a machine without a GPU, it keeps the outputs that only a GPU can
+  give (the cells tagged ``gpu-output``), as long as their source is unchanged.
 - *check* lists everything in which a notebook falls short of these rules.
 """
 
@@ -16,6 +16,7 @@ import argparse
 import ast
 import datetime
 import hashlib
+import json
 import sys
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ MAX_CODE_LINES = 40
 MARK = "making-llms-fast"
 
 SETUP_TEMPLATE = """\
-# Setup, the same in every notebook: inside the course it does nothing; opened on its own, a notebook fetches the course.
+# Setup, the same in every notebook. Inside the course it does nothing; a notebook opened on its own fetches it first.
 import importlib.util
 import os
 import subprocess
@@ -95,11 +96,14 @@ def read(path: Path) -> NotebookNode:
         NotebookError: the file is missing, is not JSON, or is not a valid notebook.
     """
     try:
-        notebook = nbformat.read(path, as_version=4)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("nbformat") != 4:
+            raise NotebookError(f"{path}: not a valid notebook: its nbformat must be 4")
+        notebook = nbformat.reads(json.dumps(content), as_version=4)
         nbformat.validate(notebook)
     except FileNotFoundError:
         raise NotebookError(f"{path}: there is no such notebook") from None
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, AttributeError, KeyError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, nbformat.ValidationError) as error:
         raise NotebookError(f"{path}: not a valid notebook: {str(error).splitlines()[0][:200]}") from error
     return notebook
 
