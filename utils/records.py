@@ -1,0 +1,329 @@
+"""Recorded measurements: what a GPU really did, with device, date, versions, command and the source that was measured.
+
+A reader without a GPU sees these figures, and a notebook's claims rest on them. Each family of measurements is one JSON
+file in ``utils/records/``, written by a script in ``benchmarks/`` on a machine with a GPU and never by hand: the file
+keeps a digest of its own results, so that a figure that was edited is refused, and a fingerprint of the measured
+source, so that a test fails when the source has changed since (:func:`stale`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils import record_layouts
+from utils.fingerprint import fingerprint
+
+__all__ = ["DIRECTORY", "Record", "RecordError", "families", "fingerprint", "load", "path_of", "save", "stale"]
+
+#: Where the records are.
+DIRECTORY = Path(__file__).resolve().parent / "records"
+
+_FORMAT = 1
+_KEYS = ("format", "family", "device", "date", "versions", "command", "sources", "fingerprint", "digest", "results")
+_FAMILY = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class RecordError(ValueError):
+    """A record that cannot be trusted: the message names the file and the value."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One family of measurements as it was recorded.
+
+    Attributes:
+        family: Its name, ``"latency"``.
+        device: The GPU as its driver calls it, ``"NVIDIA H100 80GB HBM3"``.
+        date: The day, ``"2026-11-20"``.
+        versions: What ran: ``python``, ``torch``, ``triton``, ``cuda``, ``driver``, ``numpy``.
+        command: What repeats the measurement, ``"python -m benchmarks.latency"``.
+        sources: The measured source, as paths relative to the course (see :mod:`utils.fingerprint`).
+        fingerprint: That source's fingerprint when it was measured.
+        results: The figures, in the layout of :data:`utils.record_layouts.LAYOUTS`; times in seconds, sizes in bytes.
+    """
+
+    family: str
+    device: str
+    date: str
+    versions: Mapping[str, str]
+    command: str
+    sources: tuple[str, ...]
+    fingerprint: str
+    results: Any
+
+    @property
+    def label(self) -> str:
+        """Device and date, for the caption of a figure: ``"NVIDIA H100 80GB HBM3, 2026-11-20"``."""
+        return f"{self.device}, {self.date}"
+
+
+def path_of(family: str) -> Path:
+    """The file of a family.
+
+    Raises:
+        ValueError: ``family`` is not a name in lower case.
+    """
+    if not isinstance(family, str) or not _FAMILY.fullmatch(family):
+        raise ValueError(f"family must be a name of lower-case letters, digits and underscores, got {family!r}")
+    return DIRECTORY / f"{family}.json"
+
+
+def families() -> list[str]:
+    """Names of the families that are recorded, sorted."""
+    return sorted(path.stem for path in DIRECTORY.glob("*.json"))
+
+
+def load(family: str) -> Record:
+    """Read the recorded measurements of one family.
+
+    Raises:
+        ValueError: ``family`` is not a family's name, or nothing is recorded for it (the message lists what is).
+        RecordError: the file is damaged, was edited, or does not have the family's layout.
+    """
+    path = path_of(family)
+    if not path.is_file():
+        raise ValueError(
+            f"nothing is recorded for {family!r}; there are records of: {', '.join(families()) or 'nothing'}"
+        )
+    return parse(path.read_text(encoding="utf-8"), family, path.name)
+
+
+def parse(text: str, family: str, filename: str) -> Record:
+    """Read a record from its text: what :func:`load` does with a file's content.
+
+    Raises:
+        RecordError: as :func:`load`.
+    """
+    try:
+        raw = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
+    except ValueError as error:
+        raise RecordError(f"{filename}: not valid JSON: {error}") from error
+    problems = _problems(raw, family)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RecordError(f"{filename}: {problems[0]}{more}")
+    return Record(
+        family=family,
+        device=raw["device"],
+        date=raw["date"],
+        versions=raw["versions"],
+        command=raw["command"],
+        sources=tuple(raw["sources"]),
+        fingerprint=raw["fingerprint"],
+        results=raw["results"],
+    )
+
+
+def save(family: str, results: Any, sources: Sequence[str], command: str) -> Path:
+    """Record measurements that were made just now on this machine's GPU; return the file.
+
+    The record is checked as :func:`load` would check it before the family's file is replaced, in one step: a failure
+    leaves the former record as it was.
+
+    Args:
+        family: A name of :data:`utils.record_layouts.LAYOUTS`.
+        results: The figures, in that layout.
+        sources: The measured source, as paths relative to the course.
+        command: What repeats the measurement.
+
+    Raises:
+        RuntimeError: kernels do not run on a GPU here, so nothing can have been measured.
+        ValueError: the family has no layout, or a source is not there.
+        RecordError: the results do not have the layout, or hold a number that is not finite.
+    """
+    from utils import runtime
+
+    path = path_of(family)
+    if family not in record_layouts.LAYOUTS:
+        raise ValueError(
+            f"family {family!r} has no layout in utils/record_layouts.py; "
+            f"known: {', '.join(sorted(record_layouts.LAYOUTS))}"
+        )
+    if not runtime.HAS_GPU:
+        raise RuntimeError(
+            f"cannot record {family!r}: no GPU is in use here, so nothing was measured "
+            "(python -m utils.runtime says why)"
+        )
+    _refuse_non_finite(results, "results", path.name)
+    raw = {
+        "format": _FORMAT,
+        "family": family,
+        "device": runtime.gpu_name(),
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "command": command,
+        "sources": list(sources),
+        "fingerprint": fingerprint(sources),
+        "digest": digest(results),
+        "results": results,
+    }
+    text = as_text(raw)
+    parse(text, family, path.name)
+    DIRECTORY.mkdir(exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=DIRECTORY, prefix=f".{family}-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def stale() -> list[str]:
+    """What is out of date, one sentence a record: its measured source has changed or gone since it was measured."""
+    problems = []
+    for family in families():
+        record = load(family)
+        try:
+            current = fingerprint(record.sources)
+        except (ValueError, FileNotFoundError) as error:
+            problems.append(f"{family}: {error}")
+            continue
+        if current != record.fingerprint:
+            problems.append(
+                f"{family}: {', '.join(record.sources)} changed since it was measured on {record.date}: "
+                f"run `{record.command}` on a GPU"
+            )
+    return problems
+
+
+def digest(results: Any) -> str:
+    """SHA-256 of results, independent of how the file is laid out."""
+    return hashlib.sha256(json.dumps(results, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what ran here: Python, PyTorch, Triton, CUDA, the GPU's driver and NumPy."""
+    import numpy
+    import torch
+    import triton
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda or "none",
+        "numpy": numpy.__version__,
+        "driver": "unknown",
+    }
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        answer = []
+    if answer:
+        found["driver"] = answer[0]
+    return found
+
+
+def as_text(raw: Mapping[str, Any]) -> str:
+    """A record as JSON that reads and diffs well: one line for each item of a list.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return _pretty(raw, "") + "\n"
+
+
+def _pretty(value: Any, indent: str) -> str:
+    flat = json.dumps(value, allow_nan=False)
+    if not isinstance(value, dict | list) or (len(flat) + len(indent) <= 150 and not _nests(value)) or not value:
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _pretty(item, inner) for item in value) + f"\n{indent}]"
+
+
+def _nests(value: dict | list) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return any(isinstance(item, dict) or (isinstance(item, list) and len(item) > 8) for item in items)
+
+
+def _problems(raw: object, family: str) -> list[str]:
+    """What is wrong with a parsed record; empty when it can be trusted."""
+    if not isinstance(raw, dict):
+        return [f"must be an object with the keys {', '.join(_KEYS)}, got {type(raw).__name__}"]
+    problems = [f"key {key!r} is missing" for key in _KEYS if key not in raw]
+    problems += [f"key {key!r} is not part of a record" for key in raw if key not in _KEYS]
+    if problems:
+        return problems
+    if raw["format"] != _FORMAT:
+        problems.append(f"format must be {_FORMAT}, got {raw['format']!r}")
+    if raw["family"] != family:
+        problems.append(f"family must be {family!r}, as the file's name says, got {raw['family']!r}")
+    for key in ("device", "command"):
+        if not isinstance(raw[key], str) or not raw[key]:
+            problems.append(f"{key} must be a text that is not empty, got {raw[key]!r}")
+    problems += _date_problem(raw["date"])
+    if not isinstance(raw["versions"], dict) or not all(isinstance(v, str) and v for v in raw["versions"].values()):
+        problems.append(f"versions must map names to texts, got {raw['versions']!r}")
+    sources = raw["sources"]
+    if not isinstance(sources, list) or not sources or not all(isinstance(s, str) and s for s in sources):
+        problems.append(f"sources must be a list of at least one path, got {sources!r}")
+    for key in ("fingerprint", "digest"):
+        if not isinstance(raw[key], str) or not re.fullmatch(r"[0-9a-f]{64}", raw[key]):
+            problems.append(f"{key} must be 64 hexadecimal digits, got {raw[key]!r}")
+    if problems:
+        return problems
+    if family not in record_layouts.LAYOUTS:
+        return [f"family {family!r} has no layout in utils/record_layouts.py"]
+    problems = record_layouts.check(raw["results"], record_layouts.LAYOUTS[family], "results")
+    if not problems and digest(raw["results"]) != raw["digest"]:
+        problems.append(
+            f"results do not match digest {raw['digest']}: the file was edited after it was measured "
+            f"(run `{raw['command']}` on a GPU to record it again)"
+        )
+    return problems
+
+
+def _date_problem(date: object) -> list[str]:
+    try:
+        datetime.date.fromisoformat(date)
+    except (TypeError, ValueError):
+        return [f"date must be a day such as 2026-11-20, got {date!r}"]
+    return []
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number that can have been measured")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} appears twice")
+        found[key] = value
+    return found
+
+
+def _refuse_non_finite(value: Any, where: str, filename: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecordError(f"{filename}: {where} must be finite, got {value!r}")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordError(f"{filename}: {where} has a key that is not a text: {key!r}")
+            _refuse_non_finite(item, f"{where}.{key}", filename)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _refuse_non_finite(item, f"{where}[{i}]", filename)
+    elif not isinstance(value, str | int | float) and value is not None:
+        raise RecordError(f"{filename}: {where} must be plain JSON data, got {value!r} of type {type(value).__name__}")
