@@ -9,7 +9,9 @@ reachable from here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import floor
+from typing import NamedTuple
 
 from utils.hardware import GPU, TPU
 from utils.operators import (
@@ -40,6 +42,7 @@ __all__ = [
     "attention",
     "bound_by",
     "causal_pairs",
+    "compute_time",
     "copy",
     "crossover_batch",
     "dot_product",
@@ -48,6 +51,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "matmul",
+    "memory_time",
     "peak",
     "relu",
     "ridge",
@@ -58,26 +62,13 @@ __all__ = [
 Device = GPU | TPU
 
 
-@dataclass(frozen=True)
-class TimeBounds:
-    """Seconds a piece of work takes at least: ``compute`` and ``memory`` alone, and the two ways they combine."""
+class TimeBounds(NamedTuple):
+    """Seconds a piece of work takes at least."""
 
-    compute: float
-    memory: float
-
-    @property
-    def overlapped(self) -> float:
-        """Seconds when arithmetic and traffic overlap perfectly: the longer of the two."""
-        return max(self.compute, self.memory)
-
-    @property
-    def serial(self) -> float:
-        """Seconds when nothing overlaps: their sum, at most twice ``overlapped``."""
-        return self.compute + self.memory
-
-    def __iter__(self):
-        """``overlapped, serial = time_bounds(...)``."""
-        return iter((self.overlapped, self.serial))
+    overlapped: float
+    """when arithmetic and traffic overlap perfectly: the longer of the two"""
+    serial: float
+    """when nothing overlaps: their sum, at most twice ``overlapped``"""
 
 
 @dataclass(frozen=True)
@@ -142,31 +133,35 @@ def attainable(intensity: float, gpu: Device, dtype: str = "bf16") -> float:
     return min(peak(gpu, dtype), intensity * gpu.memory_bandwidth)
 
 
+def compute_time(cost: Cost, gpu: Device, dtype: str = "bf16") -> float:
+    """Seconds for the arithmetic of ``cost`` at the peak rate."""
+    return cost.flops / peak(gpu, dtype)
+
+
+def memory_time(cost: Cost, gpu: Device) -> float:
+    """Seconds for the traffic of ``cost`` at the full memory bandwidth."""
+    return cost.bytes / gpu.memory_bandwidth
+
+
 def time_bounds(cost: Cost, gpu: Device, dtype: str = "bf16") -> TimeBounds:
-    """Seconds that ``cost`` takes at least on ``gpu``; unpacks as ``overlapped, serial``."""
-    return TimeBounds(cost.flops / peak(gpu, dtype), cost.bytes / gpu.memory_bandwidth)
+    """Seconds that ``cost`` takes at least on ``gpu``: ``(overlapped, serial)``, the longer of the two and their sum."""
+    compute, memory = compute_time(cost, gpu, dtype), memory_time(cost, gpu)
+    return TimeBounds(max(compute, memory), compute + memory)
 
 
 def bound_by(cost: Cost, gpu: Device, dtype: str = "bf16") -> str:
     """``"compute"`` when the arithmetic takes longer than the traffic, else ``"memory"`` (at the ridge too)."""
-    bounds = time_bounds(cost, gpu, dtype)
-    return "compute" if bounds.compute > bounds.memory else "memory"
+    longer = cost.flops * Fraction(gpu.memory_bandwidth) > cost.bytes * Fraction(peak(gpu, dtype))
+    return "compute" if longer else "memory"
 
 
 def crossover_batch(d: int, f: int, gpu: Device, dtype: str = "bf16") -> int | None:
     """Smallest B at which a (B, d) @ (d, f) matmul is compute-bound on ``gpu``, or None when no B is enough.
 
     Intensity is 2Bdf / (s (Bd + df + Bf)) with s bytes an element; it exceeds the ridge R iff
-    B (2df - sR(d + f)) > sRdf. For d, f much larger than R that is B > sR/2, the ridge itself in 16 bit.
+    B (2df - sR(d + f)) > sRdf. For d and f much larger than R that is B > sR/2, the ridge itself in 16 bit.
     """
     require_sizes(d=d, f=f)
-    threshold = element_size(dtype) * ridge(gpu, dtype)
+    threshold = element_size(dtype) * Fraction(peak(gpu, dtype)) / Fraction(gpu.memory_bandwidth)
     slope = 2 * d * f - threshold * (d + f)
-    if slope <= 0:
-        return None
-    batch = max(1, floor(threshold * d * f / slope))
-    while bound_by(matmul(batch, d, f, dtype), gpu, dtype) == "memory":
-        batch += 1
-    while batch > 1 and bound_by(matmul(batch - 1, d, f, dtype), gpu, dtype) == "compute":
-        batch -= 1
-    return batch
+    return floor(threshold * d * f / slope) + 1 if slope > 0 else None

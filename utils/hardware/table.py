@@ -28,7 +28,7 @@ _LIMITS = {
 }
 
 
-def _gpu(name: str, capability: tuple[int, int], source: str, sources: Mapping[str, str] = {}, **figures) -> GPU:  # noqa: B006
+def _gpu(name: str, capability: tuple[int, int], source: str, sources: Mapping[str, str] = {}, **figures) -> GPU:
     """A GPU from its data sheet's figures and the limits of its compute capability; ``source`` covers what is not named."""
     warps, blocks, per_sm, per_block, unit, reserved, schedulers = _LIMITS[capability]
     limits = {
