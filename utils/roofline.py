@@ -8,11 +8,13 @@ reachable from here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 from typing import NamedTuple
 
+from utils.dataflow import CLASSES, Operator, class_totals, flop_shares, transformer_layer
 from utils.hardware import GPU, TPU
 from utils.operators import (
     ELEMENT_SIZE,
@@ -33,8 +35,10 @@ from utils.operators import (
 )
 
 __all__ = [
+    "CLASSES",
     "ELEMENT_SIZE",
     "Cost",
+    "Operator",
     "Point",
     "TimeBounds",
     "add",
@@ -42,12 +46,15 @@ __all__ = [
     "attention",
     "bound_by",
     "causal_pairs",
+    "class_seconds",
+    "class_totals",
     "compute_time",
     "copy",
     "crossover_batch",
     "dot_product",
     "element_size",
     "elementwise",
+    "flop_shares",
     "gelu",
     "layer_norm",
     "matmul",
@@ -57,6 +64,7 @@ __all__ = [
     "ridge",
     "softmax",
     "time_bounds",
+    "transformer_layer",
 ]
 
 Device = GPU | TPU
@@ -165,3 +173,15 @@ def crossover_batch(d: int, f: int, gpu: Device, dtype: str = "bf16") -> int | N
     threshold = element_size(dtype) * Fraction(peak(gpu, dtype)) / Fraction(gpu.memory_bandwidth)
     slope = 2 * d * f - threshold * (d + f)
     return floor(threshold * d * f / slope) + 1 if slope > 0 else None
+
+
+def class_seconds(operators: Iterable[Operator], gpu: Device, dtype: str = "bf16") -> dict[str, float]:
+    """Least seconds of each operator class on ``gpu``: the sum over its operators, run one after another.
+
+    Contractions run at the peak of ``dtype``; the others on the ordinary cores, at the peak of fp32.
+    """
+    seconds = dict.fromkeys(CLASSES, 0.0)
+    for each in operators:
+        rate = dtype if each.operator_class == "contraction" else "fp32"
+        seconds[each.operator_class] += time_bounds(each.cost, gpu, rate).overlapped
+    return seconds
