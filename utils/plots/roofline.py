@@ -1,0 +1,205 @@
+"""The roofline: what a machine can reach at each arithmetic intensity, and where operators really are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from utils.plots.labels import label_points
+from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, canvas, mix, styled
+from utils.plots.ticks import quantity_axis
+from utils.units import number, quantity
+
+if TYPE_CHECKING:
+    from utils.hardware import GPU
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Two roofs: ``flops`` in FLOP/s and ``bandwidth`` in bytes/s; ``label`` says whose they are."""
+
+    flops: float
+    bandwidth: float
+    label: str
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bandwidth"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be a positive rate, got {value!r}")
+
+    @property
+    def ridge(self) -> float:
+        """Intensity in FLOP/B from which arithmetic is the limit."""
+        return self.flops / self.bandwidth
+
+    def attainable(self, intensity: float) -> float:
+        """FLOP/s under both roofs at ``intensity`` FLOP/B (Williams, Waterman and Patterson 2009)."""
+        return min(self.flops, self.bandwidth * intensity)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One operator: ``intensity`` in FLOP/B and the ``rate`` it reached in FLOP/s (None: on the roof, hollow)."""
+
+    name: str
+    intensity: float
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("intensity", "rate"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} of {self.name!r} must be positive to stand on a log axis, got {value!r}")
+
+
+def ceilings(machine: GPU | Ceilings, dtype: str = "bf16") -> Ceilings:
+    """The roofs of a GPU of the hardware table for ``dtype``; ValueError when the GPU has no such rate."""
+    if isinstance(machine, Ceilings):
+        return machine
+    if dtype not in machine.peak_flops:
+        raise ValueError(f"{machine.name} has no peak rate for {dtype!r} (it has {', '.join(machine.peak_flops)})")
+    return Ceilings(machine.peak_flops[dtype], machine.memory_bandwidth, f"{machine.name} data sheet, {dtype}")
+
+
+@styled
+def roofline_plot(
+    machine: GPU | Ceilings,
+    points: Sequence[Point] = (),
+    *,
+    dtype: str = "bf16",
+    measured: Ceilings | None = None,
+    title: str = "",
+    subtitle: str = "",
+    limits: tuple[float, float] | None = None,
+    height: float = 4.2,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw roofs, the ridge, both regions and labelled points on log axes.
+
+    Args:
+        machine: whose roofs: a GPU of :mod:`utils.hardware` (data-sheet rates) or :class:`Ceilings`.
+        points: operators; those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
+        measured: roofs that were reached, drawn dashed below those of ``machine``; the points are judged by them.
+        limits: lowest and highest intensity to draw; by default two decades around the points and the ridge.
+    """
+    top = ceilings(machine, dtype)
+    roof = measured or top
+    intensities = [p.intensity for p in points] + [top.ridge]
+    low, high = limits or (
+        10 ** math.floor(math.log10(min(intensities) / 2)),
+        max(max(intensities) * 3, top.ridge * 34),
+    )
+    if not 0 < low < high:
+        raise ValueError(f"limits must be 0 < low < high FLOP/B, got {limits!r}")
+    placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
+    bound = [p.intensity < roof.ridge for p, _ in placed]
+    title = title or f"Left of {number(roof.ridge, 3)} FLOP/B memory is the limit, right of it arithmetic"
+    fig, ax = canvas(title, ax, subtitle=subtitle, height=height)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    lowest = min([rate for _, rate in placed] + [top.attainable(low)])
+    bottom, ceiling = 10 ** math.floor(math.log10(lowest / 2)), top.flops * 4
+    ax.set_xlim(low, high)
+    ax.set_ylim(bottom, ceiling)
+
+    xs = np.array([low, top.ridge, high])
+    ys = np.array([top.attainable(x) for x in xs])
+    for a, b, colour in ((low, roof.ridge, HBM), (roof.ridge, high, ARITHMETIC)):
+        under = np.array([a, min(max(top.ridge, a), b), b])
+        tops = [top.attainable(x) for x in under]
+        ax.fill_between(under, bottom, tops, color=mix(colour, 0.08), linewidth=0, zorder=0.5)
+    ax.plot(xs, ys, color=LIMIT, linewidth=1.1, zorder=2)
+    lines = [(xs, ys)]
+    if measured:
+        reached = np.array([low, measured.ridge, high])
+        lines.append((reached, [measured.attainable(x) for x in reached]))
+        ax.plot(*lines[-1], color=LIMIT, linewidth=1.1, linestyle=(0, (5, 3)), zorder=2)
+    ax.plot([roof.ridge] * 2, [bottom, roof.flops], color=LIMIT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
+
+    for (point, rate), memory in zip(placed, bound, strict=True):
+        colour = HBM if memory else ARITHMETIC
+        face = "white" if point.rate is None else colour
+        ax.plot(point.intensity, rate, "o", ms=6.5, mfc=face, mec=colour, mew=1.4, zorder=4, clip_on=False)
+    quantity_axis(ax.xaxis, "FLOP/B", "arithmetic intensity")
+    quantity_axis(ax.yaxis, "FLOP/s", "rate")
+    boxes = _write_roofs(ax, top, measured, low, high, bottom, [p.intensity for p, _ in placed])
+    texts = [p.name for p in points]
+    colours = [mix(HBM if m else ARITHMETIC, 0.85, "#000000") for m in bound]
+    label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
+    fig.alt = fig_alt(top, measured, placed, bound)
+    return fig
+
+
+def _write_roofs(
+    ax: Axes, top: Ceilings, measured: Ceilings | None, low: float, high: float, bottom: float, xs: list
+) -> list:
+    """Name the roofs along their lines, the ridge and the two regions; return the boxes in pixels."""
+    fig = ax.figure
+    fig.draw_without_rendering()
+    a, b = ax.transData.transform([(low, top.bandwidth * low), (top.ridge, top.flops)])
+    angle = math.degrees(math.atan2(b[1] - a[1], b[0] - a[0]))
+    # the name of the memory roof stands where the operators leave it the most room
+    starts = [low * (top.ridge / low) ** t for t in np.linspace(0.03, 0.62, 40)]
+    width = (top.ridge / low) ** 0.16
+    start = max(
+        starts, key=lambda s: min([abs(math.log(x / (s * width))) for x in xs] or [0]) - 0.01 * math.log(s / low)
+    )
+    slope = {"rotation": angle, "rotation_mode": "anchor", "size": SMALL, "color": LIMIT, "textcoords": "offset points"}
+    reached = f", {number(100 * measured.bandwidth / top.bandwidth, 2)} % reached" if measured else ""
+    shift = (-4 * math.sin(math.radians(angle)), 4 * math.cos(math.radians(angle)))
+    notes = [
+        ax.annotate(
+            f"{quantity(float(top.bandwidth), 'B/s', 3)}{reached}", (start, top.bandwidth * start), shift, **slope
+        )
+    ]
+    reached = f" ({number(100 * measured.flops / top.flops, 2)} % reached)" if measured else ""
+    text = f"{quantity(float(top.flops), 'FLOP/s', 3)}{reached}"
+    flat = {"size": SMALL, "textcoords": "offset points"}
+    notes.append(ax.annotate(text, (high, top.flops), (-2, 4), ha="right", color=LIMIT, **flat))
+    roof = measured or top
+    ridge = f"ridge {number(roof.ridge, 3)} FLOP/B"
+    notes.append(ax.annotate(ridge, (roof.ridge, bottom), (4, 4), ha="left", va="bottom", color=MUTED, **flat))
+    left, right = mix(HBM, 0.85, "#000000"), mix(ARITHMETIC, 0.85, "#000000")
+    notes.append(
+        ax.annotate("memory-bound", (roof.ridge, bottom), (-6, 18), ha="right", weight="bold", color=left, **flat)
+    )
+    notes.append(
+        ax.annotate("compute-bound", (roof.ridge, bottom), (6, 18), ha="left", weight="bold", color=right, **flat)
+    )
+    renderer = fig.canvas.get_renderer()
+    for note in notes:
+        note.set_in_layout(False)
+    boxes = [note.get_window_extent(renderer) for note in notes]
+    return boxes[1:] + _along(boxes[0], angle)
+
+
+def _along(box: Bbox, angle: float, parts: int = 12) -> list[Bbox]:
+    """Small boxes along a rising text, whose own bounding box would keep far too much clear."""
+    thickness = SMALL * 1.4 * DPI / 72 / math.cos(math.radians(angle))
+    t = (np.arange(parts) + 0.5) / parts
+    xs, ys = box.x0 + t * box.width, box.y0 + t * box.height
+    half = box.width / parts / 2
+    return [Bbox.from_extents(x - half, y - thickness / 2, x + half, y + thickness / 2) for x, y in zip(xs, ys)]
+
+
+def fig_alt(top: Ceilings, measured: Ceilings | None, placed: Sequence, bound: Sequence[bool]) -> str:
+    """Alternative text of a roofline, from its data."""
+    text = (
+        f"Roofline of {top.label}: memory roof {quantity(float(top.bandwidth), 'B/s', 3)}, arithmetic roof "
+        f"{quantity(float(top.flops), 'FLOP/s', 3)}, ridge at {number(top.ridge, 3)} FLOP/B."
+    )
+    if measured:
+        reached = quantity(float(measured.bandwidth), "B/s", 3), quantity(float(measured.flops), "FLOP/s", 3)
+        text += f" Reached: {' and '.join(reached)}."
+    for (point, rate), memory in zip(placed, bound, strict=True):
+        side = "memory-bound" if memory else "compute-bound"
+        text += f" {point.name}: {number(point.intensity, 3)} FLOP/B, {quantity(float(rate), 'FLOP/s', 3)}, {side}."
+    return text

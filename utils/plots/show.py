@@ -1,0 +1,77 @@
+"""Putting a figure on the page: a small opaque PNG that always carries alternative text."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from utils.plots.style import DPI, WIDTH
+
+SHORTEST_ALT = 20
+#: A stored figure has the same plain text on every machine; its pixels are not compared.
+PLAIN = "<figure>"
+
+
+def checked_alt(alt: Any) -> str:
+    """``alt`` on one line; ValueError when it is too short to replace the picture for someone who cannot see it."""
+    if not isinstance(alt, str):
+        raise TypeError(f"alt must be a string that says what the figure shows, got {alt!r}")
+    text = " ".join(alt.split())
+    if len(text) < SHORTEST_ALT:
+        raise ValueError(f"alt must say what the figure shows in at least {SHORTEST_ALT} characters, got {alt!r}")
+    return text
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG: 144 dots per inch, opaque, at most 256 colours, the same bytes on each call."""
+    raw = io.BytesIO()
+    fig.savefig(raw, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
+    raw.seek(0)
+    image = Image.open(raw).convert("RGB")
+    image = image.quantize(colors=256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    small = io.BytesIO()
+    image.save(small, format="PNG", optimize=True, dpi=(DPI, DPI))
+    return small.getvalue()
+
+
+def show(fig: Figure, alt: str | None = None) -> None:
+    """Display a figure in the notebook, with alternative text, and release it.
+
+    Args:
+        fig: a matplotlib figure, best from :func:`utils.plots.figure` or one of the drawers.
+        alt: what the figure shows, for those who cannot see it; by default what the drawer wrote from its data.
+
+    Raises:
+        TypeError: ``fig`` is not a figure or ``alt`` is not a string.
+        ValueError: there is no alternative text, or it is too short to be one.
+    """
+    if not isinstance(fig, Figure):
+        raise TypeError(f"show takes a matplotlib figure, got {type(fig).__name__}")
+    text = checked_alt(getattr(fig, "alt", "") if alt is None else alt)
+    data = png(fig)
+    close(fig)
+    width = round(100 * WIDTH * fig.get_figwidth() / WIDTH)
+    display({"image/png": data, "text/plain": PLAIN}, {"image/png": {"alt": text, "width": width}})
+
+
+def close(fig: Figure) -> None:
+    """Release a figure; also takes it from pyplot's list when it was made there, so that it is not shown twice."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close(fig)
+    fig.clear()
+
+
+def display(data: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+    """Publish one output to the notebook; outside of one, do nothing."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.display import display as publish
+
+    if get_ipython() is not None:
+        publish(data, metadata=metadata or {}, raw=True)

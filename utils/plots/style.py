@@ -1,0 +1,179 @@
+"""The one look of the course: colours with a fixed meaning, and figures with a takeaway as title.
+
+Colours are Okabe and Ito's palette, which readers with any common colour blindness tell apart. Figures are 7.2 inches
+wide on an opaque white ground, so that they read in a dark page too, and use a font that ships with matplotlib, so that
+every machine draws the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+ARITHMETIC = "#0072B2"
+HBM = "#D55E00"
+ON_CHIP = "#009E73"
+LINK = "#CC79A7"
+WASTE = "#C9C9C9"
+LIMIT = "#000000"
+WRONG = "#E69F00"
+#: Text, secondary text, grid.
+INK, MUTED, GRID = "#222222", "#5F5F5F", "#E4E4E4"
+#: Hatches: a wrong result, and waste that must be seen beside a pale colour.
+WRONG_HATCH, WASTE_HATCH = "xxx", "////"
+
+WIDTH = 7.2  # inches
+DPI = 144
+SMALL, TEXT, TITLE = 8.5, 9.5, 11.5  # points
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": TEXT,
+    "text.color": INK,
+    "axes.edgecolor": "#8A8A8A",
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": TEXT,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "axes.prop_cycle": "cycler('color', ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'])",
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.2,
+    "lines.solid_capstyle": "round",
+    "hatch.linewidth": 0.7,
+    "hatch.color": "#8A8A8A",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": DPI,
+    "mathtext.fontset": "dejavusans",
+    "axes.unicode_minus": True,
+    "path.simplify": True,
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function under the course's matplotlib settings, whatever the reader's own are."""
+
+    @functools.wraps(draw)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with rc_context(RC):
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+@styled
+def figure(
+    title: str,
+    *,
+    alt: str = "",
+    subtitle: str = "",
+    height: float = 3.4,
+    rows: int = 1,
+    columns: int = 1,
+    width_ratios: Sequence[float] | None = None,
+    height_ratios: Sequence[float] | None = None,
+    sharex: bool = False,
+    sharey: bool = False,
+    grid: str = "both",
+) -> tuple[Figure, Any]:
+    """A figure in the course's look and its axes (one, or an array of ``rows`` x ``columns``).
+
+    Args:
+        title: the takeaway in one sentence, set at the left above the axes; long ones are wrapped.
+        alt: alternative text for :func:`utils.plots.show`; it may also be given there.
+        subtitle: smaller line below the title, such as a record's label.
+        height: inches of the whole figure without the title.
+        grid: "x", "y", "both" or "none".
+
+    Raises:
+        ValueError: an empty title or an impossible size.
+    """
+    if not isinstance(title, str) or not title.strip():
+        raise ValueError(f"title must say what the figure shows in one sentence, got {title!r}")
+    if not 0.5 <= height <= 12:
+        raise ValueError(f"height must be between 0.5 and 12 inches, got {height}")
+    title_lines = textwrap.wrap(title, 80)
+    subtitle_lines = textwrap.wrap(subtitle, 112)
+    head = 0.10 + 0.205 * len(title_lines) + 0.165 * len(subtitle_lines) + 0.06
+    total = height + head
+    fig = Figure(figsize=(WIDTH, total), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(fig)
+    fig.set_layout_engine(
+        "constrained", rect=(0, 0, 1, height / total), w_pad=0.06, h_pad=0.05, wspace=0.04, hspace=0.04
+    )
+    left = 0.08 / WIDTH
+    y = 1 - 0.09 / total
+    fig.text(left, y, "\n".join(title_lines), size=TITLE, weight="bold", va="top", linespacing=1.25).set_in_layout(
+        False
+    )
+    if subtitle_lines:
+        y -= (0.205 * len(title_lines) + 0.015) / total
+        text = "\n".join(subtitle_lines)
+        fig.text(left, y, text, size=SMALL, color=MUTED, va="top", linespacing=1.25).set_in_layout(False)
+    ratios = {"width_ratios": width_ratios, "height_ratios": height_ratios}
+    axes = fig.subplots(rows, columns, sharex=sharex, sharey=sharey, gridspec_kw=ratios)
+    for ax in np.atleast_1d(axes).flat:
+        tidy(ax, grid)
+    fig.alt = alt
+    fig.title = title
+    return fig, axes
+
+
+def tidy(ax: Axes, grid: str = "both") -> Axes:
+    """Take the box away, keep a light grid and quiet ticks."""
+    if grid not in ("x", "y", "both", "none"):
+        raise ValueError(f'grid must be "x", "y", "both" or "none", got {grid!r}')
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color("#8A8A8A")
+    ax.tick_params(which="both", length=0, labelsize=SMALL, labelcolor=MUTED)
+    ax.set_axisbelow(True)
+    if grid != "none":
+        ax.grid(True, axis=grid, color=GRID, linewidth=0.8)
+    return ax
+
+
+def bare(ax: Axes) -> Axes:
+    """Axes without ticks, spines or grid, for diagrams."""
+    ax.grid(False)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return ax
+
+
+def canvas(title: str, ax: Axes | None, *, diagram: bool = False, **options: Any) -> tuple[Figure, Axes]:
+    """The figure that a drawer draws on: a new one, or that of the axes it was given (with the title on the axes)."""
+    if ax is None:
+        fig, ax = figure(title, **options)
+    else:
+        fig = ax.figure
+        tidy(ax, options.get("grid", "both"))
+        ax.set_title("\n".join(textwrap.wrap(title, 48)), loc="left", size=TEXT, weight="bold", color=INK)
+    if diagram:
+        bare(ax)
+    return fig, ax
+
+
+def mix(colour: str, share: float, ground: str = "#FFFFFF") -> str:
+    """``colour`` mixed with ``ground``: share 1 is the colour itself, 0 the ground. Opaque everywhere."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    return to_hex([share * c + (1 - share) * g for c, g in zip(to_rgb(colour), to_rgb(ground), strict=True)])
