@@ -14,7 +14,6 @@ from utils.plots.style import INK, SMALL
 
 # right of the point reads best, then below and above it, then left; sixteen directions in that order
 _ANGLES = (0, -30, 30, -60, 60, -90, 90, -15, 15, -45, 45, -120, 120, -150, 150, 180)
-_DIRECTIONS = [(round(np.cos(np.radians(a)), 6), round(np.sin(np.radians(a)), 6)) for a in _ANGLES]
 _DISTANCES = (7, 11, 18, 28, 40, 54, 70, 90)
 _ROUNDS = 3
 _FREE = 11  # points; beyond this a label gets a leader
@@ -72,8 +71,6 @@ def label_points(
     renderer = fig.canvas.get_renderer()
     pixel = fig.dpi / 72
     centres = ax.transData.transform(np.asarray(points, float).reshape(-1, 2))
-    frame = ax.get_window_extent(renderer)
-    obstacles = _samples(ax, avoid)
     notes = [
         ax.annotate(text, point, (0, 0), textcoords="offset points", size=size, linespacing=1.1, va="bottom",
                     color=colours[i] if colours else INK)
@@ -81,41 +78,14 @@ def label_points(
     ]  # fmt: skip
     for note in notes:
         note.set_in_layout(False)
-    boxes = [note.get_window_extent(renderer) for note in notes]
-    places = _arrange(centres, boxes, frame, list(keep_clear), obstacles, pixel)
-    for i, (place, distance) in enumerate(places):
-        notes[i].set_position(((place.x0 - centres[i][0]) / pixel, (place.y0 - centres[i][1]) / pixel))
-        if distance > _FREE:
+    sizes = np.array([note.get_window_extent(renderer).size for note in notes]).reshape(-1, 2)
+    fixed = np.array([box.extents for box in keep_clear]).reshape(-1, 4)
+    frame = ax.get_window_extent(renderer).extents
+    for i, (place, led) in enumerate(_arrange(centres, sizes, frame, fixed, _samples(ax, avoid), pixel)):
+        notes[i].set_position(tuple((place[:2] - centres[i]) / pixel))
+        if led:
             _leader(ax, points[i], centres[i], place, pixel, colours[i] if colours else INK)
     return notes
-
-
-def _arrange(
-    centres: np.ndarray, boxes: Sequence[Bbox], frame: Bbox, fixed: list[Bbox], obstacles: np.ndarray, pixel: float
-) -> list[tuple[Bbox, float]]:
-    """Place the long labels first, then give each label a few chances to move to a cheaper place among the others."""
-    order = np.argsort([-box.width for box in boxes], kind="stable")
-    chosen: dict[int, tuple[Bbox, float]] = {}
-    for _ in range(_ROUNDS):
-        for i in order:
-            others = [chosen[k] for k in chosen if k != i]
-            taken = fixed + [place for place, _ in others]
-            lines = [_path(centres[k], chosen[k][0]) for k in chosen if k != i and chosen[k][1] > _FREE]
-            blocked = np.concatenate([obstacles, *lines])
-            best = None
-            for rank, (distance, (dx, dy)) in enumerate(itertools.product(_DISTANCES, _DIRECTIONS)):
-                side = 0 if dx > 0.2 else 1 if dx < -0.2 else 0.5
-                x = centres[i][0] + dx * distance * pixel - boxes[i].width * side
-                y = centres[i][1] + dy * distance * pixel - boxes[i].height * (1 - dy) / 2
-                place = Bbox.from_bounds(x, y, boxes[i].width, boxes[i].height)
-                cost = 0.12 * distance + 0.05 * (rank % len(_DIRECTIONS))
-                cost += _cost(place, frame, taken, centres, blocked, pixel)
-                if distance > _FREE:
-                    cost += 4 + _crossings(centres[i], place, taken, np.delete(centres, i, axis=0), blocked, pixel)
-                if best is None or cost < best[0]:
-                    best = (cost, place, distance)
-            chosen[i] = best[1:]
-    return [chosen[i] for i in range(len(boxes))]
 
 
 def _samples(ax: Axes, lines: Sequence[tuple[Sequence[float], Sequence[float]]]) -> np.ndarray:
@@ -129,49 +99,126 @@ def _samples(ax: Axes, lines: Sequence[tuple[Sequence[float], Sequence[float]]])
     return np.concatenate(found)
 
 
-def _cost(
-    place: Bbox, frame: Bbox, taken: Sequence[Bbox], others: np.ndarray, obstacles: np.ndarray, pixel: float
-) -> float:
-    pad = 2 * pixel
-    grown = Bbox.from_extents(place.x0 - pad, place.y0 - pad, place.x1 + pad, place.y1 + pad)
-    cost = 0.0
-    outside = max(frame.x0 - place.x0, place.x1 - frame.x1, frame.y0 - place.y0, place.y1 - frame.y1, 0)
-    cost += 50 * (outside > 0)
-    cost += 40 * sum(grown.overlaps(t) for t in taken)
-    cost += 20 * _inside(others, grown, 3 * pixel)
-    return cost + min(25, 3 * _inside(obstacles, grown, 0))
+def _arrange(
+    centres: np.ndarray, sizes: np.ndarray, frame: np.ndarray, fixed: np.ndarray, obstacles: np.ndarray, pixel: float
+) -> list[tuple[np.ndarray, bool]]:
+    """For each label its box (x0, y0, x1, y1 in pixels) and whether it needs a leader.
+
+    Labels are placed one by one, each where it costs least, and then may move again when the others stand; of several
+    orders to do so the cheapest outcome is kept.
+    """
+    if not len(centres):
+        return []
+    candidates = [_candidates(c, size, pixel) for c, size in zip(centres, sizes, strict=True)]
+    paths = [_path(c, boxes) for c, boxes in zip(centres, candidates, strict=True)]
+    led = np.repeat(np.array(_DISTANCES) > _FREE, len(_ANGLES))
+    alone = [
+        _cost_alone(
+            candidates[i], paths[i], led, frame, centres, np.delete(centres, i, axis=0), obstacles, fixed, pixel
+        )
+        for i in range(len(centres))
+    ]
+    orders = [-sizes[:, 0], centres[:, 1], -centres[:, 1], centres[:, 0], -centres[:, 0]]
+    best: tuple[float, dict[int, int]] = (np.inf, {})
+    for order in (np.argsort(key, kind="stable") for key in orders):
+        chosen: dict[int, int] = {}
+        for _ in range(_ROUNDS):
+            total = 0.0
+            for i in order:
+                others = [k for k in chosen if k != i]
+                taken = np.array([candidates[k][chosen[k]] for k in others]).reshape(-1, 4)
+                lines = [paths[k][chosen[k]] for k in others if led[chosen[k]]]
+                cost = alone[i] + 40 * _hits(candidates[i], taken, 2 * pixel)
+                cost += 30 * led * _run_through(paths[i], taken, pixel)
+                cost += 6 * np.minimum(4, _contains(candidates[i], np.concatenate([np.empty((0, 2)), *lines]), pixel))
+                chosen[i] = int(np.argmin(cost))
+                total += float(cost[chosen[i]])
+        if total < best[0]:
+            best = (total, chosen)
+    return [(candidates[i][k], bool(led[k])) for i, k in sorted(best[1].items())]
 
 
-def _crossings(
-    centre: np.ndarray, place: Bbox, taken: Sequence[Bbox], others: np.ndarray, obstacles: np.ndarray, pixel: float
-) -> float:
-    """Cost of a leader from the point to the label: texts and points that it would run through, lines it crosses."""
-    path = _path(centre, place)
-    cost = 30.0 * sum(_inside(path, box, pixel) > 0 for box in taken)
-    for points, reach, weight in ((others, 5 * pixel, 6), (obstacles, 2.5 * pixel, 0.8)):
-        if len(points):
-            near = np.hypot(*(path[:, None] - points[None]).transpose(2, 0, 1)).min(axis=1) < reach
-            cost += weight * int(near.sum())
-    return cost
+def _candidates(centre: np.ndarray, size: np.ndarray, pixel: float) -> np.ndarray:
+    """Boxes around a point, nearest distance first: (len(_DISTANCES) * len(_ANGLES), 4)."""
+    angles = np.radians(_ANGLES)
+    dx, dy = np.cos(angles).round(6), np.sin(angles).round(6)
+    side = np.where(dx > 0.2, 0, np.where(dx < -0.2, 1, 0.5))
+    reach = np.array(_DISTANCES)[:, None] * pixel
+    x = centre[0] + dx * reach - size[0] * side
+    y = centre[1] + dy * reach - size[1] * (1 - dy) / 2
+    return np.stack([x, y, x + size[0], y + size[1]], axis=-1).reshape(-1, 4)
 
 
-def _path(centre: np.ndarray, place: Bbox) -> np.ndarray:
-    """Points along the leader, in pixels."""
-    end = np.clip(centre, (place.x0, place.y0), (place.x1, place.y1))
-    return centre + (end - centre) * np.linspace(0.05, 1, 32)[:, None]
+def _cost_alone(
+    boxes: np.ndarray,
+    paths: np.ndarray,
+    led: np.ndarray,
+    frame: np.ndarray,
+    centres: np.ndarray,
+    others: np.ndarray,
+    obstacles: np.ndarray,
+    fixed: np.ndarray,
+    pixel: float,
+) -> np.ndarray:
+    """What each candidate costs before the other labels stand: distance, the frame, points, lines and fixed boxes."""
+    outside = (boxes[:, :2] < frame[:2]).any(axis=1) | (boxes[:, 2:] > frame[2:]).any(axis=1)
+    cost = 0.12 * np.repeat(_DISTANCES, len(_ANGLES)) + 0.05 * np.tile(np.arange(len(_ANGLES)), len(_DISTANCES))
+    cost += 50 * outside + 40 * _hits(boxes, fixed, 2 * pixel)
+    cost += 20 * _contains(boxes, centres, 5 * pixel) + np.minimum(25, 3 * _contains(boxes, obstacles, 2 * pixel))
+    cost = cost + 8 * (~led & (_gap(boxes, others) <= 1.25 * np.repeat(_DISTANCES, len(_ANGLES)) * pixel))
+    leader = 4.0 + 30 * _run_through(paths, fixed, pixel)
+    leader = leader + 6 * _near(paths, others, 5 * pixel) + 0.8 * _near(paths, obstacles, 2.5 * pixel)
+    return cost + led * leader
 
 
-def _inside(points: np.ndarray, box: Bbox, pad: float) -> int:
+def _hits(boxes: np.ndarray, taken: np.ndarray, pad: float) -> np.ndarray:
+    """How many of the ``taken`` boxes each box overlaps, with ``pad`` pixels of air."""
+    a, b = boxes[:, None], taken[None]
+    apart = (a[..., :2] - pad > b[..., 2:]) | (a[..., 2:] + pad < b[..., :2])
+    return (~apart.any(axis=-1)).sum(axis=1)
+
+
+def _contains(boxes: np.ndarray, points: np.ndarray, pad: float) -> np.ndarray:
+    """How many of the points lie within ``pad`` pixels of each box."""
+    a, b = boxes[:, None], points[None]
+    return ((b > a[..., :2] - pad) & (b < a[..., 2:] + pad)).all(axis=-1).sum(axis=1)
+
+
+def _gap(boxes: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Distance in pixels from each box to the nearest of the points: a label should be nearest to its own."""
     if not len(points):
-        return 0
-    x, y = points[:, 0], points[:, 1]
-    return int(((x > box.x0 - pad) & (x < box.x1 + pad) & (y > box.y0 - pad) & (y < box.y1 + pad)).sum())
+        return np.full(len(boxes), np.inf)
+    a, b = boxes[:, None], points[None]
+    away = np.maximum(np.maximum(a[..., :2] - b, b - a[..., 2:]), 0)
+    return np.hypot(away[..., 0], away[..., 1]).min(axis=1)
 
 
-def _leader(ax: Axes, point: tuple[float, float], centre: np.ndarray, place: Bbox, pixel: float, colour: str) -> None:
-    end = (np.clip(centre[0], place.x0, place.x1), np.clip(centre[1], place.y0, place.y1))
+def _run_through(paths: np.ndarray, taken: np.ndarray, pad: float) -> np.ndarray:
+    """How many of the ``taken`` boxes each leader runs through."""
+    p, b = paths[:, :, None], taken[None, None]
+    return ((p > b[..., :2] - pad) & (p < b[..., 2:] + pad)).all(axis=-1).any(axis=1).sum(axis=1)
+
+
+def _near(paths: np.ndarray, points: np.ndarray, reach: float) -> np.ndarray:
+    """How many points of each leader come within ``reach`` pixels of one of ``points``."""
+    if not len(points):
+        return np.zeros(len(paths), int)
+    squared = [((path[:, None] - points[None]) ** 2).sum(axis=-1).min(axis=1) for path in paths]
+    return (np.array(squared) < reach**2).sum(axis=1)
+
+
+def _path(centre: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Points along the leaders from a point to each of its boxes: (boxes, 24, 2)."""
+    ends = np.clip(centre, boxes[:, :2], boxes[:, 2:])
+    return centre + (ends - centre)[:, None] * np.linspace(0.05, 1, 24)[:, None]
+
+
+def _leader(
+    ax: Axes, point: tuple[float, float], centre: np.ndarray, place: np.ndarray, pixel: float, colour: str
+) -> None:
+    end = (np.clip(centre, place[:2], place[2:]) - centre) / pixel
     line = ax.annotate(
-        "", point, xytext=((end[0] - centre[0]) / pixel, (end[1] - centre[1]) / pixel), textcoords="offset points",
+        "", point, xytext=tuple(end), textcoords="offset points",
         arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 3},
     )  # fmt: skip
     line.set_in_layout(False)
