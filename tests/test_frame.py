@@ -1,0 +1,68 @@
+"""The frame of the course: what a fresh machine is told, and what its files promise each other."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from importlib.metadata import requires
+
+import pytest
+from packaging.requirements import Requirement
+
+from utils.notebooks import ROOT
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.lower().replace("_", "-").split("==") for line in lines if "==" in line and line[0] != "#")
+
+
+def test_help_is_the_default_target_and_names_every_command():
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("lab", "test", "check", "labs", "notebooks", "measure", "test-compat"):
+        assert re.search(rf"(?m)^  {target} ", shown), shown
+
+
+def test_every_tested_version_is_pinned_and_within_its_range():
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] not in "#-"]
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        lines += tomllib.load(file)["project"]["optional-dependencies"]["test"]
+    for requirement in map(Requirement, lines):
+        version = pins()[requirement.name]
+        assert requirement.specifier.contains(version), f"{requirement} does not admit the tested {version}"
+
+
+def test_installing_the_course_alone_never_touches_a_runtimes_torch():
+    assert [r for r in requires("making-llms-fast") or [] if "extra" not in r] == []
+    assert (ROOT / "requirements.txt").read_text().rstrip().endswith("-e .")
+
+
+def test_a_machine_without_a_fitting_python_is_told_what_to_install(tmp_path):
+    done = subprocess.run(
+        ["make", "lab", "PYTHON=", f"VENV={tmp_path}/env"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stdout
+
+
+def test_ci_runs_what_an_instructor_runs_on_every_supported_python():
+    run = ROOT / ".ci" / "run"
+    assert "make test" in run.read_text()
+    assert os.access(run, os.X_OK)
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    assert 'python: ["3.11", "3.12", "3.13"]' in workflow
+    assert "make test PYTHON=python" in workflow
+
+
+def test_the_dev_container_opens_the_course():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert "make lab" in container["postAttachCommand"]
+    assert container["forwardPorts"] == [8888]
+
+
+@pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "CHANGELOG.md", "notebooks/README.md"])
+def test_links_in_the_documents_lead_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", path.read_text()):
+        assert (path.parent / target.split("#")[0]).exists(), f"{document} links to {target}"
