@@ -156,8 +156,9 @@ def attention(
     kv_heads: int | None = None,
     kv_len: int | None = None,
 ) -> Cost:
-    """Forward attention of ``(batch, heads, seq_len, head_dim)``: 4 N^2 D operations a head for the two products, plus 5
-    a score for the softmax (scale, subtract, exponentiate, sum, divide).
+    """Forward attention of ``(batch, heads, seq_len, head_dim)``, its two products and its softmax.
+
+    The products take 4 N^2 D operations a head, the softmax 5 a score (scale, subtract, exponentiate, sum, divide).
 
     Args:
         causal: count only the pairs the mask leaves (bottom-right aligned) and their softmax. Materialised scores are

@@ -1,7 +1,8 @@
 """What the answer should be: every operator of the course in float64, written for clarity and never for speed.
 
-Inputs may be of any floating dtype, on any device, contiguous or not; they are converted to float64 on the CPU first, so that a
-reference errs by about 1e-15 and whatever a kernel differs by is the kernel's own. Results are float64 CPU tensors.
+Inputs may be of any floating dtype, on any device, contiguous or not; they are converted to float64 on the CPU first,
+so that a reference errs by about 1e-15 and whatever a kernel differs by is the kernel's own. Results are float64 CPU
+tensors.
 """
 
 from __future__ import annotations

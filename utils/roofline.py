@@ -1,9 +1,9 @@
 """The roofline: how fast a GPU can run an operator, from two numbers of the operator and two of the GPU.
 
-An operator of F FLOPs and B bytes takes at least F / peak seconds to compute and B / bandwidth seconds to move. When the
-two overlap it takes the longer of them; when they do not, up to their sum (Williams, Waterman and Patterson 2009).
-Costs of operators come from :mod:`utils.operators`, those of a whole transformer layer from :mod:`utils.dataflow`; both are
-reachable from here.
+An operator of F FLOPs and B bytes takes at least F / peak seconds to compute and B / bandwidth seconds to move. When
+the two overlap it takes the longer of them; when they do not, up to their sum (Williams, Waterman and Patterson 2009).
+Costs of operators come from :mod:`utils.operators`, those of a whole transformer layer from :mod:`utils.encoder_layer`;
+both are reachable from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fractions import Fraction
 from math import floor
 from typing import NamedTuple
 
-from utils.dataflow import CLASSES, Operator, class_totals, flop_shares, transformer_layer
+from utils.dataflow import CLASSES, Operator, class_totals, flop_shares
+from utils.encoder_layer import transformer_layer
 from utils.hardware import GPU, TPU
 from utils.operators import (
     ELEMENT_SIZE,
@@ -38,8 +39,8 @@ __all__ = [
     "CLASSES",
     "ELEMENT_SIZE",
     "Cost",
+    "Measured",
     "Operator",
-    "Point",
     "TimeBounds",
     "add",
     "attainable",
@@ -80,7 +81,7 @@ class TimeBounds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Point:
+class Measured:
     """A measured operator as a point under the roofs: FLOP/B across, FLOP/s up."""
 
     name: str
@@ -152,7 +153,7 @@ def memory_time(cost: Cost, gpu: Device) -> float:
 
 
 def time_bounds(cost: Cost, gpu: Device, dtype: str = "bf16") -> TimeBounds:
-    """Seconds that ``cost`` takes at least on ``gpu``: ``(overlapped, serial)``, the longer of the two and their sum."""
+    """Least seconds of ``cost`` on ``gpu``: the longer of arithmetic and traffic, and their sum."""
     compute, memory = compute_time(cost, gpu, dtype), memory_time(cost, gpu)
     return TimeBounds(max(compute, memory), compute + memory)
 

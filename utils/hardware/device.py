@@ -36,14 +36,15 @@ class GPU:
         max_shared_memory_per_block: bytes a block may ask for (above 48 KiB only on request).
         shared_memory_allocation_unit: shared memory is given to a block in multiples of this many bytes.
         reserved_shared_memory_per_block: bytes the system keeps for itself per block.
-        l1_bytes_per_sm: bytes of the SM's L1 memory; from Volta on this is the one array that shared memory is cut from.
-        l2_bytes: bytes of L2, or None where no source is certain.
+        l1_bytes_per_sm: bytes of the SM's L1 memory; from Volta on it is the one array that shared memory is cut from.
+        l2_bytes: bytes of L2.
         memory_bytes: capacity as printed on the data sheet, decimal (80 GB = 80e9); a driver reports a little more,
             since the stacks are made in powers of two.
         memory_bandwidth: bytes/s of the device memory.
         peak_flops: FLOP/s (operations/s for ``"int8"``) by number format. ``"fp64"`` and ``"fp32"`` are the ordinary
-            cores; ``"fp64_tensor"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"int8"`` and ``"fp4"`` are tensor
-            cores where the GPU has them (``has_tensor_cores``) with sums in fp32. A format the hardware lacks is absent.
+            cores; ``"fp64_tensor"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"int8"`` and ``"fp4"`` are the
+            tensor cores where the GPU has them (``has_tensor_cores``), with sums in fp32. A format that the GPU lacks,
+            or that its data sheet does not rate, is absent.
         peak_flops_sparse: the same with 2:4 structured sparsity, the figure that advertisements print.
         link_bandwidth: bytes/s of NVLink, both directions added, or None without NVLink.
         pcie_bandwidth: bytes/s of the PCIe slot, both directions added, or None where it depends on the host.
@@ -65,7 +66,7 @@ class GPU:
     shared_memory_allocation_unit: int
     reserved_shared_memory_per_block: int
     l1_bytes_per_sm: int
-    l2_bytes: int | None
+    l2_bytes: int
     memory_bytes: float
     memory_bandwidth: float
     peak_flops: Mapping[str, float]

@@ -13,8 +13,8 @@ KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 GUIDE = "CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'"
 OCCUPANCY = "CUDA toolkit, cuda_occupancy.h"
 
-# Limits of an SM by compute capability: warps, blocks, KiB of shared memory per SM and per block, allocation unit (bytes),
-# bytes reserved per block (1 KiB from 8.0 on), schedulers of the SM.
+# Limits of an SM by compute capability: warps, blocks, KiB of shared memory per SM and per block, allocation unit of
+# shared memory in bytes, bytes reserved per block (1 KiB from 8.0 on), schedulers.
 _LIMITS = {
     (3, 5): (64, 16, 48, 48, 256, 0, 4),
     (6, 0): (64, 32, 64, 48, 256, 0, 2),
@@ -29,7 +29,7 @@ _LIMITS = {
 
 
 def _gpu(name: str, capability: tuple[int, int], source: str, sources: Mapping[str, str] = {}, **figures) -> GPU:
-    """A GPU from its data sheet's figures and the limits of its compute capability; ``source`` covers what is not named."""
+    """A GPU from its figures and its capability's limits; ``source`` covers what ``sources`` does not name."""
     warps, blocks, per_sm, per_block, unit, reserved, schedulers = _LIMITS[capability]
     limits = {
         "max_warps_per_sm": warps,
@@ -77,7 +77,7 @@ _ALL = (
     ),
     _gpu(
         "T4", (7, 5), "NVIDIA T4 data sheet and Turing whitepaper (2018)",
-        {"peak_flops": "NVIDIA T4 data sheet; fp64 from the Turing whitepaper: 2 fp64 units an SM, 40 x 2 x 2 x 1.59 GHz"},
+        {"peak_flops": "NVIDIA T4 data sheet; fp64 by the Turing whitepaper's 2 units an SM: 40 x 2 x 2 x 1.59 GHz"},
         full_name="NVIDIA T4 16GB", year=2018, architecture="Turing", sms=40, clock_hz=1590 * MEGA,
         l1_bytes_per_sm=96 * KIB, l2_bytes=4096 * KIB, memory_bytes=16 * GIGA, memory_bandwidth=320 * GIGA,
         peak_flops={"fp64": 0.2544 * TERA, "fp32": 8.1 * TERA, "fp16": 65 * TERA, "int8": 130 * TERA},
@@ -99,7 +99,8 @@ _ALL = (
         "A10", (8, 6), "NVIDIA A10 data sheet (2021)",
         full_name="NVIDIA A10 24GB", year=2021, architecture="Ampere", sms=72, clock_hz=1695 * MEGA,
         l1_bytes_per_sm=128 * KIB, l2_bytes=6144 * KIB, memory_bytes=24 * GIGA, memory_bandwidth=600 * GIGA,
-        peak_flops={"fp32": 31.2 * TERA, "tf32": 62.5 * TERA, "bf16": 125 * TERA, "fp16": 125 * TERA, "int8": 250 * TERA},
+        peak_flops={"fp32": 31.2 * TERA, "tf32": 62.5 * TERA, "bf16": 125 * TERA, "fp16": 125 * TERA,
+                    "int8": 250 * TERA},
         peak_flops_sparse={"tf32": 125 * TERA, "bf16": 250 * TERA, "fp16": 250 * TERA, "int8": 500 * TERA},
         has_tensor_cores=True, pcie_bandwidth=64 * GIGA,
     ),
@@ -145,9 +146,9 @@ _ALL = (
     _gpu(
         "H200", (9, 0), "NVIDIA H200 SXM data sheet (2023)",
         {"peak_flops": "NVIDIA H200 SXM data sheet, halved where it prints rates with sparsity; the same as an H100's",
-         "l2_bytes": "Hopper whitepaper: GH100 as built in the H100"},
+         "l2_bytes": "as its driver reports it (cudaDeviceProp.l2CacheSize): all 60 MiB of a GH100, the H100 has 50"},
         full_name="NVIDIA H200 SXM 141GB", year=2023, architecture="Hopper", sms=132, clock_hz=1980 * MEGA,
-        l1_bytes_per_sm=256 * KIB, l2_bytes=50 * MIB, memory_bytes=141 * GIGA, memory_bandwidth=4.8 * TERA,
+        l1_bytes_per_sm=256 * KIB, l2_bytes=60 * MIB, memory_bytes=141 * GIGA, memory_bandwidth=4.8 * TERA,
         peak_flops={"fp64": 34 * TERA, "fp64_tensor": 67 * TERA, "fp32": 67 * TERA, "tf32": 494.5 * TERA,
                     "bf16": 989 * TERA, "fp16": 989 * TERA, "fp8": 1979 * TERA, "int8": 1979 * TERA},
         peak_flops_sparse={"tf32": 989 * TERA, "bf16": 1979 * TERA, "fp16": 1979 * TERA, "fp8": 3958 * TERA,
@@ -155,7 +156,11 @@ _ALL = (
         has_tensor_cores=True, link_bandwidth=900 * GIGA, pcie_bandwidth=128 * GIGA,
     ),
     _gpu(
-        "B200", (10, 0), "NVIDIA HGX B200 data sheet (2024)",
+        "B200", (10, 0), "NVIDIA HGX B200 data sheet (2024), one GPU of eight",
+        {"l2_bytes": "NVIDIA Blackwell tuning guide: 126 MB", "l1_bytes_per_sm": "NVIDIA Blackwell tuning guide",
+         "sms": "as its driver reports it (cudaDeviceProp.multiProcessorCount)",
+         "clock_hz": "highest SM clock its driver offers; 148 SMs x 128 x 2 x 1.965 GHz is the printed fp32 rate",
+         "memory_bandwidth": "NVIDIA HGX B200 data sheet: 8 TB/s; the driver's bus width and clock give 7.7"},
         full_name="NVIDIA B200 SXM 180GB", year=2024, architecture="Blackwell", sms=148, clock_hz=1965 * MEGA,
         l1_bytes_per_sm=256 * KIB, l2_bytes=126 * MIB, memory_bytes=180 * GIGA, memory_bandwidth=8 * TERA,
         peak_flops={"fp64": 37 * TERA, "fp32": 75 * TERA, "tf32": 1.1e15,
@@ -173,18 +178,18 @@ TPUS: Mapping[str, TPU] = MappingProxyType(
         each.name: each
         for each in (
             TPU(
-                name="TPU v5e", year=2023, peak_flops={"bf16": 197 * TERA, "int8": 394 * TERA}, memory_bytes=16 * GIGA,
-                memory_bandwidth=819 * GIGA, matrix_unit=(128, 128), link_bandwidth=200 * GIGA,
+                name="TPU v5e", year=2023, peak_flops={"bf16": 197 * TERA, "int8": 393 * TERA}, memory_bytes=16 * GIGA,
+                memory_bandwidth=819 * GIGA, matrix_unit=(128, 128), link_bandwidth=400 * GIGA,
                 sources=dict.fromkeys(
                     ("year", "peak_flops", "memory_bytes", "memory_bandwidth", "matrix_unit", "link_bandwidth"),
-                    f"{_CLOUD}, 'TPU v5e' (links: 1,600 Gbit/s)"),
+                    f"{_CLOUD}, 'TPU v5e'"),
             ),
             TPU(
                 name="TPU v6e", year=2024, peak_flops={"bf16": 918 * TERA, "int8": 1836 * TERA}, memory_bytes=32 * GIGA,
-                memory_bandwidth=1640 * GIGA, matrix_unit=(256, 256), link_bandwidth=448 * GIGA,
+                memory_bandwidth=1638 * GIGA, matrix_unit=(256, 256), link_bandwidth=800 * GIGA,
                 sources=dict.fromkeys(
                     ("year", "peak_flops", "memory_bytes", "memory_bandwidth", "matrix_unit", "link_bandwidth"),
-                    f"{_CLOUD}, 'TPU v6e' (links: 3,584 Gbit/s; lectures round 918e12 to 9.1e14)"),
+                    f"{_CLOUD}, 'TPU v6e' (lectures print its 918e12 as 9.1e14)"),
             ),
         )
     }

@@ -1,8 +1,8 @@
 """What a warp's memory access costs: 32-byte sectors in global memory, bank conflicts in shared memory.
 
-Global memory is served in sectors of 32 bytes, four of which make a cache line of 128. A warp's load moves every sector that
-any of its lanes touches, once, however little of it is used. Shared memory is 32 banks of 4-byte words; in one pass each
-bank gives one word, to as many lanes as ask for that same word.
+Global memory is served in sectors of 32 bytes, four of which make a cache line of 128. A warp's load moves every sector
+that any of its lanes touches, once, however little of it is used. Shared memory is 32 banks of 4-byte words; in one
+pass each bank gives one word, to as many lanes as ask for that same word.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def touched_sectors(byte_addresses: Iterable[int], access_bytes: int, sector: in
 
 
 def sectors(byte_addresses: Iterable[int], access_bytes: int, sector: int = SECTOR_BYTES) -> int:
-    """Sectors that one memory instruction moves when its lanes access ``access_bytes`` bytes at each of these addresses.
+    """Sectors that one memory instruction moves when its lanes access ``access_bytes`` bytes at these addresses.
 
     Each sector counts once, however many lanes share it; an access that crosses a boundary touches two. Masked-off
     lanes are left out of ``byte_addresses``.

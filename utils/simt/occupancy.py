@@ -37,9 +37,10 @@ def occupancy(
 ) -> Occupancy:
     """Blocks, warps and occupancy of a kernel on ``gpu``, and the resource that limits them.
 
-    The rules are those of the CUDA occupancy calculator (cuda_occupancy.h). Registers: a warp's are rounded up to a multiple
-    of 256, and each of an SM's schedulers hands out its own quarter of them. Shared memory: a block's, plus 1 KiB that
-    the system reserves from compute capability 8.0 on, rounded up to 128 bytes (256 before 8.0). Threads: in whole warps.
+    The rules are those of the CUDA occupancy calculator (cuda_occupancy.h). Registers: a warp's are rounded up to a
+    multiple of 256, and each of an SM's schedulers hands out its own share of them. Shared memory: a block's, plus 1
+    KiB that the system reserves from compute capability 8.0 on, rounded up to 128 bytes (256 before). Threads: whole
+    warps.
 
     Args:
         gpu: an entry of the hardware table.

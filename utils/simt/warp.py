@@ -1,11 +1,12 @@
 """A warp that executes a small program in lockstep: where control flow diverges, lanes wait.
 
-The model is the classic one of SIMT hardware. All lanes of a warp share one instruction stream and an active mask. At an
-``If`` whose condition differs between lanes the warp first walks the ``then`` side with the other lanes masked off, then the
-``otherwise`` side with the mask inverted, and **reconverges** right after: the next operation runs with the mask that held
-before the ``If``. A side that no lane takes is skipped. A ``Loop`` repeats while any lane still has trips left; lanes that
-are done wait for the longest. GPUs since Volta may schedule the sides in another order, or interleave them; the
-lane-cycles lost are the same, since at any moment one instruction issues for one mask.
+The model is the classic one of SIMT hardware. All lanes of a warp share one instruction stream and an active mask. At
+an ``If`` whose condition differs between lanes the warp first walks the ``then`` side with the other lanes masked off,
+then the ``otherwise`` side with the mask inverted, and **reconverges** right after: the next operation runs with the
+mask that held before the ``If``. A side that no lane takes is skipped. A ``Loop`` repeats while any lane still has
+trips left; lanes that are done wait for the longest. GPUs since Volta may schedule the sides in another order, or
+interleave them; the lane-cycles lost are the same as long as the sides reconverge, since at any moment one instruction
+issues for one mask.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class If:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop whose ``body`` runs ``trips(lane)`` times in each lane; the warp goes round until the last lane is done."""
+    """A loop whose ``body`` runs ``trips(lane)`` times in each lane; the warp goes round until every lane is done."""
 
     trips: Callable[[int], int]
     body: Sequence[Node]

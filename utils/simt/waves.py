@@ -21,7 +21,7 @@ def tiles(m: int, n: int, tile_m: int, tile_n: int) -> int:
 
 
 def tile_efficiency(m: int, n: int, tile_m: int, tile_n: int) -> float:
-    """Share of the tiles' elements that lie inside the m x n output: what tile quantisation leaves of the arithmetic."""
+    """Share of the tiles' elements that lie inside the m x n output: what tile quantisation leaves of the work."""
     return m * n / (tiles(m, n, tile_m, tile_n) * tile_m * tile_n)
 
 
@@ -69,8 +69,8 @@ def schedule_tiles(
 ) -> list[Placement]:
     """The timeline of tiles on SMs under the hardware's greedy rule: the next tile goes to the slot that is free first.
 
-    Tiles start in order, as a GPU's block scheduler issues blocks; ties go to the lowest slot of the lowest SM, so that the
-    first wave fills every SM before any SM gets a second tile.
+    Tiles start in order, as a GPU's block scheduler issues blocks; ties go to the lowest slot, then to the lowest SM,
+    so that every SM has a first tile before any has a second.
 
     Args:
         num_tiles: tiles, numbered in launch order.
@@ -82,7 +82,7 @@ def schedule_tiles(
         Placements ``(sm, tile, start, end, slot)`` in launch order; ``max(p.end for p in schedule)`` is the makespan.
 
     Raises:
-        TypeError, ValueError: sizes that are not positive integers, durations that are too few, too many or not positive.
+        TypeError, ValueError: sizes that are not positive integers; too few or too many durations, one not positive.
     """
     _positive(num_tiles=num_tiles, sms=sms, per_sm=per_sm)
     times = (
