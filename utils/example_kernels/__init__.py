@@ -1,7 +1,7 @@
 """Real Triton kernels that notebooks, benchmarks and tests share, each beside a closed formula of what it moves.
 
-Host functions take tensors on ``utils.runtime.DEVICE`` of any size; ``*_traffic`` gives the exact bytes that the unmasked
-lanes of the kernel request, which ``utils.kernel_profile`` counts.
+Host functions take tensors on ``utils.runtime.DEVICE`` of any size; ``*_traffic`` gives the exact bytes that the
+unmasked lanes of the kernel request, which ``utils.kernel_profile`` counts.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 NAIVE_BLOCK = 256
-#: (BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, warps, stages). A tile of 128 x 128 fills an H100's tensor cores and leaves room
-#: for three stages of 16-bit operands; the interpreter, which has no caches to fill, gets a tile that small tests cross.
+#: (BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, warps, stages). On a GPU a tile of 128 x 128 with three stages of 16-bit operands
+#: fits shared memory twice; the interpreter has no caches to fill and gets a tile that small matrices cross.
 GPU_TILES = (128, 128, 64, 8, 8, 3)
 CPU_TILES = (32, 32, 32, 4, 4, 1)
 Tiles = tuple[int, int, int, int, int, int]
@@ -34,7 +34,7 @@ def naive_matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stri
 
 @triton.jit
 def grouped_tile(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Tile of c that a program owns: GROUP_M tile rows at a time, so that programs running together share tiles of b."""
+    """Tile of c that a program owns: GROUP_M tile rows at a time, so that programs that run together share b."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles_in_group = GROUP_M * tiles_n

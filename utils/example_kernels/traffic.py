@@ -21,7 +21,7 @@ class Traffic:
     Attributes:
         bytes_loaded: Bytes that the unmasked lanes of all programs load; an atomic loads its element too.
         bytes_stored: Bytes that they store; an atomic stores its element too.
-        flops: 2 x m x n x k of each ``tl.dot``, tiles that stick out of the matrix included (the hardware computes them).
+        flops: 2 x m x n x k of each ``tl.dot``, whole tiles even where they stick out of the matrix.
         bytes_atomic: The part of ``bytes_loaded`` and of ``bytes_stored`` that atomics account for.
     """
 
