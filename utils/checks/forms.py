@@ -1,0 +1,117 @@
+"""The forms an answer can have (a count, a rate, a table of them): what is wrong with a value, and when two agree."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class Form:
+    """What a question's answers look like; each subclass is one kind of answer."""
+
+    def problem(self, value: object) -> str:
+        """What is wrong with the type of ``value``, as the end of "... returned"; empty when it is an answer at all."""
+        raise NotImplementedError
+
+    def same(self, value: object, expected: object) -> bool:
+        """Whether two values without a :meth:`problem` agree."""
+        return value == expected
+
+    def show(self, value: object) -> str:
+        """The value as a person reads it."""
+        return repr(value)
+
+    def scalar(self, value: object) -> float | None:
+        """The value as one number for hints about ratios, or None."""
+        return None
+
+
+def _odd_type(value: object) -> str:
+    """The complaints that all forms share: nothing returned, several things returned, a tensor, an array."""
+    if value is None:
+        return "None: is a `return` missing?"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} values where one number is due: {value!r}"
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number):
+        kind = f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
+        return f"a {kind}: work with the plain Python numbers that you are given (a tensor rounds large counts)"
+    if isinstance(value, bool):
+        return f"{value!r}, a truth value where a number is due"
+    return ""
+
+
+@dataclass(frozen=True)
+class Count(Form):
+    """An exact integer: operations, bytes, sectors, tiles. With ``or_none``, None is an answer too."""
+
+    or_none: bool = False
+
+    def problem(self, value: object) -> str:
+        if value is None and self.or_none:
+            return ""
+        if problem := _odd_type(value):
+            return problem
+        if isinstance(value, numbers.Integral):
+            return ""
+        if isinstance(value, numbers.Real):
+            return f"the float {value!r} where an integer is due: divide with // (a float loses ones above 2**53)"
+        return f"{value!r} of type {type(value).__name__} where an integer is due"
+
+    def show(self, value: object) -> str:
+        return f"{value:,}" if isinstance(value, numbers.Integral) else repr(value)
+
+    def scalar(self, value: object) -> float | None:
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Rate(Form):
+    """A real number (a rate, a time, a fraction) that may differ from the expected one by ``tolerance``, relatively."""
+
+    tolerance: float = 1e-9
+
+    def problem(self, value: object) -> str:
+        if problem := _odd_type(value):
+            return problem
+        if not isinstance(value, numbers.Real):
+            return f"{value!r} of type {type(value).__name__} where a number is due"
+        return "" if math.isfinite(value) else f"{value!r}: a finite number is due"
+
+    def same(self, value: object, expected: object) -> bool:
+        return math.isclose(value, expected, rel_tol=self.tolerance, abs_tol=0.0)
+
+    def show(self, value: object) -> str:
+        return f"{value:.6g}" if isinstance(value, numbers.Real) and not isinstance(value, bool) else repr(value)
+
+    def scalar(self, value: object) -> float | None:
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Table(Form):
+    """A dictionary with one entry of the same form for each of ``keys``."""
+
+    keys: Sequence[str]
+    entry: Form
+
+    def problem(self, value: object) -> str:
+        if value is None:
+            return "None: is a `return` missing?"
+        if not isinstance(value, Mapping):
+            return f"a {type(value).__name__} where a dictionary with the keys {', '.join(self.keys)} is due"
+        if set(value) != set(self.keys):
+            return f"the keys {', '.join(map(repr, value)) or 'none'} where {', '.join(map(repr, self.keys))} are due"
+        for key in self.keys:
+            if problem := self.entry.problem(value[key]):
+                return f"under {key!r} {problem}"
+        return ""
+
+    def same(self, value: object, expected: object) -> bool:
+        return all(self.entry.same(value[key], expected[key]) for key in self.keys)
+
+    def show(self, value: object) -> str:
+        if not isinstance(value, Mapping):
+            return repr(value)
+        return "{" + ", ".join(f"{key!r}: {self.entry.show(entry)}" for key, entry in value.items()) + "}"

@@ -1,0 +1,325 @@
+"""Checks of exercises 1.1 to 1.3: FLOPs and bytes of a dot product, a matmul, a ReLU and a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from utils.checks.core import Exercise
+from utils.checks.lab1 import counting
+from utils.checks.lab1.rules import FORBIDDEN, element_size, size_cases
+from utils.checks.numbers import Mistake, Question, check_numbers
+
+SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
+MULTIPLY_ADD = "a multiply-add is counted as one operation (the hardware issues it as one, it is two FLOPs)"
+ELEMENTS = "elements are counted, not bytes: multiply by the size of one"
+BITS = "bits are counted, not bytes"
+
+
+def fixed_size(bytes_of: Callable[..., int], assumed: int) -> Callable[..., int]:
+    """What ``bytes_of`` gives when the element size is taken to be ``assumed``, whatever is passed."""
+    return lambda **arguments: bytes_of(**(arguments | {"element_size": assumed}))
+
+
+def size_mistakes(bytes_of: Callable[..., int], classic: int) -> tuple[Mistake, ...]:
+    """The mistakes about the size of an element that every count of bytes shares."""
+    taken = "every element is taken to have {} bytes: use element_size"
+    return (
+        Mistake(ELEMENTS, fixed_size(bytes_of, 1), classic),
+        *(Mistake(taken.format(assumed), fixed_size(bytes_of, assumed), classic) for assumed in (2, 4, 8)),
+        Mistake(BITS, lambda **arguments: 8 * bytes_of(**arguments), classic),
+    )
+
+
+# ---- 1.1 dot product ----
+def dot_product_flops(n: int) -> int:
+    return counting.dot_product(n).flops if n <= SMALL else 2 * n
+
+
+def dot_product_bytes(n: int, element_size: int) -> int:
+    return (counting.dot_product(n).elements_moved if n <= SMALL else 2 * n + 1) * element_size
+
+
+DOT_FLOPS = Question(
+    "dot_product_flops",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,)),
+    dot_product_flops,
+    (
+        Mistake(MULTIPLY_ADD, lambda n: n, 1),
+        Mistake(
+            "the first addition is left out: here the sum starts at zero, so each product is added",
+            lambda n: 2 * n - 1,
+            2,
+        ),
+        Mistake("only the additions are counted", lambda n: n - 1, 1),
+    ),
+    refused={"n": -4},
+)
+DOT_BYTES = Question(
+    "dot_product_bytes",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,), element_size=element_size),
+    dot_product_bytes,
+    (
+        Mistake("the result is not written", lambda n, element_size: 2 * n * element_size, 3),
+        Mistake("only one of the two vectors is read", lambda n, element_size: (n + 1) * element_size, 4),
+        Mistake(
+            "a whole vector is written: a dot product's result is one number",
+            lambda n, element_size: 3 * n * element_size,
+            4,
+        ),
+        *size_mistakes(dot_product_bytes, 5),
+        Mistake(
+            "the result is counted as one byte, not one element", lambda n, element_size: 2 * n * element_size + 1, 5
+        ),
+    ),
+    refused={"n": -4, "element_size": -2},
+)
+
+
+def check_dot_product(dot_product_flops: Callable, dot_product_bytes: Callable, seed: int | None = None) -> None:
+    """Exercise 1.1: ``dot_product_flops(n)`` and ``dot_product_bytes(n, element_size)``.
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        Exercise("1.1", "dot product"),
+        [(DOT_FLOPS, dot_product_flops), (DOT_BYTES, dot_product_bytes)],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="in 16 bit that is 2n FLOPs for 4n + 2 bytes: half a FLOP a byte, however long the vectors are",
+    )
+
+
+# ---- 1.2 matmul ----
+def matmul_flops(m: int, k: int, n: int) -> int:
+    return counting.matmul(m, k, n).flops if m * k * n <= SMALL else 2 * m * k * n
+
+
+def matmul_bytes(m: int, k: int, n: int, element_size: int) -> int:
+    small = m * k * n <= SMALL
+    return (counting.matmul(m, k, n).elements_moved if small else m * k + k * n + m * n) * element_size
+
+
+MATMUL_FLOPS = Question(
+    "matmul_flops",
+    lambda rng: size_cases(rng, ("m", "k", "n"), large=(2**11, 2**12, 2**31)),
+    matmul_flops,
+    (
+        Mistake(MULTIPLY_ADD, lambda m, k, n: m * k * n, 1),
+        Mistake(
+            "each dot product is one addition short: its sum starts at zero", lambda m, k, n: m * n * (2 * k - 1), 2
+        ),
+        Mistake(
+            "only one dot product is counted: there is one for each of the m * n outputs", lambda m, k, n: 2 * k, 0
+        ),
+        Mistake("k is left out: each output is a dot product of length k", lambda m, k, n: 2 * m * n, 0),
+        Mistake(
+            "the inputs' elements are counted: every element takes part in many multiplications",
+            lambda m, k, n: 2 * (m * k + k * n),
+            0,
+        ),
+    ),
+    refused={"k": -4},
+)
+MATMUL_BYTES = Question(
+    "matmul_bytes",
+    lambda rng: size_cases(rng, ("m", "k", "n"), large=(2**11, 2**12, 2**31), element_size=element_size),
+    matmul_bytes,
+    (
+        Mistake("the output is not written", lambda m, k, n, element_size: (m * k + k * n) * element_size, 3),
+        Mistake(
+            "both operands of every multiplication come from HBM: here each element is read once and stays on the chip",
+            lambda m, k, n, element_size: (2 * m * k * n + m * n) * element_size,
+            4,
+        ),
+        Mistake(
+            "the output is read as well as written: the sums start at zero on the chip",
+            lambda m, k, n, element_size: (m * k + k * n + 2 * m * n) * element_size,
+            5,
+        ),
+        Mistake("only the second matrix (the weights) moves", lambda m, k, n, element_size: k * n * element_size, 3),
+        *size_mistakes(matmul_bytes, 6),
+    ),
+    refused={"m": -3, "element_size": -2},
+)
+
+
+def check_matmul(matmul_flops: Callable, matmul_bytes: Callable, seed: int | None = None) -> None:
+    """Exercise 1.2: ``matmul_flops(m, k, n)`` and ``matmul_bytes(m, k, n, element_size)``.
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        Exercise("1.2", "matmul"),
+        [(MATMUL_FLOPS, matmul_flops), (MATMUL_BYTES, matmul_bytes)],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="FLOPs grow with the product of three sizes, bytes with products of two: size buys intensity",
+    )
+
+
+# ---- 1.3 ReLU and softmax ----
+def relu_flops(n: int) -> int:
+    return counting.relu(n).comparisons if n <= SMALL else n
+
+
+def relu_bytes(n: int, element_size: int) -> int:
+    return (counting.relu(n).elements_moved if n <= SMALL else 2 * n) * element_size
+
+
+def softmax_flops(rows: int, cols: int) -> int:
+    return counting.softmax(rows, cols, "fused").flops if rows * cols <= SMALL else 4 * rows * cols
+
+
+def softmax_bytes(rows: int, cols: int, element_size: int, method: str) -> int:
+    if rows * cols <= SMALL:
+        return counting.softmax(rows, cols, method).elements_moved * element_size
+    matrix = rows * cols
+    return element_size * {"fused": 2 * matrix, "three_pass": 4 * matrix, "eager": 8 * matrix + 4 * rows}[method]
+
+
+RELU_FLOPS = Question(
+    "relu_flops",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,)),
+    relu_flops,
+    (
+        Mistake("the comparison is counted as nothing: it is all the work that a ReLU does", lambda n: 0, 1),
+        Mistake("two operations are counted an element: a maximum with zero is one", lambda n: 2 * n, 1),
+    ),
+    refused={"n": -4},
+)
+RELU_BYTES = Question(
+    "relu_bytes",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,), element_size=element_size),
+    relu_bytes,
+    (
+        Mistake(
+            "elements are read but not written, or written but not read", lambda n, element_size: n * element_size, 2
+        ),
+        Mistake(
+            "three tensors move: there is one input, and zero is born on the chip",
+            lambda n, element_size: 3 * n * element_size,
+            2,
+        ),
+        *size_mistakes(relu_bytes, 2),
+    ),
+    refused={"n": -4},
+)
+
+
+def _pass_table(
+    three_pass: int | None = None, eager: tuple[int, int] | None = None, fused: int = 2
+) -> Callable[..., int]:
+    """A count of softmax bytes from passes over the matrix; those not given are right."""
+    passes = {"fused": (fused, 0), "three_pass": (three_pass or 4, 0), "eager": eager or (8, 4)}
+
+    def moved(rows: int, cols: int, element_size: int, method: str) -> int:
+        matrix_passes, statistics = passes[method]
+        return (matrix_passes * rows * cols + statistics * rows) * element_size
+
+    return moved
+
+
+SOFTMAX_FLOPS = Question(
+    "softmax_flops",
+    lambda rng: size_cases(rng, ("rows", "cols"), small=(2, 20), large=(2**12, 2**31)),
+    softmax_flops,
+    (
+        Mistake(
+            "the comparisons that find the maximum are counted: inside a softmax they are free",
+            lambda rows, cols: 5 * rows * cols,
+            3,
+        ),
+        Mistake("one of subtract, exponentiate, add, divide is left out", lambda rows, cols: 3 * rows * cols, 3),
+        Mistake("only the exponentials and the division are counted", lambda rows, cols: 2 * rows * cols, 3),
+        Mistake(
+            "one division a row is counted: every element is divided by the sum",
+            lambda rows, cols: 3 * rows * cols + rows,
+            3,
+        ),
+        Mistake(
+            "each row's sum is one addition short: it starts at zero", lambda rows, cols: 4 * rows * cols - rows, 3
+        ),
+        Mistake("one row is counted", lambda rows, cols: 4 * cols, 0),
+    ),
+    refused={"rows": -4},
+)
+
+
+def _softmax_cases(rng):
+    draw = {"element_size": element_size}
+    cases = []
+    for method in ("fused", "three_pass", "eager"):
+        fixed = {"method": lambda _, method=method: method}
+        cases += size_cases(rng, ("rows", "cols"), drawn=3, small=(2, 20), large=(2**12, 2**31), **draw, **fixed)
+    return cases
+
+
+SOFTMAX_BYTES = Question(
+    "softmax_bytes",
+    _softmax_cases,
+    softmax_bytes,
+    (
+        Mistake("the output is not written", _pass_table(fused=1, three_pass=3), 4),
+        Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=6), 5),
+        Mistake(
+            "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=2), 5
+        ),
+        Mistake(
+            "a long row is read twice: the maximum, the sum and the result each need a pass of their own",
+            _pass_table(three_pass=3),
+            5,
+        ),
+        Mistake("the row statistics are left out: they too are written and read again", _pass_table(eager=(8, 0)), 6),
+        Mistake("the row statistics are written but never read again", _pass_table(eager=(8, 2)), 6),
+        Mistake("the row statistics are read but never written", _pass_table(eager=(8, 2)), 6),
+        Mistake(
+            "the five kernels are counted as if what one writes stayed on the chip for the next",
+            _pass_table(eager=(2, 0)),
+            6,
+        ),
+        Mistake(
+            "the kernels' reads are counted, their writes not", _pass_table(fused=1, three_pass=3, eager=(5, 2)), 6
+        ),
+        Mistake(
+            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            _pass_table(eager=(10, 0)),
+            6,
+        ),
+        Mistake(
+            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            _pass_table(eager=(10, 2)),
+            6,
+        ),
+        *size_mistakes(softmax_bytes, 7),
+    ),
+    refused={"rows": -4, "method": "online"},
+    split_by="method",
+)
+
+
+def check_relu_softmax(
+    relu_flops: Callable,
+    relu_bytes: Callable,
+    softmax_flops: Callable,
+    softmax_bytes: Callable,
+    seed: int | None = None,
+) -> None:
+    """Exercise 1.3: a ReLU's FLOPs and bytes of n elements, a softmax's of (rows, cols) by method.
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        Exercise("1.3", "ReLU and softmax"),
+        [
+            (RELU_FLOPS, relu_flops),
+            (RELU_BYTES, relu_bytes),
+            (SOFTMAX_FLOPS, softmax_flops),
+            (SOFTMAX_BYTES, softmax_bytes),
+        ],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="the same four operations an element cost two to eight passes over memory: fusing is about bytes",
+    )
