@@ -1,8 +1,8 @@
 """What every check of the course shares: the seed that draws its cases, and the shape of a message that teaches.
 
-A check draws its cases at random from a seed that it prints, so that a failure can be reproduced and an answer cannot be
-fitted to the cases. A failed check raises :class:`CheckFailed`, an ``AssertionError``, whose text says which exercise, what
-differs and where, what usually causes that, and how to see it again.
+A check draws its cases at random from a seed that it prints, so that a failure can be reproduced and an answer cannot
+be fitted to the cases. A failed check raises :class:`CheckFailed`, an ``AssertionError``, whose text says which
+exercise, what differs and where, what usually causes that, and how to see it again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def generator(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def message(exercise: Exercise, headline: str, details: Sequence[str] = (), cause: str = "", reproduce: str = "") -> str:
+def message(
+    exercise: Exercise, headline: str, details: Sequence[str] = (), cause: str = "", reproduce: str = ""
+) -> str:
     """Lay out a failed check as the course does everywhere.
 
     The headline follows the exercise's name; ``details`` are indented lines (first bad index, owner, map of tiles);

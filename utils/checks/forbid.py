@@ -1,0 +1,359 @@
+"""Whether a student's function does the work itself: no ready-made operator, no N x N tensor, and a kernel of its own.
+
+:func:`watch` listens while the function runs: to PyTorch's functions and operators, to memory that is allocated and
+to Triton kernels that are launched. :class:`Rules` says what an exercise forbids; :func:`broken_rule` holds one
+against the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
+
+from utils.checks.problem import Problem
+from utils.checks.unwritten import mark
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Ready-made operators by family, by the last part of their names in PyTorch.
+FAMILIES: Mapping[str, frozenset[str]] = {
+    "softmax": _names("softmax log_softmax softmin logsumexp gumbel_softmax safe_softmax"),
+    "matmul": _names(
+        "matmul mm bmm addmm addbmm baddbmm addmv mv dot vdot inner linear bilinear einsum tensordot kron chain_matmul "
+        "rmatmul multi_dot scaled_mm int_mm grouped_mm conv1d conv2d conv3d convolution"
+    ),
+    "attention": _names(
+        "scaled_dot_product_attention scaled_dot_product_attention_math scaled_dot_product_flash_attention "
+        "scaled_dot_product_flash_attention_for_cpu scaled_dot_product_efficient_attention "
+        "scaled_dot_product_cudnn_attention flash_attention_forward efficient_attention_forward flex_attention "
+        "multi_head_attention_forward"
+    ),
+    "activation": _names("gelu relu relu6 silu mish elu celu selu hardtanh threshold softplus sigmoid"),
+    "normalisation": _names(
+        "layer_norm native_layer_norm rms_norm fused_rms_norm group_norm batch_norm native_batch_norm"
+    ),
+    "NumPy": _names("numpy array tolist"),
+}
+
+#: Operators that only allocate, copy, convert or look at memory: a function may use them around its kernel.
+BOOKKEEPING = _names(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones "
+    "ones_like new_ones full full_like new_full zero fill scalar_tensor tensor lift lift_fresh arange clone copy "
+    "to_copy contiguous to view reshape expand permute transpose t mT numpy_T unsqueeze squeeze select slice narrow "
+    "split split_with_sizes chunk unbind as_strided detach alias flatten unflatten movedim unsafe_view reshape_alias "
+    "view_as_real resize set pad constant_pad_nd is_pinned pin_memory record_stream local_scalar_dense item equal "
+    "is_same_size broadcast_tensors unsafe_split set_data version is_set_to stack cat swapaxes ravel squeeze_copy"
+)
+
+_READY_MADE_LIBRARIES = _names(
+    "xformers flash_attn flash_attn_interface flash_attn_3 liger_kernel transformer_engine apex torchao flashinfer "
+    "jax tensorflow sklearn scipy cupy"
+)
+_COMPILERS = ("torch.compile", "torch.jit", "torch._inductor", "torch._dynamo")
+# code that is never the student's: PyTorch, Triton, this library, and Python itself
+_NOT_STUDENTS = (
+    *(str(Path(package.__file__).parent) + "/" for package in (torch, triton)),
+    str(Path(__file__).parent) + "/",
+    contextlib.__file__,
+    "<frozen",
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A PyTorch operator that ran: its name as written (``torch.softmax``) or ``aten.mm``, and the student's line."""
+
+    name: str
+    base: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory that a PyTorch operator allocated: elements, the tensor's shape, and the line that asked for it."""
+
+    elements: int
+    shape: tuple[int, ...]
+    name: str
+    where: str
+
+
+@dataclass
+class Watch:
+    """What happened while :func:`watch` listened."""
+
+    calls: list[Call] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    kernels: list[tuple[str, str]] = field(default_factory=list)  # (name, module) of each launch
+    launching: int = 0
+
+    @property
+    def largest(self) -> Allocation | None:
+        """The largest allocation; None when nothing was allocated."""
+        return max(self.allocations, key=lambda allocation: allocation.elements, default=None)
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is PyTorch's, Triton's, this library's or Python's own rather than a student's."""
+    return file.startswith(_NOT_STUDENTS)
+
+
+def _base(name: str) -> str:
+    return name.rsplit(".", 1)[-1].strip("_")
+
+
+def _caller() -> str:
+    """The nearest line of code that is not a library's, as ``softmax (kernels.py, line 12)``."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_library(file):
+            name = frame.f_code.co_name
+            place = "a cell" if file.startswith("<") or "ipykernel" in file else Path(file).name
+            return f"{name} ({place}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+class _Functions(TorchFunctionMode):
+    """Notes PyTorch's functions under the names that the student wrote."""
+
+    def __init__(self, seen: Watch) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if not self.seen.launching:
+            name = resolve_name(func) or getattr(func, "__name__", "")
+            if not name.endswith(("__get__", "__set__")):
+                self.seen.calls.append(Call(name, _base(name), _caller()))
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the operators that run and the memory they allocate, and marks fresh memory as never written."""
+
+    def __init__(self, seen: Watch) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket)
+        if self.seen.launching:
+            return result
+        if _base(name) in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"):
+            mark(result)
+        where = _caller()
+        self.seen.calls.append(Call(name, _base(name), where))
+        inputs = {_memory(value) for value in torch.utils._pytree.tree_leaves((args, kwargs))}
+        for value in torch.utils._pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided and _memory(value) not in inputs:
+                elements = value.untyped_storage().nbytes() // value.element_size()
+                self.seen.allocations.append(Allocation(elements, tuple(value.shape), name, where))
+        return result
+
+
+def _memory(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def kernel_name(kernel: Any) -> tuple[str, str]:
+    """Name and module of the Python function behind a Triton kernel, autotuned or not."""
+    while not isinstance(kernel, types.FunctionType) and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return getattr(kernel, "__name__", repr(kernel)), getattr(kernel, "__module__", "") or ""
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[Watch]:
+    """Listen to what runs inside the block; everything is as it was afterwards, also after an exception.
+
+    Memory from ``torch.empty`` and its relatives is filled with the value of :mod:`utils.checks.unwritten`.
+    """
+    seen = Watch()
+    index = KernelInterface.__getitem__
+
+    def launcher(kernel, grid):
+        launch = index(kernel, grid)
+
+        def run(*args, **kwargs):
+            seen.kernels.append(kernel_name(kernel))
+            seen.launching += 1
+            try:
+                return launch(*args, **kwargs)
+            finally:
+                seen.launching -= 1
+
+        return run
+
+    compile_function = torch.compile
+
+    def noted_compile(*args, **kwargs):
+        seen.calls.append(Call("torch.compile", "compile", _caller()))
+        return compile_function(*args, **kwargs)
+
+    KernelInterface.__getitem__ = launcher
+    torch.compile = noted_compile
+    try:
+        with _Operators(seen), _Functions(seen):
+            yield seen
+    finally:
+        KernelInterface.__getitem__ = index
+        torch.compile = compile_function
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an exercise forbids.
+
+    Args:
+        families: Families of :data:`FAMILIES` that may not be called.
+        kernel: The work must be done by Triton kernels of the student's own: at least one is launched, none comes
+            from a library, and PyTorch only allocates, copies and views (:data:`BOOKKEEPING`).
+        allow: Operators allowed all the same, by the last part of their name: ``("sum",)``.
+        largest: Most elements that one allocated tensor may have: a number, or a function of the case.
+
+    Raises:
+        ValueError: a family is unknown.
+    """
+
+    families: Sequence[str] = tuple(FAMILIES)
+    kernel: bool = True
+    allow: Sequence[str] = ()
+    largest: int | Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        for family in self.families:
+            if family not in FAMILIES:
+                raise ValueError(f"{family!r} is not a family of operators: choose from {', '.join(FAMILIES)}")
+
+
+def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False) -> Problem | None:
+    """The first rule that a call broke, or None.
+
+    Args:
+        rules: What the exercise forbids.
+        seen: What :func:`watch` noted.
+        case: Handed to ``rules.largest``.
+        empty: The output has no element, so no kernel needs to be launched.
+    """
+    for call in seen.calls:
+        if call.base == "compile":
+            return Problem(
+                f"torch.compile is called by {call.where}", "the exercise is to write what it would generate"
+            )
+        for family in rules.families:
+            if call.base in FAMILIES[family] and call.base not in rules.allow:
+                ready = "leaves PyTorch for NumPy" if family == "NumPy" else f"is a ready-made {family} operator"
+                return Problem(f"{call.name} is called by {call.where}", f"it {ready}: the exercise is to write it")
+    limit = rules.largest(case) if callable(rules.largest) else rules.largest
+    if limit is not None and seen.largest is not None and seen.largest.elements > limit:
+        big = seen.largest
+        shape = " x ".join(map(str, big.shape)) or "1"
+        return Problem(
+            f"a tensor of {shape} = {big.elements:,} elements is allocated, {int(limit):,} is the most that is needed",
+            "a whole intermediate is written to memory: keep one tile of it on chip and finish with it before the next",
+            (f"by {big.name} in {big.where}",),
+        )
+    if not rules.kernel:
+        return None
+    for name, module in seen.kernels:
+        if module.split(".")[0] in ("utils", "torch", *_READY_MADE_LIBRARIES):
+            return Problem(f"the kernel {name} of {module} is launched", "the exercise is to write that kernel")
+    if not seen.kernels and not empty:
+        return Problem("no Triton kernel is launched", "the function must start its kernel: kernel[grid](...)")
+    for call in seen.calls:
+        if call.name.startswith("aten.") and call.base not in BOOKKEEPING and call.base not in rules.allow:
+            return Problem(
+                f"PyTorch computes part of the result: {call.name} is called by {call.where}",
+                "each such operator reads and writes whole tensors once more: do this inside the kernel",
+            )
+    return None
+
+
+def ready_made(function: Callable) -> str | None:
+    """A ready-made library or compiler that a function uses, found by reading its source, or None.
+
+    Follows the functions of the same package that it names. Finds imports inside functions, names imported at the top
+    of the module, ``torch.compile`` and its relatives, and functions that were compiled earlier.
+    """
+    return _scan(inspect.unwrap(function), set())
+
+
+def _scan(function: Any, visited: set[int]) -> str | None:
+    if id(function) in visited:
+        return None
+    visited.add(id(function))
+    if hasattr(function, "_torchdynamo_orig_callable") or type(function).__module__.startswith("torch._dynamo"):
+        return f"{getattr(function, '__name__', 'a function')}, compiled by torch.compile"
+    if isinstance(function, torch.jit.ScriptFunction):
+        return f"{function.name}, compiled by torch.jit"
+    if inspect.isclass(function):
+        members = [getattr(value, "__func__", value) for value in vars(function).values()]
+        found = (_scan(value, visited) for value in members if isinstance(value, types.FunctionType))
+        return next((text for text in found if text), None)
+    if not isinstance(function, types.FunctionType):
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # typed into a session, or a lambda amid an expression
+        return None
+    package = (function.__module__ or "").split(".")[0]
+    local = dict(inspect.getclosurevars(function).nonlocals)
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            modules = [_dotted(node, function.__globals__)]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            value = local.get(node.id, function.__globals__.get(node.id))
+            modules = [
+                value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "") or ""
+            ]
+            if value is torch.compile:
+                modules.append("torch.compile")
+            same = str(getattr(value, "__module__", "")).split(".")[0] == package
+            deeper = _scan(value, visited) if same or hasattr(value, "_torchdynamo_orig_callable") else None
+            if deeper:
+                return deeper
+        for module in modules:
+            if module.split(".")[0] in _READY_MADE_LIBRARIES or any(_within(module, name) for name in _COMPILERS):
+                return module
+    return None
+
+
+def _within(module: str, name: str) -> bool:
+    return module == name or module.startswith(f"{name}.")
+
+
+def _dotted(node: ast.AST, names: Mapping[str, Any]) -> str:
+    """``torch.nn.functional`` for an attribute chain that starts at a module, else the empty string."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    root = names.get(node.id) if isinstance(node, ast.Name) else None
+    return ".".join([root.__name__, *reversed(parts)]) if isinstance(root, types.ModuleType) else ""

@@ -1,0 +1,253 @@
+"""Holds a tensor that a student computed against a float64 reference, and explains how it differs.
+
+The error allowed follows flash-attention's rule: at most ``factor`` times what plain PyTorch errs in the same dtype
+on the same inputs, both against a reference in float64. A dtype's own rounding is thus never a student's fault, and
+accumulating in float16 where PyTorch uses float32 is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.checks.problem import Problem
+from utils.checks.tiling import Tiling
+from utils.checks.unwritten import unwritten
+
+#: A function's outputs, by position.
+Outputs = tuple[torch.Tensor, ...]
+
+_ENOUGH_SAMPLES = 512  # elements of an output from which its largest rounding error is a fair sample
+_MOST_NEIGHBOURS = 16
+
+
+def as_outputs(result: Any) -> tuple[Any, ...]:
+    """A function's result as a tuple of outputs."""
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def upcast(value: Any) -> Any:
+    """A floating-point tensor in float64 without its graph; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+        return value.detach().to(torch.float64)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one output should be.
+
+    ``right`` is the reference (float64, on the CPU); ``allowed`` the largest absolute error; ``dtype`` and ``shape``
+    are those that the plain computation gives.
+    """
+
+    right: torch.Tensor
+    allowed: float
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def targets(
+    reference: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    baseline: Callable[..., Any] | None = None,
+    factor: float = 2.0,
+    atol: float = 0.0,
+) -> tuple[Target, ...]:
+    """What each output of an answer should be, and how far it may be off.
+
+    Args:
+        reference: Plain PyTorch; called with float64 inputs it gives the right values.
+        args, options: The inputs, in the dtype of the case, and keyword arguments.
+        baseline: Plain PyTorch called with the inputs as they are; ``reference`` by default. Its error is the
+            yardstick, and its dtypes and shapes are what an answer must have.
+        factor: How many times the baseline's error is allowed.
+        atol: Added to what is allowed.
+
+    Returns:
+        One target an output. Integer outputs must be equal. Where an output has few elements, the baseline's error is
+        the largest over inputs that differ by a few units in the last place, since a single element may round luckily.
+
+    Raises:
+        ValueError: ``factor`` is less than 1 or ``atol`` negative.
+    """
+    if not factor >= 1 or not atol >= 0:
+        raise ValueError(f"factor must be at least 1 and atol not negative, got {factor} and {atol}")
+    options, plain_function = dict(options or {}), baseline or reference
+    right = [value.detach().cpu() for value in as_outputs(reference(*map(upcast, args), **options))]
+    plain = [value.detach() for value in as_outputs(plain_function(*args, **options))]
+    errors = [_largest_difference(p, r) for p, r in zip(plain, right)]
+    smallest = min((value.numel() for value in plain), default=0)
+    for turn in range(0 if smallest == 0 else min(_MOST_NEIGHBOURS, _ENOUGH_SAMPLES // smallest)):
+        near = [_neighbour(value, turn) for value in args]
+        again = as_outputs(plain_function(*near, **options))
+        exact = as_outputs(reference(*map(upcast, near), **options))
+        errors = [max(e, _largest_difference(a, x)) for e, a, x in zip(errors, again, exact)]
+    return tuple(
+        Target(r.double(), _allowed(e, p.dtype, r, factor, atol), p.dtype, tuple(p.shape))
+        for r, p, e in zip(right, plain, errors)
+    )
+
+
+def _allowed(error: float, dtype: torch.dtype, right: torch.Tensor, factor: float, atol: float) -> float:
+    if not dtype.is_floating_point:
+        return 0.0
+    finite = right[torch.isfinite(right)].abs()
+    largest = finite.max().item() if finite.numel() else 0.0
+    # half a unit in the last place of the output, and a few of the float32 arithmetic before it
+    rounding = torch.finfo(dtype).eps / 2 + 4 * torch.finfo(torch.float32 if dtype.itemsize < 8 else dtype).eps
+    return factor * error + rounding * largest + atol
+
+
+def _neighbour(value: Any, turn: int) -> Any:
+    """Inputs a few units in the last place away, the same ones on each call."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return value
+    source = torch.Generator().manual_seed(turn)
+    factor = 1 + 8 * torch.finfo(value.dtype).eps * (torch.rand(value.shape, generator=source) - 0.5)
+    return (value.detach().cpu().double() * factor.double()).to(value.device, value.dtype)
+
+
+def _largest_difference(value: torch.Tensor, right: torch.Tensor) -> float:
+    difference = (value.detach().double().cpu() - right.detach().double().cpu()).abs()
+    difference = difference[torch.isfinite(difference)]
+    return difference.max().item() if difference.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one output differs from its target; every tensor on the CPU.
+
+    ``got`` and ``right`` are float64, ``bad`` marks the wrong elements, ``never_written`` those that hold what
+    ``torch.empty`` left.
+    """
+
+    name: str
+    got: torch.Tensor
+    right: torch.Tensor
+    allowed: float
+    bad: torch.Tensor
+    never_written: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        return int(self.bad.sum())
+
+    @property
+    def largest_error(self) -> float:
+        """The largest absolute error; NaN when a wrong element is NaN."""
+        return (self.got - self.right).abs()[self.bad].max().item() if self.count else 0.0
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """Index of the first wrong element, row-major."""
+        return tuple(int(i) for i in np.unravel_index(int(self.bad.flatten().int().argmax()), self.bad.shape))
+
+
+def agrees(got: torch.Tensor, right: torch.Tensor, allowed: float, dtype: torch.dtype) -> torch.Tensor:
+    """Where ``got`` is within ``allowed`` of ``right`` (both float64, same shape): bool.
+
+    A right value beyond the dtype's range is infinite there; infinities agree with themselves, and NaN with NaN.
+    """
+    if dtype.is_floating_point:
+        limit = torch.finfo(dtype).max
+        right = torch.where(right.abs() > limit * (1 + torch.finfo(dtype).eps), right.sign() * math.inf, right)
+    near = (got - right).abs() <= allowed
+    return (got == right) | near | (got.isnan() & right.isnan())
+
+
+def difference(name: str, got: torch.Tensor, target: Target) -> Difference:
+    """Compare one output, whose shape is the target's, with its target."""
+    values = got.detach().double().cpu()
+    bad = ~agrees(values, target.right, target.allowed, target.dtype)
+    return Difference(name, values, target.right, target.allowed, bad, unwritten(got).cpu(), got.dtype)
+
+
+def wrong_form(name: str, got: Any, target: Target, inputs: Mapping[str, torch.Tensor]) -> Problem | None:
+    """What is wrong with an output before its numbers are looked at: None when nothing is.
+
+    Args:
+        name: The output's name.
+        got: What the student returned for it.
+        target: What it should be.
+        inputs: Input tensors by name: none may share memory with the output.
+    """
+    if not isinstance(got, torch.Tensor):
+        cause = "the function ends without a return statement" if got is None else ""
+        return Problem(f"{name} is {got!r:.80}, a tensor is asked for", cause)
+    shape = tuple(got.shape)
+    if shape != target.shape:
+        return Problem(
+            f"{name} has shape {_shape(shape)}, {_shape(target.shape)} is right", _shape_cause(shape, target.shape)
+        )
+    if got.dtype != target.dtype:
+        cause = "allocate the output in the input's dtype; compute in float32 and convert when storing"
+        return Problem(f"{name} is {_dtype(got.dtype)}, {_dtype(target.dtype)} is right", cause)
+    device = next((value.device for value in inputs.values()), got.device)
+    if got.device != device:
+        return Problem(f"{name} is on {got.device}, the inputs are on {device}", "allocate it with device=x.device")
+    for input_name, value in inputs.items():
+        if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
+            cause = "allocate a tensor of its own for the result"
+            return Problem(f"{name} shares its memory with the input {input_name}", cause)
+    return None
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape_cause(got: tuple[int, ...], right: tuple[int, ...]) -> str:
+    if sorted(got) == sorted(right):
+        return "two axes are swapped"
+    if math.prod(got) == math.prod(right):
+        return "the elements are all there: reshape the result to the shape of the input before returning it"
+    if len(got) == len(right) and all(g >= r for g, r in zip(got, right)):
+        return "the output keeps the padding up to whole tiles: allocate the exact size and mask the store"
+    return ""
+
+
+def changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether an input was modified in place: True when any element differs (NaN equals NaN)."""
+    same = (before == after) | ((before != before) & (after != after))
+    return not bool(same.all())
+
+
+def number(value: float) -> str:
+    """A value or an error as messages print it: ``0.81``, ``2.1e-03``, ``NaN``."""
+    if math.isnan(value):
+        return "NaN"
+    if value == 0 or 0.01 <= abs(value) < 10_000:
+        return f"{value:.3g}" if abs(value) >= 1 else f"{value:.2g}"
+    return f"{value:.1e}"
+
+
+def describe(difference: Difference, tiling: Tiling | None) -> tuple[str, list[str]]:
+    """Headline and detail lines of a difference: how much, where first, who computed it, a map of the wrong tiles."""
+    total = difference.bad.numel()
+    headline = (
+        f"{difference.count:,} of {total:,} elements differ "
+        f"(largest error {number(difference.largest_error)}, allowed {number(difference.allowed)})"
+    )
+    first, shape = difference.first, tuple(difference.bad.shape)
+    axes = tiling.axes if tiling else [f"axis{i}" for i in range(len(shape))]
+    index = ", ".join(f"{axis}={i}" for axis, i in zip(axes, first))
+    where = f"{difference.name}[{index}]" if shape else difference.name
+    owner = f", owned by {tiling.describe(first, shape)}" if tiling and shape else ""
+    got = "never written" if difference.never_written[first] else number(difference.got[first].item())
+    lines = [f"first at {where}{owner}", f"there: {got}, right is {number(difference.right[first].item())}"]
+    if tiling and shape:
+        lines += tiling.map(difference.bad.numpy(), first)
+    return headline, lines

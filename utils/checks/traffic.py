@@ -1,0 +1,187 @@
+"""Holds a kernel to a traffic budget, counted exactly, and to using only memory that is its own.
+
+The profiler counts every byte that a kernel loads and stores, by argument. A budget says how many the exercise's
+algorithm needs: one read of each input, one write of the output, or a tiled kernel's formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.checks.cases import Case
+from utils.checks.problem import Problem
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Times:
+    """So many passes over one tensor: ``Times("row", "col")`` is one pass over a (row, col) tensor.
+
+    Args:
+        axes: The tensor's axes, by the names of the case.
+        times: How many passes: a number, or a function of the case (``lambda case: ceil(case.sizes["n"] / 64)``).
+        element_size: Bytes of an element; by default that of the case's dtype.
+    """
+
+    axes: tuple[str | int, ...]
+    times: int | float | Callable[[Case], float] = 1
+    element_size: int | None = None
+
+    def __init__(
+        self, *axes: str | int, times: int | float | Callable[[Case], float] = 1, element_size: int | None = None
+    ):
+        object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "times", times)
+        object.__setattr__(self, "element_size", element_size)
+
+    def one_pass(self, case: Case) -> int:
+        """Bytes of the tensor."""
+        return case.numel(*self.axes) * (self.element_size or case.element_size)
+
+    def __call__(self, case: Case) -> float:
+        times = self.times(case) if callable(self.times) else self.times
+        return self.one_pass(case) * times
+
+
+#: Bytes or FLOPs: a number, or a function of the case.
+Formula = int | float | Callable[[Case], float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much memory traffic an exercise's kernels may cause, in bytes, and how many FLOPs their dots may take.
+
+    Args:
+        loads, stores: By kernel argument (``"x_ptr"``): a formula, or :class:`Times` for passes over a tensor.
+        total_loads, total_stores: All arguments together, where students choose their kernel's arguments themselves.
+        flops: FLOPs of ``tl.dot``, so that skipping blocks of a causal mask is held to its formula too.
+        factor: How many times the formula is allowed.
+        exact: The count must equal the formula; less is then as wrong as more.
+
+    Raises:
+        ValueError: ``factor`` is less than 1, or differs from 1 for an exact budget.
+    """
+
+    loads: Mapping[str, Formula] = field(default_factory=dict)
+    stores: Mapping[str, Formula] = field(default_factory=dict)
+    total_loads: Formula | None = None
+    total_stores: Formula | None = None
+    flops: Formula | None = None
+    factor: float = 1.0
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1 or (self.exact and self.factor != 1):
+            raise ValueError(f"factor must be at least 1, and 1 for an exact budget, got {self.factor}")
+
+
+def _bytes(formula: Formula, case: Case) -> float:
+    return formula(case) if callable(formula) else formula
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
+    """The first way in which a profiled run leaves its budget, or None.
+
+    Args:
+        budget: What is allowed.
+        profile: What :func:`utils.kernel_profile.profile_kernel` counted.
+        case: The inputs it ran on, for the formulas.
+    """
+    for verb, formulas in (("loaded", budget.loads), ("stored", budget.stores)):
+        for name, formula in formulas.items():
+            if name not in profile.by_argument:
+                if _bytes(formula, case) == 0:
+                    continue
+                known = ", ".join(profile.by_argument) or "none"
+                cause = f"the arguments it does use: {known}; keep the names of the stub"
+                return Problem(f"no kernel reads or writes an argument {name}", cause)
+            counted = getattr(profile.by_argument[name], f"bytes_{verb}")
+            problem = _compare(name, verb, counted, formula, budget, case)
+            if problem:
+                return problem
+    totals = (
+        ("loaded", budget.total_loads, profile.bytes_loaded),
+        ("stored", budget.total_stores, profile.bytes_stored),
+    )
+    for verb, formula, counted in totals:
+        if formula is not None and (problem := _compare("", verb, counted, formula, budget, case)):
+            return problem
+    if budget.flops is not None and not _within(profile.flops, _bytes(budget.flops, case), budget):
+        allowed = _bytes(budget.flops, case) * budget.factor
+        cause = "tiles are multiplied that cannot change the result: skip them" if profile.flops > allowed else ""
+        return Problem(f"the kernel's dots take {profile.flops:,} FLOPs, the budget is {_plain(allowed)}", cause)
+    return None
+
+
+def _within(counted: float, formula: float, budget: Budget) -> bool:
+    return counted == formula if budget.exact else counted <= formula * budget.factor
+
+
+def _compare(name: str, verb: str, counted: int, formula: Formula, budget: Budget, case: Case) -> Problem | None:
+    needed = _bytes(formula, case)
+    if _within(counted, needed, budget):
+        return None
+    allowed = needed * budget.factor
+    numbers = f"{counted:,} bytes {verb}, {_plain(allowed)} allowed"
+    if name and isinstance(formula, Times) and formula.one_pass(case):
+        action = "read" if verb == "loaded" else "written"
+        one = formula.one_pass(case)
+        headline = f"{name} is {action} {counted / one:.1f} times, the budget is {allowed / one:.3g}: {numbers}"
+    else:
+        headline = f"{name}: {numbers}" if name else f"the kernels move too much: {numbers}"
+        headline = headline if counted > allowed else headline.replace("move too much", "move too little")
+    return Problem(headline, _cause(verb, counted, needed))
+
+
+def _cause(verb: str, counted: float, needed: float) -> str:
+    if counted < needed:
+        return f"not everything is {verb}: part of the tensor is skipped"
+    if needed == 0:
+        return f"this argument need not be {verb} at all"
+    if verb == "stored":
+        return (
+            "intermediate results are written out, or several programs write the same elements: store each result once"
+        )
+    if counted / needed >= 1.9:
+        return "the same elements are loaded again: load a tile once and keep it on chip until every use of it is done"
+    return "some elements are loaded that no result needs: tiles overlap, or a loop takes a step too many"
+
+
+def unsafe(profile: Any) -> Problem | None:
+    """The first kind of memory fault that the profiler found, or None: out of bounds, uninitialised, races."""
+    kinds: Sequence[tuple[str, str, str, str]] = (
+        (
+            "out_of_bounds",
+            "access outside its tensor",
+            "accesses outside their tensor",
+            "the values may look right here; on a GPU this reads or overwrites other memory, or stops the kernel: "
+            "give each load and store a mask that compares its offsets with the tensor's size",
+        ),
+        (
+            "uninitialized_reads",
+            "read of memory that nothing has written",
+            "reads of memory that nothing has written",
+            "torch.empty leaves whatever was there before: write it first, or allocate with torch.zeros",
+        ),
+        (
+            "races",
+            "race between programs",
+            "races between programs",
+            "programs run in any order and at the same time: give each program its own elements to write, "
+            "or add with tl.atomic_add",
+        ),
+    )
+    for kind, one, many, cause in kinds:
+        found = list(getattr(profile, kind))
+        if found:
+            more = (f"and {len(found) - _SHOWN:,} more",) if len(found) > _SHOWN else ()
+            headline = f"{len(found):,} {one if len(found) == 1 else many}"
+            return Problem(headline, cause, tuple(str(finding) for finding in found[:_SHOWN]) + more)
+    return None
