@@ -1,11 +1,16 @@
 """Every figure of the course: one look, drawn from real data, with alternative text."""
 
+from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
+from utils.plots.machine import LatencyRange, MemoryLevel, generations, latency_ranges, memory_pyramid
 from utils.plots.roofline import Ceilings, Point, roofline_plot
 from utils.plots.show import png, show
+from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
 from utils.plots.table import Table, table
+from utils.plots.timeline import Span, timeline
+from utils.plots.warp import Pattern, coalescing_map, warp_timeline
 
 __all__ = [
     "ARITHMETIC",
@@ -16,15 +21,33 @@ __all__ = [
     "WASTE",
     "WRONG",
     "Ceilings",
+    "LatencyRange",
+    "MemoryLevel",
+    "Pattern",
     "Point",
     "Series",
+    "Span",
     "Table",
+    "TileGrid",
+    "Truth",
+    "class_shares",
+    "coalescing_map",
     "figure",
+    "generations",
     "label_points",
+    "latency_ranges",
+    "memory_bars",
+    "memory_pyramid",
+    "occupancy_bars",
     "png",
     "roofline_plot",
     "show",
+    "sm_waves",
     "sweep",
     "table",
     "tidy",
+    "tile_map",
+    "timeline",
+    "truth_table",
+    "warp_timeline",
 ]

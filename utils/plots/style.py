@@ -108,7 +108,7 @@ def figure(
         raise ValueError(f"title must say what the figure shows in one sentence, got {title!r}")
     if not 0.5 <= height <= 12:
         raise ValueError(f"height must be between 0.5 and 12 inches, got {height}")
-    title_lines = textwrap.wrap(title, 80)
+    title_lines = balanced(title, 74)
     subtitle_lines = textwrap.wrap(subtitle, 112)
     head = 0.10 + 0.205 * len(title_lines) + 0.165 * len(subtitle_lines) + 0.06
     total = height + head
@@ -133,6 +133,15 @@ def figure(
     fig.alt = alt
     fig.title = title
     return fig, axes
+
+
+def balanced(text: str, width: int) -> list[str]:
+    """Wrap ``text`` into as few lines as ``width`` characters allow, of about the same length: no lonely last word."""
+    lines = textwrap.wrap(text, width)
+    narrow = next(
+        (w for w in range(len(text) // max(1, len(lines)), width) if len(textwrap.wrap(text, w)) == len(lines)), width
+    )
+    return textwrap.wrap(text, narrow) if lines else lines
 
 
 def tidy(ax: Axes, grid: str = "both") -> Axes:

@@ -1,0 +1,249 @@
+"""Streaming multiprocessors at work: warps that fit on one, tiles of a matrix, and their waves over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from utils.plots.style import (
+    ARITHMETIC,
+    INK,
+    LIMIT,
+    MUTED,
+    SMALL,
+    TEXT,
+    WASTE,
+    WASTE_HATCH,
+    bare,
+    canvas,
+    figure,
+    mix,
+    styled,
+)  # fmt: skip
+from utils.units import number
+
+if TYPE_CHECKING:
+    from utils.hardware import GPU
+    from utils.simt import Occupancy, Placement
+
+#: Shades of arithmetic for the waves, first to fourth and round again.
+WAVE_COLOURS = tuple(mix(ARITHMETIC, share) for share in (1.0, 0.55, 0.78, 0.36))
+IDLE = mix(WASTE, 0.45)
+
+
+@styled
+def occupancy_bars(
+    kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str = "", subtitle: str = "", ax: Axes | None = None
+) -> Figure:
+    """Draw the warp slots of one SM for each kernel: those its resident blocks fill, and those that stay empty.
+
+    Args:
+        kernels: label -> :class:`utils.simt.Occupancy`.
+        gpu: the GPU that the occupancies were computed for.
+
+    Raises:
+        ValueError: no kernels, or more warps than the GPU's SM holds.
+    """
+    if not kernels:
+        raise ValueError("occupancy_bars needs at least one kernel")
+    slots = gpu.max_warps_per_sm
+    for label, held in kernels.items():
+        if held.warps_per_sm > slots:
+            raise ValueError(f"{label!r} has {held.warps_per_sm} warps on an SM, but {gpu.name} holds {slots}")
+    worst = min(kernels, key=lambda label: kernels[label].fraction)
+    title = title or f"{worst}: {number(100 * kernels[worst].fraction, 3)} % of the warp slots are filled"
+    subtitle = (
+        subtitle or f"{slots} warp slots of one SM of {gpu.name}; neighbouring blocks differ in shade, grey is empty"
+    )
+    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.56 * len(kernels) + 0.55, grid="none")
+    said = []
+    for y, (label, held) in enumerate(kernels.items()):
+        per_block = held.warps_per_sm // held.blocks_per_sm if held.blocks_per_sm else 1
+        for slot in range(slots):
+            filled = slot < held.warps_per_sm
+            face = (ARITHMETIC, mix(ARITHMETIC, 0.62))[(slot // per_block) % 2] if filled else IDLE
+            ax.add_patch(Rectangle((slot + 0.07, y - 0.06), 0.86, 0.36, facecolor=face, edgecolor="none"))
+        blocks = f"{held.blocks_per_sm} block{'' if held.blocks_per_sm == 1 else 's'} × {per_block} warps"
+        percent = f"{number(100 * held.fraction, 3)} %"
+        why = "full" if held.fraction == 1 else f"limited by {held.limiter}"
+        ax.text(0, y - 0.14, label, size=TEXT, color=INK, va="bottom", weight="bold")
+        ax.text(slots, y - 0.14, f"{percent}: {blocks}, {why}", size=SMALL, color=MUTED, va="bottom", ha="right")
+        said.append(f"{label}: {percent} ({blocks}), {why}")
+    ax.set_xlim(0, slots)
+    ax.set_ylim(len(kernels) - 0.62, -0.5)
+    ax.set_yticks([])
+    ax.set_xticks(range(0, slots + 1, 8))
+    ax.spines["bottom"].set_visible(False)
+    ax.set_xlabel("warp slots of an SM")
+    fig.alt = f"Warp slots of one SM of {gpu.name}, {slots} in all. {'; '.join(said)}."
+    return fig
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """An m x n output cut into tiles that take turns on ``slots`` places (SMs times tiles an SM holds)."""
+
+    m: int
+    n: int
+    tile_m: int
+    tile_n: int
+    slots: int
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "tile_m", "tile_n", "slots"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        return -(-self.m // self.tile_m), -(-self.n // self.tile_n)
+
+    @property
+    def count(self) -> int:
+        """Tiles in all."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def waves(self) -> list[int]:
+        """Tiles of each wave."""
+        full, rest = divmod(self.count, self.slots)
+        return [self.slots] * full + ([rest] if rest else [])
+
+
+@styled
+def tile_map(
+    grids: TileGrid | Sequence[TileGrid], *, title: str = "", subtitle: str = "", ax: Axes | None = None
+) -> Figure:
+    """Draw the tiles over a matrix, shaded by wave, with what hangs over the edge hatched; up to three side by side.
+
+    Tiles are numbered along rows, as a one-dimensional launch grid visits them.
+
+    Raises:
+        ValueError: no grid, more than three, or more than one on axes that were given.
+    """
+    grids = [grids] if isinstance(grids, TileGrid) else list(grids)
+    if not 1 <= len(grids) <= (3 if ax is None else 1):
+        raise ValueError(f"tile_map draws one to three grids, and one on given axes; got {len(grids)}")
+    last = grids[-1]
+    title = title or (
+        f"{number(last.count)} tiles need {len(last.waves)} wave{'s' if len(last.waves) > 1 else ''} of "
+        f"{last.slots}; the last holds {last.waves[-1]}"
+    )
+    if ax is None:
+        subtitle = subtitle or "shade: the wave in which a tile is computed; hatched: computed and thrown away"
+        fig, axes = figure(
+            title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
+        )
+        axes = list(np.atleast_1d(axes))
+    else:
+        fig, only = canvas(title, ax, diagram=True)
+        axes = [only]
+    for axis, grid in zip(axes, grids, strict=True):
+        _draw_grid(axis, grid)
+    said = (
+        f"{g.m} by {g.n} in tiles of {g.tile_m} by {g.tile_n}: {g.count} tiles, {len(g.waves)} waves of {g.slots}, "
+        f"the last of {g.waves[-1]}"
+        for g in grids
+    )
+    fig.alt = f"Tiles over an output matrix. {'; '.join(said)}."
+    return fig
+
+
+def _draw_grid(ax: Axes, grid: TileGrid) -> None:
+    bare(ax)
+    rows, columns = grid.shape
+    line = 1.4 if grid.count <= 200 else 0.6 if grid.count <= 1200 else 0.2
+    for tile in range(grid.count):
+        row, column = divmod(tile, columns)
+        corner = (column * grid.tile_n, row * grid.tile_m)
+        face = WAVE_COLOURS[(tile // grid.slots) % len(WAVE_COLOURS)]
+        ax.add_patch(Rectangle(corner, grid.tile_n, grid.tile_m, facecolor=face, edgecolor="white", linewidth=line))
+    width, height = columns * grid.tile_n, rows * grid.tile_m
+    hatch = {"facecolor": (1, 1, 1, 0.62), "edgecolor": "#7A7A7A", "hatch": WASTE_HATCH, "linewidth": 0}
+    if width > grid.n:
+        ax.add_patch(Rectangle((grid.n, 0), width - grid.n, height, **hatch))
+    if height > grid.m:
+        ax.add_patch(Rectangle((0, grid.m), min(grid.n, width), height - grid.m, **hatch))
+    ax.add_patch(Rectangle((0, 0), grid.n, grid.m, fill=False, edgecolor=LIMIT, linewidth=1.2))
+    ax.set_xlim(-0.01 * width, 1.01 * width)
+    ax.set_ylim(1.01 * height, -0.01 * height)
+    ax.set_aspect("equal")
+    ax.set_anchor("NW")
+    waves = grid.waves
+    turns = " + ".join(map(str, waves)) if len(waves) <= 4 else f"{len(waves) - 1} × {waves[0]} + {waves[-1]}"
+    share = number(100 * grid.m * grid.n / (width * height), 3)
+    head = f"{number(grid.m)} × {number(grid.n)}: {number(grid.count)} tiles"
+    foot = f"waves: {turns}\n{share} % of the tiles' area is used"
+    ax.set_title(head, loc="left", size=TEXT, weight="bold", color=INK, pad=5)
+    ax.text(0, -0.02, foot, transform=ax.transAxes, va="top", size=SMALL, color=MUTED, linespacing=1.3)
+
+
+def check_schedule(schedule: Sequence[Placement]) -> list[tuple[int, int, float, float, int]]:
+    """Rows (sm, tile, start, end, slot) of a schedule in launch order; ValueError when one makes no sense."""
+    rows = [(p[0], p[1], float(p[2]), float(p[3]), p[4] if len(p) > 4 else 0) for p in schedule]
+    if not rows:
+        raise ValueError("the schedule has no tiles")
+    for sm, tile, start, end, slot in rows:
+        if sm < 0 or slot < 0 or not 0 <= start < end:
+            raise ValueError(f"tile {tile} on SM {sm}, slot {slot}: need 0 <= start < end, got {start} to {end}")
+    return rows
+
+
+@styled
+def sm_waves(
+    schedule: Sequence[Placement],
+    sms: int | None = None,
+    *,
+    title: str = "",
+    subtitle: str = "",
+    unit: str = "tile times",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a schedule of tiles: one row an SM (and slot), time to the right, shaded by turn, grey where nothing runs.
+
+    Args:
+        schedule: placements of :func:`utils.simt.schedule_tiles`, or rows (sm, tile, start, end).
+        sms: SMs of the GPU; by default those that got a tile.
+        unit: of the times.
+
+    Raises:
+        ValueError: an empty schedule, or a tile that ends before it starts.
+    """
+    rows = check_schedule(schedule)
+    sms = max(max(row[0] for row in rows) + 1, sms or 0)
+    per_sm = max(row[4] for row in rows) + 1
+    end = max(row[3] for row in rows)
+    busy = sum(row[3] - row[2] for row in rows) / (sms * per_sm * end)
+    title = title or f"{number(len(rows))} tiles on {sms} SMs: {number(100 * (1 - busy), 2)} % of the time no tile runs"
+    subtitle = subtitle or "each row is an SM; blue: a tile is computed (paler: its next turn), grey: nothing to do"
+    fig, ax = canvas(title, ax, subtitle=subtitle, height=3.0, grid="none")
+    ax.add_patch(Rectangle((0, 0), end, sms, facecolor=IDLE, edgecolor="none"))
+    turns: dict[tuple[int, int], int] = {}
+    lanes = sms * per_sm
+    for sm, _, start, stop, slot in rows:
+        turn = turns[sm, slot] = turns.get((sm, slot), -1) + 1
+        corner = (start, sm + slot / per_sm)
+        face = WAVE_COLOURS[turn % len(WAVE_COLOURS)]
+        line = 0.6 if lanes <= 48 else 0.25 if lanes <= 150 else 0
+        edge = {"edgecolor": "white", "linewidth": line, "antialiased": line > 0}
+        ax.add_patch(Rectangle(corner, stop - start, 1 / per_sm, facecolor=face, **edge))
+    ax.set_xlim(0, end)
+    ax.set_ylim(sms, 0)
+    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.set_ylabel("SM")
+    ax.set_xlabel(f"time ({unit})")
+    ax.spines["bottom"].set_visible(False)
+    fig.alt = (
+        f"Timeline of {len(rows)} tiles on {sms} SMs, {per_sm} at a time each: done after {number(end, 4)} {unit}; "
+        f"{number(100 * busy, 3)} % of the places are busy on average."
+    )
+    return fig
