@@ -40,12 +40,14 @@ def transformer_layer(
     normalisation and 0.03% element-wise, as in their table 1.
 
     Args:
-        batch, seq_len: sequences, and tokens of each. hidden: width of the residual stream. heads: attention heads;
-        each has ``hidden / heads`` dimensions. dtype: format of activations and weights. Dropout masks take one byte an
-        element, the statistics of LayerNorm four. feed_forward: inner width of the feed-forward block, ``4 * hidden``
-        unless given. activation: ``"relu"`` (the paper's) or ``"gelu"`` (BERT's own, in its tanh form). backward: False
-        leaves the forward pass of a training step, which still writes what a backward pass would read. fused: False:
-        each operator is a kernel of its own and passes its result through memory. True: the operators
+        batch, seq_len: sequences, and tokens of each.
+        hidden: width of the residual stream.
+        heads: attention heads; each has ``hidden / heads`` dimensions.
+        dtype: format of activations and weights; dropout masks take 1 byte an element, statistics of LayerNorm 4.
+        feed_forward: inner width of the feed-forward block, ``4 * hidden`` unless given.
+        activation: ``"relu"`` (the paper's) or ``"gelu"`` (BERT's own, in its tanh form).
+        backward: False leaves the forward pass of a training step, which still writes what a backward pass would read.
+        fused: False: each operator is a kernel of its own and passes its result through memory. True: the operators
             between two contractions are one kernel.
 
     Raises:
@@ -138,8 +140,7 @@ def _backward(tn: int, tf: int, scores: int, hidden: int, seq_len: int, activati
     return [
         # gamma: subtract the mean, times 1/std, times dy, sum; beta: sum
         ("layernorm 2 dW", _NORMALISATION, 5 * tn, "d_y_2 sum_2 stats_2", "d_gamma_2 d_beta_2"),
-        # g = dy gamma, its sum, x - mean, their product, its sum; then g/std - (x - mean) c - m, with c and m one a
-        # row, 4
+        # g = dy gamma, its sum, x - mean, their product, its sum; then g/std - (x - mean) c - m (c, m one a row) is 4
         ("layernorm 2 dX", _NORMALISATION, 9 * tn, "d_y_2 sum_2 gamma_2 stats_2", "d_sum_2"),
         ("linear 2 dropout dX", _ELEMENT_WISE, tn, "d_sum_2 z_mask", "d_z"),
         ("linear 2 bias dW", _NORMALISATION, tn, "d_z", "d_b_2"),

@@ -22,7 +22,7 @@ def _look_up(name: str, table, kind: str):
 
 
 def gpu(name: str) -> GPU:
-    """The GPU called ``name`` (upper or lower case); ``"A100"`` is the SXM model with 80 GB.
+    """The GPU called ``name`` (upper or lower case); ``"A100"`` is the SXM model with 80 GB, ``"A100-40GB"`` the first.
 
     Raises:
         TypeError: ``name`` is not a string.
@@ -36,14 +36,23 @@ def tpu(name: str) -> TPU:
     return _look_up(name, TPUS, "TPU")
 
 
-def match(device_name: str, memory_bytes: float) -> GPU | None:
-    """The entry for a device that a driver calls ``device_name`` and that has about ``memory_bytes``, or None."""
-    words = device_name.upper().replace("-", " ").split()
+def match(device_name: str, memory_bytes: float, sms: int) -> GPU | None:
+    """The entry for a device that its driver calls ``device_name``, or None when no entry describes it.
+
+    Name, SMs and memory (within 15%) must all agree: a PCIe card, a laptop's GPU or a slice of a GPU is another device
+    than the one whose name it bears.
+    """
+    words = _words(device_name)
     for device in GPUS.values():
-        same_name = set(device.name.upper().split()) <= set(words)
-        if same_name and abs(memory_bytes - device.memory_bytes) <= 0.15 * device.memory_bytes:
+        same_name = _words(device.name) <= words and ("PCIE" in words) <= ("PCIE" in _words(device.full_name))
+        same_memory = abs(memory_bytes - device.memory_bytes) <= 0.15 * device.memory_bytes
+        if same_name and same_memory and sms == device.sms:
             return device
     return None
+
+
+def _words(name: str) -> set[str]:
+    return set(name.upper().replace("-", " ").split())
 
 
 def this_gpu() -> GPU | None:
@@ -53,4 +62,4 @@ def this_gpu() -> GPU | None:
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return match(properties.name, properties.total_memory)
+    return match(properties.name, properties.total_memory, properties.multi_processor_count)

@@ -96,6 +96,18 @@ _ALL = (
         latency_cycles={"global": 290, "l2": 200, "l1": 33, "shared_load": 23, "shared_store": 19},
     ),
     _gpu(
+        "A100-40GB", (8, 0), "NVIDIA A100 data sheet (40 GB SXM) and Ampere whitepaper (2020)",
+        {"latency_cycles": "Abdelkhalik et al. 2022, 'Demystifying the Nvidia Ampere Architecture through "
+                           "Microbenchmarking and Instruction-level Analysis', table IV"},
+        full_name="NVIDIA A100 SXM4 40GB", year=2020, architecture="Ampere", sms=108, clock_hz=1410 * MEGA,
+        l1_bytes_per_sm=192 * KIB, l2_bytes=40 * MIB, memory_bytes=40 * GIGA, memory_bandwidth=1555 * GIGA,
+        peak_flops={"fp64": 9.7 * TERA, "fp64_tensor": 19.5 * TERA, "fp32": 19.5 * TERA, "tf32": 156 * TERA,
+                    "bf16": 312 * TERA, "fp16": 312 * TERA, "int8": 624 * TERA},
+        peak_flops_sparse={"tf32": 312 * TERA, "bf16": 624 * TERA, "fp16": 624 * TERA, "int8": 1248 * TERA},
+        has_tensor_cores=True, link_bandwidth=600 * GIGA, pcie_bandwidth=64 * GIGA,
+        latency_cycles={"global": 290, "l2": 200, "l1": 33, "shared_load": 23, "shared_store": 19},
+    ),
+    _gpu(
         "A10", (8, 6), "NVIDIA A10 data sheet (2021)",
         full_name="NVIDIA A10 24GB", year=2021, architecture="Ampere", sms=72, clock_hz=1695 * MEGA,
         l1_bytes_per_sm=128 * KIB, l2_bytes=6144 * KIB, memory_bytes=24 * GIGA, memory_bandwidth=600 * GIGA,

@@ -129,16 +129,19 @@ def access_pattern(
     return Access(sum(counts), lines, requested, used, len(sets), counts, tuple(sets), sector)
 
 
-def bank_passes(word_addresses: Sequence[int], access_bytes: int = BANK_BYTES) -> list[int]:
+def bank_passes(word_addresses: Sequence[int | None], access_bytes: int = BANK_BYTES) -> list[int]:
     """Passes over the banks that a shared-memory instruction of one warp needs, phase by phase.
 
+    The banks give 128 bytes in a pass, so a warp that accesses 8 bytes a lane goes in two phases of 16 lanes, and one
+    that accesses 16 in four phases of 8; conflicts arise within a phase only.
+
     Args:
-        word_addresses: for each active lane the number of the first 4-byte word that it accesses (byte address / 4).
-        access_bytes: bytes a lane accesses: 4, 8 or 16. Wider accesses go in phases, 8 bytes by half warps and 16 by
-            quarter warps; conflicts arise only within a phase (CUDA C++ Best Practices Guide, shared memory).
+        word_addresses: for each lane, in order, the number of the first 4-byte word that it accesses (its byte
+            address / 4); None for a lane that is masked off.
+        access_bytes: bytes a lane accesses: 4, 8 or 16.
 
     Returns:
-        One count per phase, at least 1 each: the most distinct words that any bank must give. Lanes that read the same
+        For each phase with an active lane the most distinct words that any bank must give. Lanes that access the same
         word share it (broadcast).
 
     Raises:
@@ -147,25 +150,28 @@ def bank_passes(word_addresses: Sequence[int], access_bytes: int = BANK_BYTES) -
     """
     if access_bytes not in (4, 8, 16):
         raise ValueError(f"access_bytes must be 4, 8 or 16, got {access_bytes!r}")
-    words = _addresses(word_addresses, "word addresses")
+    words = list(word_addresses)
     if len(words) > WARP_SIZE:
         raise ValueError(f"word_addresses are those of one warp, at most {WARP_SIZE}, got {len(words)}")
     width = access_bytes // BANK_BYTES
-    for word in words:
+    for word in _addresses((each for each in words if each is not None), "word addresses"):
         if word % width:
-            raise ValueError(f"a {access_bytes}-byte access must start at a multiple of {width} words, got word {word}")
+            raise ValueError(
+                f"accesses of {access_bytes} bytes must start at multiples of {width} words, got word {word}"
+            )
     lanes = WARP_SIZE // width
     passes = []
     for start in range(0, len(words), lanes):
         banks: dict[int, set[int]] = defaultdict(set)
-        for word in words[start : start + lanes]:
-            for each in range(word, word + width):
-                banks[each % NUM_BANKS].add(each)
-        passes.append(max(len(distinct) for distinct in banks.values()))
+        for first in words[start : start + lanes]:
+            for word in () if first is None else range(int(first), int(first) + width):
+                banks[word % NUM_BANKS].add(word)
+        if banks:
+            passes.append(max(len(distinct) for distinct in banks.values()))
     return passes
 
 
-def bank_conflicts(word_addresses: Sequence[int], access_bytes: int = BANK_BYTES) -> int:
+def bank_conflicts(word_addresses: Sequence[int | None], access_bytes: int = BANK_BYTES) -> int:
     """Degree of the worst conflict: 1 is conflict-free, 32 serialises the warp; 0 when no lane takes part.
 
     Arguments and errors as in :func:`bank_passes`.

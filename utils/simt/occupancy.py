@@ -16,8 +16,8 @@ class Occupancy:
         blocks_per_sm: blocks resident at a time.
         warps_per_sm: their warps.
         fraction: warps over the most the SM can hold.
-        limiter: what keeps one more block out: ``"registers"``, ``"shared memory"``, ``"warps"`` (the SM's threads) or
-            ``"blocks"``; where several bind, the first in that order.
+        limiter: what keeps one more block out: ``"warps"`` (the SM's threads), ``"blocks"``, ``"registers"`` or
+            ``"shared memory"``; where several bind, the first in that order, which no leaner kernel can change.
         limits: blocks that each resource alone would allow.
     """
 
@@ -77,10 +77,10 @@ def occupancy(
     by_shared = gpu.shared_memory_per_sm // shared if shared else gpu.max_blocks_per_sm
 
     limits = {
-        "registers": by_registers,
-        "shared memory": by_shared,
         "warps": by_warps,
         "blocks": gpu.max_blocks_per_sm,
+        "registers": by_registers,
+        "shared memory": by_shared,
     }
     blocks = min(limits.values())
     limiter = next(name for name, limit in limits.items() if limit == blocks)
