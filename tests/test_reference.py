@@ -58,9 +58,8 @@ def test_elementwise_references_agree_with_pytorch():
     close(reference.relu(x), F.relu(x))
     close(reference.gelu(x), F.gelu(x, approximate="tanh"))
     close(reference.gelu(x, "none"), F.gelu(x))
-    assert reference.gelu(torch.tensor([-40.0]), "none").item() == pytest.approx(
-        -20 * math.erfc(40 / math.sqrt(2)), rel=1e-9
-    )
+    far = reference.gelu(torch.tensor([-8.0]), "none").item()
+    assert far == pytest.approx(-4 * math.erfc(8 / math.sqrt(2)), rel=1e-12)  # no cancellation in the tail
     assert torch.isnan(reference.relu(torch.tensor([math.nan]))).all()
 
 
@@ -169,11 +168,7 @@ def test_the_gradients_of_attention_agree_with_autograd(shape, causal):
     q, k, v = inputs
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[3])
-    mask = (
-        reference.causal_mask(q.shape[2], k.shape[2])
-        if causal
-        else torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-    )
+    mask = reference.causal_mask(q.shape[2], k.shape[2]) | (not causal)
     weights = torch.where(mask, scores, -math.inf)
     weights = torch.softmax(torch.where(mask.any(1, keepdim=True), weights, 0.0), -1) * mask
     o = weights @ v.repeat_interleave(group, 1)

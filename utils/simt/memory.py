@@ -156,9 +156,7 @@ def bank_passes(word_addresses: Sequence[int | None], access_bytes: int = BANK_B
     width = access_bytes // BANK_BYTES
     for word in _addresses((each for each in words if each is not None), "word addresses"):
         if word % width:
-            raise ValueError(
-                f"accesses of {access_bytes} bytes must start at multiples of {width} words, got word {word}"
-            )
+            raise ValueError(f"{access_bytes}-byte accesses must start at multiples of {width} words, got word {word}")
     lanes = WARP_SIZE // width
     passes = []
     for start in range(0, len(words), lanes):
