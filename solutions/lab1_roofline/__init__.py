@@ -3,6 +3,7 @@
 Edit the modules beside this file; the notebook explains the exercises and checks your functions.
 """
 
+from .layer import layer_flops, shares
 from .operators import (
     attention_bytes,
     attention_flops,
@@ -26,6 +27,7 @@ __all__ = [
     "dot_product_bytes",
     "dot_product_flops",
     "last_wave_utilisation",
+    "layer_flops",
     "matmul_bytes",
     "matmul_flops",
     "num_tiles",
@@ -34,6 +36,7 @@ __all__ = [
     "relu_flops",
     "ridge_point",
     "sectors_touched",
+    "shares",
     "smallest_compute_bound_batch",
     "softmax_bytes",
     "softmax_flops",

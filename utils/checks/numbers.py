@@ -15,12 +15,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
-from utils.checks.forms import Count, Form
+from utils.checks.forms import Count, Form, Table
 from utils.checks.ready_made import Forbidden, calls_into, imports_of
 
 SHOWN_CASES = 3
@@ -220,6 +220,9 @@ def deadline(seconds: float) -> Iterator[None]:
 
 def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], seed: int) -> None:
     """Fail with the message for wrong answers: what differs, and why if it can be told."""
+    entry = ""
+    if isinstance(question.form, Table):
+        question, answers, entry = _one_entry(question, answers)
     wrong = [answer for answer in answers if not answer.right]
     show = question.form.show
     details = [
@@ -231,11 +234,22 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
         details.append(f"... and {len(wrong) - SHOWN_CASES} more")
     fail(
         exercise,
-        f"{question.name} is wrong in {len(wrong)} of {len(answers)} cases",
+        f"{question.name} is wrong{entry} in {len(wrong)} of {len(answers)} cases",
         details,
         diagnose(question, answers),
         f"seed {seed}, {wrong[0].case.call(question.name)}",
     )
+
+
+def _one_entry(question: Question, answers: Sequence[Answer]) -> tuple[Question, list[Answer], str]:
+    """Of answers that are tables: the question and the answers for the first key under which one is wrong."""
+    form = question.form
+    key = next(k for a in answers for k in form.keys if not form.entry.same(a.got[k], a.expected[k]))
+    mistakes = [Mistake(m.says, lambda m=m, **case: m.computes(**case)[key], m.classic) for m in question.mistakes]
+    narrowed = [
+        Answer(a.case, a.got[key], a.expected[key], form.entry.same(a.got[key], a.expected[key])) for a in answers
+    ]
+    return replace(question, form=form.entry, mistakes=mistakes), narrowed, f" under {key!r}"
 
 
 def diagnose(question: Question, answers: Sequence[Answer]) -> str:

@@ -2,6 +2,7 @@
 
 from utils.checks.lab1.attention import check_attention
 from utils.checks.lab1.divergence import check_divergence
+from utils.checks.lab1.layer import check_layer
 from utils.checks.lab1.operators import check_dot_product, check_matmul, check_relu_softmax
 from utils.checks.lab1.rates import check_ridge
 from utils.checks.lab1.sectors import check_sectors
@@ -11,6 +12,7 @@ __all__ = [
     "check_attention",
     "check_divergence",
     "check_dot_product",
+    "check_layer",
     "check_matmul",
     "check_relu_softmax",
     "check_ridge",

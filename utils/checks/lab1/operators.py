@@ -261,13 +261,13 @@ SOFTMAX_BYTES = Question(
     _softmax_cases,
     softmax_bytes,
     (
-        Mistake("the output is not written", _pass_table(fused=1, three_pass=3), 4),
+        Mistake("the output is not written", _pass_table(fused=1), 4),
         Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=6), 5),
         Mistake(
             "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=2), 5
         ),
         Mistake(
-            "a long row is read twice: the maximum, the sum and the result each need a pass of their own",
+            "one of four trips is left out: three passes read (the maximum, the sum and the result), one writes",
             _pass_table(three_pass=3),
             5,
         ),

@@ -12,6 +12,7 @@ FORBIDDEN: Forbidden = {
     "utils.operators": frozenset({"require_sizes"}),
     "utils.roofline": frozenset(),
     "utils.dataflow": frozenset(),
+    "utils.encoder_layer": frozenset(),
     "utils.simt": frozenset({"Op", "If"}),
     "utils.records": frozenset(),
     "utils.checks.lab1": frozenset({"__call__"}),  # the conditions of the branches that a check hands over

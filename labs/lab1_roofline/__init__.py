@@ -1,0 +1,47 @@
+"""Lab 1, the roofline: what operators cost, what a GPU allows, and what a warp wastes.
+
+Edit the modules beside this file; the notebook explains the exercises and checks your functions.
+"""
+
+from .layer import layer_flops, shares
+from .operators import (
+    attention_bytes,
+    attention_flops,
+    dot_product_bytes,
+    dot_product_flops,
+    matmul_bytes,
+    matmul_flops,
+    relu_bytes,
+    relu_flops,
+    softmax_bytes,
+    softmax_flops,
+)
+from .rates import attainable_rate, ridge_point, smallest_compute_bound_batch
+from .warp import sectors_touched, useful_fraction, warp_cycles, wasted_lane_cycles
+from .waves import last_wave_utilisation, num_tiles, num_waves, tiled_matmul_seconds
+
+__all__ = [
+    "attainable_rate",
+    "attention_bytes",
+    "attention_flops",
+    "dot_product_bytes",
+    "dot_product_flops",
+    "last_wave_utilisation",
+    "layer_flops",
+    "matmul_bytes",
+    "matmul_flops",
+    "num_tiles",
+    "num_waves",
+    "relu_bytes",
+    "relu_flops",
+    "ridge_point",
+    "sectors_touched",
+    "shares",
+    "smallest_compute_bound_batch",
+    "softmax_bytes",
+    "softmax_flops",
+    "tiled_matmul_seconds",
+    "useful_fraction",
+    "warp_cycles",
+    "wasted_lane_cycles",
+]

@@ -1,0 +1,149 @@
+"""labs/ is generated from solutions/: the same bytes each time, nothing left over, no student's work overwritten."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grading.release import ROOT, differences, generate, main
+from grading.strip import BEGIN, END
+
+MODULE = "def f():\n    ### BEGIN SOLUTION 9.1: f\n    return 1\n    ### END SOLUTION\n"
+NOTEBOOK = json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """A course with one lab in it."""
+    lab = tmp_path / "solutions" / "lab9_x"
+    (lab / "inner").mkdir(parents=True)
+    (lab / "__pycache__").mkdir()
+    (lab / "__pycache__" / "f.pyc").write_bytes(b"\0")
+    (lab / ".DS_Store").write_bytes(b"\0")
+    (lab / "f.py").write_text(MODULE)
+    (lab / "inner" / "g.py").write_text("y = 1\n")
+    (lab / "lab9_x.ipynb").write_text(NOTEBOOK)
+    (lab / "data.csv").write_bytes(b"1,2\r\n")
+    return tmp_path
+
+
+def test_labs_equal_what_is_generated_from_solutions():
+    assert differences(ROOT / "labs", generate(ROOT / "solutions")) == {}, "run `make labs`"
+
+
+def test_a_first_release_writes_every_file_and_a_second_changes_none(course, capsys):
+    assert main([], root=course) == 0
+    written = {p.relative_to(course / "labs").as_posix() for p in (course / "labs").rglob("*") if p.is_file()}
+    assert written == {
+        "manifest.json",
+        *(f"lab9_x/{name}" for name in ("f.py", "inner/g.py", "lab9_x.ipynb", "data.csv")),
+    }
+    assert "return 1" not in (course / "labs/lab9_x/f.py").read_text()
+    assert (course / "labs/lab9_x/data.csv").read_bytes() == b"1,2\r\n"
+    assert main([], root=course) == 0
+    assert "0 of 5 files changed" in capsys.readouterr().out
+
+
+def test_check_writes_nothing_and_lists_what_differs(course, capsys):
+    assert main(["--check"], root=course) == 1
+    assert not (course / "labs").exists()
+    assert "labs/lab9_x/f.py: missing" in capsys.readouterr().out
+    main([], root=course)
+    assert main(["--check"], root=course) == 0
+    (course / "solutions/lab9_x/inner/g.py").write_text("y = 2\n")
+    assert main(["--check"], root=course) == 1
+    assert "labs/lab9_x/inner/g.py: differs" in capsys.readouterr().out
+
+
+def test_a_file_without_a_source_is_removed_and_its_empty_folder_too(course, capsys):
+    main([], root=course)
+    (course / "solutions/lab9_x/inner/g.py").unlink()
+    assert main(["--check"], root=course) == 1
+    assert "labs/lab9_x/inner/g.py: no source" in capsys.readouterr().out
+    assert main([], root=course) == 0
+    assert not (course / "labs/lab9_x/inner").exists()
+
+
+def test_a_file_that_a_student_edited_is_not_overwritten_unless_told_to(course, capsys):
+    main([], root=course)
+    work = course / "labs/lab9_x/f.py"
+    work.write_text("def f():\n    return 'my work'\n")
+    (course / "labs/lab9_x/notes.txt").write_text("mine")
+    (course / "solutions/lab9_x/f.py").write_text(MODULE + "# changed\n")
+    assert main([], root=course) == 1
+    told = capsys.readouterr().err
+    assert "labs/lab9_x/f.py" in told and "labs/lab9_x/notes.txt" in told
+    assert "my work" in work.read_text()
+    assert main(["--overwrite"], root=course) == 0
+    assert "# changed" in work.read_text() and not (course / "labs/lab9_x/notes.txt").exists()
+
+
+def test_a_marker_in_a_file_that_is_not_stripped_is_refused(course):
+    (course / "solutions/lab9_x/notes.md").write_text("### BEGIN SOLUTION 9.1: f\n### END SOLUTION\n")
+    with pytest.raises(ValueError, match=r"lab9_x/notes\.md: solutions are cut out of \.py and \.ipynb"):
+        main([], root=course)
+
+
+def test_the_command_line_reports_the_state_of_the_real_labs():
+    ran = subprocess.run(
+        [sys.executable, "-m", "grading.release", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (0, "labs/ equals what solutions/ generates\n"), ran.stdout + ran.stderr
+
+
+# ---- no solution in what is released ----
+def solution_lines() -> dict[str, list[str]]:
+    """The telling lines in the solutions of each module: more than a bracket, and not also given outside a solution."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "solutions").glob("lab*/**/*.py")):
+        inside, lines, given = False, [], set()
+        for line in path.read_text().splitlines():
+            if BEGIN.match(line) or END.match(line):
+                inside = BEGIN.match(line) is not None
+            elif not inside:
+                given.add(line.strip())
+            elif len(line.strip()) > 12:
+                lines.append(line.strip())
+        found[path.relative_to(ROOT / "solutions").as_posix()] = [line for line in lines if line not in given]
+    return found
+
+
+def test_no_line_of_any_solution_appears_in_labs():
+    lines = {line for found in solution_lines().values() for line in found}
+    assert len(lines) > 30
+    for path in sorted((ROOT / "labs").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            text = path.read_text()
+            source = json.dumps(text) if path.suffix == ".ipynb" else text
+            assert not [line for line in lines if line in source], f"{path.name} holds a line of a solution"
+            assert "BEGIN SOLUTION" not in text and "END SOLUTION" not in text
+
+
+def test_every_function_with_a_solution_is_a_stub_that_only_checks_its_arguments_and_raises():
+    stubs = 0
+    for name in solution_lines():
+        solved = ast.parse((ROOT / "solutions" / name).read_text())
+        stub = ast.parse((ROOT / "labs" / name).read_text())
+        originals = {node.name: node for node in ast.walk(solved) if isinstance(node, ast.FunctionDef)}
+        for node in ast.walk(stub):
+            if isinstance(node, ast.FunctionDef):
+                original = originals[node.name]
+                assert ast.dump(node.args) == ast.dump(original.args)
+                assert ast.get_docstring(node) == ast.get_docstring(original)
+                if ast.dump(node) != ast.dump(original):
+                    stubs += 1
+                    last = node.body[-1]
+                    assert isinstance(last, ast.Raise) and last.exc.func.id == "NotImplementedError", node.name
+                    assert not [n for n in ast.walk(node) if isinstance(n, ast.Return)], node.name
+    assert stubs > 15
+
+
+def test_a_released_notebook_has_no_outputs_and_no_execution_counts():
+    for path in (ROOT / "labs").glob("lab*/*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            assert not cell.get("outputs") and cell.get("execution_count") is None
