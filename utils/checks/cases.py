@@ -205,7 +205,8 @@ class Cases:
 
     Args:
         axes: For each axis its tile size, a ``range`` of sizes, or the only sizes allowed.
-        dtypes: The first is used for shapes and layouts, each of the others on a whole-tile and a ragged shape.
+        dtypes: The first is used for shapes and layouts, each of the others on a whole-tile, a ragged
+            and the fixed shapes.
         layouts: Layouts besides contiguous that the answer must accept.
         options: For each keyword argument its values; every combination is used in turn.
         count, max_tiles, zero: As in :func:`draw_shapes`.
@@ -249,6 +250,7 @@ class Cases:
         for dtype in others:
             plans.append({"kind": "whole tiles", "sizes": whole, "dtype": dtype})
             plans.append({"kind": "ragged", "sizes": ragged, "dtype": dtype})
+            plans += [{"kind": kind, "sizes": sizes, "dtype": dtype} for kind, sizes in self.fixed]
         cases = []
         for number, plan in enumerate(plans):
             choice = combinations[plan.pop("turn", number) % len(combinations)]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from utils import runtime
-from utils.checks import core, diagnoses, forbid, tensors, traffic
+from utils.checks import core, diagnoses, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial
@@ -102,7 +102,7 @@ def check_kernel(
     names = _argument_names(student)
     for trial in trials:
         if trial.failed:
-            _explain(exercise, trial, trials, reference, outputs, tilings, names, (*diagnose, *diagnoses.GENERIC), seed)
+            _explain(exercise, trial, trials, reference, outputs, tilings, names, (*diagnose, *symptoms.GENERIC), seed)
     for trial in trials:
         if trial.profile is not None:
             _stop_at(exercise, traffic.unsafe(trial.profile), trial.case, seed)
@@ -162,8 +162,8 @@ def _form(
     trial: Trial, outputs: Sequence[str], named: Mapping[str, torch.Tensor], before: Sequence[torch.Tensor | None]
 ) -> Problem | None:
     if len(trial.outputs) != len(outputs):
-        wanted = f"{len(outputs)} ({', '.join(outputs)})"
-        return Problem(f"{len(trial.outputs)} outputs are returned, {wanted} are asked for")
+        wanted = f"{len(outputs)} {'is' if len(outputs) == 1 else 'are'} asked for: {', '.join(outputs)}"
+        return Problem(f"{len(trial.outputs)} outputs are returned, {wanted}")
     for name, old, new in zip(_fill(named, len(trial.args)), before, trial.args):
         if old is not None and tensors.changed(old, new):
             cause = "write the result into a tensor of its own; callers still need their input"

@@ -234,6 +234,14 @@ def number(value: float) -> str:
     return f"{value:.1e}"
 
 
+def _told_apart(got: float, right: float) -> tuple[str, str]:
+    """Two different values with as many digits as it takes to see that they differ."""
+    if number(got) != number(right):
+        return number(got), number(right)
+    digits = next((n for n in range(3, 17) if f"{got:.{n}g}" != f"{right:.{n}g}"), 17)
+    return f"{got:.{digits}g}", f"{right:.{digits}g}"
+
+
 def describe(difference: Difference, tiling: Tiling | None) -> tuple[str, list[str]]:
     """Headline and detail lines of a difference: how much, where first, who computed it, a map of the wrong tiles."""
     total = difference.bad.numel()
@@ -246,8 +254,9 @@ def describe(difference: Difference, tiling: Tiling | None) -> tuple[str, list[s
     index = ", ".join(f"{axis}={i}" for axis, i in zip(axes, first))
     where = f"{difference.name}[{index}]" if shape else difference.name
     owner = f", owned by {tiling.describe(first, shape)}" if tiling and shape else ""
-    got = "never written" if difference.never_written[first] else number(difference.got[first].item())
-    lines = [f"first at {where}{owner}", f"there: {got}, right is {number(difference.right[first].item())}"]
+    got, right = _told_apart(difference.got[first].item(), difference.right[first].item())
+    got = "never written" if difference.never_written[first] else got
+    lines = [f"first at {where}{owner}", f"there: {got}, right is {right}"]
     if tiling and shape:
         lines += tiling.map(difference.bad.numpy(), first)
     return headline, lines

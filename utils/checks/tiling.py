@@ -53,7 +53,9 @@ class Dimension:
         width = self.size(shape) if self.tile is None else self.tile
         start, stop = tile * width, min((tile + 1) * width, self.size(shape))
         noun = self.name if len(self.axes) == 1 else "element"
-        return f"{noun} {start}" if stop - start <= 1 else f"{noun}s {start}..{stop - 1}"
+        if stop - start <= 1:
+            return f"{noun} {start}"
+        return f"{noun}{'s' if len(noun) > 1 else ''} {start}..{stop - 1}"
 
 
 @dataclass(frozen=True)
