@@ -6,7 +6,7 @@ import types
 import pytest
 
 from utils import hardware
-from utils.hardware import GPUS, TPUS, gpu, this_gpu, tpu
+from utils.hardware import CPUS, GPUS, TPUS, cpu, gpu, this_gpu, tpu
 
 # Ordinary fp32 cores of an SM by compute capability (CUDA C++ Programming Guide, arithmetic instructions).
 CORES = {
@@ -36,10 +36,18 @@ def test_every_figure_names_its_source(name):
         assert len(device.sources.get(field.name, "")) > 10, f"{name}.{field.name} has no source"
 
 
-@pytest.mark.parametrize("name", TPUS)
-def test_every_figure_of_a_tpu_names_its_source(name):
-    fields = {field.name for field in dataclasses.fields(TPUS[name])} - {"name", "sources"}
-    assert fields == set(TPUS[name].sources)
+@pytest.mark.parametrize("device", [*TPUS.values(), *CPUS.values()], ids=lambda device: device.name)
+def test_every_figure_of_a_tpu_or_cpu_names_its_source(device):
+    fields = {field.name for field in dataclasses.fields(device)} - {"name", "sources"}
+    assert fields == set(device.sources)
+
+
+def test_a_cpu_has_few_threads_and_a_low_roof():
+    socket, device = cpu("EPYC 9654"), gpu("H100")
+    assert socket.threads == 192
+    assert socket.peak_flops["fp32"] == pytest.approx(7.37e12, rel=0.001)
+    assert device.sms * device.max_threads_per_sm > 1000 * socket.threads
+    assert device.peak_flops["bf16"] > 100 * socket.peak_flops["fp32"]
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -23,17 +23,14 @@ def loop_attention(q, k, v, causal, scale):
     """One query at a time, in Python floats; a query that sees no key gives zeros and -inf."""
     batch, heads, queries, _ = q.shape
     group = heads // k.shape[1]
-    o, lse = (
-        torch.zeros(batch, heads, queries, v.shape[3], dtype=torch.float64),
-        torch.full(q.shape[:3], -math.inf).double(),
-    )
+    o = torch.zeros(batch, heads, queries, v.shape[3], dtype=torch.float64)
+    lse = torch.full((batch, heads, queries), -math.inf, dtype=torch.float64)
     for b in range(batch):
         for h in range(heads):
             for i in range(queries):
                 seen = [j for j in range(k.shape[2]) if not causal or j <= i + k.shape[2] - queries]
-                scores = [
-                    scale * sum(x * y for x, y in zip(q[b, h, i].tolist(), k[b, h // group, j].tolist())) for j in seen
-                ]
+                query, rows = q[b, h, i].tolist(), k[b, h // group].tolist()
+                scores = [scale * sum(x * y for x, y in zip(query, rows[j])) for j in seen]
                 if not scores:
                     continue
                 top = max(scores)

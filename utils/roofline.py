@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from utils.dataflow import CLASSES, Operator, class_totals, flop_shares
 from utils.encoder_layer import transformer_layer
-from utils.hardware import GPU, TPU
+from utils.hardware import CPU, GPU, TPU
 from utils.operators import (
     ELEMENT_SIZE,
     Cost,
@@ -68,7 +68,7 @@ __all__ = [
     "transformer_layer",
 ]
 
-Device = GPU | TPU
+Device = GPU | TPU | CPU
 
 
 class TimeBounds(NamedTuple):
@@ -119,7 +119,7 @@ def peak(gpu: Device, dtype: str = "bf16") -> float:
         TypeError: ``gpu`` is not an entry of the hardware table.
         ValueError: this GPU has no such rate; the message lists those it has.
     """
-    if not isinstance(gpu, GPU | TPU):
+    if not isinstance(gpu, Device):
         raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")
     if dtype not in gpu.peak_flops:
         raise ValueError(f"{gpu.name} has no {dtype!r} rate; it has: {', '.join(gpu.peak_flops)}")

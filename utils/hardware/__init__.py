@@ -1,14 +1,14 @@
-"""One table of GPUs and TPUs: every hardware figure in the course comes from here, with its source.
+"""One table of GPUs, TPUs and a CPU: every hardware figure in the course comes from here, with its source.
 
 ``gpu("H100").memory_bandwidth`` is 3.35e12 bytes/s, and ``gpu("H100").sources["memory_bandwidth"]`` says who says so.
 """
 
 from __future__ import annotations
 
-from utils.hardware.device import GPU, TPU
-from utils.hardware.table import GPUS, TPUS
+from utils.hardware.device import CPU, GPU, TPU
+from utils.hardware.table import CPUS, GPUS, TPUS
 
-__all__ = ["GPU", "GPUS", "TPU", "TPUS", "gpu", "this_gpu", "tpu"]
+__all__ = ["CPU", "CPUS", "GPU", "GPUS", "TPU", "TPUS", "cpu", "gpu", "match", "this_gpu", "tpu"]
 
 
 def _look_up(name: str, table, kind: str):
@@ -34,6 +34,11 @@ def gpu(name: str) -> GPU:
 def tpu(name: str) -> TPU:
     """The TPU called ``name``, such as ``"TPU v5e"``; errors as in :func:`gpu`."""
     return _look_up(name, TPUS, "TPU")
+
+
+def cpu(name: str) -> CPU:
+    """The CPU called ``name``, such as ``"EPYC 9654"``; errors as in :func:`gpu`."""
+    return _look_up(name, CPUS, "CPU")
 
 
 def match(device_name: str, memory_bytes: float, sms: int) -> GPU | None:

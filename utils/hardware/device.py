@@ -1,4 +1,4 @@
-"""What a GPU and a TPU are to this course: the figures that predict how long a kernel takes."""
+"""What a GPU, a TPU and a CPU are to this course: the figures that predict how long a kernel takes."""
 
 from __future__ import annotations
 
@@ -137,3 +137,44 @@ class TPU:
 
     def __hash__(self) -> int:
         return hash((type(self), self.name))
+
+
+@dataclass(frozen=True)
+class CPU:
+    """One server processor, to hold a GPU against: few fast threads.
+
+    Attributes:
+        name: short name, ``"EPYC 9654"``.
+        year: year of launch.
+        cores, threads_per_core: cores, and hardware threads of each.
+        clock_hz: clock that all cores hold, Hz.
+        flops_per_core_cycle: FLOPs of a core in a cycle, by number format.
+        memory_bandwidth: bytes/s of a socket.
+        sources: where each figure comes from, by field name.
+    """
+
+    name: str
+    year: int
+    cores: int
+    threads_per_core: int
+    clock_hz: float
+    flops_per_core_cycle: Mapping[str, int]
+    memory_bandwidth: float
+    sources: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_core_cycle", "sources"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.name))
+
+    @property
+    def threads(self) -> int:
+        """Threads that are resident at a time (a GPU: ``sms * max_threads_per_sm``)."""
+        return self.cores * self.threads_per_core
+
+    @property
+    def peak_flops(self) -> Mapping[str, float]:
+        """FLOP/s by number format: cores times FLOPs a cycle times the clock."""
+        return {name: self.cores * each * self.clock_hz for name, each in self.flops_per_core_cycle.items()}

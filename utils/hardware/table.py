@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from utils.hardware.device import GPU, TPU
+from utils.hardware.device import CPU, GPU, TPU
 
 KIB, MIB = 1024, 1024**2
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
@@ -120,6 +120,7 @@ _ALL = (
         "H100", (9, 0), "NVIDIA H100 SXM data sheet and Hopper whitepaper (2022)",
         {"peak_flops": "NVIDIA H100 SXM data sheet, halved where it prints rates with sparsity (1,979 for bf16); the "
                        "Hopper whitepaper prints 989.4 dense; the course uses 989e12",
+         "memory_bandwidth": "NVIDIA H100 SXM data sheet: 3.35 TB/s (lectures also print 3.36)",
          "clock_hz": "highest SM clock the driver of an H100 SXM offers, 1,980 MHz; the fp32 rate follows from it, the "
                      "tensor-core rates from 1,830 MHz",
          "latency_cycles": "pointer chasing by others: Luo et al. 2024, 'Benchmarking and Dissecting the Nvidia Hopper "
@@ -202,6 +203,25 @@ TPUS: Mapping[str, TPU] = MappingProxyType(
                 sources=dict.fromkeys(
                     ("year", "peak_flops", "memory_bytes", "memory_bandwidth", "matrix_unit", "link_bandwidth"),
                     f"{_CLOUD}, 'TPU v6e' (lectures print its 918e12 as 9.1e14)"),
+            ),
+        )
+    }
+)  # fmt: skip
+
+CPUS: Mapping[str, CPU] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            CPU(
+                name="EPYC 9654", year=2022, cores=96, threads_per_core=2, clock_hz=2.4 * GIGA,
+                flops_per_core_cycle={"fp64": 16, "fp32": 32}, memory_bandwidth=460.8 * GIGA,
+                sources={
+                    "year": "AMD EPYC 9654 product page", "cores": "AMD EPYC 9654 product page",
+                    "threads_per_core": "AMD EPYC 9654 product page",
+                    "clock_hz": "AMD EPYC 9654 product page: base clock, all cores busy; one core alone reaches 3.7 GHz",
+                    "flops_per_core_cycle": "AMD Zen 4 software optimization guide: two 256-bit multiply-adds a cycle",
+                    "memory_bandwidth": "AMD EPYC 9654 product page: twelve channels of DDR5-4800, 8 bytes wide",
+                },
             ),
         )
     }
