@@ -65,7 +65,8 @@ def chip_anatomy(gpu: GPU, lanes_per_sm: int) -> Figure:
     fig.alt = (
         f"Left: {gpu.sms} SMs in two fields around an L2 cache of {gpu.l2_bytes / 2**20:,.0f} MiB, with "
         f"{quantity(gpu.memory_bytes, 'B')} of memory below them. Right: one SM with {gpu.schedulers_per_sm} "
-        f"partitions, each with a warp scheduler, {registers} of registers, {lanes} fp32 lanes{matrix}, above {_kib(gpu.l1_bytes_per_sm)} of shared memory and L1."
+        f"partitions, each with a warp scheduler, {registers} of registers, {lanes} fp32 lanes{matrix}, "
+        f"above {_kib(gpu.l1_bytes_per_sm)} of shared memory and L1."
     )
     return fig
 
