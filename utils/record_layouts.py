@@ -90,42 +90,117 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_LATENCY_POINT = {"working_set": SIZE, "cycles": POSITIVE, "seconds": POSITIVE, "steps": SIZE}
+_CYCLES = {"cycles": POSITIVE, "seconds": POSITIVE, "steps": SIZE}
 _HISTOGRAM = {"working_set": SIZE, "bin_cycles": SIZE, "counts": [COUNT]}
-_BANDWIDTH_POINT = {
-    "working_set": SIZE,
-    "bytes_per_second": POSITIVE,
-    "seconds": POSITIVE,
-    "bytes_per_cycle_per_sm": POSITIVE,
-}
-_ACCESS_POINT = {
-    "bytes_useful": SIZE,
-    "bytes_moved_model": SIZE,
-    **TIMING,
-    "useful_bytes_per_second": POSITIVE,
-}
+_BANDWIDTH_POINT = {"working_set": SIZE, "bytes_per_second": POSITIVE, **TIMING, "bytes_per_cycle_per_sm": POSITIVE}
 _OPERATOR = {
     "name": TEXT,
     "kind": TEXT,
-    "params": {str: Number("a number", -math.inf)},
     "dtype": TEXT,
-    "flops": SIZE,
+    "params": {str: COUNT},
+    "flops": COUNT,
     "bytes": SIZE,
-    "intensity": POSITIVE,
+    "intensity": NOT_NEGATIVE,
     **TIMING,
-    "flops_per_second": POSITIVE,
+    "flops_per_second": NOT_NEGATIVE,
     "bytes_per_second": POSITIVE,
-    "kernels": [TEXT],
 }
-_MATMUL_POINT = {"n": SIZE, **TIMING, "flops_per_second": POSITIVE}
-_CUBLAS_POINT = {**_MATMUL_POINT, "kernel": TEXT, "grid": [SIZE]}
-_VARIANT = {
-    "classes": {"contraction": POSITIVE, "normalisation": NOT_NEGATIVE, "element-wise": NOT_NEGATIVE},
-    "shares": {"contraction": POSITIVE, "normalisation": NOT_NEGATIVE, "element-wise": NOT_NEGATIVE},
-    "kernel_seconds": POSITIVE,
-    "step": TIMING,
-    "kernels": [{"name": TEXT, "class": TEXT, "calls": SIZE, "seconds": POSITIVE}],
-}
+_CLASSES = {"contraction": NOT_NEGATIVE, "normalisation": NOT_NEGATIVE, "element-wise": NOT_NEGATIVE}
+_SECTORS = {str: COUNT}
 
-#: Family -> layout of its results.
-LAYOUTS: dict[str, object] = {}
+#: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
+LAYOUTS: dict[str, object] = {
+    "ceilings": {
+        "copy": [{"bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
+        "matmul": [{"dtype": TEXT, "n": SIZE, **TIMING, "flops_per_second": POSITIVE}],
+        "unavailable": {str: TEXT},
+        "launch": TIMING,
+        "best": {"copy_bytes_per_second": POSITIVE, "matmul_flops_per_second": {str: POSITIVE}},
+    },
+    "latency": {
+        "through_l1": [{"working_set": SIZE, **_CYCLES}],
+        "past_l1": [{"working_set": SIZE, **_CYCLES}],
+        "pages": [{"pages": SIZE, **_CYCLES}],
+        "distribution": {"l1": _HISTOGRAM, "l2": _HISTOGRAM, "hbm": _HISTOGRAM},
+        "one_line_from_each_sm": [POSITIVE],
+        "shared": {
+            "load_cycles": POSITIVE,
+            "store_then_load_cycles": POSITIVE,
+            "store_then_fence_cycles": POSITIVE,
+            "fence_cycles": NOT_NEGATIVE,
+        },
+    },
+    "bandwidth": {"through_l1": [_BANDWIDTH_POINT], "past_l1": [_BANDWIDTH_POINT], "shared": _BANDWIDTH_POINT},
+    "access": {
+        "points": [
+            {
+                "pattern": TEXT,
+                "level": TEXT,
+                "element_size": SIZE,
+                "count": SIZE,
+                "stride": SIZE,
+                "offset": COUNT,
+                **TIMING,
+                "useful_bytes_per_second": POSITIVE,
+                "sector_efficiency": POSITIVE,
+            }
+        ]
+    },
+    "operators": {"points": [_OPERATOR], "held_out": [_OPERATOR]},
+    "matmul_sweep": {
+        "dtype": TEXT,
+        "cublas": [
+            {"n": SIZE, **TIMING, "flops_per_second": POSITIVE, "kernel": TEXT, "grid": [SIZE], "launches": SIZE}
+        ],
+        "fixed_tile": [
+            {
+                "tile": [SIZE],
+                "k": SIZE,
+                "points": [{"n": SIZE, "tiles": SIZE, **TIMING, "flops_per_second": POSITIVE}],
+            }
+        ],
+    },
+    "alignment": {
+        "dtype": TEXT,
+        "base": SIZE,
+        "points": [
+            {
+                "axis": TEXT,
+                "divisor": SIZE,
+                "m": SIZE,
+                "k": SIZE,
+                "n": SIZE,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+                **RATIO,
+                "kernel": TEXT,
+            }
+        ],
+    },
+    "vocabulary": {
+        "dtype": TEXT,
+        "sizes": [SIZE],
+        "points": [
+            {
+                "tokens": SIZE,
+                "hidden": SIZE,
+                "pass": TEXT,
+                "times": [{"vocabulary": SIZE, **TIMING, "flops_per_second": POSITIVE, "kernels": [TEXT]}],
+                **RATIO,
+            }
+        ],
+    },
+    "operator_classes": {
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE},
+        "dtype": TEXT,
+        "variants": {
+            str: {
+                "classes": _CLASSES,
+                "shares": _CLASSES,
+                "kernel_seconds": POSITIVE,
+                "step": TIMING,
+                "kernels": [{"name": TEXT, "class": TEXT, "calls": SIZE, "seconds": POSITIVE}],
+            }
+        },
+    },
+}

@@ -1,0 +1,59 @@
+"""What every benchmark's command line shares: measure, print a short table, record."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from utils import records, runtime
+
+
+def run(
+    family: str,
+    measure: Callable[..., dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    sources: Sequence[str],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Measure one family on this machine's GPU, print its table and renew its record; return an exit status.
+
+    ``--quick`` measures fewer sizes in a few seconds and records nothing.
+
+    Args:
+        family: Name of the record.
+        measure: Returns the results in the record's layout; takes ``quick``.
+        table: Results as a short text.
+        sources: The measured source, as paths relative to the course.
+        arguments: Command line; the process's own by default.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{family}", description=f"Measure {family} and record it."
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, a few seconds, nothing recorded")
+    options = parser.parse_args(arguments)
+    if not runtime.HAS_GPU:
+        print(f"{family}: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
+        return 1
+    print(f"{family} on {runtime.gpu_name()}", flush=True)
+    results = measure(quick=options.quick)
+    print(table(results))
+    if not options.quick:
+        path = records.save(family, results, sources, f"python -m benchmarks.{family}")
+        print(f"recorded in utils/records/{path.name}")
+    return 0
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows under headings in aligned columns; the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def thin(items: Sequence[Any], most: int = 24) -> list[Any]:
+    """At most ``most`` of ``items``, evenly spread, the last one included: what a short table shows of a long sweep."""
+    step = -(-len(items) // most)
+    chosen = list(items[::step])
+    return chosen if not items or chosen[-1] is items[-1] else [*chosen, items[-1]]

@@ -1,0 +1,361 @@
+"""The benchmarks without a GPU: every script runs on small sizes, with known times, and fills its record's layout."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks import (
+    access,
+    alignment,
+    bandwidth,
+    ceilings,
+    cuda_program,
+    family,
+    latency,
+    matmul_sweep,
+    operator_classes,
+    operators,
+    trace,
+    vocabulary,
+)
+from benchmarks import (
+    all as every,
+)
+from utils import record_layouts, records, runtime, timing
+from utils.fingerprint import ROOT
+
+
+class FakeStopwatch:
+    """Runs each call and says that the i-th one took 10, 11, 12, 10... microseconds."""
+
+    def __init__(self) -> None:
+        self.times = itertools.cycle([10e-6, 11e-6, 12e-6])
+        self.laps: list[float] = []
+
+    def lap(self, fn, flush_l2):
+        fn()
+        self.laps.append(next(self.times))
+
+    def seconds(self):
+        laps, self.laps = self.laps, []
+        return laps
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    """Times without a GPU, and a kernel's name for every call."""
+    monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
+
+    def kernels_of(calls):
+        for call in calls:
+            call()
+        return [[trace.Kernel("gemm_128x256", 1e-5, (7, 1, 1))] for _ in calls]
+
+    monkeypatch.setattr(trace, "kernels_of", kernels_of)
+
+
+def problems(name, results):
+    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
+
+
+def test_ceilings_fill_their_layout(known_times):
+    results = ceilings.measure(copy_bytes=[64, 128], matmul_sizes={"fp32": [8], "tf32": [8], "bf16": [8, 16]})
+    assert problems("ceilings", results) == []
+    assert results["copy"][1]["bytes_per_second"] == pytest.approx(2 * 128 / 11e-6)
+    assert results["best"]["matmul_flops_per_second"]["bf16"] == pytest.approx(2 * 16**3 / 11e-6)
+    assert "matmul bf16 16" in ceilings.table(results)
+
+
+def test_a_product_that_the_machine_lacks_is_recorded_with_its_reason(known_times, monkeypatch):
+    def refuse(dtype, n):
+        raise RuntimeError("no such product here\nand a long trace")
+
+    monkeypatch.setattr(ceilings, "matmul_call", refuse)
+    results = ceilings.measure(copy_bytes=[64], matmul_sizes={"fp8": [16]})
+    assert results["unavailable"] == {"fp8": "no such product here"}
+    assert "not measured: no such product here" in ceilings.table(results)
+
+
+def test_operators_fill_their_layout_and_cover_every_kind(known_times):
+    small = {
+        "copy": {"n": 64}, "add": {"n": 64}, "axpy": {"n": 64}, "relu": {"n": 64}, "gelu": {"n": 64}, "dot": {"n": 64},
+        "softmax": {"rows": 4, "cols": 8}, "layer_norm": {"rows": 4, "cols": 8}, "transpose": {"rows": 4, "cols": 8},
+        "matmul": {"m": 4, "k": 8, "n": 2}, "batched_matmul": {"batch": 2, "m": 4, "k": 8, "n": 2},
+        "flash_attention": {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8, "causal": 1},
+        "eager_attention": {"batch": 1, "heads": 2, "seq_len": 4, "head_dim": 8},
+    }  # fmt: skip
+    assert set(small) == set(operators.COSTS)
+    cases = [(kind, kind, "fp32", params) for kind, params in small.items()]
+    results = operators.measure(points=cases, held_out=cases)
+    assert problems("operators", results) == []
+    assert "eager_attention" in operators.table(results)
+
+
+def test_the_two_attentions_compute_the_same(known_times):
+    torch.manual_seed(0)
+    params = {"batch": 1, "heads": 2, "seq_len": 6, "head_dim": 8}
+    eager = operators.build("eager_attention", "fp32", params)()
+    torch.manual_seed(0)
+    flash = operators.build("flash_attention", "fp32", {**params, "causal": 0})()
+    torch.testing.assert_close(eager, flash)
+
+
+def test_points_and_held_out_operators_differ_in_size_and_name():
+    keys = [
+        (kind, dtype, tuple(params.values())) for _, kind, dtype, params in (*operators.POINTS, *operators.HELD_OUT)
+    ]
+    names = [name for name, *_ in (*operators.POINTS, *operators.HELD_OUT)]
+    assert len(set(keys)) == len(keys) and len(set(names)) == len(names)
+    assert len(operators.POINTS) >= 12 and len(operators.HELD_OUT) >= 12
+    assert set(operators.QUICK) <= {name for name, *_ in operators.POINTS}
+
+
+def test_an_unknown_operator_is_refused_by_name():
+    with pytest.raises(ValueError, match="got 'sort'"):
+        operators.cost_of("sort", "fp32", {})
+    with pytest.raises(ValueError, match="got 'sort'"):
+        operators.build("sort", "fp32", {})
+
+
+def test_the_matmul_sweep_fills_its_layout(known_times):
+    tile = (16, 32, 16, 4, 4, 1)
+    results = matmul_sweep.measure(quick=True, sizes=[16, 24], fixed_sizes=[16, 32], tiles=[tile], k=16)
+    assert problems("matmul_sweep", results) == []
+    assert [point["tiles"] for point in results["fixed_tile"][0]["points"]] == [1, 2]
+    assert "gemm_128x256" in matmul_sweep.table(results)
+
+
+def test_the_sweep_holds_the_sizes_that_the_notebook_speaks_of():
+    assert {1784, 1791, 1792, 1793, 1800, 2048, 2049, 2056} <= set(matmul_sweep.SIZES)
+    assert len(matmul_sweep.SIZES) == len(set(matmul_sweep.SIZES))
+
+
+def test_alignment_fills_its_layout_and_changes_one_axis_at_a_time(known_times):
+    results = alignment.measure(base=16, divisors=(1, 2, 128))
+    assert problems("alignment", results) == []
+    by_axis = {(p["axis"], p["divisor"]): (p["m"], p["k"], p["n"]) for p in results["points"]}
+    assert by_axis["k", 1] == (144, 17, 144) and by_axis["all", 2] == (18, 18, 18)
+    assert all(p["ratio"] == 1 for p in results["points"] if p["divisor"] == 128)
+    assert "k = 16 + 1" in alignment.table(results)
+
+
+def test_every_alignment_variant_takes_the_same_number_of_tiles():
+    sizes = {alignment.BASE + divisor for divisor in alignment.DIVISORS}
+    for tile in (128, 256):
+        assert len({-(-size // tile) for size in sizes}) == 1
+    for divisor in alignment.DIVISORS:
+        assert (alignment.BASE + divisor) % divisor == 0 and (alignment.BASE + divisor) % (2 * divisor) != 0
+
+
+def test_the_vocabulary_fills_its_layout(known_times):
+    results = vocabulary.measure(shapes=[(4, 8)], sizes=(13, 16))
+    assert problems("vocabulary", results) == []
+    assert [p["pass"] for p in results["points"]] == ["forward", "forward and backward"]
+    forward = results["points"][0]["times"][0]
+    assert forward["flops_per_second"] == pytest.approx(2 * 4 * 8 * 13 / forward["seconds"])
+    assert "4 x 8, forward" in vocabulary.table(results)
+
+
+def test_operator_classes_fill_their_layout(known_times):
+    shape = {"batch": 2, "seq_len": 4, "hidden": 8, "heads": 2}
+    results = operator_classes.measure(variants=("unfused", "fused attention"), shape=shape, steps=2)
+    assert problems("operator_classes", results) == []
+    assert results["variants"]["unfused"]["shares"]["contraction"] == 1
+    assert "fused attention" in operator_classes.table(results)
+
+
+def test_fused_and_unfused_layers_compute_the_same_without_dropout():
+    torch.manual_seed(0)
+    unfused = operator_classes.EncoderLayer(16, 2, fused_attention=False, dropout=0.0)
+    fused = operator_classes.EncoderLayer(16, 2, fused_attention=True, dropout=0.0)
+    fused.load_state_dict(unfused.state_dict())
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(unfused(x), fused(x))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT", "contraction"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>(Params)", "contraction"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasSplitKParams)", "contraction"),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>, true>(Flash_fwd_params)",
+            "contraction",
+        ),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_bf16_knob_3", "contraction"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, c10::BFloat16, 9, false>(int)", "normalisation"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16>(int)", "normalisation"),
+        ("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_32x32<c10::BFloat16>()", "normalisation"),
+        ("triton_per_fused__softmax_native_dropout_2", "normalisation"),
+        ("triton_red_fused_native_layer_norm_backward_sum_7", "normalisation"),
+        ("triton_poi_fused_gelu_backward_3", "element-wise"),
+        ("triton_tem_fused_mm_4", "contraction"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)",
+            "element-wise",
+        ),
+        ("void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16>>(int)", "element-wise"),
+        ("void at::native::(anonymous namespace)::fused_dropout_kernel_vec<c10::BFloat16, float>(int)", "element-wise"),
+    ],
+)
+def test_a_kernel_belongs_to_the_class_that_its_name_says(kernel, expected):
+    assert operator_classes.class_of(kernel) == expected
+
+
+def test_shares_by_class_are_means_over_steps():
+    step = [trace.Kernel("nvjet_128x256", 3e-6, (1, 1, 1)), trace.Kernel("reduce_kernel", 1e-6, (1, 1, 1))]
+    found = operator_classes.by_class([step, step])
+    assert found["classes"]["contraction"] == pytest.approx(3e-6)
+    assert found["shares"]["element-wise"] == pytest.approx(0.25)
+    assert [(k["name"], k["calls"]) for k in found["kernels"]] == [("nvjet_128x256", 1), ("reduce_kernel", 1)]
+    with pytest.raises(ValueError, match="at least one kernel"):
+        operator_classes.by_class([[]])
+
+
+def test_an_unknown_variant_is_refused_by_name():
+    with pytest.raises(ValueError, match="got 'magic'"):
+        operator_classes.step_of("magic", 1, 1, 8, 2)
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------------
+
+
+def event(name, ts, dur=2.0, cat="kernel", grid=(3, 1, 1)):
+    return {"cat": cat, "name": name, "ts": ts, "dur": dur, "args": {"grid": list(grid)}}
+
+
+def test_a_trace_is_cut_at_its_markers_in_order_of_time():
+    marker = "at::cuda::(anonymous namespace)::spin_kernel(long)"
+    events = [
+        event("late", 50.0), event(marker, 40.0), event(marker, 1.0), event("first", 2.0, grid=(9, 2, 1)),
+        event("before any marker", 0.5), event("aten::mm", 3.0, cat="cpu_op"), event("Memset", 4.0, cat="gpu_memset"),
+    ]  # fmt: skip
+    first, second = trace.split(events, 2)
+    assert [kernel.name for kernel in first] == ["first", "Memset"]
+    assert first[0].grid == (9, 2, 1) and first[0].seconds == pytest.approx(2e-6)
+    assert [kernel.name for kernel in second] == ["late"]
+
+
+def test_a_trace_with_missing_groups_is_refused():
+    with pytest.raises(RuntimeError, match="should hold 2 groups of kernels, it holds 0"):
+        trace.split([], 2)
+
+
+def test_a_kernel_name_is_shortened_to_what_tells_it_apart():
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(x)"
+    )
+    assert trace.short_name(name) == "at::native::vectorized_elementwise_kernel [FillFunctor]"
+    assert trace.short_name("nvjet_tst_128x256_64x4_1x2_h_bz_NNT") == "nvjet_tst_128x256_64x4_1x2_h_bz_NNT"
+    assert trace.short_name("void (anonymous namespace)::softmax_warp<float, (int)3>(x)") == "softmax_warp"
+
+
+# ---- CUDA sources ---------------------------------------------------------------------------------------------------
+
+
+def test_the_sector_model_of_a_strided_copy_falls_to_an_eighth_and_stays():
+    model = [access.sector_efficiency("strided copy", 4, stride, 0) for stride in (1, 2, 4, 8, 16, 32)]
+    assert model == [1, 1 / 2, 1 / 4, 1 / 8, 1 / 8, 1 / 8]
+    assert access.sector_efficiency("strided read", 4, 8, 0) == pytest.approx(8 / (32 + 4))
+    assert access.sector_efficiency("misaligned copy", 4, 1, 8) == 1
+    assert access.sector_efficiency("misaligned copy", 4, 1, 1) == pytest.approx(8 / 9)
+    assert access.sector_efficiency("element size", 1, 1, 0) == 1
+    with pytest.raises(ValueError, match="got 'diagonal'"):
+        access.sector_efficiency("diagonal", 4, 1, 0)
+
+
+def test_options_of_a_program_become_its_command_line(monkeypatch, tmp_path):
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nprintf \'{"arguments": "%s", "gpu": "%s"}\' "$*" "$CUDA_VISIBLE_DEVICES"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(cuda_program, "build", lambda name: program)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    assert cuda_program.run("latency", page_span=3) == {"arguments": "--page-span 3", "gpu": "5"}
+
+
+def test_a_program_that_fails_is_reported_with_what_it_said(monkeypatch, tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho 'out of memory' >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(cuda_program, "build", lambda name: program)
+    with pytest.raises(RuntimeError, match="latency failed with status 3: out of memory"):
+        cuda_program.run("latency")
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="with a GPU the programs run")
+@pytest.mark.parametrize("module", [latency, bandwidth, access])
+def test_without_a_gpu_a_program_says_where_the_recorded_figures_are(module):
+    with pytest.raises(RuntimeError, match=r"needs a CUDA GPU.*utils\.records\.load"):
+        module.measure(quick=True)
+
+
+# ---- command lines --------------------------------------------------------------------------------------------------
+
+
+def test_a_family_without_a_gpu_measures_and_records_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    status = family.run("latency", lambda quick: pytest.fail("measured"), str, latency.SOURCES, [])
+    assert status == 1
+    assert "needs a CUDA GPU" in capsys.readouterr().out
+
+
+def test_quick_measures_but_records_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(runtime, "gpu_name", lambda: "a GPU")
+    monkeypatch.setattr(records, "save", lambda *a: pytest.fail("recorded"))
+    assert family.run("latency", lambda quick: {"quick": quick}, str, latency.SOURCES, ["--quick"]) == 0
+    assert "{'quick': True}" in capsys.readouterr().out
+
+
+def test_one_failing_family_leaves_the_others_and_makes_the_status_nonzero(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    ran = []
+
+    def run(command, cwd, check):
+        ran.append(command[2])
+        return subprocess.CompletedProcess(command, 1 if "latency" in command[2] else 0)
+
+    monkeypatch.setattr(every.subprocess, "run", run)
+    assert every.main([]) == 1
+    assert ran == [f"benchmarks.{name}" for name in every.FAMILIES]
+    assert re.search(r"FAIL latency .*status 1", capsys.readouterr().out)
+    assert every.main(["ceilings", "--quick"]) == 0
+
+
+def test_an_unknown_family_is_refused_by_name(capsys):
+    with pytest.raises(SystemExit):
+        every.main(["weather"])
+    assert "unknown family 'weather'" in capsys.readouterr().err
+
+
+def test_every_family_has_a_script_a_layout_and_sources_that_exist():
+    assert set(every.FAMILIES) == set(record_layouts.LAYOUTS)
+    for name in every.FAMILIES:
+        script = ROOT / "benchmarks" / f"{name}.py"
+        module = sys.modules.get(f"benchmarks.{name}") or __import__(f"benchmarks.{name}", fromlist=["SOURCES"])
+        assert script.is_file() and f"benchmarks/{name}.py" in module.SOURCES
+        assert len(records.fingerprint(module.SOURCES)) == 64
+
+
+# ---- what is recorded -----------------------------------------------------------------------------------------------
+
+
+def test_the_operators_record_holds_the_costs_that_the_roofline_counts():
+    results = records.load("operators").results
+    for item in [*results["points"], *results["held_out"]]:
+        cost = operators.cost_of(item["kind"], item["dtype"], item["params"])
+        assert (item["flops"], item["bytes"]) == (cost.flops, cost.bytes), item["name"]
+
+
+def test_the_access_record_holds_the_efficiencies_that_the_model_gives():
+    for point in records.load("access").results["points"]:
+        model = access.sector_efficiency(point["pattern"], point["element_size"], point["stride"], point["offset"])
+        assert point["sector_efficiency"] == pytest.approx(model)
