@@ -28,34 +28,29 @@ _LIMITS = {
 }
 
 
-def _gpu(name: str, capability: tuple[int, int], source: str, sources: Mapping[str, str] = {}, **figures) -> GPU:
-    """A GPU from its figures and its capability's limits; ``source`` covers what ``sources`` does not name."""
+def _gpu(
+    name: str, capability: tuple[int, int], source: str, sources: Mapping[str, str] | None = None, **figures
+) -> GPU:
+    """A GPU from its own figures and the limits of its capability; ``source`` covers what ``sources`` does not name."""
     warps, blocks, per_sm, per_block, unit, reserved, schedulers = _LIMITS[capability]
-    limits = {
+    guide = {
         "max_warps_per_sm": warps,
         "max_blocks_per_sm": blocks,
         "shared_memory_per_sm": per_sm * KIB,
         "max_shared_memory_per_block": per_block * KIB,
-        "shared_memory_allocation_unit": unit,
         "reserved_shared_memory_per_block": reserved,
-        "schedulers_per_sm": schedulers,
     }
-    guide = dict.fromkeys(limits, GUIDE) | dict.fromkeys(
-        ("compute_capability", "warp_size", "max_threads_per_sm", "max_threads_per_block", "registers_per_sm",
-         "max_registers_per_thread"), GUIDE,
-    )  # fmt: skip
-    guide |= dict.fromkeys(
-        ("register_allocation_unit", "schedulers_per_sm", "shared_memory_allocation_unit"), OCCUPANCY
-    )
-    printed = dict.fromkeys(figures, source)
-    return GPU(
-        name=name, compute_capability=capability, sources={**guide, **printed, **sources}, **limits, **figures
-    )  # fmt: skip
+    calculator = {"shared_memory_allocation_unit": unit, "schedulers_per_sm": schedulers}
+    same_everywhere = ("warp_size", "max_threads_per_block", "registers_per_sm", "max_registers_per_thread")
+    known = dict.fromkeys((*guide, *same_everywhere, "compute_capability", "max_threads_per_sm"), GUIDE)
+    known |= dict.fromkeys((*calculator, "register_allocation_unit"), OCCUPANCY)
+    known |= dict.fromkeys(figures, source) | dict(sources or {})
+    return GPU(name=name, compute_capability=capability, sources=known, **guide, **calculator, **figures)
 
 
 _ALL = (
     _gpu(
-        "K20X", (3, 5), "NVIDIA Tesla K20X board specification (2012)",
+        "K20X", (3, 5), "NVIDIA Tesla K20X board specification and Kepler GK110 whitepaper (2012)",
         full_name="NVIDIA Tesla K20X", year=2012, architecture="Kepler", sms=14, clock_hz=732 * MEGA,
         l1_bytes_per_sm=64 * KIB, l2_bytes=1536 * KIB, memory_bytes=6 * GIGA, memory_bandwidth=250 * GIGA,
         peak_flops={"fp64": 1.31 * TERA, "fp32": 3.95 * TERA}, has_tensor_cores=False, pcie_bandwidth=16 * GIGA,
@@ -108,7 +103,7 @@ _ALL = (
         latency_cycles={"global": 290, "l2": 200, "l1": 33, "shared_load": 23, "shared_store": 19},
     ),
     _gpu(
-        "A10", (8, 6), "NVIDIA A10 data sheet (2021)",
+        "A10", (8, 6), "NVIDIA A10 data sheet (2021) and GA102 whitepaper",
         full_name="NVIDIA A10 24GB", year=2021, architecture="Ampere", sms=72, clock_hz=1695 * MEGA,
         l1_bytes_per_sm=128 * KIB, l2_bytes=6144 * KIB, memory_bytes=24 * GIGA, memory_bandwidth=600 * GIGA,
         peak_flops={"fp32": 31.2 * TERA, "tf32": 62.5 * TERA, "bf16": 125 * TERA, "fp16": 125 * TERA,
@@ -146,8 +141,9 @@ _ALL = (
         has_tensor_cores=True, pcie_bandwidth=64 * GIGA,
     ),
     _gpu(
-        "L4", (8, 9), "NVIDIA L4 data sheet (2023)",
-        {"peak_flops": "NVIDIA L4 data sheet, halved where it prints rates with sparsity"},
+        "L4", (8, 9), "NVIDIA L4 data sheet (2023) and Ada whitepaper",
+        {"peak_flops": "NVIDIA L4 data sheet, halved where it prints rates with sparsity",
+         **dict.fromkeys(("sms", "clock_hz", "l2_bytes"), "as its driver reports it (cudaDeviceProp)")},
         full_name="NVIDIA L4 24GB", year=2023, architecture="Ada", sms=58, clock_hz=2040 * MEGA,
         l1_bytes_per_sm=128 * KIB, l2_bytes=48 * MIB, memory_bytes=24 * GIGA, memory_bandwidth=300 * GIGA,
         peak_flops={"fp32": 30.3 * TERA, "tf32": 60 * TERA, "bf16": 121 * TERA, "fp16": 121 * TERA,
@@ -157,7 +153,7 @@ _ALL = (
         has_tensor_cores=True, pcie_bandwidth=64 * GIGA,
     ),
     _gpu(
-        "H200", (9, 0), "NVIDIA H200 SXM data sheet (2023)",
+        "H200", (9, 0), "NVIDIA H200 SXM data sheet (2023) and Hopper whitepaper",
         {"peak_flops": "NVIDIA H200 SXM data sheet, halved where it prints rates with sparsity; the same as an H100's",
          "l2_bytes": "as its driver reports it (cudaDeviceProp.l2CacheSize): all 60 MiB of a GH100, the H100 has 50"},
         full_name="NVIDIA H200 SXM 141GB", year=2023, architecture="Hopper", sms=132, clock_hz=1980 * MEGA,
@@ -218,7 +214,7 @@ CPUS: Mapping[str, CPU] = MappingProxyType(
                 sources={
                     "year": "AMD EPYC 9654 product page", "cores": "AMD EPYC 9654 product page",
                     "threads_per_core": "AMD EPYC 9654 product page",
-                    "clock_hz": "AMD EPYC 9654 product page: base clock, all cores busy; one core alone reaches 3.7 GHz",
+                    "clock_hz": "AMD EPYC 9654 product page: base clock, for all cores; one alone reaches 3.7 GHz",
                     "flops_per_core_cycle": "AMD Zen 4 software optimization guide: two 256-bit multiply-adds a cycle",
                     "memory_bandwidth": "AMD EPYC 9654 product page: twelve channels of DDR5-4800, 8 bytes wide",
                 },
