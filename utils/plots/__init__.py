@@ -1,5 +1,6 @@
 """Every figure of the course: one look, drawn from real data, with alternative text."""
 
+from utils.plots.animate import Animation, animate, sm_waves_animation
 from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
@@ -20,6 +21,7 @@ __all__ = [
     "ON_CHIP",
     "WASTE",
     "WRONG",
+    "Animation",
     "Ceilings",
     "LatencyRange",
     "MemoryLevel",
@@ -30,6 +32,7 @@ __all__ = [
     "Table",
     "TileGrid",
     "Truth",
+    "animate",
     "class_shares",
     "coalescing_map",
     "figure",
@@ -43,6 +46,7 @@ __all__ = [
     "roofline_plot",
     "show",
     "sm_waves",
+    "sm_waves_animation",
     "sweep",
     "table",
     "tidy",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from utils.plots.style import DPI, WIDTH
+from utils.plots.style import DPI
+
+if TYPE_CHECKING:
+    from utils.plots.animate import Animation
 
 SHORTEST_ALT = 20
 #: A stored figure has the same plain text on every machine; its pixels are not compared.
@@ -26,36 +31,50 @@ def checked_alt(alt: Any) -> str:
     return text
 
 
+def palette_of(image: Image.Image, colours: int = 256) -> Image.Image:
+    """``image`` (RGB) with at most ``colours`` colours; flat areas keep theirs exactly, so that white stays white."""
+    reduced = image.quantize(colors=colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    pixels = np.asarray(image, np.int64).reshape(-1, 3) @ np.array([1 << 16, 1 << 8, 1])
+    pairs, counts = np.unique((np.asarray(reduced, np.int64).reshape(-1) << 24) | pixels, return_counts=True)
+    palette = reduced.getpalette()
+    for pair in pairs[np.argsort(counts, kind="stable")]:  # the commonest colour of an entry comes last and wins
+        entry, colour = int(pair) >> 24, int(pair) & 0xFFFFFF
+        palette[3 * entry : 3 * entry + 3] = [colour >> 16, (colour >> 8) & 255, colour & 255]
+    reduced.putpalette(palette)
+    return reduced
+
+
 def png(fig: Figure) -> bytes:
     """The figure as PNG: 144 dots per inch, opaque, at most 256 colours, the same bytes on each call."""
     raw = io.BytesIO()
     fig.savefig(raw, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     raw.seek(0)
-    image = Image.open(raw).convert("RGB")
-    image = image.quantize(colors=256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    image = palette_of(Image.open(raw).convert("RGB"))
     small = io.BytesIO()
     image.save(small, format="PNG", optimize=True, dpi=(DPI, DPI))
     return small.getvalue()
 
 
-def show(fig: Figure, alt: str | None = None) -> None:
-    """Display a figure in the notebook, with alternative text, and release it.
+def show(fig: Figure | Animation, alt: str | None = None) -> None:
+    """Display a figure in the notebook, with alternative text, and release it; or display an animation.
 
     Args:
-        fig: a matplotlib figure, best from :func:`utils.plots.figure` or one of the drawers.
+        fig: a matplotlib figure, best from :func:`utils.plots.figure` or one of the drawers, or an animation.
         alt: what the figure shows, for those who cannot see it; by default what the drawer wrote from its data.
 
     Raises:
         TypeError: ``fig`` is not a figure or ``alt`` is not a string.
         ValueError: there is no alternative text, or it is too short to be one.
     """
+    if hasattr(fig, "_repr_mimebundle_") and not isinstance(fig, Figure):
+        return display(*fig._repr_mimebundle_())
     if not isinstance(fig, Figure):
         raise TypeError(f"show takes a matplotlib figure, got {type(fig).__name__}")
     text = checked_alt(getattr(fig, "alt", "") if alt is None else alt)
-    data = png(fig)
+    data, width = png(fig), round(100 * fig.get_figwidth())
     close(fig)
-    width = round(100 * WIDTH * fig.get_figwidth() / WIDTH)
-    display({"image/png": data, "text/plain": PLAIN}, {"image/png": {"alt": text, "width": width}})
+    encoded = base64.b64encode(data).decode()
+    return display({"image/png": encoded, "text/plain": PLAIN}, {"image/png": {"alt": text, "width": width}})
 
 
 def close(fig: Figure) -> None:

@@ -32,8 +32,8 @@ class Table:
 
     def _repr_html_(self) -> str:
         def cell(tag: str, text: str, right: bool, rule: str) -> str:
-            align = "right" if right else "left"
-            style = f"text-align:{align};padding:3px 12px 3px 0;border-bottom:{rule};font-variant-numeric:tabular-nums"
+            align = "text-align:right;white-space:nowrap" if right else "text-align:left"
+            style = f"{align};padding:3px 12px 3px 0;border-bottom:{rule};font-variant-numeric:tabular-nums"
             scope = ' scope="col"' if tag == "th" else ""
             return f'<{tag}{scope} style="{style}">{html.escape(text)}</{tag}>'
 
