@@ -221,20 +221,25 @@ def _patches(pictures: Sequence[np.ndarray]) -> list[list[Any]]:
     sample = np.concatenate([pictures[k] for k in np.linspace(0, len(pictures) - 1, min(8, len(pictures))).astype(int)])
     palette = palette_of(Image.fromarray(sample), _TRANSPARENT)
     colours = palette.getpalette()[: 3 * _TRANSPARENT]
-    colours += colours[:3] * (_TRANSPARENT - len(colours) // 3)
-    palette.putpalette(colours + colours[:3])  # no colour of its own for the transparent index
     before, found = None, []
     for picture in pictures:
-        indexed = np.array(Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE))
-        indexed[indexed == _TRANSPARENT] = 0
+        indexed = _nearest(picture, np.array(colours, np.int32).reshape(-1, 3))
         changed = np.ones_like(indexed, bool) if before is None else indexed != before
         rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
         y0, y1, x0, x1 = (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1) if len(rows) else (0, 1, 0, 1)
         box = np.where(changed, indexed, _TRANSPARENT).astype(np.uint8)[y0:y1, x0:x1]
         image = Image.fromarray(box, "P")
-        image.putpalette(colours + colours[:3])
+        image.putpalette(colours)
         raw = io.BytesIO()
         image.save(raw, format="PNG", optimize=True, transparency=_TRANSPARENT)
         found.append([int(x0), int(y0), base64.b64encode(raw.getvalue()).decode()])
         before = indexed
     return found
+
+
+def _nearest(picture: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Index of the nearest of ``colours`` (n, 3) for each pixel of ``picture`` (height, width, 3)."""
+    pixels = picture.reshape(-1, 3).astype(np.int32)
+    _, first, inverse = np.unique(pixels @ np.array([1 << 16, 1 << 8, 1]), return_index=True, return_inverse=True)
+    distances = ((pixels[first][:, None] - colours[None]) ** 2).sum(axis=-1)
+    return distances.argmin(axis=1).astype(np.uint8)[inverse].reshape(picture.shape[:2])
