@@ -11,8 +11,8 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 NAIVE_BLOCK = 256
-#: (BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, warps, stages). On a GPU a tile of 128 x 128 with three stages of 16-bit operands
-#: fits shared memory twice; the interpreter has no caches to fill and gets a tile that small matrices cross.
+#: (BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, warps, stages). On a GPU 128 x 128 with three stages of 16-bit operands fits
+#: shared memory twice; the interpreter has no caches to fill and gets a tile that small matrices cross.
 GPU_TILES = (128, 128, 64, 8, 8, 3)
 CPU_TILES = (32, 32, 32, 4, 4, 1)
 Tiles = tuple[int, int, int, int, int, int]

@@ -1,0 +1,298 @@
+"""What upstream's interpreter gets wrong, put right.
+
+Each repair names what was wrong; all are in place after :func:`repair`, which may be called any number of times.
+
+bfloat16 dot
+    ``tl.dot`` multiplied the raw 16-bit patterns and returned values near 1e10.
+bfloat16 arithmetic
+    Sums, products, comparisons and reductions worked on bit patterns, and scalars raised; as on a GPU they are now
+    computed in float32 and rounded to nearest even.
+bfloat16 rounding
+    Casts truncated, or rounded without carrying into the exponent.
+NaN in maximum and minimum
+    ``tl.maximum`` passed NaN on (up to 3.7). A GPU's ``max.f32`` drops it, in ``tl.max`` too: one NaN does not show in
+    the maximum of a row. ``tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)`` passes it on, here and there.
+autotune without a driver
+    ``@triton.autotune`` with several configurations tried to time them; here the first that survives pruning is used.
+loop bounds
+    A tensor as a loop bound failed on Triton 3.6 with NumPy 2.4 and newer.
+boolean arguments
+    A Python ``bool`` passed to a kernel raised (up to 3.7).
+errors
+    An exception in a kernel now names kernel and program; NumPy's warnings on infinities are silent, as a GPU is.
+device functions
+    Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+from utils.interpreter import observation
+from utils.interpreter.bfloat16 import narrow, widen
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+from triton.runtime import autotuner, interpreter as upstream  # isort: skip
+
+_REPAIRS = (
+    "bfloat16 dot",
+    "bfloat16 arithmetic",
+    "bfloat16 rounding",
+    "NaN in maximum and minimum",
+    "autotune without a driver",
+    "loop bounds",
+    "boolean arguments",
+    "errors",
+    "device functions",
+)
+_FLOAT_METHODS = [
+    *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "precise_divf", "approx_divf", "fma", "clampf"),
+    *("minimumf", "minnumf", "maximumf", "maxnumf"),
+    *(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE")),
+    *("floor", "ceil", "exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt", "sin", "cos", "erf"),
+]
+_done = False
+
+
+def repairs() -> tuple[str, ...]:
+    """Names of the repairs that are in place; empty before :func:`repair`."""
+    return _REPAIRS if _done else ()
+
+
+def repair() -> None:
+    """Put every repair and every hook of :mod:`utils.interpreter.observation` in place. Idempotent."""
+    global _done
+    if _done:
+        return
+    _done = True
+    builder = upstream.InterpreterBuilder
+    for name in _FLOAT_METHODS:
+        method = getattr(builder, f"create_{name}", None)
+        if method is not None:
+            setattr(builder, f"create_{name}", _in_float32(method))
+    builder.create_dot = _in_float32(builder.create_dot)
+    builder.cast_impl = _rounding_cast(builder.cast_impl)
+    builder.create_fp_to_fp = _rounding_fp_to_fp(builder.create_fp_to_fp)
+    builder.get_bf16 = lambda self, value: _handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
+    builder.create_minnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin))
+    builder.create_maxnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax))
+    upstream.ReduceOps.min_max = _quiet_min_max(upstream.ReduceOps.min_max)
+    upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
+    upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
+    autotuner.Autotuner._bench = _first_config(autotuner.Autotuner._bench)
+    upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
+    upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
+    observation.install()
+    upstream._patch_lang = _once_per_launch(upstream._patch_lang)
+    upstream.GridExecutor.__call__ = _launch(upstream.GridExecutor.__call__)
+
+
+def _handle(data: np.ndarray, dtype: tl.dtype) -> upstream.TensorHandle:
+    return upstream.TensorHandle(data, dtype)
+
+
+def _is_bfloat16(value: object) -> bool:
+    return isinstance(value, upstream.TensorHandle) and value.dtype.scalar == tl.bfloat16
+
+
+def _in_float32(method: Callable) -> Callable:
+    """Widen bfloat16 operands, run ``method``, and round a floating-point result whose operands were all bfloat16."""
+
+    @functools.wraps(method)
+    def operation(self: Any, *operands: Any, **options: Any) -> upstream.TensorHandle:
+        if not any(map(_is_bfloat16, operands)):
+            return method(self, *operands, **options)
+        handles = [operand for operand in operands if isinstance(operand, upstream.TensorHandle)]
+        wide = [_handle(widen(o.data), tl.float32) if _is_bfloat16(o) else o for o in operands]
+        result = method(self, *wide, **options)
+        if result.data.dtype == np.float32 and _is_bfloat16(handles[-1]):  # a dot's last handle is its accumulator
+            return _handle(narrow(result.data), tl.bfloat16)
+        return result
+
+    return operation
+
+
+def _rounding_cast(cast: Callable) -> Callable:
+    """Casts from and to bfloat16 by value, rounded to nearest even; all others as they were."""
+
+    @functools.wraps(cast)
+    def cast_impl(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype) -> upstream.TensorHandle:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source == target or tl.bfloat16 not in (source, target):
+            return cast(self, src, dst_type)
+        values = widen(src.data) if source == tl.bfloat16 else src.data
+        if target == tl.bfloat16:
+            return _handle(narrow(values), tl.bfloat16)
+        return cast(self, _handle(values, tl.float32), dst_type)
+
+    return cast_impl
+
+
+def _rounding_fp_to_fp(convert: Callable) -> Callable:
+    """float32 to bfloat16 under round-to-nearest-even, which upstream rounds without a carry."""
+    nearest = upstream._ir.ROUNDING_MODE.RTNE
+
+    @functools.wraps(convert)
+    def create_fp_to_fp(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype, mode: Any) -> upstream.TensorHandle:
+        if dst_type.scalar == tl.bfloat16 and src.dtype.scalar == tl.float32 and mode in (None, nearest):
+            return _handle(narrow(src.data), tl.bfloat16)
+        return convert(self, src, dst_type, mode)
+
+    return create_fp_to_fp
+
+
+def _quiet_min_max(min_max: Callable) -> Callable:
+    """Drop NaN as a GPU does, without NumPy's warning on a row that holds nothing else."""
+    quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+
+    @functools.wraps(min_max)
+    def without_warning(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return min_max(self, input, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+    return without_warning
+
+
+def _reduce_in_float32(apply_impl: Callable) -> Callable:
+    """Reductions and scans over bfloat16 run on float32 values; their results are rounded once."""
+
+    @functools.wraps(apply_impl)
+    def apply(self: Any, input: tuple) -> Any:
+        was_narrow = [value.dtype == tl.bfloat16 for value in input]
+        if not any(was_narrow):
+            return apply_impl(self, input)
+        wide = tuple(
+            self.to_tensor(widen(value.handle.data), tl.float32) if flag else value
+            for value, flag in zip(input, was_narrow)
+        )
+        results = apply_impl(self, wide)
+        one = not isinstance(results, (list, tuple))
+        results = [results] if one else list(results)
+        for i, result in enumerate(results):
+            if was_narrow[min(i, len(was_narrow) - 1)] and result.dtype == tl.float32:
+                handle = _handle(narrow(result.handle.data), tl.bfloat16)
+                shape = list(result.shape)
+                results[i] = tl.tensor(handle, tl.block_type(tl.bfloat16, shape) if shape else tl.bfloat16)
+        return results[0] if one else results
+
+    return apply
+
+
+def _first_config(bench: Callable) -> Callable:
+    """Interpreted configurations are not timed: all take the same time, so that the first is chosen."""
+
+    @functools.wraps(bench)
+    def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+        innermost = self.fn
+        while not isinstance(innermost, (upstream.InterpretedFunction, triton.JITFunction)):
+            innermost = innermost.fn
+        if isinstance(innermost, triton.JITFunction) and not observation.state.twins:
+            return bench(self, *args, config=config, **meta)
+        conflicts = sorted(meta.keys() & config.kwargs.keys())
+        if conflicts:
+            raise ValueError(f"{', '.join(conflicts)} must not be passed: @triton.autotune sets it")
+        return [0.0, 0.0, 0.0]
+
+    return _bench
+
+
+def _index_of_one_element(patch: Callable) -> Callable:
+    """Let a tensor of one element be a loop bound, whatever NumPy says about its rank."""
+
+    @functools.wraps(patch)
+    def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return _patch_lang_tensor
+
+
+def _boolean_argument(convert: Callable) -> Callable:
+    """A bool becomes a one-bit tensor instead of 32 bits that do not fit one."""
+
+    @functools.wraps(convert)
+    def _implicit_cvt(arg: Any) -> Any:
+        if isinstance(arg, bool):
+            return tl.tensor(_handle(np.array([arg], dtype=np.bool_), tl.int1), tl.int1)
+        return convert(arg)
+
+    return _implicit_cvt
+
+
+class _Patches:
+    """What one launch has patched in Triton's language, undone in reverse order when the launch ends."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.languages: set[int] = set()
+
+    def restore(self) -> None:
+        while self.scopes:
+            self.scopes.pop().restore()
+        self.languages.clear()
+
+
+def _once_per_launch(patch: Callable) -> Callable:
+    """Patch the language modules that a function sees, unless this launch has patched them already."""
+    seen: dict[int, frozenset[int]] = {}
+
+    def languages(fn: Callable) -> frozenset[int]:
+        key = id(fn.__globals__)
+        if key not in seen:
+            values = fn.__globals__.values()
+            seen[key] = frozenset(id(v) for v in values if inspect.ismodule(v) and v in (tl, tl.core))
+        return seen[key]
+
+    @functools.wraps(patch)
+    def _patch_lang(fn: Callable) -> Any:
+        patches = observation.state.patches
+        if patches is None:  # a device function called outside of a launch
+            return patch(fn)
+        needed = languages(fn)
+        if not needed or not needed <= patches.languages:
+            seen.pop(id(fn.__globals__), None)
+            patches.scopes.append(patch(fn))
+            patches.languages |= languages(fn)
+        return patches
+
+    return _patch_lang
+
+
+def _launch(call: Callable) -> Callable:
+    """One launch: begins and ends an observation, restores the language, and lets an error name its program."""
+
+    @functools.wraps(call)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> None:
+        state = observation.state
+        outer, state.patches = state.patches, _Patches()
+        builder = upstream.interpreter_builder
+        builder.grid_idx = None
+        try:
+            with np.errstate(all="ignore"), observation.launching(self):
+                try:
+                    call(self, *args, **kwargs)
+                except triton.InterpreterError as error:
+                    raise triton.InterpreterError(_describe(self, builder, error)) from _root(error)
+        finally:
+            state.patches.restore()
+            state.patches = outer
+
+    return __call__
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _describe(executor: Any, builder: Any, error: BaseException) -> str:
+    cause = _root(error)
+    where = "" if builder.grid_idx is None else f" in program {builder.grid_idx} of grid {builder.grid_dim}"
+    return f"kernel {executor.fn.__name__} raised {type(cause).__name__}{where}: {cause}"

@@ -1,0 +1,85 @@
+"""Interpreted twins of compiled kernels: where kernels run on a GPU, one runs in the interpreter on copies instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+from utils.interpreter import observation
+from utils.interpreter.repairs import repair
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+from triton.runtime import interpreter as upstream  # isort: skip
+from triton.runtime.autotuner import Autotuner  # isort: skip
+
+_twin_of: dict[Any, upstream.InterpretedFunction] = {}
+
+
+def twin(kernel: triton.JITFunction) -> upstream.InterpretedFunction:
+    """The interpreted function made from the same source as ``kernel``."""
+    if kernel.fn not in _twin_of:
+        _twin_of[kernel.fn] = upstream.InterpretedFunction(kernel.fn)
+    return _twin_of[kernel.fn]
+
+
+@contextmanager
+def twins() -> Iterator[None]:
+    """Inside the block each launch of a compiled kernel runs its interpreted twin instead.
+
+    Arguments on a GPU are copied to the host and what the kernel wrote is copied back, so the launch has the effects
+    that it has on the GPU. Device functions (those of ``triton.language`` too) are interpreted with it, and
+    ``@triton.autotune`` takes its first configuration without remembering it. Changes nothing for interpreted
+    kernels.
+    """
+    repair()
+    jit = triton.JITFunction
+    saved = {(jit, "run"): jit.run, (jit, "__call__"): jit.__call__, (Autotuner, "run"): Autotuner.run}
+    members = {(tl.tensor, name): fn for name, fn in vars(tl.tensor).items() if isinstance(fn, jit)}
+    jit.run = _run
+    jit.__call__ = _call
+    Autotuner.run = _forgetful(Autotuner.run)
+    for (owner, name), fn in members.items():  # x.sum(): a JITFunction on the class does not bind its tensor by itself
+        setattr(owner, name, _method(fn))
+    observation.state.twins += 1
+    try:
+        yield
+    finally:
+        observation.state.twins -= 1
+        for (owner, name), original in {**saved, **members}.items():
+            setattr(owner, name, original)
+
+
+def _run(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    interpreted = twin(self)
+    interpreted.pre_run_hooks = list(self.pre_run_hooks)
+    return interpreted.run(*args, grid=grid, warmup=warmup, **kwargs)
+
+
+def _call(self: triton.JITFunction, *args: Any, **kwargs: Any) -> Any:
+    if observation.state.patches is None:
+        raise RuntimeError(f"{self.__name__} is a @triton.jit function: launch it as a kernel, or call it inside one")
+    return twin(self)(*args, **kwargs)
+
+
+def _method(fn: triton.JITFunction) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return fn(self, *args, **kwargs)
+
+    return method
+
+
+def _forgetful(run: Any) -> Any:
+    """The configuration that an untimed run picks must not be what the GPU uses afterwards."""
+
+    def run_and_forget(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        cache = dict(self.cache)
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.cache.clear()
+            self.cache.update(cache)
+
+    return run_and_forget

@@ -1,0 +1,332 @@
+"""Watches interpreted launches: counts what they move, and checks each access."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from utils.interpreter import Access, Argument, Launch
+from utils.kernel_profile.allocations import Allocations, Written
+from utils.kernel_profile.counters import Counters, total
+from utils.kernel_profile.findings import Finding, OutOfBounds, Program, Race, UninitializedRead
+from utils.kernel_profile.memory import Region, Storage, slots_of
+from utils.kernel_profile.requests import requests
+
+ELSEWHERE = "(no argument)"
+
+
+@dataclass
+class LaunchProfile:
+    """One launch: ``grid``, counts by program and argument, and the error it ended with, if any."""
+
+    kernel: str
+    grid: tuple[int, int, int] = (0, 0, 0)
+    error: BaseException | None = None
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
+    cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
+    flops: dict[Program, int] = field(default_factory=dict)
+    programs: int = 0
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of the whole launch."""
+        result = total(self.cells.values())
+        result.flops = sum(self.flops.values())
+        return result
+
+    @property
+    def by_argument(self) -> dict[str, Counters]:
+        """Counts of each tensor argument, in the order of the signature; dots belong to none."""
+        result = {name: Counters() for name, _, _ in self.tensors}
+        for (_, argument), counters in self.cells.items():
+            result.setdefault(argument, Counters()).add(counters)
+        return result
+
+    @property
+    def by_program(self) -> dict[Program, Counters]:
+        """Counts of each program that moved or multiplied something."""
+        result: dict[Program, Counters] = {}
+        for (program, _), counters in self.cells.items():
+            result.setdefault(program, Counters()).add(counters)
+        for program, flops in self.flops.items():
+            result.setdefault(program, Counters()).flops += flops
+        return result
+
+
+class Recorder:
+    """The observer behind :func:`utils.kernel_profile.profile_kernel`."""
+
+    def __init__(
+        self,
+        check_races: bool,
+        check_bounds: bool,
+        check_uninitialized: bool,
+        memory: Mapping[str, torch.Tensor],
+        max_findings: int,
+    ) -> None:
+        self.check_races = check_races
+        self.check_bounds = check_bounds
+        self.check_uninitialized = check_uninitialized
+        self.memory = dict(memory)
+        self.max_findings = max_findings
+        self.launches: list[LaunchProfile] = []
+        self.findings: dict[tuple, Finding] = {}
+        self.findings_left_out = 0
+        self.allocations = Allocations()
+        self._storages: dict[int, Storage] = {}
+        self._keep: list[torch.Tensor] = []
+
+    # ---- launches and programs ----
+
+    def launch_begins(self, launch: Launch) -> None:
+        extra = tuple(Argument(name, tensor, tensor) for name, tensor in self.memory.items())
+        self._launch = LaunchProfile(launch.kernel)
+        self._launch.tensors = tuple((a.name, tuple(a.given.shape), a.given.dtype) for a in launch.arguments)
+        self.launches.append(self._launch)
+        self._regions: list[Region] = []
+        self._written: list[Written | None] = []
+        self._slot: dict[int, int] = {}
+        used: dict[int, list[int]] = {}
+        for slot, argument in enumerate(launch.arguments + extra):
+            storage = argument.given.untyped_storage()
+            key = storage.data_ptr()
+            if key not in self._storages or self._storages[key].nbytes != storage.nbytes():
+                self._storages[key] = Storage(storage.nbytes())
+                self._keep.append(argument.given)  # so that this address stays this storage
+            used.setdefault(key, []).append(argument.given.element_size())
+            self._regions.append(Region(argument, slot, self._storages[key]))
+            self._written.append(self.allocations.of(argument.given) if self.check_uninitialized else None)
+            self._slot[id(argument.host)] = slot
+        for key, sizes in used.items():
+            self._storages[key].begin(min(sizes))
+        self._number = 0
+        self._program: Program = (0, 0, 0)
+        self._programs: list[Program] = []
+
+    def launch_ends(self, error: BaseException | None) -> None:
+        self._launch.error = error
+        self._launch.programs = self._number
+
+    def grid(self, shape: tuple[int, int, int]) -> None:
+        self._launch.grid = tuple(int(n) for n in shape)
+
+    def program(self, index: tuple[int, int, int]) -> None:
+        self._program = index
+        self._programs.append(index)
+        self._number += 1
+
+    def address(self, tensor: torch.Tensor) -> int:
+        return self._regions[self._slot[id(tensor)]].pointer
+
+    def dot(self, batch: int, m: int, n: int, k: int) -> None:
+        flops = self._launch.flops
+        flops[self._program] = flops.get(self._program, 0) + 2 * batch * m * n * k
+
+    def release(self) -> None:
+        """The block is closed: memory held for it may go."""
+        self._storages.clear()
+        self._keep.clear()
+        self._regions = []
+        self._written = []
+        self.allocations.empty.clear()
+
+    # ---- accesses ----
+
+    def access(self, access: Access) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        addresses, mask = access.addresses, access.mask
+        if mask.shape != addresses.shape:
+            mask = np.broadcast_to(mask, addresses.shape)
+        everywhere = bool(mask.all())
+        if not everywhere and not mask.any():
+            return addresses, mask, None
+        first = addresses.flat[0 if everywhere else int(mask.argmax())]
+        slot = int(slots_of(first))
+        if 0 <= slot < len(self._regions):
+            region = self._regions[slot]
+            inside = region.contains(addresses, access.itemsize)
+            if inside.all() or (not everywhere and (inside | ~mask).all()):
+                poison = self._inside(access, region, None if everywhere else mask)
+                return addresses + region.to_real, mask, poison
+        return self._mixed(access, addresses, mask)
+
+    def _cell(self, argument: str) -> Counters:
+        key = (self._program, argument)
+        cell = self._launch.cells.get(key)
+        if cell is None:
+            cell = self._launch.cells[key] = Counters()
+        return cell
+
+    def _count(self, access: Access, argument: str, mask: np.ndarray | None) -> tuple[Counters, np.ndarray]:
+        """Add one instruction to an argument's counts; return them and the ids of its sectors."""
+        sectors, elements, ids = requests(access.addresses, mask, access.itemsize)
+        nbytes = access.itemsize * (access.addresses.size if mask is None else int(np.count_nonzero(mask)))
+        cell = self._cell(argument)
+        if access.reads:
+            cell.bytes_loaded += nbytes
+            cell.sectors_loaded += sectors
+            cell.useful_bytes_loaded += elements * access.itemsize
+        if access.writes:
+            cell.bytes_stored += nbytes
+            cell.sectors_stored += sectors
+            cell.useful_bytes_stored += elements * access.itemsize
+            cell.l2_sectors_stored += sectors
+        if access.atomic:
+            cell.bytes_atomic += nbytes
+            cell.sectors_atomic += sectors
+            if access.reads:
+                cell.l2_sectors_loaded += sectors
+        return cell, ids
+
+    def _inside(self, access: Access, region: Region, mask: np.ndarray | None) -> np.ndarray | None:
+        """Count and check an access whose lanes all lie in ``region``'s storage; return lanes to poison."""
+        cell, ids = self._count(access, region.name, mask)
+        storage = region.storage
+        ids = (ids - (region.start >> np.uint64(5))).astype(np.int64)
+        if access.reads:
+            new_to_program, new_to_launch = storage.loaded_sectors(ids, self._number)
+            cell.dram_sectors_loaded += new_to_launch
+            if not access.atomic:
+                cell.l2_sectors_loaded += new_to_program
+        if access.writes:
+            cell.dram_sectors_stored += storage.stored_sectors(ids)
+        written = self._written[region.slot]
+        if not self.check_races and written is None:
+            return None
+        flat = access.addresses.reshape(-1) if mask is None else access.addresses[mask]
+        offsets = (flat - region.start).astype(np.int64)
+        if self.check_races:
+            self._check_race(access, region, storage.indices(offsets, access.itemsize))
+        return None if written is None else self._check_written(access, region, written, offsets, mask)
+
+    def _check_race(self, access: Access, region: Region, units: np.ndarray) -> None:
+        storage, number = region.storage, self._number
+        if access.atomic:
+            others = (("read", storage.first_read), ("wrote", storage.first_write))
+            name = "first_atomic"
+        elif access.writes:
+            others = (("wrote", storage.first_write), ("read", storage.first_read))
+            others += (("atomically updated", storage.first_atomic),)
+            name = "first_write"
+        else:
+            others = (("wrote", storage.first_write), ("atomically updated", storage.first_atomic))
+            name = "first_read"
+        for verb, shadow in others:
+            if shadow is None:
+                continue
+            earlier = shadow[units]
+            if earlier.max() == 0 or (earlier.min() == number == earlier.max()):
+                continue
+            racing = (earlier != 0) & (earlier != number)
+            if racing.any():
+                self._report_races(access, region, units[racing], earlier[racing], verb)
+        shadow = getattr(storage, name)
+        if shadow is None:
+            shadow = storage.units()
+            setattr(storage, name, shadow)
+        untouched = shadow[units] == 0
+        if untouched.all():
+            shadow[units] = number
+        elif untouched.any():
+            shadow[units[untouched]] = number
+
+    def _report_races(self, access: Access, region: Region, units: np.ndarray, earlier: np.ndarray, verb: str) -> None:
+        for other in np.unique(earlier):
+            lanes = units[earlier == other]
+            address = int(region.start) + int(lanes[0]) * region.storage.unit
+            finding = self._find(Race, access, region, address, verb, self._programs[int(other) - 1])
+            finding.count += lanes.size
+
+    def _check_written(
+        self, access: Access, region: Region, written: Written, offsets: np.ndarray, mask: np.ndarray | None
+    ) -> np.ndarray | None:
+        """Note what is written; report what is read before. Returns the lanes that read it."""
+        units = written.units(offsets, access.itemsize)
+        poison = None
+        if access.reads:
+            known = written.flags[units]
+            if not known.all():
+                lanes = ~known.reshape(offsets.size, -1).all(axis=1)
+                address = int(region.start) + int(offsets[int(lanes.argmax())])
+                self._find(UninitializedRead, access, region, address).count += int(np.count_nonzero(lanes))
+                poison = np.zeros(access.addresses.shape, dtype=bool)
+                poison[np.ones_like(poison) if mask is None else mask] = lanes
+        if access.writes:
+            written.flags[units] = True
+        return poison
+
+    def _mixed(
+        self, access: Access, addresses: np.ndarray, mask: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """An access that leaves its argument, or spans several: each lane is judged by the argument it points into."""
+        slots = slots_of(addresses)
+        real = addresses.copy()
+        allowed = mask.copy()
+        poison = np.zeros(addresses.shape, dtype=bool)
+        for slot in np.unique(slots[mask]):
+            lanes = mask & (slots == slot)
+            if not 0 <= slot < len(self._regions):
+                allowed &= ~lanes
+                poison |= lanes
+                self._count(access, ELSEWHERE, lanes)
+                finding = self._find(OutOfBounds, access, None, int(addresses[lanes][0]), "an address in no argument")
+                finding.count += int(np.count_nonzero(lanes))
+                continue
+            region = self._regions[int(slot)]
+            inside = region.contains(addresses, access.itemsize)
+            in_storage = region.in_storage(addresses, access.itemsize)
+            outside = lanes & ~inside
+            if self.check_bounds and outside.any():
+                self._report_outside(access, region, addresses[outside], in_storage[outside])
+            safe = lanes & in_storage
+            real = np.where(lanes, addresses + region.to_real, real)
+            if safe.any():
+                unknown = self._inside(access, region, safe)
+                if unknown is not None:
+                    poison |= unknown
+            lost = lanes & ~in_storage
+            if lost.any():
+                self._count(access, region.name, lost)
+                allowed &= ~lost
+                poison |= lost
+        return real, allowed, poison if access.reads and poison.any() else None
+
+    def _report_outside(self, access: Access, region: Region, addresses: np.ndarray, in_storage: np.ndarray) -> None:
+        for beyond, text in ((False, "another tensor's memory"), (True, "nobody's memory")):
+            lanes = addresses[~in_storage if beyond else in_storage]
+            if lanes.size:
+                finding = self._find(OutOfBounds, access, region, int(lanes[0]), self._valid(region, text))
+                finding.count += lanes.size
+
+    @staticmethod
+    def _valid(region: Region, text: str) -> str:
+        shape = "x".join(map(str, region.shape)) or "one element"
+        last = region.nbytes // region.itemsize - 1
+        valid = f"elements 0 to {last}" if region.numel else "no element"
+        gaps = "" if region.dense else f", strides {region.strides}"
+        return f"{text}: the tensor ({shape}{gaps}) has {valid}" + ("" if region.dense else " with gaps")
+
+    def _find(
+        self,
+        kind: type[Finding],
+        access: Access,
+        region: Region | None,
+        address: int,
+        detail: str = "",
+        other: Program | None = None,
+    ) -> Finding:
+        """The finding that lanes of this kind share, made if this is the first of them."""
+        verb = "atomic" if access.atomic else "write" if access.writes else "read"
+        argument = region.name if region else ELSEWHERE
+        key = (kind, len(self.launches), argument, self._program, verb, detail, other)
+        if key not in self.findings:
+            element = region.element(address) if region else address
+            position = region.position(element) if region else None
+            finding = kind(self._launch.kernel, argument, element, position, self._program, verb, other, 0, detail)
+            if len(self.findings) >= self.max_findings:
+                self.findings_left_out += 1
+                return finding
+            self.findings[key] = finding
+        return self.findings[key]
