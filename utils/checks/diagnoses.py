@@ -95,12 +95,14 @@ class Evidence:
         return all(map(predicate, failing)) and any(not predicate(case) for case in passing)
 
     def close(self, candidate: torch.Tensor) -> bool:
-        """Whether the answer equals another tensor as nearly as it should equal the right one."""
+        """Whether the answer equals another tensor, clearly different from the right one, about as nearly as asked."""
         candidate = candidate.detach().double().cpu()
         if candidate.shape != self.got.shape:
             return False
-        target = self.trial.targets[self.position]
-        return bool(agrees(self.got, candidate, 4 * self.difference.allowed, target.dtype).all())
+        dtype, allowed = self.trial.targets[self.position].dtype, self.difference.allowed
+        if agrees(candidate, self.right, 4 * allowed, dtype).all():
+            return False
+        return bool(agrees(self.got, candidate, 4 * allowed, dtype).all())
 
     def same_as(self, formula: Callable[..., Any], args: Sequence[Any] | None = None) -> bool:
         """Whether the answer equals what another formula gives for the same inputs (in float64)."""

@@ -67,10 +67,10 @@ _READY_MADE_LIBRARIES = _names(
     "jax tensorflow sklearn scipy cupy"
 )
 _COMPILERS = ("torch.compile", "torch.jit", "torch._inductor", "torch._dynamo")
-# code that is never the student's: PyTorch, Triton, this library, and Python itself
+# code that is never the student's: PyTorch, Triton, the course's library, and Python itself
 _NOT_STUDENTS = (
     *(str(Path(package.__file__).parent) + "/" for package in (torch, triton)),
-    str(Path(__file__).parent) + "/",
+    str(Path(__file__).parent.parent) + "/",
     contextlib.__file__,
     "<frozen",
 )

@@ -145,9 +145,7 @@ def _constant_factor(e: Evidence) -> float | None:
     if large.sum() < 2 or e.bad.sum() < 2:
         return None
     factor = (e.got[large] / e.right[large]).median().item()
-    slack = 4 * max(e.difference.allowed, e.difference.allowed * abs(factor))
-    whole = bool(agrees(e.got, factor * e.right, slack, e.difference.dtype).all())
-    return factor if whole and factor != 0 and abs(factor - 1) > 1e-3 else None
+    return factor if factor != 0 and e.close(factor * e.right) else None
 
 
 def _factor_sentence(e: Evidence) -> str:

@@ -1,0 +1,118 @@
+"""Kernels are held to their bytes, argument by argument, and to memory that is their own."""
+
+from types import SimpleNamespace
+
+import pytest
+from checked_kernels import EXERCISES, check, message
+
+from utils.checks.cases import Case
+from utils.checks.traffic import Budget, Times, over_budget, unsafe
+
+CASE = Case("ragged", {"row": 3, "col": 100})
+X = Times("row", "col")  # 1,200 bytes
+
+
+def counted(loaded=1200, stored=0, flops=0, **findings):
+    """What a profiler of one argument ``x_ptr`` would say."""
+    counters = SimpleNamespace(bytes_loaded=loaded, bytes_stored=stored)
+    none = {"out_of_bounds": [], "uninitialized_reads": [], "races": []}
+    return SimpleNamespace(
+        by_argument={"x_ptr": counters}, bytes_loaded=loaded, bytes_stored=stored, flops=flops, **{**none, **findings}
+    )
+
+
+# ---- budgets
+
+
+def test_a_tensor_read_three_times_is_told_in_passes_and_bytes():
+    problem = over_budget(Budget({"x_ptr": X}), counted(loaded=3600), CASE)
+    assert problem.headline == "x_ptr is read 3.0 times, the budget is 1: 3,600 bytes loaded, 1,200 allowed"
+    assert "load a tile once and keep it on chip" in problem.cause
+
+
+def test_a_tensor_written_twice_is_told_so():
+    problem = over_budget(Budget(stores={"x_ptr": X}), counted(stored=2400), CASE)
+    assert problem.headline.startswith("x_ptr is written 2.0 times, the budget is 1: 2,400 bytes stored")
+    assert "store each result once" in problem.cause
+
+
+def test_within_a_factor_passes_and_an_exact_budget_refuses_less_too():
+    assert over_budget(Budget({"x_ptr": X}, factor=1.5), counted(loaded=1700), CASE) is None
+    assert over_budget(Budget({"x_ptr": X}, factor=1.5), counted(loaded=1804), CASE) is not None
+    assert over_budget(Budget({"x_ptr": X}), counted(loaded=800), CASE) is None
+    problem = over_budget(Budget({"x_ptr": X}, exact=True), counted(loaded=800), CASE)
+    assert "part of the tensor is skipped" in problem.cause
+
+
+def test_formulas_may_be_numbers_functions_and_passes_that_depend_on_the_case():
+    twice = Times("row", "col", times=lambda case: case.sizes["row"] - 1, element_size=2)
+    assert twice(CASE) == 1200
+    assert over_budget(Budget({"x_ptr": 1200}, exact=True), counted(), CASE) is None
+    assert (
+        over_budget(Budget({"x_ptr": lambda case: case.numel("row", "col") * 4}, exact=True), counted(), CASE) is None
+    )
+    problem = over_budget(Budget({"x_ptr": 600}), counted(), CASE)
+    assert problem.headline == "x_ptr: 1,200 bytes loaded, 600 allowed"
+
+
+def test_totals_and_flops_have_budgets_too():
+    problem = over_budget(Budget(total_loads=600), counted(), CASE)
+    assert problem.headline == "the kernels move too much: 1,200 bytes loaded, 600 allowed"
+    problem = over_budget(Budget(flops=100), counted(flops=200), CASE)
+    assert problem.headline == "the kernel's dots take 200 FLOPs, the budget is 100"
+    assert "skip them" in problem.cause
+    assert over_budget(Budget(flops=200, exact=True), counted(flops=200), CASE) is None
+
+
+def test_an_argument_that_no_kernel_has_is_named_with_those_there_are():
+    problem = over_budget(Budget({"q_ptr": X}), counted(), CASE)
+    assert "no kernel reads or writes an argument q_ptr" in problem.headline and "x_ptr" in problem.cause
+    assert over_budget(Budget({"q_ptr": 0}), counted(), CASE) is None
+
+
+@pytest.mark.parametrize("arguments", [{"factor": 0.5}, {"factor": 2, "exact": True}])
+def test_an_impossible_budget_is_refused(arguments):
+    with pytest.raises(ValueError, match="factor must be at least 1"):
+        Budget(**arguments)
+
+
+def test_a_fault_names_its_kind_shows_the_first_findings_and_says_what_to_do():
+    assert unsafe(counted()) is None
+    problem = unsafe(counted(out_of_bounds=["a", "b", "c", "d", "e"]))
+    assert problem.headline == "5 accesses outside their tensor"
+    assert problem.details == ("a", "b", "c", "and 2 more")
+    assert "mask" in problem.cause
+    assert "torch.zeros" in unsafe(counted(uninitialized_reads=["a"])).cause
+    assert "tl.atomic_add" in unsafe(counted(races=["a"])).cause
+
+
+# ---- real kernels under the profiler
+
+
+@pytest.mark.parametrize("name", [name for name, exercise in EXERCISES.items() if "budget" in exercise])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_right_kernel_keeps_its_budget_exactly(name, seed):
+    check(name, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1729, 8])
+def test_a_missing_mask_is_reported_by_argument_index_and_program(seed):
+    text = message("add", "no mask", seed)
+    assert "accesses outside their tensor" in text or "access outside its tensor" in text
+    assert "add_kernel: program (" in text and "x_ptr[" in text
+    assert "give each load and store a mask" in text
+
+
+def test_reading_twice_is_told_in_passes():
+    text = message("add", "reads twice")
+    assert "x_ptr is read 2.0 times, the budget is 1: 256 bytes loaded, 128 allowed" in text
+
+
+def test_two_programs_that_add_to_one_element_are_a_race_although_the_interpreter_gives_the_right_sum():
+    text = message("row sum", "race", budget=None)
+    assert "between programs" in text and "partial_ptr[0]" in text and "tl.atomic_add" in text
+
+
+def test_adding_into_memory_from_torch_empty_is_an_uninitialised_read():
+    text = message("row sum", "uninitialised", budget=None)
+    assert "nothing has written" in text and "partial_ptr[0]" in text
