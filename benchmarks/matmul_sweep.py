@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import family, trace
 from utils import example_kernels, runtime, simt, timing
+from utils.example_kernels.matmul import Tiles
 
 SOURCES = [
     "benchmarks/matmul_sweep.py",
@@ -91,7 +92,7 @@ def cublas_points(sizes: Sequence[int], passes: int = 3, rounds: int = 6) -> lis
 
 
 def fixed_tile_points(
-    tile: example_kernels.Tiles, sizes: Sequence[int], k: int = FIXED_K, passes: int = 3, rounds: int = 6
+    tile: Tiles, sizes: Sequence[int], k: int = FIXED_K, passes: int = 3, rounds: int = 6
 ) -> dict[str, Any]:
     """Time of (N, K) @ (K, N) in bf16 with one tile at each N, and what the wave model says of it.
 
@@ -124,7 +125,7 @@ def measure(
     quick: bool = False,
     sizes: Sequence[int] | None = None,
     fixed_sizes: Sequence[int] | None = None,
-    tiles: Sequence[example_kernels.Tiles] | None = None,
+    tiles: Sequence[Tiles] | None = None,
     k: int = FIXED_K,
 ) -> dict[str, Any]:
     """Both sweeps; ``quick`` measures a few sizes in a few seconds.

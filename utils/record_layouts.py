@@ -203,4 +203,5 @@ LAYOUTS: dict[str, object] = {
             }
         },
     },
+    "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
 }
