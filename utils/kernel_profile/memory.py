@@ -124,9 +124,9 @@ class Region:
             distinct *= length if stride else 1
         if distinct >= reach:
             return None
-        inside = torch.zeros(reach, dtype=torch.bool)
-        inside.as_strided(self.shape, self.strides).fill_(True)
-        return inside.numpy()
+        inside = np.zeros(reach, dtype=bool)  # untouched pages cost nothing, however far apart the rows lie
+        np.lib.stride_tricks.as_strided(inside, self.shape, self.strides)[...] = True
+        return inside
 
     @property
     def dense(self) -> bool:
