@@ -151,8 +151,8 @@ def claim(
     """
     made = Claim(
         id=_checked_id(id),
-        computed=_checked_value("computed", computed, id),
-        expected=_checked_expected(expected, computed, id),
+        computed=(value := _checked_value("computed", computed, id)),
+        expected=_checked_expected(expected, value, id),
         unit=_checked_text("unit", unit, id),
         source=_checked_text("source", source, id),
         tolerance=_checked_tolerance(tolerance, id),
@@ -208,7 +208,7 @@ def _checked_value(name: str, value: Any, id: str) -> Value:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def _checked_expected(expected: Any, computed: Any, id: str) -> Expected:
+def _checked_expected(expected: Any, computed: Value, id: str) -> Expected:
     if expected is None:
         if isinstance(computed, bool):
             return True
