@@ -132,9 +132,7 @@ def _then_repair(run_module: Callable[[ModuleType], None]) -> Callable[[ModuleTy
 
 
 def _repair() -> None:
-    from utils import interpreter
-
-    interpreter.repair()
+    import utils.interpreter  # noqa: F401  (importing it repairs, also when it is itself what imported Triton)
 
 
 def _check_triton_agrees(interpret: bool) -> None:

@@ -1,0 +1,329 @@
+"""Triton's interpreter after its repairs: what a student's kernel computes here is what a GPU would compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from utils import interpreter, runtime
+from utils.interpreter.bfloat16 import narrow, widen
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="the interpreter is repaired where it runs kernels")
+
+BF16 = torch.bfloat16
+
+
+@triton.jit
+def binary_kernel(x_ptr, y_ptr, out_ptr, OP: tl.constexpr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x = tl.load(x_ptr + offsets)
+    y = tl.load(y_ptr + offsets)
+    if OP == "add":
+        z = x + y
+    elif OP == "sub":
+        z = x - y
+    elif OP == "mul":
+        z = x * y
+    elif OP == "div":
+        z = x / y
+    elif OP == "neg":
+        z = -x
+    elif OP == "max":
+        z = tl.maximum(x, y)
+    elif OP == "min":
+        z = tl.minimum(x, y)
+    elif OP == "less":
+        z = tl.where(x < y, x, y)
+    elif OP == "equal":
+        z = tl.where(x == y, 1.0, 0.0)
+    elif OP == "scalar":
+        z = x * 0.3 + 1.7
+    elif OP == "abs":
+        z = tl.abs(x)
+    elif OP == "clamp":
+        z = tl.clamp(x, -0.5, 0.5)
+    tl.store(out_ptr + offsets, z)
+
+
+def binary(op: str, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    out = torch.zeros(x.numel(), dtype=dtype or x.dtype)
+    binary_kernel[(1,)](x, y, out, OP=op, N=x.numel())
+    return out
+
+
+def test_bfloat16_rounds_to_nearest_even_with_carry():
+    values = np.array([1.99999, 1.00390625, 1.01171875, -0.0, 3.3895314e38, 3.4e38, np.inf, 1e-40], dtype=np.float32)
+    expected = torch.from_numpy(values).to(BF16).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(narrow(values), expected)
+    assert np.isnan(widen(narrow(np.array([np.nan], dtype=np.float32)))).all()
+
+
+def test_bfloat16_conversion_agrees_with_torch_on_random_bits():
+    print("seed 11")
+    bits = np.random.default_rng(11).integers(0, 2**32, 20_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    values = values[~np.isnan(values)]
+    expected = torch.from_numpy(values.copy()).to(BF16).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(narrow(values), expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "reference"),
+    [
+        ("add", lambda x, y: x + y),
+        ("sub", lambda x, y: x - y),
+        ("mul", lambda x, y: x * y),
+        ("div", lambda x, y: x / y),
+        ("neg", lambda x, y: -x),
+        ("max", torch.maximum),
+        ("min", torch.minimum),
+        ("less", torch.minimum),
+        ("equal", lambda x, y: (x == y).to(x.dtype)),
+        ("abs", lambda x, y: x.abs()),
+        ("clamp", lambda x, y: x.clamp(-0.5, 0.5)),
+    ],
+)
+def test_bfloat16_arithmetic_is_done_on_values(op, reference):
+    print("seed 5")
+    generator = torch.Generator().manual_seed(5)
+    x, y = (torch.randn(64, generator=generator).to(BF16) for _ in range(2))
+    y[:8] = x[:8]
+    assert torch.equal(binary(op, x, y), reference(x, y))
+
+
+def test_bfloat16_scalars_take_part_in_arithmetic():
+    x = torch.linspace(-2, 2, 64).to(BF16)
+    expected = (x * torch.tensor(0.3, dtype=BF16)) + torch.tensor(1.7, dtype=BF16)
+    assert torch.equal(binary("scalar", x, x), expected)
+
+
+@triton.jit
+def dot_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a = tl.load(a_ptr + m[:, None] * K + k[None, :])
+    b = tl.load(b_ptr + k[:, None] * N + n[None, :])
+    tl.store(c_ptr + m[:, None] * N + n[None, :], tl.dot(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+def test_dot_is_right_in_every_dtype(dtype):
+    print("seed 3")
+    generator = torch.Generator().manual_seed(3)
+    if dtype == torch.int8:
+        a, b = (torch.randint(-9, 9, s, generator=generator).to(dtype) for s in ((32, 64), (64, 16)))
+        c = torch.zeros(32, 16, dtype=torch.int32)
+    else:
+        a, b = (torch.randn(s, generator=generator).to(dtype) for s in ((32, 64), (64, 16)))
+        c = torch.zeros(32, 16)
+    dot_kernel[(1,)](a, b, c, M=32, N=16, K=64)
+    exact = a.double() @ b.double()
+    assert (c.double() - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@triton.jit
+def cast_kernel(x_ptr, out_ptr, DTYPE: tl.constexpr, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N)).to(DTYPE)
+    tl.store(out_ptr + tl.arange(0, N), x)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.int32, torch.float64])
+def test_casts_to_bfloat16_round_by_value(source):
+    x = torch.linspace(-300, 300, 128).to(source)
+    out = torch.zeros(128, dtype=BF16)
+    cast_kernel[(1,)](x, out, DTYPE=tl.bfloat16, N=128)
+    assert torch.equal(out, x.to(torch.float32).to(BF16))
+
+
+@pytest.mark.parametrize(("target", "triton_type"), [(torch.int32, tl.int32), (torch.float16, tl.float16)])
+def test_casts_from_bfloat16_keep_the_value(target, triton_type):
+    x = torch.linspace(-100, 100, 64).to(BF16)
+    out = torch.zeros(64, dtype=target)
+    cast_kernel[(1,)](x, out, DTYPE=triton_type, N=64)
+    assert torch.equal(out, x.to(target))
+
+
+@triton.jit
+def reduce_kernel(x_ptr, out_ptr, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    if OP == "sum":
+        y = tl.sum(x, axis=1)
+    elif OP == "max":
+        y = tl.max(x, axis=1)
+    elif OP == "min":
+        y = tl.min(x, axis=1)
+    elif OP == "member":
+        y = x.sum(axis=1)
+    tl.store(out_ptr + tl.arange(0, M), y)
+
+
+def reduce(op: str, x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.shape[0], dtype=x.dtype)
+    reduce_kernel[(1,)](x, out, OP=op, M=x.shape[0], N=x.shape[1])
+    return out
+
+
+def test_bfloat16_reductions_are_done_on_values():
+    print("seed 8")
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(8)).to(BF16)
+    assert torch.equal(reduce("max", x), x.amax(1))
+    assert torch.equal(reduce("min", x), x.amin(1))
+    assert torch.allclose(reduce("sum", x).float(), x.float().sum(1), rtol=2**-8)
+    assert torch.equal(reduce("member", x), reduce("sum", x))
+
+
+def test_maximum_drops_nan_as_max_f32_on_a_gpu_does():
+    nan, values = torch.full((8,), float("nan")), torch.arange(8.0)
+    assert torch.equal(binary("max", nan, values), values)
+    assert torch.equal(binary("min", values, nan), values)
+    assert binary("max", nan, nan).isnan().all()
+
+
+def test_max_of_a_row_drops_nan_and_a_row_of_nan_gives_nan_without_a_warning():
+    x = torch.arange(16.0).reshape(2, 8)
+    x[0, 3] = float("nan")
+    x[1] = float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        largest, smallest = reduce("max", x), reduce("min", x)
+    assert largest[0] == 7 and smallest[0] == 0
+    assert largest[1].isnan() and smallest[1].isnan()
+
+
+@triton.jit
+def propagate_kernel(x_ptr, out_ptr):
+    tl.store(out_ptr, tl.maximum(tl.load(x_ptr), 1.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+def test_maximum_can_be_told_to_pass_nan_on():
+    out = torch.zeros(1)
+    propagate_kernel[(1,)](torch.full((1,), float("nan")), out)
+    assert out.isnan().all()
+
+
+@triton.jit
+def infinity_kernel(x_ptr, out_ptr):
+    x = tl.load(x_ptr)
+    tl.store(out_ptr, x - x + tl.exp(x) / 0.0)
+
+
+def test_infinities_raise_no_warning():
+    out = torch.zeros(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        infinity_kernel[(1,)](torch.full((1,), float("inf")), out)
+    assert out.isnan().all()
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (32, 64, 128)], key=["n"])
+@triton.heuristics({"TWICE": lambda args: args["n"] * 2})
+@triton.jit
+def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, TWICE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(out_ptr + offsets, x + TWICE + BLOCK, mask=offsets < n)
+
+
+def test_autotune_takes_its_first_configuration_without_a_driver():
+    x, out = torch.arange(100.0), torch.zeros(100)
+    tuned_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out, 100)
+    assert torch.equal(out, x + 200 + 32)
+    assert tuned_kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_autotune_names_a_parameter_that_it_sets_itself():
+    with pytest.raises(ValueError, match="BLOCK must not be passed"):
+        tuned_kernel[(1,)](torch.zeros(7), torch.zeros(7), 7, BLOCK=64)
+
+
+@triton.jit
+def loop_kernel(bounds_ptr, out_ptr):
+    start = tl.load(bounds_ptr)
+    stop = tl.load(bounds_ptr + 1)
+    total = 0
+    for i in range(start, stop, 2):
+        total += i
+    for i in tl.range(tl.program_id(0), stop):
+        total += i
+    tl.store(out_ptr, total)
+
+
+def test_tensors_can_be_loop_bounds():
+    out = torch.zeros(1, dtype=torch.int32)
+    loop_kernel[(1,)](torch.tensor([3, 9], dtype=torch.int32), out)
+    assert out.item() == (3 + 5 + 7) + sum(range(9))
+
+
+@triton.jit
+def flag_kernel(out_ptr, flag):
+    tl.store(out_ptr, tl.where(flag, 1, 2))
+
+
+@pytest.mark.parametrize(("flag", "expected"), [(True, 1), (False, 2)])
+def test_a_bool_can_be_an_argument(flag, expected):
+    out = torch.zeros(1, dtype=torch.int32)
+    flag_kernel[(1,)](out, flag)
+    assert out.item() == expected
+
+
+@triton.jit
+def add_one(x):
+    tl.static_assert(x.dtype == tl.int32, "add_one takes int32")
+    return x + 1
+
+
+@triton.jit
+def failing_kernel(out_ptr):
+    value = tl.load(out_ptr + tl.program_id(0))
+    tl.assume(value == 0)
+    tl.store(out_ptr + tl.program_id(0), add_one(value))
+
+
+def test_an_error_names_kernel_program_and_cause():
+    data = torch.tensor([0, 0, 5, 0], dtype=torch.int32)
+    with pytest.raises(
+        triton.InterpreterError, match=r"failing_kernel raised AssertionError in program \(2, 0, 0\)"
+    ) as e:
+        failing_kernel[(4,)](data)
+    assert "Assume failed" in str(e.value)
+    assert data.tolist() == [1, 1, 5, 0]
+
+
+def test_an_error_in_a_device_function_is_told_once():
+    with pytest.raises(triton.InterpreterError, match="add_one takes int32") as e:
+        failing_kernel[(1,)](torch.zeros(1, dtype=torch.int64))
+    assert str(e.value).count("InterpreterError") == 0
+
+
+def test_the_language_is_restored_after_a_launch_and_after_an_error():
+    before = [*map(vars(tl.tensor).get, ("__bool__", "__index__", "sum")), tl.load, tl.core.load, tl.reduce]
+    reduce("sum", torch.zeros(2, 4))
+    with pytest.raises(triton.InterpreterError):
+        failing_kernel[(4,)](torch.full((4,), 7, dtype=torch.int32))
+    after = [*map(vars(tl.tensor).get, ("__bool__", "__index__", "sum")), tl.load, tl.core.load, tl.reduce]
+    assert after == before
+
+
+def test_repair_is_idempotent_and_lists_what_it_did():
+    builder = triton.runtime.interpreter.InterpreterBuilder
+    before = builder.create_dot
+    interpreter.repair()
+    assert builder.create_dot is before
+    assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.repairs())
+
+
+@pytest.mark.parametrize(
+    "order", ["from utils import runtime\nimport triton", "import utils.runtime\nimport torch, triton"]
+)
+def test_importing_the_runtime_first_is_enough(order):
+    code = order + "\nfrom utils import interpreter\nassert 'bfloat16 dot' in interpreter.repairs()\n"
+    code = "import os; os.environ.pop('TRITON_INTERPRET', None)\n" + code
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
