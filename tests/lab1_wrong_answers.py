@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from solutions import lab1_roofline as solution
 from utils.simt import If, Op
 
 
@@ -373,6 +374,95 @@ def does_not_give_up(d, f, element_size, peak_flops, bandwidth):
     refuse_below_one(d=d, f=f, element_size=element_size)
     r = element_size * peak_flops / bandwidth
     return math.ceil(r * d * f / (2 * d * f - r * (d + f)))
+
+
+# ---- 1.6 predicted and measured time ----
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def refuse_counts(flops, bytes_moved):
+    if flops < 0 or bytes_moved <= 0:
+        raise ValueError(f"cannot time {flops} FLOPs and {bytes_moved} bytes")
+
+
+@wrong("1.6", "predict_seconds", "two times are added")
+def no_overlap(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(flops, bytes_moved)
+    return flops / peak_flops + bytes_moved / bandwidth
+
+
+@wrong("1.6", "predict_seconds", "shorter of the two times")
+def best_case(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(flops, bytes_moved)
+    return min(flops / peak_flops, bytes_moved / bandwidth)
+
+
+@wrong("1.6", "predict_seconds", "microseconds")
+def in_microseconds(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(flops, bytes_moved)
+    compute_us, memory_us = flops / (peak_flops / 1e6), bytes_moved / (bandwidth / 1e6)
+    return compute_us if compute_us > memory_us else memory_us
+
+
+@wrong("1.6", "predict_seconds", "raised ZeroDivisionError", "lab1_wrong_answers.py", "intensity")
+def by_intensity(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(flops, bytes_moved)
+    intensity = flops / bytes_moved
+    return flops / min(peak_flops, intensity * bandwidth)
+
+
+@wrong("1.6", "measured_bandwidth", "mean over the points")
+def average_bandwidth(points):
+    if not points:
+        raise ValueError(f"no points in {points}")
+    rates = [p["bytes"] / p["seconds"] for p in points]
+    return sum(rates) / len(rates)
+
+
+@wrong("1.6", "measured_bandwidth", "most bytes are divided by the least seconds")
+def extremes(points):
+    if not points:
+        raise ValueError(f"no points in {points}")
+    return max(p["bytes"] for p in points) / min(p["seconds"] for p in points)
+
+
+@wrong("1.6", "measured_peak", "dtype is ignored")
+def one_peak_for_all(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    return max(p["flops"] / p["seconds"] for p in points)
+
+
+@wrong("1.6", "measured_peak", "raised ValueError: max()", "fp16")
+def exact_dtype_only(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    return max(p["flops"] / p["seconds"] for p in points if p["dtype"] == dtype)
+
+
+def _roofs(points, dtype):
+    bandwidth = max(p["bytes"] / p["seconds"] for p in points)
+    return max(p["flops"] / p["seconds"] for p in points if BYTES[p["dtype"]] == BYTES[dtype]), bandwidth
+
+
+@wrong("1.6", "predict_operator", "memory is taken to limit always")
+def everything_is_traffic(kind, params, dtype, points):
+    _, bytes_moved = solution.operator_cost(kind, params, dtype)
+    return bytes_moved / _roofs(points, dtype)[1]
+
+
+@wrong("1.6", "predict_operator", "milliseconds")
+def in_milliseconds(kind, params, dtype, points):
+    flops, bytes_moved = solution.operator_cost(kind, params, dtype)
+    peak, bandwidth = _roofs(points, dtype)
+    return 1000 * max(flops / peak, bytes_moved / bandwidth)
+
+
+@wrong("1.6", "predict_operator", "half of the predictions")
+def everything_takes_twice_as_long(kind, params, dtype, points):
+    flops, bytes_moved = solution.operator_cost(kind, params, dtype)
+    peak, bandwidth = _roofs(points, dtype)
+    return 1.9 * max(flops / peak, bytes_moved / bandwidth)
 
 
 # ---- 1.7 sectors ----

@@ -1,4 +1,4 @@
-"""From counts to time: the roofline of a GPU, and predictions held against measurements (exercises 1.5 and 1.6)."""
+"""The roofline of a GPU: where its two roofs meet, and what they allow (exercise 1.5)."""
 
 import math
 

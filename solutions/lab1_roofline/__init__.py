@@ -16,6 +16,7 @@ from .operators import (
     softmax_bytes,
     softmax_flops,
 )
+from .prediction import measured_bandwidth, measured_peak, operator_cost, predict_operator, predict_seconds
 from .rates import attainable_rate, ridge_point, smallest_compute_bound_batch
 from .warp import sectors_touched, useful_fraction, warp_cycles, wasted_lane_cycles
 from .waves import last_wave_utilisation, num_tiles, num_waves, tiled_matmul_seconds
@@ -30,8 +31,13 @@ __all__ = [
     "layer_flops",
     "matmul_bytes",
     "matmul_flops",
+    "measured_bandwidth",
+    "measured_peak",
     "num_tiles",
     "num_waves",
+    "operator_cost",
+    "predict_operator",
+    "predict_seconds",
     "relu_bytes",
     "relu_flops",
     "ridge_point",

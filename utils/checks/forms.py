@@ -19,6 +19,10 @@ class Form:
         """Whether two values without a :meth:`problem` agree."""
         return value == expected
 
+    def like(self, value: object, mistaken: object) -> bool:
+        """Whether a value is what a mistake leads to; stricter than :meth:`same` where that is generous."""
+        return self.same(value, mistaken)
+
     def show(self, value: object) -> str:
         """The value as a person reads it."""
         return repr(value)
@@ -87,6 +91,22 @@ class Rate(Form):
 
     def scalar(self, value: object) -> float | None:
         return float(value)
+
+
+@dataclass(frozen=True)
+class Within(Rate):
+    """A positive number that may be off by ``factor`` in either direction: a prediction of a measurement."""
+
+    factor: float = 2.0
+
+    def problem(self, value: object) -> str:
+        return super().problem(value) or ("" if value > 0 else f"{value!r}: a number above zero is due")
+
+    def same(self, value: object, expected: object) -> bool:
+        return 1 / self.factor <= value / expected <= self.factor
+
+    def like(self, value: object, mistaken: object) -> bool:
+        return super().same(value, mistaken)
 
 
 @dataclass(frozen=True)

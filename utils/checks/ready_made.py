@@ -55,9 +55,8 @@ def imports_of(function: Callable, forbidden: Forbidden) -> list[str]:
 
 
 @contextmanager
-def calls_into(forbidden: Forbidden) -> Iterator[list[str]]:
-    """While the block runs, list the functions of forbidden modules that anything in it calls."""
-    called: list[str] = []
+def calls_into(forbidden: Forbidden, called: list[str]) -> Iterator[None]:
+    """While the block runs, add the functions of forbidden modules that anything in it calls to ``called``."""
     before = sys.getprofile()
 
     def look(frame: FrameType, event: str, argument: object) -> None:
@@ -70,6 +69,6 @@ def calls_into(forbidden: Forbidden) -> Iterator[list[str]]:
 
     sys.setprofile(look)
     try:
-        yield called
+        yield
     finally:
         sys.setprofile(before)

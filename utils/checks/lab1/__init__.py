@@ -4,6 +4,7 @@ from utils.checks.lab1.attention import check_attention
 from utils.checks.lab1.divergence import check_divergence
 from utils.checks.lab1.layer import check_layer
 from utils.checks.lab1.operators import check_dot_product, check_matmul, check_relu_softmax
+from utils.checks.lab1.prediction import check_prediction
 from utils.checks.lab1.rates import check_ridge
 from utils.checks.lab1.sectors import check_sectors
 from utils.checks.lab1.waves import check_waves
@@ -14,6 +15,7 @@ __all__ = [
     "check_dot_product",
     "check_layer",
     "check_matmul",
+    "check_prediction",
     "check_relu_softmax",
     "check_ridge",
     "check_sectors",
