@@ -138,7 +138,7 @@ def sm_waves_animation(
     alt = checked_alt(alt or fig.alt)
     sms = max(max(row[0] for row in rows) + 1, sms or 0)
     end = max(row[3] for row in rows)
-    columns = columns or math.ceil(math.sqrt(2 * len(rows)))
+    columns = math.ceil(math.sqrt(2 * len(rows))) if columns is None else columns
     if not 1 <= columns <= len(rows):
         raise ValueError(f"columns must be between 1 and the {len(rows)} tiles, got {columns}")
     in_order = sorted(rows, key=lambda row: row[1])

@@ -86,12 +86,18 @@ def roofline_plot(
 
     Args:
         machine: whose roofs: a GPU of :mod:`utils.hardware` (data-sheet rates) or :class:`Ceilings`.
-        points: operators; those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
+        points: operators, :class:`Point` or :class:`utils.roofline.Measured` (anything with name, intensity in FLOP/B
+            and rate in FLOP/s); those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
         measured: roofs that were reached, drawn dashed below those of ``machine``; the points are judged by them.
         limits: lowest and highest intensity to draw; by default two decades around the points and the ridge.
     """
     top = ceilings(machine, dtype)
     roof = measured or top
+    for p in points:
+        if not p.intensity > 0 or not (p.rate is None or p.rate > 0):
+            raise ValueError(
+                f"{p.name!r} does no arithmetic (intensity {p.intensity:g} FLOP/B): it has no place on a log axis"
+            )
     intensities = [p.intensity for p in points] + [top.ridge]
     low, high = limits or (
         10 ** math.floor(math.log10(min(intensities) / 2)),

@@ -46,6 +46,9 @@ def palette_of(image: Image.Image, colours: int = 256) -> Image.Image:
 
 def png(fig: Figure) -> bytes:
     """The figure as PNG: 144 dots per inch, opaque, at most 256 colours, the same bytes on each call."""
+    if fig.get_layout_engine() is not None:
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # each pass would move the axes by another fraction of a pixel
     raw = io.BytesIO()
     fig.savefig(raw, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     raw.seek(0)

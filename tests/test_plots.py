@@ -1,0 +1,496 @@
+"""Figures: one look, alternative text always, small opaque PNGs, drawn from real data, clear errors for bad input."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache, partial
+from html.parser import HTMLParser
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import RendererAgg
+from PIL import Image
+
+from utils import plots
+from utils.hardware import GPUS, gpu
+from utils.plots import labels, style
+from utils.plots.animate import animate
+from utils.plots.ticks import binary_bytes
+from utils.roofline import Cost, Measured
+from utils.simt import If, Op, WarpTrace, occupancy, run_warp, schedule_tiles
+
+H100 = gpu("H100")
+
+
+def warp():
+    branch = If(lambda lane: lane < 4, [Op("A"), Op("B")], [Op("X"), Op("Y")])
+    return plots.warp_timeline(run_warp([branch, Op("Z")]))
+
+
+def coalescing():
+    patterns = {"stride 1": range(32), "column": range(0, 32 * 512, 512), "same": [7] * 32, "odd lanes": [None, 5] * 16}
+    return plots.coalescing_map([plots.Pattern(name, indices) for name, indices in patterns.items()])
+
+
+def pyramid():
+    level = plots.MemoryLevel
+    return plots.memory_pyramid(
+        [level("registers", H100.sms * H100.registers_per_sm * 4, latency=1),
+         level("L2", H100.l2_bytes, latency=(260, 280), measured_latency=265.5),
+         level("HBM", H100.memory_bytes, bandwidth=H100.memory_bandwidth, colour=plots.HBM, note="off chip")]
+    )  # fmt: skip
+
+
+def latencies():
+    each = plots.LatencyRange
+    return plots.latency_ranges(
+        [each("L1", 33, 33, "A100"), each("L1", 38, 41, "H100", True), each("L2", 200, 280, "all")]
+    )
+
+
+def roofline():
+    points = [
+        Measured("softmax", Cost(5 * 2**24, 2**26), 3e-5),
+        plots.Point("matmul", 1365.0, 640e12),
+        plots.Point("ReLU", 0.25),
+    ]
+    return plots.roofline_plot(
+        H100, points, measured=plots.Ceilings(700e12, 3.0e12, "measured"), subtitle="H100, a date"
+    )
+
+
+def sweep():
+    x = 2.0 ** np.arange(10, 20)
+    series = [
+        plots.Series("recorded", x * 1e6, x * 0.9e6, x * 1.1e6, colour=plots.HBM),
+        plots.Series("now", x * 1.1e6, kind="live"),
+        plots.Series("model", [1e9, 2e9], kind="model", x=[1024, 2**19]),
+    ]
+    return plots.sweep(
+        x, series, title="Larger copies are faster", xlabel="bytes", ylabel="bandwidth", x_unit="B", y_unit="B/s",
+        limits={"data sheet": 3.35e12}, marks={"L2": 2**16},
+    )  # fmt: skip
+
+
+def occupancies():
+    kernels = {f"{r} registers": occupancy(H100, 256, r) for r in (32, 128)}
+    return plots.occupancy_bars(kernels, H100)
+
+
+def tiles():
+    return plots.tile_map([plots.TileGrid(n, n, 256, 128, 108) for n in (1792, 1793)])
+
+
+def classes():
+    rows = {
+        "FLOPs": {"contraction": 998.0, "normalisation": 1.7, "element-wise": 0.3},
+        "time": {"contraction": 3, "new": 2},
+    }
+    return plots.class_shares(rows, totals={"time": "5 ms"})
+
+
+def memory():
+    rows = {"DDP": {"weights": 15e9, "optimizer": 90e9}, "ZeRO": {"weights": 15e9, "optimizer": 1e9}}
+    return plots.memory_bars(rows, limit=(80e9, "H100"), title="Sharding makes it fit")
+
+
+def truth():
+    return plots.truth_table([plots.Truth("copy", 100, 100), plots.Truth("naive matmul", 1000, 510, "L1 hits")])
+
+
+def spans():
+    return plots.timeline(
+        [plots.Span("rank 0", 0, 1, "F"), plots.Span("rank 1", 1, 2.5, "F")], title="A pipeline fills", unit="ticks"
+    )
+
+
+DRAWERS = {
+    "warp": warp, "coalescing": coalescing, "pyramid": pyramid, "latencies": latencies, "roofline": roofline,
+    "sweep": sweep, "occupancies": occupancies, "tiles": tiles, "classes": classes, "memory": memory, "truth": truth,
+    "spans": spans, "waves": lambda: plots.sm_waves(schedule_tiles(120, 108)),
+    "generations": lambda: plots.generations([GPUS[n] for n in ("P100", "V100", "A100", "H100")]),
+}  # fmt: skip
+
+
+def decode(data):
+    return Image.open(io.BytesIO(data))
+
+
+# ---- the look ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", DRAWERS.values(), ids=DRAWERS)
+def test_every_drawer_gives_a_small_opaque_figure_with_alternative_text_from_its_data(draw, texts):
+    fig = draw()
+    assert len(fig.alt) > 40 and "\n" not in fig.alt and re.search(r"\d", fig.alt)
+    data = plots.png(fig)
+    image = decode(data)
+    assert abs(image.width - 7.2 * 144) < 1 and image.width / image.height > 0.9
+    assert "transparency" not in image.info
+    assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
+    assert len(data) < 120_000
+    texts.clear()
+    assert data == plots.png(fig)
+    assert len(texts) > 4
+    for text, size, font, box in texts:
+        assert size >= 8.5 and font == "DejaVu Sans", text
+        assert box is None or (box[0] >= -1 and box[2] <= image.width + 1), f"{text!r} is cut off: {box}"
+        assert box is None or (box[1] >= -1 and box[3] <= image.height + 1), f"{text!r} is cut off: {box}"
+    boxes = [(text, box) for text, _, _, box in texts if box and text.strip()]
+    for k, (text, a) in enumerate(boxes):
+        for other, b in boxes[:k]:
+            apart = a[0] > b[2] - 2 or b[0] > a[2] - 2 or a[1] > b[3] - 3 or b[1] > a[3] - 3
+            assert apart, f"{text!r} at {a} covers {other!r} at {b}"
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """Every text that is drawn: its size in points, its font, its box in pixels (None when it is turned)."""
+    draw_text, seen = RendererAgg.draw_text, []
+
+    def record(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
+        width, height, descent = self.get_text_width_height_descent(s, prop, ismath)
+        box = None if angle else (x, y - height + descent, x + width, y + descent)
+        seen.append((s, prop.get_size_in_points(), prop.get_name(), box))
+        return draw_text(self, gc, x, y, s, prop, angle, ismath, mtext)
+
+    monkeypatch.setattr(RendererAgg, "draw_text", record)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["warp", "sweep", "roofline", "classes"])
+def test_a_figure_does_not_depend_on_the_readers_own_matplotlib_settings(name):
+    expected = plots.png(DRAWERS[name]())
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True, "font.family": "serif", "lines.linewidth": 9}):
+        assert plots.png(DRAWERS[name]()) == expected
+
+
+def test_the_colours_keep_the_meaning_that_the_style_gives_them():
+    fixed = {"ARITHMETIC": "#0072B2", "HBM": "#D55E00", "ON_CHIP": "#009E73", "LINK": "#CC79A7", "WRONG": "#E69F00"}
+    assert {name: getattr(plots, name) for name in fixed} == fixed
+    image = decode(plots.png(warp())).convert("RGB")
+    assert (0x00, 0x72, 0xB2) in {colour for _, colour in image.getcolors(1 << 24)}
+
+
+def test_drawers_draw_on_given_axes_too():
+    fig, axes = plots.figure("Two pictures of one warp", columns=2, height=3)
+    trace = run_warp([Op("Z")])
+    assert plots.warp_timeline(trace, ax=axes[0], title="left") is fig
+    plots.sm_waves(schedule_tiles(9, 4), ax=axes[1], title="right")
+    assert [ax.get_title(loc="left") for ax in axes] == ["left", "right"]
+
+
+def test_a_long_title_is_wrapped_into_lines_of_like_length():
+    lines = style.balanced("From P100 to B200: 16-bit arithmetic 106 times, memory bandwidth 10.9 times as much", 74)
+    assert len(lines) == 2 and abs(len(lines[0]) - len(lines[1])) < 15
+
+
+@pytest.mark.parametrize(("title", "height"), [("", 3), ("  ", 3), (None, 3), ("A title", 0.1), ("A title", 40)])
+def test_a_figure_without_title_or_of_impossible_height_is_refused(title, height):
+    with pytest.raises(ValueError, match=r"title|height"):
+        plots.figure(title, height=height)
+
+
+# ---- alternative text ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """What show publishes, without a notebook."""
+    outputs = []
+    monkeypatch.setattr(
+        sys.modules["utils.plots.show"], "display", lambda data, metadata=None: outputs.append((data, metadata))
+    )
+    return outputs
+
+
+def test_show_publishes_png_and_alternative_text_and_releases_the_figure(published):
+    fig = warp()
+    alt = fig.alt
+    plots.show(fig)
+    data, metadata = published[0]
+    assert decode(base64.b64decode(data["image/png"])).format == "PNG"
+    assert metadata["image/png"]["alt"] == alt
+    assert data["text/plain"] == "<figure>"
+    assert not fig.axes
+
+
+@pytest.mark.parametrize("alt", ["", "   ", "a figure", "\n\n  figure  \n\n"])
+def test_an_alternative_text_that_says_nothing_is_refused(alt, published):
+    fig, _ = plots.figure("A title")
+    with pytest.raises(ValueError, match="alt must say"):
+        plots.show(fig, alt=alt)
+    with pytest.raises(ValueError, match="alt must say"):
+        plots.show(fig)
+    assert not published
+
+
+def test_show_refuses_what_is_no_figure():
+    with pytest.raises(TypeError, match="figure"):
+        plots.show([1, 2, 3], alt="three numbers, one after the other")
+    with pytest.raises(TypeError, match="alt"):
+        plots.show(plots.figure("A title")[0], alt=3)
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+BAD = {
+    "empty trace": (lambda: plots.warp_timeline(WarpTrace((), 32)), "no steps"),
+    "no patterns": (lambda: plots.coalescing_map([]), "at least one"),
+    "idle pattern": (lambda: plots.coalescing_map([plots.Pattern("none", [None] * 32)]), "'none' has no thread"),
+    "one level": (lambda: plots.memory_pyramid([plots.MemoryLevel("L2", 10)]), "two levels"),
+    "upside down": (
+        lambda: plots.memory_pyramid([plots.MemoryLevel(n, c) for n, c in (("a", 9), ("b", 3))]),
+        "'b' is sm",
+    ),
+    "no capacity": (lambda: plots.MemoryLevel("L2", -1), "-1"),
+    "latency": (lambda: plots.LatencyRange("L1", 50, 40, "x"), "50 and 40"),
+    "no latencies": (lambda: plots.latency_ranges([]), "at least one"),
+    "one gpu": (lambda: plots.generations([H100]), "two GPUs"),
+    "no rate": (lambda: plots.generations([GPUS["T4"], H100], quantities=["link"]), "T4 has no link"),
+    "unknown": (lambda: plots.generations([GPUS["A100"], H100], quantities=["speed"]), "'speed'"),
+    "no dtype": (lambda: plots.roofline_plot(GPUS["V100"], dtype="fp8"), "V100 has no peak rate for 'fp8'"),
+    "intensity": (lambda: plots.Point("copy", 0.0, 1e12), "'copy' must be positive"),
+    "no flops": (lambda: plots.roofline_plot(H100, [Measured("copy", Cost(0, 64), 1e-6)]), "'copy'"),
+    "ceiling": (lambda: plots.Ceilings(-1.0, 2.0, "x"), "flops"),
+    "limits": (lambda: plots.roofline_plot(H100, limits=(3, 2)), "limits"),
+    "no series": (lambda: sweep_of([]), "at least one series"),
+    "lengths": (lambda: sweep_of([plots.Series("a", [1, 2])]), "'a' has 2 values for 3"),
+    "log of zero": (lambda: sweep_of([plots.Series("a", [0, 1, 2])]), "positive"),
+    "scale": (lambda: sweep_of([plots.Series("a", [1, 1, 2])], xscale="cubic"), "cubic"),
+    "nan": (lambda: plots.Series("a", [1, float("nan")]), "finite"),
+    "half a band": (lambda: plots.Series("a", [1], low=[1]), "both low and high"),
+    "kind": (lambda: plots.Series("a", [1], kind="thick"), "thick"),
+    "no kernels": (lambda: plots.occupancy_bars({}, H100), "at least one"),
+    "other gpu": (lambda: plots.occupancy_bars({"k": occupancy(H100, 256, 32)}, GPUS["T4"]), "T4 holds 32"),
+    "tile": (lambda: plots.TileGrid(1, 1, 0, 1, 1), "tile_m"),
+    "no grid": (lambda: plots.tile_map([]), "one to three"),
+    "schedule": (lambda: plots.sm_waves([]), "no tiles"),
+    "time": (lambda: plots.sm_waves([(0, 0, 1.0, 1.0)]), "start < end"),
+    "share": (lambda: plots.class_shares({"a": {"x": -1}}), "negative"),
+    "nothing": (lambda: plots.class_shares({"a": {"x": 0}}), "nothing"),
+    "no memory": (lambda: plots.memory_bars({}, title="A title"), "at least one"),
+    "truth": (lambda: plots.Truth("copy", 0, 3), "counted"),
+    "no truth": (lambda: plots.truth_table([]), "at least one"),
+    "span": (lambda: plots.Span("a", 2, 1), "start < end"),
+    "overlap": (
+        lambda: plots.timeline([plots.Span("a", 0, 2), plots.Span("a", 1, 3)], title="A title"),
+        "overlap on 'a'",
+    ),
+    "no spans": (lambda: plots.timeline([], title="A title"), "at least one"),
+    "grid": (lambda: plots.figure("A title", grid="all"), "'all'"),
+}
+
+
+def sweep_of(series, **options):
+    return plots.sweep([1, 2, 3], series, title="A title", xlabel="x", ylabel="y", **options)
+
+
+@pytest.mark.parametrize(("draw", "words"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_with_the_offending_value(draw, words):
+    with pytest.raises(ValueError, match=words):
+        draw()
+
+
+# ---- details -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_that_would_overlap_are_spread_as_little_as_needed():
+    assert labels.spread([0, 10], 4) == [0, 10]
+    assert labels.spread([5, 5], 4) == [3, 7]
+    placed = labels.spread([3, 1, 2, 9], 2, 0, 10)
+    assert sorted(placed)[0] >= 0 and np.diff(sorted(placed)).min() >= 2 - 1e-9
+    assert np.argsort(placed).tolist() == np.argsort([3, 1, 2, 9]).tolist()
+
+
+def test_the_labels_of_crowded_points_do_not_overlap():
+    _, ax = plots.figure("Twelve points in a crowd")
+    rng = np.random.default_rng(7)
+    points = [(float(x), float(y)) for x, y in rng.uniform(0.3, 0.7, (12, 2))]
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    boxes = [note.get_window_extent() for note in plots.label_points(ax, points, [f"point {k}" for k in range(12)])]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+@pytest.mark.parametrize(("value", "text"), [(32, "32 B"), (2**15, "32 KiB"), (3 * 2**29, "1.5 GiB"), (0.5, "0.5 B")])
+def test_bytes_on_a_power_of_two_axis_read_in_binary_units(value, text):
+    assert binary_bytes(value) == text
+
+
+def test_a_table_is_the_same_text_every_time_and_valid_html():
+    rows = [{"kernel": "copy <b>", "time": 1.9e-4, "sectors": 1792, "exact": True}, {"kernel": "dot", "sectors": 3}]
+    table = plots.table(rows, units={"time": "s"}, caption="Two kernels")
+    assert repr(table).splitlines() == [
+        "Two kernels",
+        "kernel      time  sectors  exact",
+        "--------  ------  -------  -----",
+        "copy <b>  190 µs    1,792  ✓",
+        "dot            –        3  –",
+    ]
+    page = table._repr_html_()
+    check_html(page)
+    assert "copy &lt;b&gt;" in page and "color:inherit" in page and '<th scope="col"' in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([],), "at least one row"),
+        (([(1, 2)],), "columns"),
+        (([(1, 2)], ["a"]), "a row needs 1 values"),
+        (([{"a": 1}, {"b": 2}],), "'b'"),
+    ],
+)
+def test_a_table_of_ragged_rows_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        plots.table(*arguments)
+    with pytest.raises(ValueError, match="no column named 'x'"):
+        plots.table([{"a": 1}], units={"x": "s"})
+
+
+# ---- animations ----------------------------------------------------------------------------------------------------
+
+
+class Balance(HTMLParser):
+    """Collects tags and fails on one that is closed twice or never."""
+
+    VOID = ("img", "input", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags = [], []
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def check_html(text):
+    parser = Balance()
+    parser.feed(text)
+    parser.close()
+    assert not parser.open
+    return parser.tags
+
+
+def draw_bars(ax, count):
+    ax.set(xlim=(-0.6, 5.6), ylim=(0, 6), xlabel="element", ylabel="value")
+    ax.bar(range(count + 1), range(1, count + 2), color=plots.ARITHMETIC)
+
+
+@cache
+def bars(frames=6, **options):
+    draws = [partial(draw_bars, count=k) for k in range(frames)]
+    return plots.animate(draws, title="Bars rise", alt="Six bars appear one after the other.", height=2, **options)
+
+
+def waves(**options):
+    return plots.sm_waves_animation(schedule_tiles(120, 108), **options)
+
+
+@pytest.mark.parametrize("make", [bars, waves], ids=["frames", "waves"])
+def test_an_animation_is_self_contained_valid_small_and_has_a_fallback_picture(make):
+    made = make()
+    tags = check_html(made.html)
+    images = [attributes for tag, attributes in tags if tag == "img"]
+    assert len(images) == 1 and images[0]["alt"] == made.alt and images[0]["src"].startswith("data:image/png;base64,")
+    assert decode(base64.b64decode(images[0]["src"].split(",", 1)[1])).width == 1036
+    plain = re.sub(r"[A-Za-z0-9+/=]{200,}", "", made.html)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|\bimport\b|fetch|XMLHttp|WebSocket", plain)
+    assert len(made.html) < 300_000
+    assert 'id="' not in made.html, "two animations on a page must not share an id"
+    for feature in ("prefers-reduced-motion", "aria-label", "aria-live", "ArrowRight", "data-lm-suppress-shortcuts"):
+        assert feature in made.html
+
+
+def test_animations_are_deterministic_and_different_ones_have_different_keys():
+    assert bars().html == bars().html and waves().html == waves().html
+    keys = {re.search(r'data-mlf="(\w+)"', each.html)[1] for each in (bars(), bars(5), waves(), waves(columns=10))}
+    assert len(keys) == 4
+
+
+def test_an_animation_shows_itself_in_a_notebook_with_a_still_for_viewers_without_html(published):
+    data, metadata = bars()._repr_mimebundle_()
+    assert set(data) == {"text/html", "image/png", "text/plain"} and data["text/plain"] == "<animation>"
+    assert metadata["image/png"]["alt"] == "Six bars appear one after the other."
+    plots.show(bars())
+    assert published[0][0]["text/html"] == data["text/html"]
+
+
+def spec(made):
+    """The data that the player is called with."""
+    start = made.html.index('({"kind"') + 1
+    return json.JSONDecoder().raw_decode(made.html[start:].replace("<\\/", "</"))[0]
+
+
+def test_frames_stored_as_differences_add_up_to_the_pictures_that_were_drawn():
+    stored = spec(bars(grid="y"))
+    canvas = Image.new("RGB", (stored["width"], stored["height"]))
+    seen = []
+    for x, y, data in stored["frames"]:
+        patch = decode(base64.b64decode(data)).convert("RGBA")
+        canvas.paste(patch, (x, y), patch)
+        seen.append(np.asarray(canvas).copy())
+    blue = [(abs(frame.astype(int) - [0x00, 0x72, 0xB2]).sum(axis=-1) < 12).sum() for frame in seen]
+    assert blue == sorted(blue) and len(set(blue)) == 6
+    assert tuple(seen[-1][1, 1]) == (255, 255, 255)
+    direct = spec(bars(frames=6, grid="y"))["frames"][0]
+    assert stored["frames"][0] == direct
+
+
+def test_the_waves_animation_holds_every_tile_of_the_schedule():
+    schedule = schedule_tiles(300, 132, per_sm=2)
+    stored = spec(plots.sm_waves_animation(schedule, 132))
+    assert stored["per_sm"] == 2 and stored["sms"] == 132
+    assert stored["tiles"] == [[p.sm, p.slot, p.start, p.end] for p in schedule]
+
+
+def test_text_cannot_break_out_of_the_script():
+    made = plots.sm_waves_animation(schedule_tiles(3, 2), title='</script><img src="x"> <!-- "quotes"')
+    tags = check_html(made.html)
+    assert [tag for tag, _ in tags] == ["figure", "img", "script"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: plots.animate([], title="t", alt="a" * 30), "2 to 120 frames, got 0"),
+        (lambda: plots.animate([print] * 121, title="t", alt="a" * 30), "got 121"),
+        (lambda: bars(captions=("one",)), "one caption for each of the 6"),
+        (lambda: plots.animate([print] * 2, title="t", alt="short"), "alt must say"),
+        (lambda: bars(seconds_per_frame=0), "seconds_per_frame"),
+        (lambda: waves(columns=0), "columns"),
+        (lambda: waves(columns=121), "columns"),
+    ],
+)
+def test_an_animation_of_bad_input_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_an_animation_that_is_too_large_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(animate.__globals__, "LARGEST", 10_000)
+    with pytest.raises(ValueError, match="fewer or simpler frames"):
+        bars()
+
+
+def test_the_player_is_sound_javascript(tmp_path):
+    player = animate.__globals__["_PLAYER"].read_text()
+    assert player.count("(") == player.count(")") and player.count("{") == player.count("}")
+    node = shutil.which("node")
+    if node:
+        script = tmp_path / "player.js"
+        script.write_text(player + "({}, 'key');")
+        result = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, env=dict(os.environ))
+        assert result.returncode == 0, result.stderr
