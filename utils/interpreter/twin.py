@@ -38,7 +38,7 @@ def twins() -> Iterator[None]:
     jit = triton.JITFunction
     saved = {(jit, "run"): jit.run, (jit, "__call__"): jit.__call__, (Autotuner, "run"): Autotuner.run}
     members = {(tl.tensor, name): fn for name, fn in vars(tl.tensor).items() if isinstance(fn, jit)}
-    jit.run = _run
+    jit.run = _interpreted(jit.run)
     jit.__call__ = _call
     Autotuner.run = _forgetful(Autotuner.run)
     for (owner, name), fn in members.items():  # x.sum(): a JITFunction on the class does not bind its tensor by itself
@@ -52,10 +52,15 @@ def twins() -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _run(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-    interpreted = twin(self)
-    interpreted.pre_run_hooks = list(self.pre_run_hooks)
-    return interpreted.run(*args, grid=grid, warmup=warmup, **kwargs)
+def _interpreted(compiled_run: Any) -> Any:
+    def run(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup:  # asks for the compiled kernel, launches nothing
+            return compiled_run(self, *args, grid=grid, warmup=True, **kwargs)
+        interpreted = twin(self)
+        interpreted.pre_run_hooks = list(self.pre_run_hooks)
+        return interpreted.run(*args, grid=grid, warmup=False, **kwargs)
+
+    return run
 
 
 def _call(self: triton.JITFunction, *args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.kernel_profile.counters import SECTOR, Counters
 from utils.kernel_profile.findings import Finding, OutOfBounds, Race, UninitializedRead
+from utils.kernel_profile.launches import LaunchProfile
 from utils.kernel_profile.profile import Profile, profile_kernel
-from utils.kernel_profile.recorder import LaunchProfile
 
 __all__ = [
     "SECTOR",

@@ -49,7 +49,7 @@ class Finding:
 
 
 class OutOfBounds(Finding):
-    """A lane read or wrote outside of its argument. Outside of the tensor's memory too, it was not carried out."""
+    """A lane read or wrote outside of its argument. Outside of its allocation too, it was not carried out."""
 
     def __str__(self) -> str:
         return f"{self.kernel}: program {self.program} {_past(self.access)} {self.where}, {self.detail}{self.more}"

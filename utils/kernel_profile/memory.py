@@ -50,10 +50,6 @@ class Storage:
         self.unit = unit
         self.first_read = self.first_write = self.first_atomic = self.last_load = self.stored = None
 
-    def units(self) -> np.ndarray:
-        """Fresh shadow with one int32 per unit."""
-        return np.zeros(-(-self.nbytes // self.unit), dtype=np.int32)
-
     def refine(self, unit: int) -> None:
         """Continue with a smaller unit: an access is narrower than any argument's element."""
         ratio = self.unit // unit
@@ -71,6 +67,37 @@ class Storage:
         if itemsize == self.unit:
             return first
         return (first[:, None] + np.arange(itemsize // self.unit)).reshape(-1)
+
+    def touch(
+        self, units: np.ndarray, program: int, writes: bool, atomic: bool
+    ) -> list[tuple[np.ndarray, np.ndarray, str]]:
+        """Note that ``program`` touches ``units`` (int64, (n,)); return the races that this completes.
+
+        Each race is (units, the program that touched each of them before, what that one did in words). Two reads do not
+        race, nor do two atomics.
+        """
+        reads = ("read", self.first_read) if writes else None
+        updates = ("atomically updated", self.first_atomic) if not atomic else None
+        races = []
+        for before in (("wrote", self.first_write), reads, updates):
+            if before is None or before[1] is None:
+                continue
+            earlier = before[1][units]
+            most = earlier.max()
+            if most == 0 or (most == program and earlier.min() == program):
+                continue
+            racing = (earlier != 0) & (earlier != program)
+            if racing.any():
+                races.append((units[racing], earlier[racing], before[0]))
+        name = "first_atomic" if atomic else "first_write" if writes else "first_read"
+        shadow = getattr(self, name)
+        if shadow is None:
+            shadow = np.zeros(-(-self.nbytes // self.unit), dtype=np.int32)
+            setattr(self, name, shadow)
+        untouched = shadow[units] == 0
+        if untouched.any():
+            shadow[units[untouched]] = program
+        return races
 
     def loaded_sectors(self, ids: np.ndarray, program: int) -> tuple[int, int]:
         """Note that ``program`` loads sectors ``ids``; return how many are new to it, and how many to the launch."""
@@ -114,6 +141,7 @@ class Region:
         self.nbytes = reach * self.itemsize
         self.start = np.uint64(slot_start(slot))  # address of the storage's first byte
         self.pointer = slot_start(slot) + self.begin
+        self.given = argument.given.untyped_storage().data_ptr()  # where the caller's addresses start
         self.to_real = np.uint64((tensor.untyped_storage().data_ptr() - slot_start(slot)) % 2**64)
         self._inside = self._gaps(tensor, reach)
 
@@ -151,7 +179,7 @@ class Region:
         return (int(address) - self.pointer) // self.itemsize
 
     def position(self, element: int) -> tuple[int, ...] | None:
-        """One index per axis for an element; the slowest axis may leave the tensor. None if it is in a gap."""
+        """One index per axis for an element, outside of the shape where the element is. None if no axis leads there."""
         if not self.shape:
             return None
         axes = sorted(
@@ -161,6 +189,4 @@ class Region:
         rest = element
         for axis in axes:
             position[axis], rest = divmod(rest, self.strides[axis])
-        if rest or any(position[axis] >= self.shape[axis] for axis in axes[1:]):
-            return None
-        return tuple(position)
+        return None if rest else tuple(position)

@@ -11,7 +11,8 @@ import torch
 from utils import interpreter
 from utils.kernel_profile.counters import Counters, total
 from utils.kernel_profile.findings import Finding, OutOfBounds, Program, Race, UninitializedRead
-from utils.kernel_profile.recorder import LaunchProfile, Recorder
+from utils.kernel_profile.launches import LaunchProfile
+from utils.kernel_profile.recorder import Recorder
 from utils.kernel_profile.report import as_html, as_text
 
 

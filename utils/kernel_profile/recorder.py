@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from utils.interpreter import Access, Argument, Launch
 from utils.kernel_profile.allocations import Allocations, Written
-from utils.kernel_profile.counters import Counters, total
+from utils.kernel_profile.counters import Counters
 from utils.kernel_profile.findings import Finding, OutOfBounds, Program, Race, UninitializedRead
+from utils.kernel_profile.launches import LaunchProfile
 from utils.kernel_profile.memory import Region, Storage, slots_of
 from utils.kernel_profile.requests import requests
 
 ELSEWHERE = "(no argument)"
-
-
-@dataclass
-class LaunchProfile:
-    """One launch: ``grid``, counts by program and argument, and the error it ended with, if any."""
-
-    kernel: str
-    grid: tuple[int, int, int] = (0, 0, 0)
-    error: BaseException | None = None
-    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
-    cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
-    flops: dict[Program, int] = field(default_factory=dict)
-    programs: int = 0
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of the whole launch."""
-        result = total(self.cells.values())
-        result.flops = sum(self.flops.values())
-        return result
-
-    @property
-    def by_argument(self) -> dict[str, Counters]:
-        """Counts of each tensor argument, in the order of the signature; dots belong to none."""
-        result = {name: Counters() for name, _, _ in self.tensors}
-        for (_, argument), counters in self.cells.items():
-            result.setdefault(argument, Counters()).add(counters)
-        return result
-
-    @property
-    def by_program(self) -> dict[Program, Counters]:
-        """Counts of each program that moved or multiplied something."""
-        result: dict[Program, Counters] = {}
-        for (program, _), counters in self.cells.items():
-            result.setdefault(program, Counters()).add(counters)
-        for program, flops in self.flops.items():
-            result.setdefault(program, Counters()).flops += flops
-        return result
 
 
 class Recorder:
@@ -78,11 +41,12 @@ class Recorder:
         self.allocations = Allocations()
         self._storages: dict[int, Storage] = {}
         self._keep: list[torch.Tensor] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     # ---- launches and programs ----
 
     def launch_begins(self, launch: Launch) -> None:
-        extra = tuple(Argument(name, tensor, tensor) for name, tensor in self.memory.items())
+        extra = tuple(self._on_host(name, tensor, launch.arguments) for name, tensor in self.memory.items())
         self._launch = LaunchProfile(launch.kernel)
         self._launch.tensors = tuple((a.name, tuple(a.given.shape), a.given.dtype) for a in launch.arguments)
         self.launches.append(self._launch)
@@ -109,6 +73,22 @@ class Recorder:
     def launch_ends(self, error: BaseException | None) -> None:
         self._launch.error = error
         self._launch.programs = self._number
+        for given, host in self._copies:
+            given.untyped_storage().copy_(host.untyped_storage())
+        self._copies.clear()
+
+    def _on_host(self, name: str, tensor: torch.Tensor, arguments: tuple[Argument, ...]) -> Argument:
+        """A tensor that is reached through an address: its host copy, shared with arguments on the same storage."""
+        if tensor.device.type == "cpu":
+            return Argument(name, tensor, tensor)
+        key = tensor.untyped_storage().data_ptr()
+        shared = (a.host.untyped_storage() for a in arguments if a.given.untyped_storage().data_ptr() == key)
+        storage = next(shared, None)
+        host = torch.empty(0, dtype=tensor.dtype)
+        host.set_(storage or tensor.untyped_storage().cpu(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if storage is None:
+            self._copies.append((tensor, host))
+        return Argument(name, host, tensor)
 
     def grid(self, shape: tuple[int, int, int]) -> None:
         self._launch.grid = tuple(int(n) for n in shape)
@@ -198,46 +178,18 @@ class Recorder:
         flat = access.addresses.reshape(-1) if mask is None else access.addresses[mask]
         offsets = (flat - region.start).astype(np.int64)
         if self.check_races:
-            self._check_race(access, region, storage.indices(offsets, access.itemsize))
+            units = storage.indices(offsets, access.itemsize)
+            for racing, earlier, verb in storage.touch(units, self._number, access.writes, access.atomic):
+                self._report_races(access, region, racing, earlier, verb)
         return None if written is None else self._check_written(access, region, written, offsets, mask)
-
-    def _check_race(self, access: Access, region: Region, units: np.ndarray) -> None:
-        storage, number = region.storage, self._number
-        if access.atomic:
-            others = (("read", storage.first_read), ("wrote", storage.first_write))
-            name = "first_atomic"
-        elif access.writes:
-            others = (("wrote", storage.first_write), ("read", storage.first_read))
-            others += (("atomically updated", storage.first_atomic),)
-            name = "first_write"
-        else:
-            others = (("wrote", storage.first_write), ("atomically updated", storage.first_atomic))
-            name = "first_read"
-        for verb, shadow in others:
-            if shadow is None:
-                continue
-            earlier = shadow[units]
-            if earlier.max() == 0 or (earlier.min() == number == earlier.max()):
-                continue
-            racing = (earlier != 0) & (earlier != number)
-            if racing.any():
-                self._report_races(access, region, units[racing], earlier[racing], verb)
-        shadow = getattr(storage, name)
-        if shadow is None:
-            shadow = storage.units()
-            setattr(storage, name, shadow)
-        untouched = shadow[units] == 0
-        if untouched.all():
-            shadow[units] = number
-        elif untouched.any():
-            shadow[units[untouched]] = number
 
     def _report_races(self, access: Access, region: Region, units: np.ndarray, earlier: np.ndarray, verb: str) -> None:
         for other in np.unique(earlier):
             lanes = units[earlier == other]
             address = int(region.start) + int(lanes[0]) * region.storage.unit
             finding = self._find(Race, access, region, address, verb, self._programs[int(other) - 1])
-            finding.count += lanes.size
+            if (finding.access, finding.detail) == (_verb(access), verb):  # two programs race once, however they do it
+                finding.count += lanes.size
 
     def _check_written(
         self, access: Access, region: Region, written: Written, offsets: np.ndarray, mask: np.ndarray | None
@@ -262,6 +214,11 @@ class Recorder:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """An access that leaves its argument, or spans several: each lane is judged by the argument it points into."""
         slots = slots_of(addresses)
+        foreign = mask & ((slots < 0) | (slots >= len(self._regions)))
+        if foreign.any():  # addresses that the kernel loaded from memory, as the caller stored them there
+            addresses = self._resolve(addresses, foreign)
+            access = replace(access, addresses=addresses, mask=mask)
+            slots = slots_of(addresses)
         real = addresses.copy()
         allowed = mask.copy()
         poison = np.zeros(addresses.shape, dtype=bool)
@@ -293,20 +250,21 @@ class Recorder:
                 poison |= lost
         return real, allowed, poison if access.reads and poison.any() else None
 
-    def _report_outside(self, access: Access, region: Region, addresses: np.ndarray, in_storage: np.ndarray) -> None:
-        for beyond, text in ((False, "another tensor's memory"), (True, "nobody's memory")):
-            lanes = addresses[~in_storage if beyond else in_storage]
-            if lanes.size:
-                finding = self._find(OutOfBounds, access, region, int(lanes[0]), self._valid(region, text))
-                finding.count += lanes.size
+    def _resolve(self, addresses: np.ndarray, foreign: np.ndarray) -> np.ndarray:
+        """Replace the caller's own addresses by those that stand for the argument they point into."""
+        resolved = addresses.copy()
+        for region in self._regions:
+            lanes = foreign & (addresses - np.uint64(region.given) < np.uint64(region.storage.nbytes))
+            resolved[lanes] = addresses[lanes] - np.uint64(region.given) + region.start
+        return resolved
 
-    @staticmethod
-    def _valid(region: Region, text: str) -> str:
-        shape = "x".join(map(str, region.shape)) or "one element"
-        last = region.nbytes // region.itemsize - 1
-        valid = f"elements 0 to {last}" if region.numel else "no element"
-        gaps = "" if region.dense else f", strides {region.strides}"
-        return f"{text}: the tensor ({shape}{gaps}) has {valid}" + ("" if region.dense else " with gaps")
+    def _report_outside(self, access: Access, region: Region, addresses: np.ndarray, in_storage: np.ndarray) -> None:
+        shape = f"outside of its shape {region.shape}"
+        if not region.contiguous:
+            shape += f" with strides {region.strides}"
+        for lanes, where in ((addresses[in_storage], ", in the memory around it"), (addresses[~in_storage], "")):
+            if lanes.size:
+                self._find(OutOfBounds, access, region, int(lanes[0]), shape + where).count += lanes.size
 
     def _find(
         self,
@@ -318,9 +276,10 @@ class Recorder:
         other: Program | None = None,
     ) -> Finding:
         """The finding that lanes of this kind share, made if this is the first of them."""
-        verb = "atomic" if access.atomic else "write" if access.writes else "read"
+        verb = _verb(access)
         argument = region.name if region else ELSEWHERE
-        key = (kind, len(self.launches), argument, self._program, verb, detail, other)
+        how = () if kind is Race else (verb, detail)
+        key = (kind, len(self.launches), argument, self._program, other, *how)
         if key not in self.findings:
             element = region.element(address) if region else address
             position = region.position(element) if region else None
@@ -330,3 +289,7 @@ class Recorder:
                 return finding
             self.findings[key] = finding
         return self.findings[key]
+
+
+def _verb(access: Access) -> str:
+    return "atomic" if access.atomic else "write" if access.writes else "read"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from utils.kernel_profile.counters import Counters
 
 if TYPE_CHECKING:
+    from utils.kernel_profile.launches import LaunchProfile
     from utils.kernel_profile.profile import Profile
-    from utils.kernel_profile.recorder import LaunchProfile
 
 _HEAD = ("argument", "loaded B", "stored B", "reads/elem", "sectors in", "sectors out", "coalescing")
 _SHOWN = 5  # findings of a kind
@@ -94,7 +94,7 @@ def _tables(profile: Profile) -> list[tuple[str, list[tuple[str, ...]]]]:
         rows = [_row(name, part, numel.get(name, 0)) for name, part in arguments.items()]
         rows.append(_row("all", counters, 0))
         times = f", {len(launches)} launches" if len(launches) > 1 else ""
-        title = f"{kernel}, {prod(grid):,} programs (grid {'x'.join(map(str, grid))}){times}"
+        title = f"{kernel}, {prod(grid):,} program{'s' * (prod(grid) != 1)} (grid {'x'.join(map(str, grid))}){times}"
         if counters.flops:
             title += f"; {counters.flops:,} FLOPs in dots, {counters.arithmetic_intensity:.2f} FLOP/B"
         if any(launch.error for launch in launches):

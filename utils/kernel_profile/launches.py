@@ -1,0 +1,48 @@
+"""One launch of a kernel and what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from utils.kernel_profile.counters import Counters, total
+from utils.kernel_profile.findings import Program
+
+
+@dataclass
+class LaunchProfile:
+    """One launch: ``grid``, counts by program and argument, and the error it ended with, if any."""
+
+    kernel: str
+    grid: tuple[int, int, int] = (0, 0, 0)
+    error: BaseException | None = None
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
+    cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
+    flops: dict[Program, int] = field(default_factory=dict)
+    programs: int = 0
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of the whole launch."""
+        result = total(self.cells.values())
+        result.flops = sum(self.flops.values())
+        return result
+
+    @property
+    def by_argument(self) -> dict[str, Counters]:
+        """Counts of each tensor argument, in the order of the signature; dots belong to none."""
+        result = {name: Counters() for name, _, _ in self.tensors}
+        for (_, argument), counters in self.cells.items():
+            result.setdefault(argument, Counters()).add(counters)
+        return result
+
+    @property
+    def by_program(self) -> dict[Program, Counters]:
+        """Counts of each program that moved or multiplied something."""
+        result: dict[Program, Counters] = {}
+        for (program, _), counters in self.cells.items():
+            result.setdefault(program, Counters()).add(counters)
+        for program, flops in self.flops.items():
+            result.setdefault(program, Counters()).flops += flops
+        return result
