@@ -482,7 +482,7 @@ def test_an_animation_of_bad_input_is_refused(make, words):
 def test_an_animation_that_is_too_large_says_what_to_do(monkeypatch):
     monkeypatch.setitem(animate.__globals__, "LARGEST", 10_000)
     with pytest.raises(ValueError, match="fewer or simpler frames"):
-        bars()
+        bars(7)
 
 
 def test_the_player_is_sound_javascript(tmp_path):
