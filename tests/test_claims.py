@@ -14,6 +14,7 @@ import pytest
 
 from utils.claims import MIME, Claim, ClaimError, LedgerError, claim, ledger, missing, owed, page, problems
 from utils.claims.__main__ import main
+from utils.claims.page import PAGE
 from utils.units import number, quantity, scale
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -287,16 +288,32 @@ def test_a_damaged_notebook_or_output_is_named(tmp_path):
 def test_the_page_is_one_readable_table_a_notebook(course):
     text = page([course / "02_roofline.ipynb"], course / "claims_owed.toml")
     assert "## [The roofline](02_roofline.ipynb)" in text
-    row = "| Ridge point<br>`roofline.ridge` | 295.22 FLOP/B | 295 FLOP/B | ± 0.2 % | FLOP/B | derive | data sheet |"
+    row = "| Ridge point<br>`roofline.ridge` | 295.22 | 295 | ± 0.2 % | FLOP/B | derive | data sheet |"
     assert row in text
     assert "what mystery.tiles says<br>`mystery.tiles`" in text and "Still owed" not in text
     assert text == (course / "CLAIMS.md").read_text()
+
+
+def test_the_page_puts_both_values_of_a_row_in_one_unit(tmp_path):
+    copy = Claim("copy.rate", 2.95e12, (2.8e12, 3.35e12), "B/s", "record | data sheet", kind="measure")
+    path = write_notebook(
+        tmp_path, "02_roofline", [copy, Claim("copy.bytes", 4_325_376, 4_325_376, "B"), Claim("a.b", True, True)]
+    )
+    text = page([path], write_owed(tmp_path))
+    assert "| 2.95 | 2.8 to 3.35 | exact | TB/s | measure | record \\| data sheet |" in text
+    assert "| 4,325,376 | 4,325,376 | exact | B | derive | derivation |" in text
+    assert "| yes | yes | exact | – | derive |" in text
 
 
 def test_every_claim_that_the_course_owes_is_listed_with_a_text():
     listed = owed()
     assert len(listed) >= 40
     assert all(len(o.text) > 15 for o in listed)
+
+
+def test_the_courses_own_ledger_is_complete_and_its_page_up_to_date():
+    assert problems() == []
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m utils.claims`"
 
 
 # ---- in a kernel ---------------------------------------------------------------------------------------------------

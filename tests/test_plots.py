@@ -318,6 +318,20 @@ def test_the_labels_of_crowded_points_do_not_overlap():
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+def test_curves_that_meet_at_the_end_are_named_where_they_are_apart():
+    x = [1, 2, 4, 8]
+    series = [
+        plots.Series("steep", [4, 8, 8, 8]),
+        plots.Series("slow", [1, 2, 4, 8]),
+        plots.Series("flat", [2, 2, 2, 2]),
+    ]
+    fig = plots.sweep(x, series, title="Two curves meet", xlabel="x", ylabel="y")
+    (ax,) = fig.axes
+    frame = ax.get_window_extent()
+    places = {t.get_text(): t.get_window_extent() for t in ax.texts}
+    assert places["flat"].x0 > frame.x1 > places["steep"].x1 and places["slow"].x1 < frame.x1
+
+
 @pytest.mark.parametrize(("value", "text"), [(32, "32 B"), (2**15, "32 KiB"), (3 * 2**29, "1.5 GiB"), (0.5, "0.5 B")])
 def test_bytes_on_a_power_of_two_axis_read_in_binary_units(value, text):
     assert binary_bytes(value) == text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from utils.claims.claim import KINDS, Claim
 from utils.claims.ledger import NOTEBOOKS, OWED, Owed, ledger, missing, notebook_paths, owed
+from utils.units import number, scale
 
 PAGE = NOTEBOOKS / "CLAIMS.md"
 
@@ -57,9 +58,21 @@ def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
     for c in claims:
         text = c.statement or texts.get(c.id, "")
         name = f"{_cell(text)}<br>`{c.id}`" if text else f"`{c.id}`"
-        cells = (c.computed_text, c.expected_text, c.tolerance_text, c.unit or "–", c.kind, c.source or "derivation")
+        computed, expected, unit = _in_one_unit(c)
+        cells = (computed, expected, c.tolerance_text, unit or "–", c.kind, c.source or "derivation")
         lines.append(f"| {name} | " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _in_one_unit(c: Claim) -> tuple[str, str, str]:
+    """Computed and expected as plain numbers, and the unit (with its SI prefix) that both are in."""
+    bounds = c.expected if isinstance(c.expected, tuple) else (c.expected,)
+    if isinstance(c.computed, bool | str):
+        return c.computed_text, c.expected_text, c.unit
+    whole = all(isinstance(v, int) for v in (c.computed, *bounds))
+    factor, unit = (1, c.unit) if whole else scale(max(abs(v) for v in (c.computed, *bounds)), c.unit)
+    texts = [number(v if factor == 1 else v / factor) for v in (c.computed, *bounds)]
+    return texts[0], " to ".join(texts[1:]), unit
 
 
 def _owed_list(gaps: Sequence[Owed]) -> str:

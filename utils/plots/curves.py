@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.plots.labels import spread
+from utils.plots.labels import label_points, spread
 from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, canvas, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import quantity
@@ -159,10 +159,21 @@ def _x_axis(ax: Axes, unit: str, name: str, kind: str, binary: bool, curves: Seq
 
 
 def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float]) -> None:
-    """Write each curve's label to the right of its last point, spread so that none overlap."""
+    """Write each curve's label to the right of its last point, spread so that none overlap.
+
+    Curves that meet at the right would be hard to tell apart there; they are named where they are furthest apart.
+    """
+    inside = _where_apart(ax, curves)
+    inks = [LIMIT if s.kind == "model" else s.colour for s, _, _ in curves]
+    label_points(
+        ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=[(xs, ys) for _, xs, ys in curves],
+        colours=[mix(inks[k], 0.85, "#000000") for k in inside],
+    )  # fmt: skip
     entries = []
-    for s, xs, ys in curves:
-        colour = LIMIT if s.kind == "model" else s.colour
+    for k, (s, xs, ys) in enumerate(curves):
+        if k in inside:
+            continue
+        colour = inks[k]
         entries.append(("\n".join(textwrap.wrap(s.label, 20)), ys[np.argmax(xs)], colour, _STYLES[s.kind][3]))
     for label, value in limits.items():
         ax.axhline(value, color=LIMIT, linewidth=1.0, zorder=2)
@@ -181,6 +192,22 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float]) -> None
             text, (1, (y - frame.y0) / frame.height), (6, 0), xycoords="axes fraction", textcoords="offset points",
             va="center", size=SMALL, color=mix(colour, 0.85, "#000000"), weight=weight, linespacing=1.1,
         )  # fmt: skip
+
+
+def _where_apart(ax: Axes, curves: Sequence) -> dict[int, tuple[float, float]]:
+    """Index -> point for the curves whose end nearly touches another's: the point where the others are furthest."""
+    pixel = ax.figure.dpi / 72
+    paths = [ax.transData.transform(np.column_stack([xs, ys])[np.argsort(xs)]) for _, xs, ys in curves]
+    found = {}
+    for k, path in enumerate(paths):
+        others = [p for i, p in enumerate(paths) if i != k]
+        if not any(np.hypot(*(path[-1] - p[-1])) < 7 * pixel for p in others):
+            continue
+        gaps = np.min([abs(path[:, 1] - np.interp(path[:, 0], p[:, 0], p[:, 1])) for p in others], axis=0)
+        best = int(np.argmax(gaps))
+        if gaps[best] > 24 * pixel:
+            found[k] = tuple(ax.transData.inverted().transform(path[best]))
+    return found
 
 
 def _alt(title: str, curves: Sequence, xlabel: str, x_unit: str, ylabel: str, y_unit: str, binary: bool) -> str:
