@@ -1,0 +1,408 @@
+"""The profiler's counts: bytes, sectors, FLOPs, by argument, program and kernel, against closed formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils import example_kernels as ek
+from utils import runtime
+from utils.kernel_profile import profile_kernel
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
+
+SEED = 20
+TILE = (32, 32, 32, 4, 4, 1)
+ATTENTION_TILE = (64, 64, 4, 1)
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    """Tensors are made where kernels take them: on a GPU the profiler runs interpreted twins on copies."""
+    with runtime.DEVICE:
+        yield
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
+    return values.to(runtime.DEVICE, dtype)
+
+
+def integers(low: int, high: int, n: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    values = torch.randint(low, high, (n,), generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
+    return values.to(runtime.DEVICE, dtype)
+
+
+def assert_counts(profile, traffic: ek.Traffic) -> None:
+    """Counted and predicted are equal, byte for byte and FLOP for FLOP, and nothing was found wrong."""
+    counted = ek.Traffic(profile.bytes_loaded, profile.bytes_stored, profile.flops, profile.bytes_atomic)
+    assert counted == traffic
+    assert profile.findings == []
+
+
+@pytest.mark.parametrize("n", [1, 31, 1024, 1025, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_copy_moves_each_element_once_in_and_once_out(n, dtype):
+    x = torch.arange(n).to(dtype)
+    with profile_kernel() as profile:
+        out = ek.copy(x)
+    assert torch.equal(out, x)
+    assert_counts(profile, ek.copy_traffic(n, x.element_size()))
+
+
+@pytest.mark.parametrize(("n", "stride"), [(1, 1), (1000, 2), (4099, 7), (100, 200)])
+def test_strided_copy_equals_its_formula(n, stride):
+    with profile_kernel() as profile:
+        ek.strided_copy(torch.zeros(n), stride)
+    assert_counts(profile, ek.strided_copy_traffic(n, stride, 4))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (32, 32), (33, 65), (100, 70)])
+@pytest.mark.parametrize("transpose", [ek.naive_transpose, ek.tiled_transpose])
+def test_transposes_equal_their_formula(rows, columns, transpose):
+    with profile_kernel() as profile:
+        transpose(random(rows, columns))
+    assert_counts(profile, ek.transpose_traffic(rows, columns, 4))
+
+
+@pytest.mark.parametrize("n", [1, 1000, 2049])
+def test_gelu_equals_its_formula(n):
+    with profile_kernel() as profile:
+        ek.gelu(random(n, dtype=torch.float16))
+    assert_counts(profile, ek.gelu_traffic(n, 2))
+
+
+@pytest.mark.parametrize(("n", "width"), [(1, 1), (5, 33), (7, 1500)])
+def test_gather_equals_its_formula(n, width):
+    table = random(20, width)
+    index = integers(0, 20, n)
+    with profile_kernel() as profile:
+        ek.gather(table, index)
+    assert_counts(profile, ek.gather_traffic(n, width, 4))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 300), (3, 129), (5, 1024)])
+@pytest.mark.parametrize("widest_row", [100, 4096])
+def test_softmax_equals_its_formula(rows, columns, widest_row):
+    with profile_kernel() as profile:
+        ek.softmax(random(rows, columns), widest_row=widest_row)
+    assert_counts(profile, ek.softmax_traffic(rows, columns, 4, widest_row=widest_row))
+
+
+@pytest.mark.parametrize("n", [0, 1, 1024, 5000])
+def test_dot_product_equals_its_formula(n):
+    with profile_kernel() as profile:
+        ek.dot_product(random(n), random(n))
+    assert_counts(profile, ek.dot_product_traffic(n, 4))
+
+
+@pytest.mark.parametrize("n", [1, 1024, 3001])
+def test_histogram_equals_its_formula(n):
+    x = integers(-2, 20, n, torch.int32)
+    with profile_kernel() as profile:
+        ek.histogram(x, 16)
+    assert_counts(profile, ek.histogram_traffic(n, int(((x >= 0) & (x < 16)).sum())))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 30, 9), (40, 33, 21)])
+def test_naive_matmul_equals_its_formula(m, n, k):
+    with profile_kernel() as profile:
+        ek.naive_matmul(random(m, k), random(k, n))
+    assert_counts(profile, ek.naive_matmul_traffic(m, n, k, 4))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (64, 64, 64), (100, 70, 50), (33, 200, 31)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiled_matmul_equals_its_formula(m, n, k, dtype):
+    a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
+    with profile_kernel() as profile:
+        ek.tiled_matmul(a, b, TILE)
+    assert_counts(profile, ek.tiled_matmul_traffic(m, n, k, a.element_size(), TILE))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 8), (100, 72, 56)])
+def test_matmul_through_descriptors_equals_its_formula(m, n, k):
+    a, b = random(m, k, dtype=torch.float16), random(k, n, dtype=torch.float16)
+    with profile_kernel() as profile:
+        ek.descriptor_matmul(a, b, TILE)
+    assert_counts(profile, ek.tiled_matmul_traffic(m, n, k, 2, TILE))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("batch", "heads", "seq_len", "head_dim"), [(1, 1, 1, 16), (2, 1, 113, 32), (1, 2, 203, 64)])
+def test_flash_attention_forward_equals_its_formula(batch, heads, seq_len, head_dim, causal):
+    q, k, v = (random(batch, heads, seq_len, head_dim, dtype=torch.float16) for _ in range(3))
+    with profile_kernel() as profile:
+        ek.flash_attention_forward(q, k, v, causal=causal, tile=ATTENTION_TILE)
+    traffic = ek.flash_attention_forward_traffic(batch, heads, seq_len, head_dim, 2, causal=causal, tile=ATTENTION_TILE)
+    assert_counts(profile, traffic)
+
+
+def test_flash_attention_with_another_number_of_keys_equals_its_formula():
+    q, k = random(1, 1, 70, 32), random(1, 1, 133, 32)
+    with profile_kernel() as profile:
+        ek.flash_attention_forward(q, k, k.clone(), tile=ATTENTION_TILE)
+    assert_counts(profile, ek.flash_attention_forward_traffic(1, 1, 70, 32, 4, num_keys=133, tile=ATTENTION_TILE))
+
+
+# ---- sectors ----
+
+
+def test_an_aligned_copy_moves_no_byte_in_vain():
+    with profile_kernel() as profile:
+        ek.copy(random(4096))
+    assert profile.sectors_loaded == profile.sectors_stored == 4096 * 4 // 32
+    assert profile.coalescing == 1.0
+
+
+def test_a_misaligned_copy_touches_five_sectors_a_warp_instead_of_four():
+    with profile_kernel() as profile:
+        ek.copy(random(4097)[1:])
+    x = profile.by_argument["x_ptr"]
+    assert x.sectors_loaded == 4096 // 32 * 5
+    assert x.l2_sectors_loaded == 4 * (1024 * 4 // 32 + 1)  # each of four programs once, with L1 in between
+    assert x.dram_sectors_loaded == 4096 * 4 // 32 + 1
+    assert x.coalescing == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 8, 16])
+def test_a_stride_multiplies_the_sectors_until_each_element_has_its_own(stride):
+    with profile_kernel() as profile:
+        ek.strided_copy(torch.zeros(1024 * stride), stride)
+    assert profile.by_argument["x_ptr"].sectors_loaded == 1024 * 4 * min(stride, 8) // 32
+    assert profile.by_argument["x_ptr"].coalescing == 1 / min(stride, 8)
+
+
+def test_a_naive_transpose_writes_one_sector_per_element_and_a_tiled_one_does_not():
+    x = random(128, 128)
+    with profile_kernel() as naive:
+        ek.naive_transpose(x)
+    with profile_kernel() as tiled:
+        ek.tiled_transpose(x)
+    assert naive.by_argument["out_ptr"].sectors_stored == 128 * 128
+    assert tiled.by_argument["out_ptr"].sectors_stored == 128 * 128 * 4 // 32
+    assert naive.dram_sectors_stored == tiled.dram_sectors_stored == 128 * 128 * 4 // 32
+
+
+@triton.jit
+def column_tile_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out_ptr + i * N + j, tl.load(x_ptr + j * N + i))  # neighbours of the load lie along its first axis
+
+
+def test_lanes_run_along_the_axis_whose_neighbours_are_neighbours_in_memory():
+    with profile_kernel() as profile:
+        column_tile_kernel[(1,)](random(32, 32), torch.zeros(32, 32), N=32)
+    assert profile.sectors_loaded == 32 * 32 * 4 // 32
+
+
+@triton.jit
+def broadcast_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, N), tl.load(x_ptr + tl.zeros((N,), tl.int32)))
+
+
+def test_a_broadcast_asks_for_many_bytes_and_moves_one_sector_a_warp():
+    with profile_kernel() as profile:
+        broadcast_kernel[(1,)](random(8), torch.zeros(64), N=64)
+    x = profile.by_argument["x_ptr"]
+    assert (x.bytes_loaded, x.sectors_loaded, x.useful_bytes_loaded) == (256, 2, 8)
+    assert x.coalescing == 4 / 32
+
+
+@triton.jit
+def permuted_kernel(x_ptr, index_ptr, out_ptr, n, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    index = tl.load(index_ptr + lanes, mask=lanes % 3 != 1, other=0)
+    tl.store(out_ptr + lanes, tl.load(x_ptr + index, mask=lanes % 3 != 1), mask=lanes < n)
+
+
+@pytest.mark.parametrize("lanes", [1, 16, 32, 128])
+def test_sectors_of_scattered_masked_lanes_equal_a_count_by_hand(lanes):
+    print(f"seed {SEED}")
+    index = torch.randperm(1000, generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
+    index = index[:lanes].to(runtime.DEVICE, torch.int32)
+    active = [lane for lane in range(lanes) if lane % 3 != 1]
+    expected = sum(
+        len({int(index[lane]) * 4 // 32 for lane in active if lane // 32 == warp}) for warp in range(-(-lanes // 32))
+    )
+    with profile_kernel() as profile:
+        permuted_kernel[(1,)](random(1000), index, torch.zeros(lanes), lanes, N=lanes)
+    assert profile.by_argument["x_ptr"].sectors_loaded == expected
+    assert profile.by_argument["x_ptr"].bytes_loaded == 4 * len(active)
+
+
+def test_one_dimensional_strides_of_a_view_show_in_the_sectors():
+    wide = random(64, 64)
+    with profile_kernel() as profile:
+        ek.softmax(wide[:, 4:36])  # rows of 128 bytes that start 16 bytes into a sector
+    assert profile.by_argument["x_ptr"].sectors_loaded == 64 * 5
+
+
+def test_programs_that_read_the_same_data_share_dram_sectors_but_not_l2_sectors():
+    with profile_kernel() as profile:
+        ek.tiled_matmul(random(64, 32), random(32, 96), TILE)
+    a = profile.by_argument["a_ptr"]
+    assert a.bytes_loaded == 3 * 64 * 32 * 4
+    assert a.l2_sectors_loaded == 3 * a.dram_sectors_loaded == 3 * 64 * 32 * 4 // 32
+
+
+# ---- break-downs ----
+
+
+def test_counts_of_arguments_and_of_programs_add_up_to_the_whole():
+    with profile_kernel() as profile:
+        ek.tiled_matmul(random(70, 50), random(50, 90), TILE)
+    for parts in (profile.by_argument, profile.by_program, profile.by_kernel):
+        assert sum(p.bytes_loaded for p in parts.values()) == profile.bytes_loaded
+        assert sum(p.sectors_stored for p in parts.values()) == profile.sectors_stored
+    assert sum(p.flops for p in profile.by_program.values()) == profile.flops == 2 * 96 * 96 * 64
+    assert set(profile.by_argument) == {"a_ptr", "b_ptr", "c_ptr"}
+    assert len(profile.by_program) == 9
+
+
+def test_a_program_is_named_by_its_three_ids():
+    with profile_kernel() as profile:
+        ek.flash_attention_forward(*(random(1, 2, 100, 16) for _ in range(3)), tile=ATTENTION_TILE)
+    assert set(profile.by_program) == {(x, y, 0) for x in range(2) for y in range(2)}
+    assert profile.by_program[(1, 0, 0)].bytes_stored == 36 * (16 * 4 + 4)
+
+
+def test_several_kernels_in_one_block_are_kept_apart():
+    with profile_kernel() as profile:
+        ek.dot_product(random(3000), random(3000))
+    assert [launch.kernel for launch in profile.launches] == ["dot_partial_kernel", "sum_kernel"]
+    assert profile.by_kernel["sum_kernel"].bytes_loaded == 3 * 4
+    assert profile.launches[0].grid == (3, 1, 1)
+
+
+def test_arithmetic_intensity_is_flops_per_byte_moved():
+    with profile_kernel() as profile:
+        ek.tiled_matmul(random(64, 64), random(64, 64), TILE)
+    traffic = ek.tiled_matmul_traffic(64, 64, 64, 4, TILE)
+    assert profile.arithmetic_intensity == traffic.flops / traffic.bytes_moved
+
+
+def test_a_block_without_a_launch_counts_nothing_and_says_so():
+    with profile_kernel() as profile:
+        pass
+    assert profile.bytes_loaded == profile.flops == 0
+    assert profile.arithmetic_intensity == 0.0 and profile.coalescing == 1.0
+    assert profile.report() == "no kernel was launched inside the block"
+
+
+@triton.jit
+def squares(x):
+    return x * x
+
+
+@triton.jit
+def helper_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    tl.store(out_ptr, tl.sum(squares(tl.load(x_ptr + offsets)), axis=0))
+
+
+def test_nested_functions_are_counted_with_their_kernel():
+    x, out = random(64), torch.zeros(1)
+    with profile_kernel() as profile:
+        helper_kernel[(1,)](x, out, SIZE=64)
+    assert out.item() == pytest.approx((x.double() ** 2).sum().item())
+    assert (profile.bytes_loaded, profile.bytes_stored) == (256, 4)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": b}, num_warps=4) for b in (64, 256)], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
+@triton.jit
+def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(out_ptr + offsets, x + EVEN, mask=offsets < n)
+
+
+def test_an_autotuned_kernel_is_counted_once():
+    out = torch.zeros(100)
+    with profile_kernel() as profile:
+        tuned_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](torch.zeros(100), out, 100)
+    assert len(profile.launches) == 1 and profile.launches[0].grid == (2, 1, 1)
+    assert (profile.bytes_loaded, profile.bytes_stored) == (400, 400)
+    assert out.eq(1).all()
+
+
+@triton.jit
+def host_descriptor_kernel(x_desc, out_desc, BLOCK: tl.constexpr):
+    i, j = tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK
+    out_desc.store([i, j], x_desc.load([i, j]))
+
+
+def test_descriptors_made_on_the_host_are_counted_by_argument():
+    x, out = random(40, 24), torch.zeros(40, 24)
+    descriptors = [TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, out)]
+    with profile_kernel() as profile:
+        host_descriptor_kernel[(3, 2)](*descriptors, BLOCK=16)
+    assert torch.equal(out, x)
+    assert profile.by_argument["x_desc"].bytes_loaded == profile.by_argument["out_desc"].bytes_stored == 40 * 24 * 4
+    assert profile.findings == []
+
+
+@triton.jit
+def cas_kernel(lock_ptr, count_ptr):
+    previous = tl.atomic_cas(lock_ptr, 0, 1)
+    tl.atomic_add(count_ptr, previous + 1)
+    tl.atomic_xchg(lock_ptr, 0)
+
+
+def test_atomics_count_as_read_and_written_and_do_not_race():
+    lock, count = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with profile_kernel() as profile:
+        cas_kernel[(5,)](lock, count)
+    assert count.item() == 5
+    assert profile.bytes_loaded == profile.bytes_stored == profile.bytes_atomic == 5 * 3 * 4
+    assert profile.findings == []
+
+
+@triton.jit
+def table_kernel(table_ptr, out_ptr, N: tl.constexpr):
+    which = tl.program_id(0)
+    base = tl.load(table_ptr + which).to(tl.pointer_type(tl.float32))
+    tl.store(out_ptr + which * N + tl.arange(0, N), tl.load(base + tl.arange(0, N)))
+
+
+def test_tensors_reached_through_a_table_of_addresses_can_be_named():
+    parts, out = [random(16), random(16) + 1], torch.zeros(2, 16)
+    table = torch.tensor([part.data_ptr() for part in parts])
+    with profile_kernel(memory={"first": parts[0], "second": parts[1]}) as profile:
+        table_kernel[(2,)](table, out, N=16)
+    assert torch.equal(out, torch.stack(parts))
+    assert profile.by_argument["first"].bytes_loaded == profile.by_argument["second"].bytes_loaded == 64
+    assert profile.findings == []
+
+
+def test_views_of_one_storage_are_arguments_of_their_own():
+    qkv = random(3, 1, 1, 64, 16)
+    with profile_kernel() as profile:
+        ek.flash_attention_forward(qkv[0], qkv[1], qkv[2], tile=ATTENTION_TILE)
+    assert_counts(profile, ek.flash_attention_forward_traffic(1, 1, 64, 16, 4, tile=ATTENTION_TILE))
+    assert {n: c.bytes_loaded for n, c in profile.by_argument.items() if c.bytes_loaded} == dict.fromkeys(
+        ("q_ptr", "k_ptr", "v_ptr"), 64 * 16 * 4
+    )
+
+
+def test_the_same_tensor_as_two_arguments_is_counted_under_both_names():
+    x = random(256)
+    with profile_kernel() as profile:
+        ek.copy(x, out=x)
+    assert profile.by_argument["x_ptr"].bytes_loaded == profile.by_argument["out_ptr"].bytes_stored == 1024
+    assert profile.findings == []
+
+
+def test_the_report_shows_arguments_counts_and_verdict():
+    with profile_kernel() as profile:
+        ek.tiled_matmul(random(64, 64), random(64, 64), TILE)
+    text = profile.report()
+    assert text.splitlines()[0] == ("tiled_matmul_kernel, 4 programs (grid 4x1x1); 524,288 FLOPs in dots, 6.40 FLOP/B")
+    assert text.splitlines()[2].split() == ["a_ptr", "32,768", "0", "2.00", "1,024", "0", "100%"]
+    assert text.endswith("no access out of bounds, no uninitialised read, no race")
+    assert str(profile) == repr(profile) == text
+    html = profile._repr_html_()
+    assert html.count("<tr>") == 5 and "32,768" in html
