@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from utils import records, runtime
@@ -42,6 +44,14 @@ def run(
         path = records.save(family, results, sources, f"python -m benchmarks.{family}")
         print(f"recorded in utils/records/{path.name}")
     return 0
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leaves out PyTorch's remark that the thread of the backward pass takes the process's CUDA context."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+        yield
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -40,11 +40,13 @@ def table(results: dict[str, Any]) -> str:
     ]
     shared = ", ".join(f"{name} {value:.1f}" for name, value in results["shared"].items())
     pages = ", ".join(f"{point['pages']}: {point['cycles']:.0f}" for point in family.thin(results["pages"], 12))
+    by_index = results["by_index"]
     sms = results["one_line_from_each_sm"]
     return "\n".join(
         [
             family.text_table(["working set", "through L1, cycles", "past L1, cycles", "past L1, ns"], rows),
             f"shared memory: {shared}",
+            f"by index: shared {by_index['shared_cycles']:.1f}, L1 {by_index['l1_cycles']:.1f} cycles",
             f"2 MiB pages touched: {pages}",
             f"one L2 line from {len(sms)} multiprocessors: {min(sms):.0f} to {max(sms):.0f} cycles",
         ]

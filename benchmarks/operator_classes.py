@@ -77,6 +77,22 @@ def class_of(kernel: str) -> str:
     return "contraction" if any(word in name for word in _CONTRACTION) else "element-wise"
 
 
+def replayed(step: Callable[[], object]) -> Callable[[], object]:
+    """The same GPU work as one CUDA graph, so that its time is the GPU's and not that of launching it from Python."""
+    if not runtime.HAS_GPU:
+        return step
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
 def step_of(variant: str, batch: int, seq_len: int, hidden: int, heads: int) -> Callable[[], object]:
     """A function that runs one forward and backward pass of the layer.
 
@@ -127,10 +143,13 @@ def by_class(launches: Sequence[Sequence[trace.Kernel]]) -> dict[str, Any]:
     }
 
 
+@family.quiet()
 def measure(
     quick: bool = False, variants: Sequence[str] | None = None, shape: dict[str, int] | None = None, steps: int = 10
 ) -> dict[str, Any]:
     """Seconds by class of each variant, and of the whole step; ``quick`` leaves the compiled variants out.
+
+    ``step`` is the step replayed as a CUDA graph, ``step_launched`` the same launched from Python kernel by kernel.
 
     Raises:
         RuntimeError: there is no GPU here.
@@ -139,8 +158,13 @@ def measure(
     measured = {}
     for variant in variants or (VARIANTS[:2] if quick else VARIANTS):
         step = step_of(variant, **shape)
-        timed = timing.measure(step, warmup=10, rounds=15 if quick else 30)
-        measured[variant] = {**by_class(trace.kernels_of([step] * steps)), "step": timed.as_dict()}
+        launched = timing.measure(step, warmup=10, rounds=15 if quick else 30)
+        graphed = timing.measure(replayed(step), rounds=15 if quick else 30)
+        measured[variant] = {
+            **by_class(trace.kernels_of([step] * steps)),
+            "step": graphed.as_dict(),
+            "step_launched": launched.as_dict(),
+        }
     return {"shape": shape, "dtype": "bf16", "variants": measured}
 
 
@@ -149,13 +173,14 @@ def table(results: dict[str, Any]) -> str:
     rows = [
         [
             name,
+            f"{v['step_launched']['seconds'] * 1e6:,.0f}",
             f"{v['step']['seconds'] * 1e6:,.0f}",
             f"{v['kernel_seconds'] * 1e6:,.0f}",
             *(f"{v['classes'][c] * 1e6:,.0f} ({100 * v['shares'][c]:.1f}%)" for c in CLASSES),
         ]
         for name, v in results["variants"].items()
     ]
-    lines = [family.text_table(["variant", "step, us", "kernels, us", *CLASSES], rows)]
+    lines = [family.text_table(["variant", "launched, us", "graph, us", "kernels, us", *CLASSES], rows)]
     for name, v in results["variants"].items():
         lines.append(f"{name}:")
         lines += [

@@ -32,7 +32,7 @@ def kernels_of(calls: Sequence[Callable[[], object]]) -> list[list[Kernel]]:
         RuntimeError: the profiler saw no kernels, or not one group for each call.
     """
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
         for call in calls:
             torch.cuda._sleep(1)
             call()
@@ -72,6 +72,9 @@ def short_name(name: str, most: int = 110) -> str:
     Element-wise kernels of PyTorch share one name; what they compute follows in brackets.
     """
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    configured = re.match(r"cutlass::\w+<(cutlass\w+)", plain)
+    if configured:  # the first template argument holds tile, instruction and alignment
+        return configured.group(1)[:most]
     operation = re.search(
         r"\w*Functor\w*|\w+KernelImpl\b|\w+_kernel_cuda\b|\w+_kernel_impl\w*", plain[plain.find("<") + 1 :]
     )

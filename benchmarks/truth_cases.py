@@ -57,10 +57,10 @@ def cases() -> list[Case]:
     Build them all, in order: they draw from one seeded generator.
     """
     c = _Chance()
-    n = 1_000_003
+    n, ragged = 1 << 20, 1_000_003
 
-    def copy_from(first: int) -> Callable[[], object]:
-        return _call(ek.copy, c.normal(n + first)[first:])
+    def copy_from(first: int, count: int = n) -> Callable[[], object]:
+        return _call(ek.copy, c.normal(count + first)[first:])
 
     def strided(count: int, stride: int) -> Callable[[], object]:
         return _call(ek.strided_copy, c.normal(count), stride)
@@ -75,6 +75,7 @@ def cases() -> list[Case]:
     return [
         Case("copy", f"{n:,} fp32", ("copy_kernel",), lambda: copy_from(0)),
         Case("misaligned copy", f"{n:,} fp32, from element 1", ("copy_kernel",), lambda: copy_from(1)),
+        Case("ragged copy", f"{ragged:,} fp32", ("copy_kernel",), lambda: copy_from(0, ragged)),
         Case("strided copy, 4", "1,048,576 fp32", ("strided_copy_kernel",), lambda: strided(1 << 20, 4)),
         Case("strided copy, 16", "4,194,304 fp32", ("strided_copy_kernel",), lambda: strided(1 << 22, 16)),
         Case(

@@ -39,6 +39,7 @@ def _calls(tokens: int, hidden: int, sizes: Sequence[int], backward: bool) -> di
     return calls
 
 
+@family.quiet()
 def measure(
     quick: bool = False, shapes: Sequence[tuple[int, int]] | None = None, sizes: Sequence[int] = SIZES
 ) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from benchmarks import (
     matmul_sweep,
     operator_classes,
     operators,
+    profiler_truth,
     trace,
+    truth_cases,
     vocabulary,
 )
 from benchmarks import (
@@ -30,6 +32,7 @@ from benchmarks import (
 )
 from utils import record_layouts, records, runtime, timing
 from utils.fingerprint import ROOT
+from utils.kernel_profile import profile_kernel
 
 
 class FakeStopwatch:
@@ -254,6 +257,8 @@ def test_a_kernel_name_is_shortened_to_what_tells_it_apart():
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(x)"
     )
     assert trace.short_name(name) == "at::native::vectorized_elementwise_kernel [FillFunctor]"
+    name = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x256_align1>(Params)"
+    assert trace.short_name(name) == "cutlass_80_tensorop_bf16_s16816gemm_128x256_align1"
     assert trace.short_name("nvjet_tst_128x256_64x4_1x2_h_bz_NNT") == "nvjet_tst_128x256_64x4_1x2_h_bz_NNT"
     assert trace.short_name("void (anonymous namespace)::softmax_warp<float, (int)3>(x)") == "softmax_warp"
 
@@ -295,6 +300,50 @@ def test_a_program_that_fails_is_reported_with_what_it_said(monkeypatch, tmp_pat
 def test_without_a_gpu_a_program_says_where_the_recorded_figures_are(module):
     with pytest.raises(RuntimeError, match=r"needs a CUDA GPU.*utils\.records\.load"):
         module.measure(quick=True)
+
+
+# ---- the hardware's counters ----------------------------------------------------------------------------------------
+
+
+def counter_rows(*rows):
+    lines = ["==PROF== Connected", '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    return "\n".join([*lines, *(",".join(f'"{cell}"' for cell in row) for row in rows)])
+
+
+def test_counters_of_a_case_are_summed_over_its_kernels():
+    text = counter_rows(
+        (0, 1, "first", "a.sum", "sector", "1,024"), (0, 1, "first", "b.sum", "sector", "3"),
+        (1, 1, "second(float*)", "a.sum", "sector", "6"), (2, 1, "first", "a.sum", "sector", "n/a"),
+    )  # fmt: skip
+    found = profiler_truth.read_counters(text, [("both", ("first", "second")), ("one", ("first",))])
+    assert found == {"both": {"a.sum": 1030, "b.sum": 3}, "one": {}}
+
+
+def test_counters_of_unexpected_kernels_are_refused():
+    text = counter_rows((0, 1, "other", "a.sum", "sector", "1"))
+    with pytest.raises(RuntimeError, match=r"should have seen the kernels \['mine'\], it saw \['other'\]"):
+        profiler_truth.read_counters(text, [("case", ("mine",))])
+    with pytest.raises(RuntimeError, match="printed no table: ==ERROR== no counters"):
+        profiler_truth.read_counters("==ERROR== no counters", [])
+
+
+def test_counters_that_a_gpu_lacks_are_left_out_unless_they_are_required():
+    listing = "\n".join(f"{metric.rpartition('.')[0]}   Counter  sector  # of" for metric in profiler_truth.REQUIRED)
+    assert profiler_truth.available_metrics(listing) == list(profiler_truth.REQUIRED)
+    with pytest.raises(RuntimeError, match="do not include l1tex__t_sectors_pipe_lsu_mem_global_op_ld"):
+        profiler_truth.available_metrics(listing.partition("\n")[2])
+
+
+def test_the_cases_are_at_least_ten_kernels_and_launch_what_they_say():
+    cases = truth_cases.cases()
+    assert len({kernel for case in cases for kernel in case.kernels}) >= 10
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        run = case.build()
+        if case.name in ("dot product", "gather"):
+            with profile_kernel(check_races=False) as profile:
+                run()
+            assert [launch.kernel for launch in profile.launches] == list(case.kernels)
 
 
 # ---- command lines --------------------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ LAYOUTS: dict[str, object] = {
         "pages": [{"pages": SIZE, **_CYCLES}],
         "distribution": {"l1": _HISTOGRAM, "l2": _HISTOGRAM, "hbm": _HISTOGRAM},
         "one_line_from_each_sm": [POSITIVE],
+        "by_index": {"shared_cycles": POSITIVE, "l1_cycles": POSITIVE},
         "shared": {
             "load_cycles": POSITIVE,
             "store_then_load_cycles": POSITIVE,
@@ -199,6 +200,7 @@ LAYOUTS: dict[str, object] = {
                 "shares": _CLASSES,
                 "kernel_seconds": POSITIVE,
                 "step": TIMING,
+                "step_launched": TIMING,
                 "kernels": [{"name": TEXT, "class": TEXT, "calls": SIZE, "seconds": POSITIVE}],
             }
         },

@@ -4,17 +4,30 @@
 #include "common.cuh"
 
 constexpr int kThreads = 256;
+constexpr int kUnroll = 4;
 
-// y[i * y_stride] = x[i * x_stride + offset]
+static int blocks(size_t count) { return static_cast<int>((count + kThreads * kUnroll - 1) / (kThreads * kUnroll)); }
+
+// y[i * y_stride] = x[i * x_stride + offset]. A thread takes kUnroll elements, kThreads apart: a warp's 32 threads always
+// ask for 32 neighbouring elements, and several loads are in flight.
 template <typename T>
 __global__ void copy(const T *__restrict__ x, T *__restrict__ y, size_t count, size_t x_stride, size_t y_stride, size_t offset) {
-    size_t i = blockIdx.x * size_t(kThreads) + threadIdx.x;
-    if (i < count) y[i * y_stride] = x[i * x_stride + offset];
+    size_t first = blockIdx.x * size_t(kThreads * kUnroll) + threadIdx.x;
+    T v[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+        size_t i = first + j * kThreads;
+        if (i < count) v[j] = x[i * x_stride + offset];
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+        size_t i = first + j * kThreads;
+        if (i < count) y[i * y_stride] = v[j];
+    }
 }
 
-// The same, several times over with data that stay in L2: loads go past L1, stores write through to L2.
+// The same, several times over with data that stay in L2: volatile loads go past L1 and are not merged.
 __global__ void copy_cached(const float *x, float *y, size_t count, size_t stride, size_t offset, int passes) {
-    constexpr int kUnroll = 4;
     size_t i = blockIdx.x * size_t(kThreads) + threadIdx.x;
     if (i >= count) return;
     const float *from = x + i * stride + offset;
@@ -22,9 +35,9 @@ __global__ void copy_cached(const float *x, float *y, size_t count, size_t strid
     for (int pass = 0; pass < passes; pass += kUnroll) {
         float v[kUnroll];
 #pragma unroll
-        for (int j = 0; j < kUnroll; ++j) asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v[j]) : "l"(from));
+        for (int j = 0; j < kUnroll; ++j) asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(v[j]) : "l"(from));
 #pragma unroll
-        for (int j = 0; j < kUnroll; ++j) asm volatile("st.global.cg.f32 [%0], %1;" ::"l"(to), "f"(v[j]));
+        for (int j = 0; j < kUnroll; ++j) asm volatile("st.volatile.global.f32 [%0], %1;" ::"l"(to), "f"(v[j]));
     }
 }
 
@@ -45,7 +58,7 @@ static std::vector<double> time_copy(Timer &timer, const Buffers &buffers, bool 
         exit(1);
     }
     auto run = [&] {
-        copy<T><<<(count + kThreads - 1) / kThreads, kThreads>>>(reinterpret_cast<const T *>(buffers.x.data()),
+        copy<T><<<blocks(count), kThreads>>>(reinterpret_cast<const T *>(buffers.x.data()),
                                                                  reinterpret_cast<T *>(buffers.y.data()), count, x_stride,
                                                                  y_stride, offset);
     };
@@ -87,7 +100,7 @@ int main(int argc, char **argv) {
     Buffers buffers(std::max(many * widest * 4, many * 16 + 4096));
     Timer timer;
     timer.rounds(20, true, [&] {
-        copy<float><<<many / kThreads, kThreads>>>(reinterpret_cast<const float *>(buffers.x.data()),
+        copy<float><<<blocks(many), kThreads>>>(reinterpret_cast<const float *>(buffers.x.data()),
                                                    reinterpret_cast<float *>(buffers.y.data()), many, 1, 1, 0);
     });
 

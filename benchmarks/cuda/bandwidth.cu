@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 1) read_shared(int passes, uint32_t 
         uint4 v[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(v[j].x), "=r"(v[j].y), "=r"(v[j].z), "=r"(v[j].w)
                          : "r"(base + j * kThreads * 16));
 #pragma unroll

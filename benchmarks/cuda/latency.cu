@@ -42,7 +42,7 @@ template <bool ThroughL1> __device__ inline uint64_t follow(uint64_t p) {
 
 __device__ inline uint32_t follow_shared(uint32_t p) {
     uint32_t next;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(next) : "r"(p) : "memory");
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(next) : "r"(p) : "memory");
     return next;
 }
 
@@ -93,6 +93,23 @@ template <bool ThroughL1> __global__ void histogram(uint64_t start, int warm_ste
     for (int i = 0; i < kBins; ++i) counts[i] = bins[i];
 }
 
+// The walk through L1 written as array indexing, next = numbers[next], on lines of 128 bytes.
+__global__ void chase_by_index(const uint32_t *numbers, int warm_steps, int steps, Lap *lap) {
+    uint32_t index = 0;
+    auto follow_index = [&] {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(index) : "l"(numbers + index) : "memory");
+    };
+    for (int i = 0; i < warm_steps; ++i) follow_index();
+    long long clock = clock64();
+    for (int i = 0; i < steps; i += kUnroll) {
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j) follow_index();
+    }
+    lap->end = index;
+    __threadfence_block();
+    lap->cycles = clock64() - clock;
+}
+
 // One line that points to itself, read past L1 by one thread of each multiprocessor in turn.
 __global__ void from_each_sm(uint64_t line, unsigned int wanted, int steps, long long *cycles) {
     if (threadIdx.x != 0 || sm_id() != wanted) return;
@@ -105,7 +122,7 @@ __global__ void from_each_sm(uint64_t line, unsigned int wanted, int steps, long
 }
 
 struct SharedLaps {
-    long long load, round_trip, store, fence;
+    long long load, by_index, round_trip, store, fence;
     uint32_t end;
 };
 
@@ -129,7 +146,7 @@ __global__ void shared_latency(int steps, SharedLaps *laps) {
     for (int i = 0; i < steps; i += kUnroll) {
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j) {
-            asm volatile("st.shared.u32 [%0], %0;" ::"r"(p) : "memory");
+            asm volatile("st.volatile.shared.u32 [%0], %0;" ::"r"(p) : "memory");
             p = follow_shared(p);
         }
     }
@@ -141,7 +158,7 @@ __global__ void shared_latency(int steps, SharedLaps *laps) {
     for (int i = 0; i < steps; i += kUnroll) {
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j) {
-            asm volatile("st.shared.u32 [%0], %0;" ::"r"(p) : "memory");
+            asm volatile("st.volatile.shared.u32 [%0], %0;" ::"r"(p) : "memory");
             __threadfence_block();
         }
     }
@@ -151,7 +168,21 @@ __global__ void shared_latency(int steps, SharedLaps *laps) {
         for (int j = 0; j < kUnroll; ++j) __threadfence_block();
     }
     long long t4 = clock64();
+    // the same walk written as array indexing: each step also computes an address from an index
+    __shared__ volatile uint32_t numbers[1024];
+    for (int i = 0; i < 1024; ++i) numbers[i] = (i + 33) % 1024;
+    uint32_t index = p == base ? 0 : 1;
+    for (int i = 0; i < 1024; ++i) index = numbers[index];
+    long long t5 = clock64();
+    for (int i = 0; i < steps; i += kUnroll) {
+#pragma unroll
+        for (int j = 0; j < kUnroll; ++j) index = numbers[index];
+    }
+    laps->end += index;
+    __threadfence_block();
+    long long t6 = clock64();
     laps->load = t1 - t0;
+    laps->by_index = t6 - t5;
     laps->round_trip = t2 - t1;
     laps->store = t3 - t2;
     laps->fence = t4 - t3;
@@ -264,14 +295,17 @@ template <bool ThroughL1> static void print_histogram(const char *name, char *ba
 int main(int argc, char **argv) {
     size_t free_bytes, total_bytes;
     CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    size_t most = free_bytes / 4 * 3;
+    size_t most = free_bytes / 10 * 9;
     size_t largest = std::min(most, static_cast<size_t>(option(argc, argv, "--largest", 2ll << 30)));
-    size_t page_span = std::min(most, static_cast<size_t>(option(argc, argv, "--page-span", 32ll << 30)));
+    size_t page_span = std::min(most, static_cast<size_t>(option(argc, argv, "--page-span", 64ll << 30)));
     char *base;
     CHECK(cudaMalloc(&base, std::max(largest, page_span)));
     CHECK(cudaMemset(base, 0, largest));
     CHECK(cudaFuncSetAttribute(chase<true>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxL1));
     CHECK(cudaFuncSetAttribute(chase<false>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxL1));
+
+    CHECK(cudaFuncSetAttribute(histogram<true>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxL1));
+    CHECK(cudaFuncSetAttribute(chase_by_index, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxL1));
 
     lay_out_lines(base, 16384);
     Device<Lap> unused(1);
@@ -312,6 +346,14 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; ++i) shared_latency<<<1, 1>>>(kSharedSteps, shared.data());
     CHECK(cudaGetLastError());
     SharedLaps laps = shared.fetch()[0];
+    constexpr int kIndexLines = 128;  // 16 KiB
+    std::vector<uint32_t> order = one_cycle(kIndexLines), numbers(kIndexLines * kLine / 4);
+    for (int i = 0; i < kIndexLines; ++i) numbers[i * kLine / 4] = order[i] * kLine / 4;
+    Device<uint32_t> device_numbers(numbers);
+    chase_by_index<<<1, 1>>>(device_numbers.data(), kIndexLines, kSharedSteps, unused.data());
+    CHECK(cudaGetLastError());
+    printf("\"by_index\": {\"shared_cycles\": %.3f, \"l1_cycles\": %.3f},\n", double(laps.by_index) / kSharedSteps,
+           double(unused.fetch()[0].cycles) / kSharedSteps);
     printf("\"shared\": {\"load_cycles\": %.3f, \"store_then_load_cycles\": %.3f, \"store_then_fence_cycles\": %.3f, "
            "\"fence_cycles\": %.3f}\n}\n",
            double(laps.load) / kSharedSteps, double(laps.round_trip) / kSharedSteps, double(laps.store) / kSharedSteps,
