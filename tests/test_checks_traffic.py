@@ -7,6 +7,7 @@ from checked_kernels import EXERCISES, check, message
 
 from utils.checks.cases import Case
 from utils.checks.traffic import Budget, Times, over_budget, unsafe
+from utils.kernel_profile import OutOfBounds, Race, UninitializedRead
 
 CASE = Case("ragged", {"row": 3, "col": 100})
 X = Times("row", "col")  # 1,200 bytes
@@ -77,22 +78,26 @@ def test_an_impossible_budget_is_refused(arguments):
 
 
 def test_a_fault_names_its_kind_shows_the_first_findings_and_says_what_to_do():
+    def found(kind, *programs):
+        findings = [kind_of[kind]("add", "x_ptr", 9, None, (p, 0, 0), "read", count=4) for p in programs]
+        return unsafe(counted(**{kind: findings}))
+
+    kind_of = {"out_of_bounds": OutOfBounds, "uninitialized_reads": UninitializedRead, "races": Race}
     assert unsafe(counted()) is None
-    problem = unsafe(counted(out_of_bounds=["a", "b", "c", "d", "e"]))
-    assert problem.headline == "5 accesses outside their tensor"
-    assert problem.details == ("a", "b", "c", "and 2 more")
+    problem = found("out_of_bounds", 1, 2, 3, 4, 5)
+    assert problem.headline == "20 accesses outside their tensor"
+    assert "x_ptr[9]" in problem.details[0] and problem.details[3:] == ("and 2 more",)
     assert "mask" in problem.cause
-    assert "torch.zeros" in unsafe(counted(uninitialized_reads=["a"])).cause
-    assert "tl.atomic_add" in unsafe(counted(races=["a"])).cause
+    assert "torch.zeros" in found("uninitialized_reads", 1).cause
+    assert "tl.atomic_add" in found("races", 1).cause
 
 
 # ---- real kernels under the profiler
 
 
 @pytest.mark.parametrize("name", [name for name, exercise in EXERCISES.items() if "budget" in exercise])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_right_kernel_keeps_its_budget_exactly(name, seed):
-    check(name, seed=seed)
+def test_a_right_kernel_keeps_its_budget_exactly(name):
+    check(name, seed=1)
 
 
 @pytest.mark.parametrize("seed", [1729, 8])

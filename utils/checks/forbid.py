@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import os
 import sys
+import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,11 +69,11 @@ _READY_MADE_LIBRARIES = _names(
     "jax tensorflow sklearn scipy cupy"
 )
 _COMPILERS = ("torch.compile", "torch.jit", "torch._inductor", "torch._dynamo")
-# code that is never the student's: PyTorch, Triton, the course's library, and Python itself
+# code that is never the student's: PyTorch, Triton, whatever is installed, the course's library, and Python itself
 _NOT_STUDENTS = (
-    *(str(Path(package.__file__).parent) + "/" for package in (torch, triton)),
-    str(Path(__file__).parent.parent) + "/",
-    contextlib.__file__,
+    *(str(Path(package.__file__).parent) + os.sep for package in (torch, triton)),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent.parent) + os.sep,
     "<frozen",
 )
 

@@ -42,12 +42,12 @@ def _ragged(e: Evidence) -> Callable[[Case], bool]:
 
 
 def _later_tiles(e: Evidence) -> str | None:
-    """The loop axis whose second tile breaks the answer: every case of one tile is right, each one of several wrong."""
+    """The loop axis whose second tile breaks the answer: cases of one tile are right, some of whole tiles are wrong."""
     for axis, tile in (e.tiling.loops if e.tiling else {}).items():
         several = [t for t in e.trials if t.case.sizes.get(axis, 0) > tile]
         one = [t for t in e.trials if 0 < t.case.sizes.get(axis, 0) <= tile]
         whole = [t for t in several if t.case.kind == "whole tiles"]
-        if one and whole and all(t.failed for t in whole) and not any(t.failed for t in one):
+        if one and any(t.failed for t in whole) and not any(t.failed for t in one):
             return axis
     return None
 
@@ -304,19 +304,19 @@ GENERIC: tuple[Diagnosis, ...] = (
         ),
     ),
     Diagnosis(
+        _three_digits,
+        (
+            "right to about three digits only: a float32 value passes through a shorter type on its way "
+            "(a conversion, or tl.dot in TF32: input_precision='ieee')"
+        ),
+    ),
+    Diagnosis(
         _later_tiles,
         lambda e: f"right while one tile covers {_later_tiles(e)}, wrong from its second tile on: {_CARRY}",
     ),
     Diagnosis(
         lambda e: e.findings("races"),
         lambda e: f"programs overwrite each other's results ({e.findings('races')[0]})",
-    ),
-    Diagnosis(
-        _three_digits,
-        (
-            "right to about three digits only: a float32 value passes through a shorter type on its way "
-            "(a conversion, or tl.dot in TF32: input_precision='ieee')"
-        ),
     ),
     Diagnosis(
         lambda e: _nan(e) and bool(e.got.isnan().all()),

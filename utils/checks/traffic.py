@@ -182,6 +182,7 @@ def unsafe(profile: Any) -> Problem | None:
         found = list(getattr(profile, kind))
         if found:
             more = (f"and {len(found) - _SHOWN:,} more",) if len(found) > _SHOWN else ()
-            headline = f"{len(found):,} {one if len(found) == 1 else many}"
+            times = sum(finding.count for finding in found)
+            headline = f"{times:,} {one if times == 1 else many}"
             return Problem(headline, cause, tuple(str(finding) for finding in found[:_SHOWN]) + more)
     return None
