@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from lab1_wrong_answers import WRONG_ANSWERS, WrongAnswer
+from nbclient import NotebookClient
 
 import utils.checks.lab1 as checks
 from solutions import lab1_roofline as solution
@@ -41,6 +44,8 @@ EXERCISES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "1.9": (checks.check_divergence, ("warp_cycles", "wasted_lane_cycles")),
     "1.10": (checks.check_layer, ("layer_flops", "shares")),
 }
+
+CHECK_MODULES = ("attention", "divergence", "layer", "operators", "prediction", "rates", "sectors", "waves")
 
 
 def run_check(exercise: str, package: object, seed: int, **replaced: Callable) -> None:
@@ -95,6 +100,107 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
 def test_every_exercise_has_at_least_four_wrong_answers():
     for exercise in EXERCISES:
         assert sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS) >= 4, exercise
+
+
+# ---- the notebook ----
+NOTEBOOK = nbformat.read(ROOT / "solutions/lab1_roofline/lab1_roofline.ipynb", as_version=4)
+CHECK_CELLS = {cell.metadata.nbgrader.grade_id: cell for cell in NOTEBOOK.cells if "nbgrader" in cell.metadata}
+
+
+def text_of(exercise: str) -> str:
+    """The markdown that poses an exercise."""
+    return next(c.source for c in NOTEBOOK.cells if c.source.startswith(f"## Exercise {exercise}:"))
+
+
+def check_cell(exercise: str) -> nbformat.NotebookNode:
+    return CHECK_CELLS["check-" + exercise.replace(".", "-")]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_check_cell_passes_on_the_solution_and_fails_on_the_stub(exercise, stub, capsys):
+    source = check_cell(exercise).source
+    exec(source, {**vars(checks), "lab": solution})
+    assert capsys.readouterr().out.startswith(f"✓ exercise {exercise} (")
+    with pytest.raises(NotImplementedError, match=rf"^Lab 1, exercise {exercise.replace('.', '[.]')}: \w"):
+        exec(source, {**vars(checks), "lab": stub})
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
+    cell = check_cell(exercise)
+    grading = dict(cell.metadata.nbgrader)
+    assert grading.pop("points") > 0
+    assert grading == {
+        "grade": True,
+        "grade_id": "check-" + exercise.replace(".", "-"),
+        "locked": True,
+        "schema_version": 3,
+        "solution": False,
+        "task": False,
+    }
+    assert cell.source.startswith("check_") and re.search(r"seed=\d+\)$", cell.source)
+
+
+def test_the_points_add_up_to_what_the_notebook_promises():
+    assert len(CHECK_CELLS) == len(EXERCISES) == 10
+    assert sum(cell.metadata.nbgrader.points for cell in CHECK_CELLS.values()) == 100
+    assert "100 points in all" in NOTEBOOK.cells[0].source
+    for exercise in EXERCISES:
+        assert f"· {check_cell(exercise).metadata.nbgrader.points} points ·" in text_of(exercise)
+
+
+def test_the_minutes_add_up_to_what_the_notebook_promises():
+    minutes = sum(int(re.search(r"· (\d+) minutes ·", text_of(exercise)).group(1)) for exercise in EXERCISES)
+    promised = int(re.search(r"about (\d+) hours", NOTEBOOK.cells[0].source).group(1))
+    assert abs(minutes - 60 * promised) <= 15
+
+
+def test_the_notebook_states_how_far_off_a_prediction_may_be():
+    stated = re.findall(r"within a factor of ([\d.]+)", text_of("1.6"))
+    assert [float(factor.rstrip(".")) for factor in stated] == [prediction.EACH_WITHIN, prediction.MEDIAN_WITHIN]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_an_exercise_states_what_a_student_needs(exercise):
+    text = text_of(exercise)
+    for part in (r"Difficulty [●○]{5} · importance [●○]{5}", r"edit `\w+\.py`", "Predict", "<summary>Hint</summary>"):
+        assert re.search(part, text), part
+    for name in EXERCISES[exercise][1]:
+        assert f"`{name}(" in text, name
+    index = next(i for i, cell in enumerate(NOTEBOOK.cells) if cell.source == text)
+    assert NOTEBOOK.cells[index + 1] is check_cell(exercise)
+    assert NOTEBOOK.cells[index + 2].source.startswith("**When it passes, notice.**")
+
+
+def questions_of(exercise: str) -> list[numbers.Question]:
+    """The questions that an exercise's check asks, by the names of the functions that it takes."""
+    homes = [importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES]
+    found = [q for home in homes for q in vars(home).values() if isinstance(q, numbers.Question)]
+    return [question for question in found if question.name in EXERCISES[exercise][1]]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_every_classic_wrong_answer_that_a_message_points_to_is_in_the_notebook(exercise):
+    listed = text_of(exercise).split("Classic wrong answers")[1]
+    numbers_listed = {int(number) for number in re.findall(r"^(\d+)\. ", listed, flags=re.MULTILINE)}
+    pointed_to = {mistake.classic for q in questions_of(exercise) for mistake in q.mistakes} - {0}
+    assert len(questions_of(exercise)) == len(EXERCISES[exercise][1])
+    assert numbers_listed == set(range(1, len(numbers_listed) + 1)) and len(numbers_listed) >= 4
+    assert pointed_to == numbers_listed
+
+
+@pytest.mark.slow
+def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
+    """As a student opens it: in labs/, through a kernel, before anything is solved."""
+    notebook = nbformat.read(ROOT / "labs/lab1_roofline/lab1_roofline.ipynb", as_version=4)
+    where = {"metadata": {"path": str(ROOT / "labs/lab1_roofline")}}
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources=where).execute()
+    for exercise in EXERCISES:
+        cell = next(c for c in notebook.cells if c.id == "check-" + exercise.replace(".", "-"))
+        error = next(output for output in cell.outputs if output.output_type == "error")
+        assert (error.ename, error.evalue.split(":")[0]) == ("NotImplementedError", f"Lab 1, exercise {exercise}")
+    failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
+    assert failed.isdisjoint({"setup", "imports", "seen"})
 
 
 # ---- what every check of numbers does, whatever the exercise ----
@@ -306,8 +412,7 @@ def test_divergence_found_lane_by_lane_equals_the_simulator_with_masks():
 
 def test_no_known_mistake_agrees_with_the_right_answer_everywhere():
     """A mistake that no case tells apart would blame the wrong thing, or let a wrong answer pass."""
-    names = ("attention", "divergence", "layer", "operators", "prediction", "rates", "sectors", "waves")
-    for home in (importlib.import_module(f"utils.checks.lab1.{name}") for name in names):
+    for home in (importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES):
         for question in (value for value in vars(home).values() if isinstance(value, numbers.Question)):
             cases = question.cases(random.Random(21))
             expected = [question.expected(**case.arguments) for case in cases]

@@ -186,5 +186,5 @@ def check_layer(layer_flops: Callable, shares: Callable, seed: int | None = None
         [(LAYER, layer_flops), (SHARES, shares)],
         seed=seed,
         forbidden=FORBIDDEN,
-        notice="matrix products do nearly all the arithmetic; lecture 02 shows how little of the time",
+        notice="matrix products do nearly all of the arithmetic and far less of the time",
     )

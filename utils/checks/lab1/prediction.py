@@ -13,9 +13,9 @@ from utils.checks.forms import Rate, Within
 from utils.checks.lab1.rules import FORBIDDEN
 from utils.checks.numbers import Answer, Case, Mistake, Question, check_numbers
 
-EACH_WITHIN = 3.0
+EACH_WITHIN = 4.0
 """How far off one prediction may be, as a factor."""
-MEDIAN_WITHIN = 1.5
+MEDIAN_WITHIN = 1.3
 """How far off the middle one of all predictions may be."""
 
 MEMORY, COMPUTE = "an operator that memory limits", "an operator that arithmetic limits"
