@@ -229,7 +229,7 @@ def _patches(pictures: Sequence[np.ndarray]) -> list[list[Any]]:
         y0, y1, x0, x1 = (rows[0], rows[-1] + 1, columns[0], columns[-1] + 1) if len(rows) else (0, 1, 0, 1)
         box = np.where(changed, indexed, _TRANSPARENT).astype(np.uint8)[y0:y1, x0:x1]
         image = Image.fromarray(box, "P")
-        image.putpalette(colours)
+        image.putpalette(colours + [0] * (3 * 256 - len(colours)))  # in full: the transparent index is the last
         raw = io.BytesIO()
         image.save(raw, format="PNG", optimize=True, transparency=_TRANSPARENT)
         found.append([int(x0), int(y0), base64.b64encode(raw.getvalue()).decode()])
