@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import random
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,10 +120,10 @@ def check_cell(exercise: str) -> nbformat.NotebookNode:
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_check_cell_passes_on_the_solution_and_fails_on_the_stub(exercise, stub, capsys):
     source = check_cell(exercise).source
-    exec(source, {**vars(checks), "lab": solution})
+    exec(source, {**vars(checks), **vars(solution)})
     assert capsys.readouterr().out.startswith(f"✓ exercise {exercise} (")
     with pytest.raises(NotImplementedError, match=rf"^Lab 1, exercise {exercise.replace('.', '[.]')}: \w"):
-        exec(source, {**vars(checks), "lab": stub})
+        exec(source, {**vars(checks), **vars(stub)})
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -201,6 +202,31 @@ def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_mes
         assert (error.ename, error.evalue.split(":")[0]) == ("NotImplementedError", f"Lab 1, exercise {exercise}")
     failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
     assert failed.isdisjoint({"setup", "imports", "seen"})
+
+
+@pytest.mark.slow
+def test_a_file_that_a_student_saves_is_checked_at_once_without_a_restart(tmp_path):
+    """Also the call that a message prints can be pasted as it is."""
+    package = tmp_path / "lab1_roofline"
+    shutil.copytree(ROOT / "labs/lab1_roofline", package)
+    wrong = (package / "operators.py").read_text()
+    wrong = wrong.replace('raise NotImplementedError("Lab 1, exercise 1.1: FLOPs of a dot product")', "return n")
+    notebook = nbformat.read(package / "lab1_roofline.ipynb", as_version=4)
+    cells = {cell.id: cell.source for cell in notebook.cells}
+    saves = [wrong, (ROOT / "solutions/lab1_roofline/operators.py").read_text()]
+    sources = [cells["imports"], cells["check-1-1"]]
+    for number, text in enumerate(saves):
+        stamp = 4e9 + number  # as if an editor saved later, whatever the clock's resolution
+        save = f"p.write_text({text!r}); os.utime(p, ({stamp}, {stamp}))"
+        sources.append("import os, pathlib; p = pathlib.Path('operators.py'); " + save)
+        sources.append(cells["check-1-1"])
+    sources.append("print(dot_product_flops(n=32))")
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(package)}}).execute()
+    said = ["".join(o.get("text", o.get("evalue", "")) for o in cell.get("outputs", ())) for cell in notebook.cells]
+    assert said[1].startswith("Lab 1, exercise 1.1: FLOPs of a dot product")
+    assert "dot_product_flops(n=" in said[3] and "multiply-add is counted as one operation" in said[3]
+    assert said[5].startswith("✓ exercise 1.1 (dot product)") and said[6] == "64\n"
 
 
 # ---- what every check of numbers does, whatever the exercise ----

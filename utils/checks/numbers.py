@@ -29,11 +29,16 @@ DEADLINE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Case:
-    """The arguments of one call; ``tag`` says what is special about it, ``shown`` how to write the call's arguments."""
+    """The arguments of one call.
+
+    ``tag`` says what is special about it, ``shown`` how to type the arguments where their repr does not do, and
+    ``brief`` what a list of failures calls it where typing it takes too much room.
+    """
 
     arguments: Mapping[str, object]
     tag: str = ""
     shown: str = ""
+    brief: str = ""
 
     def call(self, name: str) -> str:
         """The call as one can type it."""
@@ -238,7 +243,7 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
     wrong = [answer for answer in answers if not answer.right]
     show = question.form.show
     details = [
-        f"{a.case.call(question.name)}: got {show(a.got)}, expected {show(a.expected)}"
+        f"{a.case.brief or a.case.call(question.name)}: got {show(a.got)}, expected {show(a.expected)}"
         + (f"  ({a.case.tag})" if a.case.tag else "")
         for a in wrong[:SHOWN_CASES]
     ]

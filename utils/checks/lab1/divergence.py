@@ -27,9 +27,29 @@ class Condition:
             return lane % self.value == 0
         return lane < self.value if self.kind == "<" else bool(lane & self.value)
 
+    def __str__(self) -> str:
+        return f"lane {self.kind} {self.value}" + (" == 0" if self.kind == "%" else "")
+
     def __repr__(self) -> str:
-        shown = {"<": f"lane < {self.value}", "%": f"lane % {self.value} == 0", "&": f"bool(lane & {self.value})"}
-        return f"lambda lane: {shown[self.kind]}"
+        return f"lambda lane: bool({self})"
+
+
+def pseudocode(program: Program) -> str:
+    """A program as lecture 01 writes it, with the cycles of each operation."""
+    words = []
+    for instruction in program:
+        if isinstance(instruction, Op):
+            words.append(f"{instruction.name}({instruction.cycles})")
+            continue
+        words.append(f"if ({instruction.condition}) {{{pseudocode(instruction.then)}}}")
+        if instruction.otherwise:
+            words.append(f"else {{{pseudocode(instruction.otherwise)}}}")
+    return " ".join(words)
+
+
+def _case(program: Program, warp_size: int = 32, tag: str = "") -> Case:
+    brief = f"{pseudocode(program)}, {warp_size} lanes"
+    return Case({"program": program, "warp_size": warp_size}, tag, brief=brief)
 
 
 def draw_program(rng: Random, depth: int, names: Iterator[str]) -> list[Op | If]:
@@ -65,10 +85,10 @@ def _cases(rng: Random) -> list[Case]:
         ([If(few, [If(Condition("<", 20), [a], [b, y])], [x]), z], NESTED),
         ([If(even, [If(few, [a], [b, x])]), If(few, [y])], NESTED),
     ]
-    cases = [Case({"program": program, "warp_size": 32}, tag) for program, tag in fixed]
+    cases = [_case(program, tag=tag) for program, tag in fixed]
     for _ in range(5):
         program = draw_program(rng, 3, iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 9))
-        cases.append(Case({"program": program, "warp_size": rng.choice((4, 8, 32))}))
+        cases.append(_case(program, rng.choice((4, 8, 32))))
     return cases
 
 

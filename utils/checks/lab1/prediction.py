@@ -83,14 +83,17 @@ def _points(rng: Random, dtypes: Sequence[str]) -> list[dict[str, object]]:
 
 
 def _bandwidth_cases(rng: Random) -> list[Case]:
-    return [Case({"points": _points(rng, ["fp32", "bf16"] * rng.randint(2, 4))}) for _ in range(5)]
+    drawn = (_points(rng, ["fp32", "bf16"] * rng.randint(2, 4)) for _ in range(5))
+    return [Case({"points": points}, brief=f"of {len(points)} points") for points in drawn]
 
 
 def _peak_cases(rng: Random) -> list[Case]:
     cases = []
     for dtype, tag in (("fp32", ""), ("bf16", ""), ("fp32", ""), ("bf16", ""), ("fp16", SIXTEEN_BIT)):
-        cases.append(Case({"points": _points(rng, ["fp32", "bf16"] * 4), "dtype": dtype}, tag))
-    cases.append(Case({"points": _points(rng, ["fp32"] * 3 + ["fp16"] * 3), "dtype": "bf16"}, SIXTEEN_BIT))
+        points = _points(rng, ["fp32", "bf16"] * 4)
+        cases.append(Case({"points": points, "dtype": dtype}, tag, brief=f"of 8 points, for {dtype!r}"))
+    points = _points(rng, ["fp32"] * 3 + ["fp16"] * 3)
+    cases.append(Case({"points": points, "dtype": "bf16"}, SIXTEEN_BIT, brief="of 6 points, for 'bf16'"))
     return cases
 
 
