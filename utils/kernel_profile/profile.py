@@ -168,7 +168,7 @@ def profile_kernel(
         RuntimeError: The block is opened inside another one, or one profile is opened twice.
         TypeError, ValueError: An argument is not what it should be.
     """
-    if not isinstance(max_findings, int) or max_findings < 1:
+    if not isinstance(max_findings, int) or isinstance(max_findings, bool) or max_findings < 1:
         raise ValueError(f"max_findings must be a positive integer, got {max_findings!r}")
     for name, tensor in (memory or {}).items():
         if not isinstance(tensor, torch.Tensor):

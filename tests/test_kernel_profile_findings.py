@@ -1,0 +1,439 @@
+"""What the profiler finds wrong: out of bounds, uninitialised, racing; by argument, index and program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils import example_kernels as ek
+from utils import interpreter, runtime
+from utils.kernel_profile import profile_kernel
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    with runtime.DEVICE:
+        yield
+
+
+@triton.jit
+def unmasked_kernel(x_ptr, out_ptr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets + SHIFT))
+
+
+def test_a_read_past_the_end_is_reported_and_gives_nan():
+    x, out = torch.ones(100), torch.zeros(128)
+    with profile_kernel() as profile:
+        unmasked_kernel[(4,)](x, out, SHIFT=0, BLOCK=32)
+    (finding,) = profile.out_of_bounds
+    assert (finding.argument, finding.index, finding.program) == ("x_ptr", 100, (3, 0, 0))
+    assert (finding.access, finding.count, finding.kernel) == ("read", 28, "unmasked_kernel")
+    assert out[:100].eq(1).all() and out[100:].isnan().all()
+    assert str(finding) == (
+        "unmasked_kernel: program (3, 0, 0) read x_ptr[100], outside of its shape (100,); 27 more lanes like it"
+    )
+
+
+def test_a_read_before_the_start_has_a_negative_index():
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](torch.ones(64), torch.zeros(32), SHIFT=-3, BLOCK=32)
+    (finding,) = profile.out_of_bounds
+    assert (finding.index, finding.count) == (-3, 3)
+
+
+def test_a_far_read_does_not_end_the_process():
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](torch.ones(64), torch.zeros(32), SHIFT=2**30, BLOCK=32)
+    assert profile.out_of_bounds[0].index == 2**30
+
+
+def test_a_write_past_the_end_is_reported_and_dropped():
+    memory = torch.full((200,), 7.0)
+    x, out = torch.ones(128), torch.zeros(100)
+    with profile_kernel() as profile:
+        unmasked_kernel[(4,)](x, out, SHIFT=0, BLOCK=32)
+    (finding,) = profile.out_of_bounds
+    assert (finding.argument, finding.index, finding.program, finding.access) == ("out_ptr", 100, (3, 0, 0), "write")
+    assert out.eq(1).all() and memory.eq(7).all()
+
+
+def test_integers_read_out_of_bounds_are_zero():
+    x, out = torch.ones(10, dtype=torch.int32), torch.ones(16, dtype=torch.int32)
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](x, out, SHIFT=0, BLOCK=16)
+    assert out.tolist() == [1] * 10 + [0] * 6
+    assert profile.out_of_bounds[0].count == 6
+
+
+def test_bfloat16_read_out_of_bounds_is_nan():
+    out = torch.zeros(16, dtype=torch.bfloat16)
+    with profile_kernel():
+        unmasked_kernel[(1,)](torch.ones(10, dtype=torch.bfloat16), out, SHIFT=0, BLOCK=16)
+    assert out[:10].eq(1).all() and out[10:].isnan().all()
+
+
+def test_an_overrun_into_the_next_allocation_names_the_argument_it_came_from():
+    arena = torch.arange(128.0)  # x and out in one allocation, as an allocator may place them
+    x, out = arena[:50], arena[64:128]
+    with profile_kernel() as profile:
+        unmasked_kernel[(2,)](x, out, SHIFT=0, BLOCK=32)
+    assert {(f.argument, f.index) for f in profile.out_of_bounds} == {("x_ptr", 50)}
+
+
+def test_the_gap_between_rows_of_a_view_is_out_of_bounds_and_named_by_axis():
+    wide = torch.zeros(8, 40)
+    with profile_kernel() as profile:
+        unmasked_kernel[(4,)](wide[:, :20], torch.zeros(128), SHIFT=0, BLOCK=32)
+    first = profile.out_of_bounds[0]
+    assert (first.argument, first.index, first.position, first.count) == ("x_ptr", 20, (0, 20), 12)
+    assert "x_ptr[0, 20] (element 20), outside of its shape (8, 20) with strides (40, 1)" in str(first)
+
+
+def test_memory_around_a_view_is_reported_but_really_accessed():
+    storage = torch.arange(64.0)
+    out = torch.zeros(32)
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](storage[:20], out, SHIFT=0, BLOCK=32)
+    assert torch.equal(out, storage[:32])
+    assert profile.out_of_bounds[0].index == 20
+    assert "in the memory around it" in str(profile.out_of_bounds[0])
+
+
+def test_bounds_can_be_left_unchecked_and_stay_harmless():
+    with profile_kernel(check_bounds=False) as profile:
+        unmasked_kernel[(4,)](torch.ones(100), torch.zeros(100), SHIFT=0, BLOCK=32)
+    assert profile.findings == []
+
+
+@triton.jit
+def mixed_kernel(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    pointers = tl.where(offsets % 2 == 0, x_ptr + offsets, y_ptr + offsets)
+    tl.store(out_ptr + offsets, tl.load(pointers))
+
+
+def test_one_load_from_two_arguments_is_told_apart_lane_by_lane():
+    x, y, out = torch.zeros(32), torch.ones(20), torch.zeros(32)
+    with profile_kernel() as profile:
+        mixed_kernel[(1,)](x, y, out, BLOCK=32)
+    (finding,) = profile.out_of_bounds
+    assert (finding.argument, finding.index, finding.count) == ("y_ptr", 21, 6)
+    assert profile.by_argument["x_ptr"].bytes_loaded == profile.by_argument["y_ptr"].bytes_loaded == 64
+    assert out[:20].tolist() == [0.0, 1.0] * 10
+
+
+@triton.jit
+def atomic_kernel(x_ptr, index_ptr, BLOCK: tl.constexpr):
+    tl.atomic_add(x_ptr + tl.load(index_ptr + tl.arange(0, BLOCK)), 1.0)
+    tl.atomic_cas(x_ptr + 99, 0.0, 1.0)
+
+
+def test_atomics_out_of_bounds_are_reported_and_dropped():
+    x = torch.zeros(4)
+    with profile_kernel() as profile:
+        atomic_kernel[(1,)](x, torch.tensor([0, 1, 1, 4], dtype=torch.int32), BLOCK=4)
+    assert [(f.index, f.access) for f in profile.out_of_bounds] == [(4, "atomic")]
+    assert profile.out_of_bounds[0].count == 2  # one of the adds, and the compare-and-swap at 99
+    assert x.tolist() == [1, 2, 0, 0]
+
+
+def test_an_empty_tensor_has_no_element_in_bounds():
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](torch.zeros(0), torch.zeros(8), SHIFT=0, BLOCK=8)
+    assert profile.out_of_bounds[0].count == 8
+
+
+# ---- uninitialised memory ----
+
+
+@triton.jit
+def accumulate_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    out = tl.load(out_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, out + tl.load(x_ptr + offsets, mask=mask), mask=mask)
+
+
+def accumulate(x: torch.Tensor, out: torch.Tensor) -> None:
+    accumulate_kernel[(triton.cdiv(x.numel(), 32),)](x, out, x.numel(), BLOCK=32)
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda x: torch.empty(x.shape),
+        lambda x: torch.empty_like(x),
+        lambda x: x.new_empty(x.shape),
+        lambda x: torch.empty_strided(x.shape, (1,)),
+        lambda x: torch.empty(2, 70)[1],
+    ],
+)
+def test_memory_from_empty_is_uninitialised_until_written(allocate):
+    x = torch.ones(70)
+    with profile_kernel() as profile:
+        accumulate(x, allocate(x))
+    first = profile.uninitialized_reads[0]
+    assert (first.argument, first.index, first.program, first.count) == ("out_ptr", 0, (0, 0, 0), 32)
+    assert [f.count for f in profile.uninitialized_reads] == [32, 32, 6]
+
+
+def test_an_uninitialised_read_gives_nan_so_that_the_result_is_wrong_every_time():
+    x = torch.ones(40)
+    with profile_kernel():
+        out = torch.empty(40)
+        accumulate(x, out)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: out.fill_(0),
+        lambda out: out.zero_(),
+        lambda out: out.copy_(torch.zeros(70)),
+        lambda out: out.__setitem__(slice(None), 0.0),
+        lambda out: torch.mul(torch.zeros(70), 2, out=out),
+        lambda out: out.normal_(),
+        lambda out: torch.nn.init.zeros_(out),
+        lambda out: out.view(7, 10).fill_(0),
+        lambda out: torch._foreach_zero_([out]),
+    ],
+)
+def test_what_torch_writes_is_initialised(write):
+    x = torch.ones(70)
+    with profile_kernel() as profile:
+        out = torch.empty(70)
+        write(out)
+        accumulate(x, out)
+    assert profile.findings == []
+
+
+def test_what_a_kernel_writes_is_initialised_for_the_next():
+    x = torch.ones(70)
+    with profile_kernel() as profile:
+        out = ek.copy(x)  # allocates with empty_like
+        accumulate(x, out)
+    assert profile.findings == [] and out.eq(2).all()
+
+
+def test_only_the_part_that_was_written_counts():
+    x = torch.ones(70)
+    with profile_kernel() as profile:
+        out = torch.empty(70)
+        out[:50] = 0
+        accumulate(x, out)
+    assert [(f.index, f.count, f.program) for f in profile.uninitialized_reads] == [
+        (50, 14, (1, 0, 0)),
+        (64, 6, (2, 0, 0)),
+    ]
+
+
+def test_a_column_that_torch_wrote_leaves_the_others_unwritten():
+    with profile_kernel() as profile:
+        out = torch.empty(16, 4)
+        out[:, 1] = 0
+        accumulate(torch.ones(64), out)
+    assert sum(f.count for f in profile.uninitialized_reads) == 48
+
+
+def test_memory_from_before_the_block_counts_as_initialised():
+    out = torch.empty(70)
+    with profile_kernel() as profile:
+        accumulate(torch.ones(70), out)
+    assert profile.uninitialized_reads == []
+
+
+def test_memory_that_another_dtype_wrote_is_initialised():
+    with profile_kernel() as profile:
+        out = torch.empty(70)
+        out.view(torch.int16).zero_()
+        accumulate(torch.ones(70), out)
+    assert profile.findings == []
+
+
+def test_memory_freed_and_allocated_again_is_not_taken_for_the_old():
+    with profile_kernel() as profile:
+        for _ in range(20):
+            torch.empty(70)
+            accumulate(torch.ones(70), torch.zeros(70))
+    assert profile.findings == []
+
+
+# ---- races ----
+
+
+@triton.jit
+def last_writer_kernel(out_ptr, x_ptr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * (BLOCK - 1) + tl.arange(0, BLOCK)  # neighbours overlap in one element
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets))
+
+
+def test_two_programs_that_write_one_element_race():
+    with profile_kernel() as profile:
+        last_writer_kernel[(3,)](torch.zeros(64), torch.ones(64), BLOCK=16)
+    assert [(f.argument, f.index, f.other_program, f.program) for f in profile.races] == [
+        ("out_ptr", 15, (0, 0, 0), (1, 0, 0)),
+        ("out_ptr", 30, (1, 0, 0), (2, 0, 0)),
+    ]
+    assert "the first wrote it, the second wrote it" in str(profile.races[0])
+    assert profile.findings == profile.races
+
+
+@triton.jit
+def neighbour_kernel(x_ptr, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK)
+    right = tl.load(x_ptr + (pid + 1) * BLOCK + offsets)
+    tl.store(x_ptr + pid * BLOCK + offsets, right)
+
+
+def test_a_read_of_what_a_later_program_writes_is_a_race():
+    with profile_kernel() as profile:
+        neighbour_kernel[(3,)](torch.zeros(64), BLOCK=16)
+    assert [(f.index, f.count, f.other_program, f.program) for f in profile.races] == [
+        (16, 16, (0, 0, 0), (1, 0, 0)),
+        (32, 16, (1, 0, 0), (2, 0, 0)),
+    ]
+    assert "the first read it, the second wrote it" in str(profile.races[0])
+
+
+@triton.jit
+def sum_race_kernel(out_ptr, x_ptr, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
+    total = tl.sum(tl.load(x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), axis=0)
+    if ATOMIC:
+        tl.atomic_add(out_ptr, total)
+    else:
+        tl.store(out_ptr, tl.load(out_ptr) + total)
+
+
+def test_an_unprotected_sum_races_and_an_atomic_one_does_not():
+    for atomic in (False, True):
+        out = torch.zeros(1)
+        with profile_kernel() as profile:
+            sum_race_kernel[(4,)](out, torch.ones(64), BLOCK=16, ATOMIC=atomic)
+        assert out.item() == 64
+        assert bool(profile.races) == (not atomic)
+    with profile_kernel(check_races=False) as profile:
+        sum_race_kernel[(4,)](torch.zeros(1), torch.ones(64), BLOCK=16, ATOMIC=False)
+    assert profile.findings == []
+
+
+@triton.jit
+def half_atomic_kernel(out_ptr):
+    if tl.program_id(0) == 0:
+        tl.atomic_add(out_ptr, 1.0)
+    else:
+        tl.store(out_ptr, 2.0)
+
+
+def test_an_atomic_races_with_a_plain_write():
+    with profile_kernel() as profile:
+        half_atomic_kernel[(2,)](torch.zeros(1))
+    assert "the first atomically updated it, the second wrote it" in str(profile.races[0])
+
+
+def test_two_launches_do_not_race_with_each_other():
+    x = torch.zeros(64)
+    with profile_kernel() as profile:
+        for _ in range(2):
+            ek.copy(torch.ones(64), out=x)
+    assert profile.findings == []
+
+
+def test_two_arguments_on_one_storage_race_through_it():
+    x = torch.zeros(64)
+    with profile_kernel() as profile:
+        unmasked_kernel[(2,)](x[16:48], x[:32], SHIFT=0, BLOCK=16)
+    assert [(f.argument, f.index, f.count) for f in profile.races] == [("out_ptr", 16, 16)]
+
+
+def test_elements_of_different_widths_race_where_their_bytes_overlap():
+    x = torch.zeros(64)
+    with profile_kernel() as profile:
+        last_writer_kernel[(2,)](x.view(torch.int16)[:60], torch.zeros(60, dtype=torch.int16), BLOCK=16)
+        half_atomic_kernel[(1,)](x)
+    assert [(f.argument, f.index) for f in profile.races] == [("out_ptr", 15)]
+
+
+def test_a_strided_element_is_named_by_its_axes():
+    x = torch.zeros(4, 6).t()
+    with profile_kernel() as profile:
+        last_writer_kernel[(2,)](x, torch.zeros(40), BLOCK=8)
+    assert profile.races[0].position == (1, 1) and profile.races[0].index == 7
+
+
+# ---- the block itself ----
+
+
+@triton.jit
+def failing_kernel(out_ptr):
+    pid = tl.program_id(0)
+    tl.store(out_ptr + pid, 1.0)
+    tl.assume(pid != 2)
+
+
+def test_a_kernel_that_raises_is_named_with_its_program_and_counted_up_to_there():
+    out = torch.zeros(5)
+    raises = pytest.raises(triton.InterpreterError, match=r"failing_kernel raised .* in program \(2, 0, 0\)")
+    with raises, profile_kernel() as profile:
+        failing_kernel[(5,)](out)
+    assert profile.bytes_stored == 3 * 4
+    assert isinstance(profile.launches[0].error, triton.InterpreterError)
+    assert "raised an error" in profile.report()
+    with profile_kernel() as again:
+        ek.copy(torch.ones(8))
+    assert again.bytes_loaded == 32
+
+
+def test_a_missing_argument_is_named():
+    with profile_kernel(), pytest.raises(TypeError, match="BLOCK"):
+        neighbour_kernel[(1,)](torch.zeros(8))
+
+
+def test_a_block_inside_a_block_is_refused():
+    refused = pytest.raises(RuntimeError, match="close the open profile_kernel block")
+    with profile_kernel() as outer, refused, profile_kernel():
+        pass
+    with profile_kernel():
+        pass
+    assert outer.findings == []
+
+
+def test_a_profile_serves_one_block():
+    profile = profile_kernel()
+    with pytest.raises(RuntimeError, match="never opened"):
+        _ = profile.bytes_loaded
+    with profile:
+        pass
+    with pytest.raises(RuntimeError, match="one block"), profile:
+        pass
+
+
+def test_launches_outside_of_the_block_are_not_counted():
+    with profile_kernel() as profile:
+        pass
+    ek.copy(torch.ones(8))
+    assert profile.bytes_loaded == 0
+    assert not interpreter.in_launch()
+
+
+def test_findings_beyond_the_limit_are_counted_not_kept():
+    with profile_kernel(max_findings=2) as profile:
+        unmasked_kernel[(8,)](torch.zeros(1), torch.zeros(256), SHIFT=0, BLOCK=32)
+    assert len(profile.findings) == 2
+    assert profile.findings_left_out == 6
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, True])
+def test_a_bad_limit_is_refused_by_value(limit):
+    with pytest.raises(ValueError, match=f"max_findings must be a positive integer, got {limit}"):
+        profile_kernel(max_findings=limit)
+
+
+def test_memory_must_be_tensors():
+    with pytest.raises(TypeError, match=r"memory\['table'\] must be a torch.Tensor, got list"):
+        profile_kernel(memory={"table": [1, 2]})

@@ -1,0 +1,196 @@
+"""In a GPU session kernels are compiled; the profiler then runs their interpreted twins and leaves no trace.
+
+A child process pretends to have a GPU: Triton is imported without its interpreter, and tensors stay on the CPU, which
+no compiled launch could take. What a launch inside the block does is therefore the twin's doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PRETEND = """
+import json
+import torch
+
+torch.version.cuda = "13.0"
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_name = lambda *index: "Pretend GPU"
+torch.cuda.get_device_capability = lambda *index: (9, 0)
+torch.cuda.set_device = lambda *index: None
+from utils import runtime
+
+assert runtime.HAS_GPU and not runtime.INTERPRET and runtime.gpu_name() == "Pretend GPU"
+runtime.DEVICE = torch.device("cpu")
+import triton
+import triton.language as tl
+from utils import example_kernels as ek
+from utils.kernel_profile import profile_kernel
+
+assert isinstance(tl.cdiv, triton.JITFunction)
+torch.manual_seed(6)
+"""
+
+
+def child(code: str) -> dict:
+    """Run ``code`` after the pretence, in a process of its own; return what it puts into ``result``."""
+    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "MLF_DEVICE")}
+    program = PRETEND + textwrap.dedent(code) + "\nprint(json.dumps(result))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    return child(
+        """
+        result = {}
+        TILE = (32, 32, 32, 4, 4, 1)
+
+        def error(a, b):
+            return float((a.double() - b.double()).abs().max())
+
+        a, b = torch.randn(50, 40, dtype=torch.bfloat16), torch.randn(40, 24, dtype=torch.bfloat16)
+        with profile_kernel() as profile:
+            c = ek.tiled_matmul(a, b, TILE)
+        result["matmul"] = [error(c, (a.float() @ b.float()).bfloat16()), profile.bytes_loaded, profile.flops]
+        result["matmul formula"] = [ek.tiled_matmul_traffic(50, 24, 40, 2, TILE).bytes_loaded]
+        result["matmul formula"] += [ek.tiled_matmul_traffic(50, 24, 40, 2, TILE).flops]
+
+        q, k, v = (torch.randn(1, 2, 100, 32) for _ in range(3))
+        with profile_kernel() as profile:
+            o, _ = ek.flash_attention_forward(q, k, v, causal=True, tile=(64, 64, 4, 1))
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result["attention"] = [error(o, expected), profile.bytes_moved, len(profile.findings)]
+        result["attention formula"] = ek.flash_attention_forward_traffic(
+            1, 2, 100, 32, 4, causal=True, tile=(64, 64, 4, 1)
+        ).bytes_moved
+
+        x = torch.randn(5, 100)
+        before = (tl.load, tl.core.load, tl.core.program_id, tl.reduce, tl.tensor.__dict__["sum"], tl.max)
+        with profile_kernel() as profile:
+            y = ek.softmax(x)
+        after = (tl.load, tl.core.load, tl.core.program_id, tl.reduce, tl.tensor.__dict__["sum"], tl.max)
+        result["softmax"] = [error(y, x.softmax(1)), profile.bytes_loaded]
+        result["restored"] = before == after
+
+        x = torch.randint(0, 9, (300,), dtype=torch.int32)
+        with profile_kernel() as profile:
+            counts = ek.histogram(x, 9)
+        result["histogram"] = bool(torch.equal(counts, torch.bincount(x, minlength=9).int()))
+
+        try:
+            tl.cdiv(5, 2)
+        except RuntimeError as refused:
+            result["device function"] = str(refused)
+        """
+    )
+
+
+def test_a_twin_computes_what_the_kernel_would(results):
+    assert results["matmul"][0] <= 2**-4
+    assert results["attention"][0] < 1e-5
+    assert results["softmax"][0] < 1e-6
+    assert results["histogram"]
+
+
+def test_a_twin_is_counted_exactly(results):
+    assert results["matmul"][1:] == results["matmul formula"]
+    assert results["attention"][1:] == [results["attention formula"], 0]
+    assert results["softmax"][1] == 5 * 100 * 4
+
+
+def test_the_language_is_as_it_was_after_the_block(results):
+    assert results["restored"]
+    assert "outside of the scope of a kernel" in results["device function"]
+
+
+MODULE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def shifted(x, n):
+    return x.sum(axis=0) + x.max(axis=0) + n
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (64, 128)], key=["n"])
+@triton.heuristics({"TWICE": lambda args: 2 * args["n"]})
+@triton.jit
+def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, TWICE: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
+    tl.store(out_ptr + tl.program_id(0), shifted(x, n) + TWICE + BLOCK)
+
+
+@triton.jit
+def broken_kernel(x_ptr, N: tl.constexpr):
+    tl.assume(tl.program_id(0) != 1)
+    tl.store(x_ptr + tl.arange(0, N), 1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def module_results(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("twin")
+    (folder / "twin_kernels.py").write_text(MODULE)
+    return child(
+        f"""
+        import sys
+
+        sys.path.insert(0, {str(folder)!r})
+        import twin_kernels as tk
+
+        result = {{}}
+        x, out = torch.arange(10.0), torch.zeros(3)
+        with profile_kernel() as profile:
+            tk.tuned_kernel[(3,)](x, out, 10)
+        result["tuned"] = [out.tolist(), len(profile.launches), len(tk.tuned_kernel.cache)]
+
+        x = torch.zeros(4)
+        try:
+            with profile_kernel() as profile:
+                tk.broken_kernel[(3,)](x, N=4)
+        except triton.InterpreterError as error:
+            result["error"] = str(error)
+        result["partial"] = profile.bytes_stored
+
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        source = ASTSource(
+            ek.softmax_kernel,
+            signature={{"x_ptr": "*fp32", "out_ptr": "*fp32", "columns": "i32", "stride_x": "i32",
+                        "stride_out": "i32", "BLOCK": "constexpr"}},
+            constexprs={{"BLOCK": 128}},
+        )
+        result["compiles"] = len(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]) > 0
+        """
+    )
+
+
+def test_autotuned_kernels_nested_functions_and_tensor_methods_have_twins(module_results):
+    out, launches, remembered = module_results["tuned"]
+    assert out == [45 + 9 + 10 + 20 + 64] * 3
+    assert launches == 1
+    assert remembered == 0  # the GPU's own tuning must still happen
+
+
+def test_an_error_in_a_twin_names_the_program_and_keeps_partial_counts(module_results):
+    assert "broken_kernel raised AssertionError in program (1, 0, 0)" in module_results["error"]
+    assert module_results["partial"] == 16
+
+
+def test_compiling_works_after_a_block(module_results):
+    assert module_results["compiles"]
