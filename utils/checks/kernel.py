@@ -46,6 +46,19 @@ def check_kernel(
 ) -> None:
     """Check a student's function, print one verdict, or raise a message that teaches.
 
+    ::
+
+        check_kernel(
+            Exercise("2.5", "softmax of long rows"),
+            softmax,
+            lambda x: torch.softmax(x, -1),
+            Cases({"row": range(1, 6), "col": 32}, magnitude=100),
+            lambda case: (case.tensor("x", "row", "col"),),
+            tiling=Tiling("row col", grid="row", loops={"col": 32}),
+            budget=Budget({"x_ptr": Times("row", "col", times=2)}, {"out_ptr": Times("row", "col")}, exact=True),
+            diagnose=[same_as(lambda x: x.exp(), "the rows are not divided by their sums")],
+        )
+
     In this order: the function runs on each case (a stub's ``NotImplementedError`` passes through; any other
     exception is shown with its case); nothing forbidden was called; type, shape, dtype, memory of its own, inputs
     untouched; values against the float64 reference; no access out of bounds, no read of unwritten memory, no race;

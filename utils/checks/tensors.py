@@ -7,8 +7,9 @@ accumulating in float16 where PyTorch uses float32 is.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,18 @@ def targets(
     """
     if not factor >= 1 or not atol >= 0:
         raise ValueError(f"factor must be at least 1 and atol not negative, got {factor} and {atol}")
-    options, plain_function = dict(options or {}), baseline or reference
+    with _one_thread():
+        return _targets(reference, args, dict(options or {}), baseline or reference, factor, atol)
+
+
+def _targets(
+    reference: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    plain_function: Callable[..., Any],
+    factor: float,
+    atol: float,
+) -> tuple[Target, ...]:
     right = [value.detach().cpu() for value in as_outputs(reference(*map(upcast, args), **options))]
     plain = [value.detach() for value in as_outputs(plain_function(*args, **options))]
     errors = [_largest_difference(p, r) for p, r in zip(plain, right)]
@@ -94,6 +106,17 @@ def targets(
         Target(r.double(), _allowed(e, p.dtype, r, factor, atol), p.dtype, tuple(p.shape))
         for r, p, e in zip(right, plain, errors)
     )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Many operators on small tensors: waiting for other threads would cost more than they save."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _allowed(error: float, dtype: torch.dtype, right: torch.Tensor, factor: float, atol: float) -> float:
