@@ -22,9 +22,9 @@ from nbclient import NotebookClient
 import utils.checks.lab1 as checks
 from solutions import lab1_roofline as solution
 from utils import hardware, operators, roofline, simt
-from utils.checks import numbers, ready_made
+from utils.checks import attempt, numbers, ready_made
 from utils.checks.core import CheckFailed
-from utils.checks.lab1 import attention, counting, divergence, prediction, rates, rules, sectors
+from utils.checks.lab1 import attention, counting, divergence, passes, prediction, rates, rules, sectors
 from utils.checks.lab1 import operators as lab1_operators
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ EXERCISES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "1.10": (checks.check_layer, ("layer_flops", "shares")),
 }
 
-CHECK_MODULES = ("attention", "divergence", "layer", "operators", "prediction", "rates", "sectors", "waves")
+CHECK_MODULES = ("attention", "divergence", "layer", "operators", "passes", "prediction", "rates", "sectors", "waves")
 
 
 def run_check(exercise: str, package: object, seed: int, **replaced: Callable) -> None:
@@ -225,6 +225,8 @@ def test_a_file_that_a_student_saves_is_checked_at_once_without_a_restart(tmp_pa
     NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(package)}}).execute()
     said = ["".join(o.get("text", o.get("evalue", "")) for o in cell.get("outputs", ())) for cell in notebook.cells]
     assert said[1].startswith("Lab 1, exercise 1.1: FLOPs of a dot product")
+    shown = "".join(notebook.cells[3].outputs[0].traceback)
+    assert shown == f"CheckFailed: {said[3]}", "a student sees the message alone, not the check's own frames"
     assert "dot_product_flops(n=" in said[3] and "multiply-add is counted as one operation" in said[3]
     assert said[5].startswith("✓ exercise 1.1 (dot product)") and said[6] == "64\n"
 
@@ -302,7 +304,7 @@ def test_functions_passed_in_the_wrong_order_are_told_their_parameters():
 
 
 def test_an_answer_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(numbers, "DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr(attempt, "DEADLINE_SECONDS", 0.05)
 
     def counts_on_its_fingers(n):
         total = 0
@@ -311,7 +313,35 @@ def test_an_answer_that_never_ends_is_stopped(monkeypatch):
         return total
 
     text = fail_text("1.1", dot_product_flops=counts_on_its_fingers)
-    assert "did not return within" in text and "find the formula" in text
+    assert "did not return in time" in text and "find the formula" in text
+
+
+def test_a_negative_size_that_sends_an_answer_into_an_endless_loop_is_told(monkeypatch):
+    monkeypatch.setattr(attempt, "DEADLINE_SECONDS", 0.2)
+
+    def counts_down(n):
+        left = n if n < 0 else 0
+        while left != 0:
+            left -= 1
+        return 2 * n
+
+    text = fail_text("1.1", dot_product_flops=counts_down)
+    assert "dot_product_flops(n=-4) did not return in time" in text and "names the value -4" in text
+
+
+def test_an_answer_may_change_what_it_is_given():
+    def empties_its_list(addresses, access_bytes):
+        if access_bytes < 1 or min(addresses) < 0:
+            raise ValueError(f"bad access: {access_bytes} bytes at {min(addresses)}")
+        touched = set()
+        while addresses:
+            address = addresses.pop()
+            touched |= set(range(address // 32, (address + access_bytes - 1) // 32 + 1))
+        return len(touched)
+
+    answer = {"sectors_touched": empties_its_list}
+    as_in_a_notebook(answer)
+    run_check("1.7", solution, seed=5, **answer)
 
 
 def test_an_unknown_mistake_still_shows_cases_and_a_call_that_reproduces_it():
@@ -402,7 +432,7 @@ def test_the_counting_machine_computes_what_it_counts():
         a[2]
 
 
-@pytest.mark.parametrize("module", ["operators", "attention", "waves"])
+@pytest.mark.parametrize("module", ["operators", "passes", "attention", "waves"])
 def test_the_closed_forms_for_large_cases_equal_the_counts_on_small_ones(module, monkeypatch):
     home = importlib.import_module(f"utils.checks.lab1.{module}")
     questions = [value for value in vars(home).values() if isinstance(value, numbers.Question)]
@@ -420,7 +450,7 @@ def test_the_oracles_agree_with_the_courses_own_models():
     flash = operators.attention(2, 3, 5, 4, "bf16", causal=True, materialize=False, kv_len=7)
     assert attention.attention_bytes(2, 3, 5, 7, 4, 2, False) == flash.bytes
     assert attention.attention_flops(2, 3, 5, 7, 4, True) == flash.flops
-    assert lab1_operators.softmax_flops(11, 13) == operators.softmax(11, 13).flops
+    assert passes.softmax_flops(11, 13) == operators.softmax(11, 13).flops
     assert lab1_operators.matmul_bytes(3, 5, 7, 4) == operators.matmul(3, 5, 7, "fp32").bytes
     h100 = hardware.gpu("H100")
     gpu = {"peak_flops": h100.peak_flops["bf16"], "bandwidth": h100.memory_bandwidth}

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 class CheckFailed(AssertionError):
     """A student's answer differs from what the exercise asks for; the text teaches."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows (IPython asks for it): the text alone, without the check's own frames above it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True)
 class Exercise:

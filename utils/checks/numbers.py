@@ -9,22 +9,16 @@ from __future__ import annotations
 
 import inspect
 import random
-import signal
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 
+from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
 from utils.checks.forms import Count, Form, Table
-from utils.checks.ready_made import Forbidden, calls_into, imports_of
+from utils.checks.ready_made import Forbidden, imports_of
 
 SHOWN_CASES = 3
-DEADLINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -96,10 +90,6 @@ class Answer:
     got: object
     expected: object
     right: bool
-
-
-class TooLong(BaseException):
-    """The student's function did not return in time; no ``Exception``, so that no answer catches it by accident."""
 
 
 def check_numbers(
@@ -178,7 +168,7 @@ def _like(form: Form, value: object, mistaken: object) -> bool:
 
 
 def call(exercise: Exercise, question: Question, function: Callable, case: Case, forbidden: Forbidden) -> object:
-    """Call a student's function on one case; an error in it becomes a message with the student's lines that failed.
+    """The value of a student's function in one case; an error in it becomes a message with the lines that failed.
 
     A NotImplementedError passes through: a stub has a message of its own.
     """
@@ -188,51 +178,15 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
     except TypeError as error:
         names = ", ".join(case.arguments)
         fail(exercise, f"{question.name} cannot be called as {written}: {error}", [f"its parameters are ({names})"])
-    called: list[str] = []
-    try:
-        with deadline(DEADLINE_SECONDS), calls_into(forbidden, called):
-            value = function(**case.arguments)
-    except NotImplementedError:
-        raise
-    except TooLong:
-        fail(
-            exercise,
-            f"{written} did not return within {DEADLINE_SECONDS:g} seconds",
-            cause="find the formula: a loop over every operation cannot finish at this size",
-        )
-    except Exception as error:
-        if not called:
-            fail(exercise, f"{written} raised {type(error).__name__}: {error}", tail(error))
-    if called:
-        _fail_ready_made(exercise, question, called)
-    return value
-
-
-def tail(error: Exception) -> list[str]:
-    """Where an error arose, in the student's own lines: ``operators.py, line 12, in f: return 1 / n``."""
-    here = str(Path(__file__).resolve())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
-    return [f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-3:]]
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise :class:`TooLong` in the block after so many seconds, where the system can (main thread, not Windows)."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(signum: int, frame: object) -> None:
-        if sys.gettrace() is None:  # a person who steps through the function in a debugger is not hurried
-            raise TooLong
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    made = attempt(function, case.arguments, forbidden)
+    if made.called:
+        _fail_ready_made(exercise, question, made.called)
+    if made.late:
+        hint = "find the formula: a loop over every operation cannot finish at this size"
+        fail(exercise, f"{written} did not return in time", cause=hint)
+    if made.error is not None:
+        fail(exercise, f"{written} raised {type(made.error).__name__}: {made.error}", tail(made.error))
+    return made.value
 
 
 def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], seed: int) -> None:
@@ -313,20 +267,13 @@ def _check_refusals(
         written = bad.call(question.name)
         named = min(value) if isinstance(value, list) and value else value
         wanted = f"it must raise a ValueError that names the value {named!r}"
-        try:
-            inspect.signature(function).bind(**bad.arguments)
-            with deadline(DEADLINE_SECONDS):
-                result = function(**bad.arguments)
-        except ValueError as error:
-            if str(named) not in str(error):
-                fail(exercise, f"{written} raised ValueError: {error}", [wanted])
-        except Exception as error:
-            fail(exercise, f"{written} raised {type(error).__name__}: {error}", [wanted, *tail(error)])
-        else:
-            fail(
-                exercise,
-                f"{written} returned {result!r} instead of refusing the value",
-                [wanted],
-                "a wrong size that is let in turns up much later as a wrong number: refuse it at the door",
-            )
+        made = attempt(function, bad.arguments, forbidden)
+        if made.late:
+            fail(exercise, f"{written} did not return in time", [wanted])
+        if made.error is None:
+            reason = "a wrong size that is let in turns up much later as a wrong number: refuse it at the door"
+            fail(exercise, f"{written} returned {made.value!r} instead of refusing the value", [wanted], reason)
+        if not isinstance(made.error, ValueError) or str(named) not in str(made.error):
+            error = f"{type(made.error).__name__}: {made.error}"
+            fail(exercise, f"{written} raised {error}", [wanted, *tail(made.error)])
     return len(question.refused)

@@ -1,0 +1,81 @@
+"""Runs a student's function once and reports what happened: a value, an error, too long a wait, a forbidden call."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from utils.checks.ready_made import Forbidden, calls_into
+
+DEADLINE_SECONDS = 10.0
+
+
+class TooLong(BaseException):
+    """The student's function did not return in time; no ``Exception``, so that no answer catches it by accident."""
+
+
+@dataclass
+class Attempt:
+    """What one call of a student's function led to.
+
+    ``value`` is what it returned, ``error`` what it raised, ``late`` whether it was stopped, and ``called`` the
+    functions of forbidden modules that it called.
+    """
+
+    value: object = None
+    error: Exception | None = None
+    late: bool = False
+    called: list[str] = field(default_factory=list)
+
+
+def attempt(function: Callable, arguments: Mapping[str, object], forbidden: Forbidden) -> Attempt:
+    """Call ``function`` with its own copies of ``arguments``: an answer may sort or pop what it is given.
+
+    Raises:
+        NotImplementedError: the function is a stub; it has a message of its own.
+    """
+    made, copies = Attempt(), deepcopy(dict(arguments))
+    try:
+        with deadline(DEADLINE_SECONDS), calls_into(forbidden, made.called):
+            made.value = function(**copies)
+    except NotImplementedError:
+        raise
+    except TooLong:
+        made.late = True
+    except Exception as error:
+        made.error = error
+    return made
+
+
+def tail(error: Exception) -> list[str]:
+    """Where an error arose, in the student's own lines: ``operators.py, line 12, in f: return 1 / n``."""
+    here = str(Path(__file__).resolve())
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
+    return [f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-3:]]
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise :class:`TooLong` in the block after so many seconds, where the system can (main thread, not Windows)."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(signum: int, frame: object) -> None:
+        if sys.gettrace() is None:  # a person who steps through the function in a debugger is not hurried
+            raise TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
