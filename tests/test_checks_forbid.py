@@ -1,5 +1,6 @@
 """An answer that lets a library do the work is told which line did; everything is restored afterwards."""
 
+import functools
 import gc
 
 import numpy as np
@@ -166,6 +167,7 @@ def calls_one_that_does(x):
         (uses_compiled_earlier, "compiled by torch.compile"),
         (imports_a_library, "flash_attn"),
         (calls_one_that_does, "flash_attn"),
+        (functools.partial(uses_compile), "torch.compile"),
         (scale, None),
     ],
 )

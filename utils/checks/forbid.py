@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -299,6 +300,8 @@ def ready_made(function: Callable) -> str | None:
     Follows the functions of the same package that it names. Finds imports inside functions, names imported at the top
     of the module, ``torch.compile`` and its relatives, and functions that were compiled earlier.
     """
+    while isinstance(function, functools.partial):
+        function = function.func
     return _scan(inspect.unwrap(function), set())
 
 

@@ -112,7 +112,8 @@ def check_kernel(
         _stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
         if len(trials) == 1 and (used := forbid.ready_made(student)):
             cause = "the exercise is to write what it does"
-            _stop_at(exercise, Problem(f"{student.__name__} uses {used}, a ready-made solution", cause), case, seed)
+            name = getattr(student, "__name__", "the function")
+            _stop_at(exercise, Problem(f"{name} uses {used}, a ready-made solution", cause), case, seed)
 
     names = _argument_names(student)
     for trial in trials:
