@@ -8,6 +8,8 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 JOBS   ?= 2
+# The whole course is served, and the first notebook is open.
+LAB     = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
 TRITON ?= 3.9.0
 
@@ -38,7 +40,7 @@ $(VENV)/.test: $(VENV)/.lab
 
 lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook
 	@$(BIN)/python -m utils.runtime || true
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks/01_gpu_model.ipynb
+	$(BIN)/jupyter lab $(LAB) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 runtime: $(VENV)/.lab  ## say what works on this machine, and what to do about what does not
 	$(BIN)/python -m utils.runtime

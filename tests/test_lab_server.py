@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 import uuid
 
@@ -20,27 +22,47 @@ CELLS = int(os.environ.get("MLF_SERVER_CELLS", "6"))
 
 
 class Server:
-    """JupyterLab in a process of its own, started as `make lab` starts it, but for the browser and the port."""
+    """JupyterLab in a process of its own, started by the Makefile's own line, but for the browser and the port."""
 
     def __init__(self) -> None:
-        options = ["--no-browser", "--port=0", *(["--allow-root"] if os.geteuid() == 0 else [])]
+        shown = subprocess.run(["make", "-n", "lab"], cwd=notebooks.ROOT, capture_output=True, text=True, check=True)
+        arguments = shlex.split(next(line for line in shown.stdout.splitlines() if "jupyter lab" in line))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter", "lab", *options, NOTEBOOK],
+            [sys.executable, "-m", "jupyter", *arguments[1:], "--no-browser", "--port=0"],
             cwd=notebooks.ROOT,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
         )
+        # a server that never says where it is must not hold the test forever
+        watchdog = threading.Timer(60, self.process.kill)
+        watchdog.start()
         self.log: list[str] = []
-        self.url = self.token = ""
+        self.url = self.page = self.token = ""
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"(http://(?:localhost|127\.0\.0\.1):\d+)(/lab/\S*)\?token=(\w+)", line):
+            if found := re.search(r"(http://(?:localhost|127\.0\.0\.1):\d+)(/lab\S*)\?token=(\w+)", line):
                 self.url, self.page, self.token = found.groups()
                 break
-        assert self.url, "".join(self.log)
+        watchdog.cancel()
+        if not self.url:
+            self.stop()
+            raise AssertionError("the server gave no address:\n" + "".join(self.log))
         # the pipe is emptied, or a talkative server would block
         threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        """The address is printed a moment before connections are accepted."""
+        for _ in range(100):
+            try:
+                self.ask("/api/status")
+                return
+            except urllib.error.URLError:
+                if self.process.poll() is not None:
+                    break
+                threading.Event().wait(0.2)
+        raise AssertionError("the server never answered:\n" + "".join(self.log))
 
     def ask(self, path: str, body: dict | None = None) -> bytes:
         request = urllib.request.Request(
