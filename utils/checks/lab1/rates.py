@@ -241,5 +241,5 @@ def check_ridge(
         [(RIDGE, ridge_point), (ATTAINABLE, attainable_rate), (BATCH, smallest_compute_bound_batch)],
         seed=seed,
         forbidden=FORBIDDEN,
-        notice="in 16 bit a matmul needs a batch a little above the ridge point, whatever GPU you buy",
+        notice="in 16 bit a matmul needs a batch above the ridge point, further above the smaller its weights are",
     )
