@@ -1,0 +1,80 @@
+"""The process that compiles for :mod:`utils.compile_only`: orders on standard input, answers on standard output.
+
+It imports nothing of the course, so that Triton is here as on a GPU, whatever the course's runtime decided.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
+    """Compile one order; return the fields of a ``ResourceUsage``."""
+    path = folder / f"kernel_{number}.py"
+    path.write_text(order["source"])
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    source = ASTSource(
+        getattr(module, order["name"]),
+        signature=order["signature"],
+        constexprs={name: _value(value) for name, value in order["constexprs"].items()},
+        attrs={(index,): [["tt.divisibility", 16]] for index in order["divisible"]},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", order["capability"], 32), options=order["options"])
+    cubin = folder / f"kernel_{number}.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    registers, stack, static = _resources(cubin)
+    warps = getattr(compiled.metadata, "num_warps", order["options"]["num_warps"])
+    return {
+        "registers": registers,
+        "stack_bytes": stack,
+        "shared_bytes": max(static, compiled.metadata.shared),
+        "threads": 32 * warps,
+        "capability": order["capability"],
+        "name": order["name"],
+    }
+
+
+def _value(value: Any) -> Any:
+    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+
+
+def _resources(cubin: Path) -> tuple[int, int, int]:
+    """Registers, stack bytes and static shared bytes, as ``cuobjdump`` reads them from the binary."""
+    shipped = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = str(shipped) if shipped.exists() else shutil.which("cuobjdump")
+    if tool is None:
+        raise FileNotFoundError("cuobjdump is neither in the triton package nor on PATH")
+    printed = subprocess.run([tool, "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True)
+    fields = dict(re.findall(r"(REG|STACK|SHARED):(\d+)", printed.stdout))
+    return int(fields["REG"]), int(fields["STACK"]), int(fields["SHARED"])
+
+
+def main() -> None:
+    answers = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, order in enumerate(json.load(sys.stdin)):
+            try:
+                answers.append(compile_one(order, Path(folder), number))
+            except Exception as error:  # whatever the compiler raises is the answer
+                answers.append({"error": f"{type(error).__name__}: {error}"})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Compile a Triton kernel for a GPU that is not there, and read what the compiler spent on it.
+
+::
+
+    resource_usage(
+        copy_kernel, {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}, {"BLOCK": 1024}, capability=90
+    )
+
+A child process compiles, so that this works in a session whose kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+from utils.kernel_source import standalone_source
+
+import triton.language as tl  # isort: skip
+
+#: What Triton compiles for here; 75 (T4) and older are out.
+CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
+_TYPE = re.compile(r"\*?(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))")
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class CompileError(RuntimeError):
+    """A kernel does not compile; the text is the compiler's."""
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """What one program of a compiled kernel occupies.
+
+    Attributes:
+        registers: 32-bit registers per thread.
+        stack_bytes: Bytes of local memory per thread; registers spill here.
+        shared_bytes: Bytes of shared memory per program, static and dynamic.
+        threads: Threads per program, warps x 32 (more than asked for where the compiler adds warps of its own).
+        capability: What it was compiled for: 90 is sm_90.
+        name: Name of the kernel.
+    """
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    threads: int
+    capability: int
+    name: str
+
+    @property
+    def spills(self) -> bool:
+        """Whether registers did not suffice."""
+        return self.stack_bytes > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One kernel to compile; see :func:`resource_usage` for the fields."""
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    capability: int = 90
+    num_warps: int = 4
+    num_stages: int = 3
+    divisible_by_16: Sequence[str] | None = None
+
+
+def resource_usage(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Any] | None = None,
+    capability: int = 90,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    divisible_by_16: Sequence[str] | None = None,
+) -> ResourceUsage:
+    """Registers, stack and shared memory of ``kernel`` compiled for one GPU architecture.
+
+    Args:
+        kernel: A ``@triton.jit`` function, interpreted or compiled, autotuned or not.
+        signature: Type of each argument that is no constexpr: ``*fp16`` (a pointer), ``i32``, ``fp32``...
+        constexprs: Value of each constexpr argument. Anything that JSON holds, or a ``tl`` dtype.
+        capability: Compute capability times ten: 80, 86, 89, 90, 100...
+        num_warps: Warps per program, a power of two.
+        num_stages: Stages of software pipelining.
+        divisible_by_16: Arguments that a launch would find to be multiples of 16; by default all pointers, as
+            PyTorch aligns its memory.
+
+    Raises:
+        TypeError, ValueError: An argument is missing, unknown, or not what it should be.
+        CompileError: The kernel does not compile.
+    """
+    request = Request(kernel, signature, constexprs or {}, capability, num_warps, num_stages, divisible_by_16)
+    return resource_usages([request])[0]
+
+
+def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
+    """:func:`resource_usage` of several kernels at once; the child process starts only once.
+
+    Raises:
+        TypeError, ValueError, CompileError: As :func:`resource_usage`, for the first request that fails.
+    """
+    orders = [_order(request) for request in requests]
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "utils.compile_child"],
+        input=json.dumps(orders),
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise CompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
+    results = []
+    for request, answer in zip(requests, json.loads(done.stdout.splitlines()[-1])):
+        if "error" in answer:
+            name = _function(request.kernel).__name__
+            raise CompileError(f"{name} does not compile for sm_{request.capability}: {answer['error']}")
+        results.append(ResourceUsage(**answer))
+    return results
+
+
+def _function(kernel: Any) -> Any:
+    """The Python function under ``@triton.jit``, ``@triton.autotune`` and the like."""
+    function = kernel
+    while not inspect.isfunction(function):
+        if not hasattr(function, "fn"):
+            raise TypeError(f"kernel must be a @triton.jit function, got {type(kernel).__name__}")
+        function = function.fn
+    if function is kernel:
+        raise TypeError(f"kernel must be a @triton.jit function, got the plain function {kernel.__name__}")
+    return function
+
+
+def _order(request: Request) -> dict[str, Any]:
+    """A request as JSON, checked."""
+    function = _function(request.kernel)
+    arguments = list(inspect.signature(function).parameters)
+    given = [*request.signature, *request.constexprs]
+    for name in given:
+        if name not in arguments:
+            raise ValueError(f"{function.__name__} has no argument {name!r}, only {', '.join(arguments)}")
+    for name in arguments:
+        if name not in given:
+            raise ValueError(f"{function.__name__} needs a type or a constexpr value for its argument {name!r}")
+    for name, kind in request.signature.items():
+        if name in request.constexprs:
+            raise ValueError(f"{name} is given both a type ({kind!r}) and a constexpr value")
+        if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
+            raise ValueError(f"type of {name} must be like '*fp16', 'i32' or 'fp32', got {kind!r}")
+    if request.capability not in CAPABILITIES:
+        raise ValueError(f"capability must be one of {', '.join(map(str, CAPABILITIES))}, got {request.capability!r}")
+    if request.num_warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"num_warps must be a power of two from 1 to 32, got {request.num_warps!r}")
+    if not isinstance(request.num_stages, int) or request.num_stages < 1:
+        raise ValueError(f"num_stages must be a positive integer, got {request.num_stages!r}")
+    aligned = request.divisible_by_16
+    if aligned is None:
+        aligned = [name for name, kind in request.signature.items() if kind.startswith("*")]
+    for name in aligned:
+        if name not in request.signature:
+            raise ValueError(f"divisible_by_16 names {name!r}, which is not in the signature")
+    return {
+        "name": function.__name__,
+        "source": standalone_source(function),
+        "signature": {name: request.signature.get(name, "constexpr") for name in arguments},
+        "constexprs": {name: _as_json(name, value) for name, value in request.constexprs.items()},
+        "divisible": [arguments.index(name) for name in aligned],
+        "capability": request.capability,
+        "options": {"num_warps": request.num_warps, "num_stages": request.num_stages},
+    }
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if isinstance(value, tl.dtype):
+        return {"dtype": value.name}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"constexpr {name} must be a number, a string, a bool, None or a tl dtype, got {value!r}")

@@ -1,0 +1,82 @@
+"""The source of a Triton kernel together with all that it refers to, as a module that stands alone.
+
+So a kernel can be compiled by another process, wherever it was written: in a module, a notebook, or a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from types import FunctionType, ModuleType
+from typing import Any
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+_CONSTANT = (bool, int, float, str, type(None), tuple)
+
+
+def standalone_source(function: FunctionType) -> str:
+    """Source of a module that defines ``function`` under ``@triton.jit`` and needs nothing but Triton.
+
+    Functions that it calls come with it, constants with their values, modules as imports.
+
+    Raises:
+        ValueError: The source cannot be found, or the kernel refers to something that is none of these.
+    """
+    lines = ["import triton", "import triton.language as tl"]
+    _collect(function, lines, set())
+    return "\n".join(lines) + "\n"
+
+
+def _collect(function: FunctionType, lines: list[str], done: set[str]) -> None:
+    done.add(function.__name__)
+    source = _undecorated(function)
+    for name in _names(source):
+        if name not in done and name in function.__globals__:
+            done.add(name)
+            _define(name, function.__globals__[name], lines, done, function.__name__)
+    lines += ["", "", "@triton.jit", source]
+
+
+def _undecorated(function: FunctionType) -> str:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
+        raise ValueError(f"the source of {function.__name__} cannot be found: {error}") from error
+    tree = ast.parse(source).body[0]
+    return "\n".join(source.splitlines()[tree.lineno - 1 :])
+
+
+def _names(source: str) -> list[str]:
+    """Names that a function reads, in order of appearance, those in annotations and defaults too."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    return list(dict.fromkeys(node.id for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))))
+
+
+def _define(name: str, value: Any, lines: list[str], done: set[str], user: str) -> None:
+    if isinstance(value, ModuleType):
+        if (name, value) not in (("tl", tl), ("triton", triton)):
+            lines.insert(0, f"import {value.__name__} as {name}")
+        return
+    inner = getattr(value, "fn", None)
+    if isinstance(inner, FunctionType):
+        if inner.__module__.startswith("triton."):
+            lines.insert(0, f"from {inner.__module__} import {inner.__name__} as {name}")
+        else:
+            _collect(inner, lines, done)
+            if inner.__name__ != name:
+                lines.append(f"{name} = {inner.__name__}")
+    elif isinstance(value, tl.constexpr):
+        lines.append(f"{name} = tl.constexpr({value.value!r})")
+    elif isinstance(value, tl.dtype):
+        lines.append(f"{name} = tl.dtype({value.name!r})")
+    elif isinstance(value, _CONSTANT):
+        lines.append(f"{name} = {value!r}")
+    elif getattr(value, "__module__", "").startswith(("triton.", "builtins", "math")):
+        lines.insert(0, f"from {value.__module__} import {value.__name__} as {name}")
+    else:
+        raise ValueError(f"{user} refers to {name!r}, a {type(value).__name__}, which cannot be sent to the compiler")
