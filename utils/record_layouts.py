@@ -1,9 +1,8 @@
 """What each family of recorded measurements holds: the layout a record must have when it is saved and when it is read.
 
 A layout is plain data. A dict names the keys that must be there (and no others), a list of one layout means a list of
-at least one such item, ``{str: layout}`` a dict with any names, ``Optional(layout)`` a key that may be absent, and
-the constants below say what a value may be. :func:`check` walks a layout and a value together and says where they
-differ.
+at least one such item, ``{str: layout}`` a dict with any names, and the constants below say what a value may be.
+:func:`check` walks a layout and a value together and says where they differ.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,6 @@ class Number:
         if value < self.least or (self.strict and value == self.least):
             return f"must be {self.what}, got {value!r}"
         return None
-
-
-@dataclass(frozen=True)
-class Optional:
-    """A key that a record may leave out."""
-
-    layout: Any
 
 
 POSITIVE = Number("a positive finite number", 0, strict=True)
@@ -77,11 +68,7 @@ def check(value: object, layout: object, where: str) -> list[str]:
         return [p for key in value for p in check(value[key], layout[str], f"{where}.{key}")]
     problems = [f"{where}.{key} is not part of the layout" for key in value if key not in layout]
     for key, inner in layout.items():
-        optional = isinstance(inner, Optional)
-        if key in value:
-            problems += check(value[key], inner.layout if optional else inner, f"{where}.{key}")
-        elif not optional:
-            problems.append(f"{where}.{key} is missing")
+        problems += check(value[key], inner, f"{where}.{key}") if key in value else [f"{where}.{key} is missing"]
     return problems
 
 
