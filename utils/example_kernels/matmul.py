@@ -152,6 +152,8 @@ def descriptor_matmul(
     """
     M, N, K = _checked(a, b)
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
+    if M * N * K == 0:
+        return c.zero_()
     for name, matrix in (("a", a), ("b", b), ("c", c)):
         pitch = matrix.stride(0) * matrix.element_size()
         if matrix.stride(1) != 1 or pitch % 16 or matrix.data_ptr() % 16:
@@ -160,17 +162,14 @@ def descriptor_matmul(
                 f"{matrix.element_size()} bytes (pad its last axis)"
             )
     block_m, block_n, block_k, group_m, warps, stages = tile or tiles()
-    if c.numel() and K:
-        if runtime.HAS_GPU:
-            triton.set_allocator(
-                lambda nbytes, alignment, stream: torch.empty(nbytes, dtype=torch.int8, device=a.device)
-            )
-        descriptor_matmul_kernel[(cdiv(M, block_m) * cdiv(N, block_n),)](
-            a, b, c, M, N, K, a.stride(0), b.stride(0), c.stride(0),
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=group_m, PRECISION=precision,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    return c if K else c.zero_()
+    if runtime.HAS_GPU:
+        triton.set_allocator(lambda nbytes, alignment, stream: torch.empty(nbytes, dtype=torch.int8, device=a.device))
+    descriptor_matmul_kernel[(cdiv(M, block_m) * cdiv(N, block_n),)](
+        a, b, c, M, N, K, a.stride(0), b.stride(0), c.stride(0),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=group_m, PRECISION=precision,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return c
 
 
 def tiled_matmul_traffic(m: int, n: int, k: int, element_size: int, tile: Tiles | None = None) -> Traffic:

@@ -18,9 +18,9 @@ loop bounds
     A tensor as a loop bound failed on Triton 3.6 with NumPy 2.4 and newer.
 boolean arguments
     A Python ``bool`` passed to a kernel raised (up to 3.7).
-errors
+error messages
     An exception in a kernel now names kernel and program; NumPy's warnings on infinities are silent, as a GPU is.
-device functions
+slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
 
@@ -49,8 +49,8 @@ _REPAIRS = (
     "autotune without a driver",
     "loop bounds",
     "boolean arguments",
-    "errors",
-    "device functions",
+    "error messages",
+    "slow device functions",
 )
 _FLOAT_METHODS = [
     *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "precise_divf", "approx_divf", "fma", "clampf"),

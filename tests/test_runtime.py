@@ -1,0 +1,224 @@
+"""Where kernels run is decided once, before Triton; the report says what works and what to do about what does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils import environment, runtime
+from utils.environment import Device, Facts, Line
+
+ROOT = Path(__file__).parents[1]
+T4 = ("Tesla T4", (7, 5))
+H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
+REPAIRED = ("bfloat16 dot", "loop bounds")
+
+
+def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "MLF_DEVICE")}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**env, **environ}, capture_output=True, text=True
+    )
+
+
+def line(facts: Facts, start: str) -> Line:
+    """The one line of the report that starts with ``start``."""
+    (found,) = [line for line in runtime.report(facts) if line.text.startswith(start)]
+    return found
+
+
+# ---- the decision ----
+
+
+def test_a_recent_gpu_is_used():
+    assert runtime.decide([H100]).gpu_index == 0
+
+
+def test_a_t4_is_passed_over_for_the_interpreter():
+    decision = runtime.decide([T4])
+    assert decision.gpu_index is None
+    assert decision.reason == ("Tesla T4 has compute capability 7.5, and Triton no longer supports GPUs before 8.0")
+
+
+def test_the_first_gpu_that_triton_supports_is_used():
+    assert runtime.decide([T4, H100]).gpu_index == 1
+
+
+def test_without_a_gpu_kernels_are_interpreted():
+    assert runtime.decide([]) == runtime.Decision(None, "PyTorch sees no CUDA GPU")
+
+
+@pytest.mark.parametrize(("setting", "interpret"), [("cpu", ""), (" CPU ", ""), ("", "1")])
+def test_the_interpreter_can_be_asked_for_on_a_machine_with_a_gpu(setting, interpret):
+    assert runtime.decide([H100], setting, interpret).gpu_index is None
+
+
+def test_cuda_can_be_insisted_on():
+    assert runtime.decide([H100], "cuda", "1").gpu_index == 0
+    with pytest.raises(RuntimeError, match=r"MLF_DEVICE=cuda needs .* found: Tesla T4 \(7.5\)"):
+        runtime.decide([T4], "cuda")
+    with pytest.raises(RuntimeError, match="found: none"):
+        runtime.decide([], "cuda")
+
+
+def test_an_unknown_setting_is_refused_by_value():
+    with pytest.raises(ValueError, match="MLF_DEVICE must be cpu, cuda, auto or unset, got 'tpu'"):
+        runtime.decide([], "tpu")
+
+
+def test_what_was_decided_fits_together():
+    assert (not runtime.HAS_GPU) == runtime.INTERPRET
+    assert runtime.DEVICE.type == ("cuda" if runtime.HAS_GPU else "cpu")
+    assert runtime.pick(cpu="small", gpu="large") == ("large" if runtime.HAS_GPU else "small")
+    assert (runtime.gpu_name() is None) == runtime.INTERPRET
+    assert torch.zeros(1, device=runtime.DEVICE).device == runtime.DEVICE
+
+
+def test_importing_the_runtime_makes_triton_interpret():
+    done = python(
+        "from utils import runtime\nimport os, triton\n"
+        "assert os.environ['TRITON_INTERPRET'] == '1'\n"
+        "assert not isinstance(triton.language.cdiv, triton.JITFunction)\n",
+        MLF_DEVICE="cpu",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_runtime_does_not_import_triton():
+    done = python("from utils import runtime\nimport sys\nassert 'triton' not in sys.modules", MLF_DEVICE="cpu")
+    assert done.returncode == 0, done.stderr
+
+
+def test_triton_imported_too_early_is_told_with_what_to_do():
+    done = python("import triton\nfrom utils import runtime", MLF_DEVICE="cpu")
+    assert done.returncode == 1
+    assert "RuntimeError: Triton was imported before utils.runtime and uses its compiler" in done.stderr
+    assert "restart the kernel" in done.stderr and "import utils.runtime before triton" in done.stderr
+
+
+def test_triton_imported_early_as_interpreter_is_repaired_all_the_same():
+    code = "import triton\nfrom utils import runtime, interpreter\nassert interpreter.repairs()"
+    done = python(code, MLF_DEVICE="cpu", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the report ----
+
+
+def test_the_command_prints_a_line_each_and_succeeds_where_the_course_runs():
+    done = subprocess.run([sys.executable, "-m", "utils.runtime"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("[ok] Making LLMs Fast")
+    assert all(text.startswith(("[ok]", "[warn]", "       -> ")) for text in lines[:-1])
+    assert lines[-1].startswith("The course runs here")
+
+
+def test_a_laptop_without_a_gpu_is_all_ok():
+    lines = runtime.report(Facts(repairs=REPAIRED, memory=16 * 2**30, course="0.1.0"))
+    assert {line.level for line in lines} == {"ok"}
+    assert environment.as_text(lines).endswith("The course runs here.")
+
+
+def test_a_t4_is_told_that_kernels_run_in_the_interpreter_and_why():
+    decision = runtime.decide([T4])
+    facts = Facts(devices=(Device(*T4, 15 * 2**30),), reason=decision.reason, repairs=REPAIRED, torch_cuda="12.6")
+    found = line(facts, "kernels run in Triton's interpreter")
+    assert found.level == "warn"
+    assert "Triton no longer supports GPUs before 8.0" in found.text
+    assert "Tesla T4, compute capability 7.5, 15 GiB is too old for Triton" in found.advice
+    assert "Every notebook and lab works" in found.advice
+
+
+def test_a_gpu_in_use_is_named_with_its_capability_and_memory():
+    facts = Facts(devices=(Device(*T4), Device(*H100, 80 * 2**30)), has_gpu=True, torch_cuda="13.0")
+    text = line(facts, "kernels run on the GPU").text
+    assert text == "kernels run on the GPU: NVIDIA H100 80GB HBM3, compute capability 9.0, 80 GiB (and 1 more)"
+    assert line(facts, "interpreter repaired when the profiler uses it").level == "ok"
+
+
+@pytest.mark.parametrize(("system", "way"), [("macOS", "dev container"), ("Windows", "WSL")])
+def test_a_system_without_triton_packages_is_told_where_to_go(system, way):
+    facts = Facts(system=system, machine="arm64", triton=None)
+    assert line(facts, system).level == "fail" and way in line(facts, system).advice
+    assert line(facts, "Triton is not installed").level == "fail"
+    assert environment.as_text(runtime.report(facts)).endswith(
+        "2 things must be put right before the course runs here."
+    )
+
+
+def test_linux_without_triton_is_told_to_install_it():
+    found = line(Facts(triton=None), "Triton is not installed")
+    assert found.level == "fail" and "pip install 'triton>=3.6'" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("3.5.1", "fail"), ("3.6.0", "ok"), ("3.7.1", "ok"), ("3.9.0", "ok"), ("3.10.0", "warn")]
+)
+def test_tritons_version_is_judged(version, level):
+    assert line(Facts(triton=version), "Triton 3").level == level
+
+
+@pytest.mark.parametrize(
+    ("python_version", "level"), [((3, 10, 4), "fail"), ((3, 11, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warn")]
+)
+def test_pythons_version_is_judged(python_version, level):
+    assert line(Facts(python=python_version), "Python 3").level == level
+
+
+def test_a_missing_or_old_torch_is_told():
+    assert line(Facts(torch=None), "PyTorch is not installed").level == "fail"
+    assert line(Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu").level == "warn"
+
+
+def test_a_cpu_build_of_torch_beside_a_driver_is_told():
+    found = line(Facts(nvidia_driver=True), "PyTorch 2.13.0, CPU build, but this machine has an NVIDIA driver")
+    assert found.level == "warn" and "CUDA build" in found.advice
+
+
+def test_the_bad_pair_of_numpy_and_triton_is_told():
+    bad = Facts(triton="3.6.0", numpy="2.5.0")
+    assert line(bad, "NumPy 2.5.0 with Triton 3.6").level == "warn"
+    repaired = line(Facts(triton="3.6.0", numpy="2.5.0", repairs=REPAIRED), "NumPy 2.5.0 with Triton 3.6")
+    assert repaired.level == "ok" and repaired.text.endswith("the course repairs it")
+    assert line(Facts(triton="3.7.1", numpy="2.5.0"), "NumPy").text == "NumPy 2.5.0"
+    assert line(Facts(numpy=None), "NumPy is not installed").level == "fail"
+
+
+def test_missing_repairs_are_a_failure():
+    assert line(Facts(), "the interpreter's repairs are not in place").level == "fail"
+
+
+def test_nvcc_is_reported_either_way():
+    assert line(Facts(nvcc="13.0"), "nvcc 13.0").level == "ok"
+    assert line(Facts(), "nvcc not found").level == "ok"
+
+
+def test_little_memory_is_a_warning():
+    found = line(Facts(memory=2 * 2**30), "2 GiB of memory")
+    assert found.level == "warn" and "4 GiB" in found.advice
+
+
+def test_a_line_reads_like_the_report():
+    assert str(Line("warn", "text", "advice")) == "[warn] text\n       -> advice"
+
+
+def test_the_facts_of_this_machine_are_found():
+    facts = environment.gather()
+    assert facts.python == sys.version_info[:3]
+    assert facts.torch == torch.__version__
+    assert facts.cpus >= 1 and facts.triton is not None
+    assert bool(facts.repairs) == runtime.INTERPRET
+    assert facts.memory is None or facts.memory > 2**28
+
+
+def test_a_failed_report_fails_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(environment, "gather", lambda: Facts(triton=None))
+    assert runtime.main() == 1
+    assert "[fail] Triton is not installed" in capsys.readouterr().out
