@@ -32,7 +32,8 @@ MAX_CODE_LINES = 40
 MARK = "making-llms-fast"
 
 SETUP_TEMPLATE = """\
-# Setup, the same in every notebook. Inside the course it does nothing; a notebook opened on its own fetches it first.
+# Setup, the same in every notebook. Inside the course it does nothing;
+# a notebook that is opened on its own fetches the course first.
 import importlib.util
 import os
 import subprocess
@@ -40,25 +41,26 @@ import sys
 from pathlib import Path
 
 
-def course_is_importable():
+def importable(name):
     try:
-        return importlib.util.find_spec("utils.kernel_profile") is not None
+        return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
 
 
-if not course_is_importable():
+if not importable("utils.kernel_profile"):
     here = Path.cwd()
-    root = next((p for p in (here, *here.parents) if (p / "utils" / "runtime.py").is_file()), None)
+    folders = (here, *here.parents)
+    root = next((folder for folder in folders if (folder / "utils" / "runtime.py").is_file()), None)
     if root is None:
         root = here / "making-llms-fast"
         if not root.exists():
             source = os.environ.get("MLF_REPOSITORY", "{url}")
-            subprocess.run(["git", "clone", "--quiet", "--depth", "1", source, str(root)], check=True)
+            subprocess.run(["git", "clone", "-q", "--depth", "1", source, str(root)], check=True)
         os.chdir(root / "{folder}")
-    missing = [name for name in ("torch", "triton", "matplotlib", "tqdm") if importlib.util.find_spec(name) is None]
-    if missing:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *missing], check=True)
+    needed = [name for name in ("torch", "triton", "matplotlib", "tqdm") if not importable(name)]
+    if needed:
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *needed], check=True)
     sys.modules.pop("utils", None)  # another package of that name may have been found first
     sys.path.insert(0, str(root))
 """
