@@ -112,8 +112,8 @@ class Profile:
     def __repr__(self) -> str:
         return self.report() if self._stack is not None else "<Profile, not opened>"
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self) if self._stack is not None else None
 
 
 def _counter(name: str) -> property:
