@@ -8,6 +8,8 @@ import torch
 from utils import example_kernels as ek
 from utils import runtime
 
+pytestmark = pytest.mark.compat
+
 SEED = 31
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 

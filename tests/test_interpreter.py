@@ -17,7 +17,10 @@ from utils.interpreter.bfloat16 import narrow, widen
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="the interpreter is repaired where it runs kernels")
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.skipif(runtime.HAS_GPU, reason="the interpreter is repaired where it runs kernels"),
+]
 
 BF16 = torch.bfloat16
 

@@ -13,6 +13,8 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
+pytestmark = pytest.mark.compat
+
 SEED = 20
 TILE = (32, 32, 32, 4, 4, 1)
 ATTENTION_TILE = (64, 64, 4, 1)

@@ -12,6 +12,8 @@ from utils.kernel_profile import profile_kernel
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
+pytestmark = pytest.mark.compat
+
 
 @pytest.fixture(autouse=True)
 def on_device():

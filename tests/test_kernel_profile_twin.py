@@ -35,6 +35,8 @@ import triton.language as tl
 from utils import example_kernels as ek
 from utils.kernel_profile import profile_kernel
 
+pytestmark = pytest.mark.compat
+
 assert isinstance(tl.cdiv, triton.JITFunction)
 torch.manual_seed(6)
 """

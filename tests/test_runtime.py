@@ -13,6 +13,8 @@ import torch
 from utils import environment, runtime
 from utils.environment import Device, Facts, Line
 
+pytestmark = pytest.mark.compat
+
 ROOT = Path(__file__).parents[1]
 T4 = ("Tesla T4", (7, 5))
 H100 = ("NVIDIA H100 80GB HBM3", (9, 0))

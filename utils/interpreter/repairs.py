@@ -30,6 +30,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -240,14 +241,13 @@ class _Patches:
 
 def _once_per_launch(patch: Callable) -> Callable:
     """Patch the language modules that a function sees, unless this launch has patched them already."""
-    seen: dict[int, frozenset[int]] = {}
+    seen: WeakKeyDictionary[Callable, frozenset[int]] = WeakKeyDictionary()
 
     def languages(fn: Callable) -> frozenset[int]:
-        key = id(fn.__globals__)
-        if key not in seen:
+        if fn not in seen:
             values = fn.__globals__.values()
-            seen[key] = frozenset(id(v) for v in values if inspect.ismodule(v) and v in (tl, tl.core))
-        return seen[key]
+            seen[fn] = frozenset(id(v) for v in values if inspect.ismodule(v) and v in (tl, tl.core))
+        return seen[fn]
 
     @functools.wraps(patch)
     def _patch_lang(fn: Callable) -> Any:
@@ -256,9 +256,8 @@ def _once_per_launch(patch: Callable) -> Callable:
             return patch(fn)
         needed = languages(fn)
         if not needed or not needed <= patches.languages:
-            seen.pop(id(fn.__globals__), None)
             patches.scopes.append(patch(fn))
-            patches.languages |= languages(fn)
+            patches.languages |= needed
         return patches
 
     return _patch_lang

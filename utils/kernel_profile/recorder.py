@@ -73,6 +73,7 @@ class Recorder:
     def launch_ends(self, error: BaseException | None) -> None:
         self._launch.error = error
         self._launch.programs = self._number
+        self._launch.done = True
         for given, host in self._copies:
             given.untyped_storage().copy_(host.untyped_storage())
         self._copies.clear()
