@@ -214,6 +214,15 @@ def online_softmax(rows, cols, element_size, method):
     return (2 * rows * cols if method == "fused" else 8 * rows * cols + 4 * rows) * element_size
 
 
+@wrong("1.3", "softmax_bytes", "half of the trips of the row statistics")
+def statistics_appear_by_themselves(rows, cols, element_size, method):
+    refuse_below_one(rows=rows, cols=cols, element_size=element_size)
+    _check_method(method)
+    if method == "eager":  # the maximum and the sum are read, not written
+        return (8 * rows * cols + 2 * rows) * element_size
+    return {"fused": 2, "three_pass": 4}[method] * rows * cols * element_size
+
+
 @wrong("1.3", "softmax_bytes", "stayed on the chip")
 def everything_fused(rows, cols, element_size, method):
     refuse_below_one(rows=rows, cols=cols, element_size=element_size)
@@ -254,6 +263,25 @@ def top_left_mask(batch, heads, seq_q, seq_k, head_dim, causal):
     else:
         pairs = seq_q * seq_k
     return batch * heads * pairs * (4 * head_dim + 5)
+
+
+@wrong("1.4", "attention_flops", "whatever seq_k is")
+def triangle_of_queries(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    pairs = sum(range(seq_q + 1)) if causal else seq_q * seq_k
+    return batch * heads * pairs * (4 * head_dim + 5)
+
+
+@wrong("1.4", "attention_flops", "goes wrong with sizes beyond 2**31")
+def counts_in_floats(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    return int(float(batch * heads * (4 * head_dim + 5)) * _pairs(seq_q, seq_k, causal))
+
+
+@wrong("1.4", "attention_flops", "one of the two products is left out")
+def scores_are_not_used(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    return batch * heads * _pairs(seq_q, seq_k, causal) * (2 * head_dim + 1 + 4)
 
 
 @wrong("1.4", "attention_flops", "softmax and the scale are left out")
@@ -369,6 +397,15 @@ def rounds_down(d, f, element_size, peak_flops, bandwidth):
     return int(r * d * f / (2 * d * f - r * (d + f)))
 
 
+@wrong("1.5", "smallest_compute_bound_batch", "also where B is whole")
+def one_row_too_many(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    if 2 * d * f <= r * (d + f):
+        return None
+    return 1 + math.floor(r * d * f / (2 * d * f - r * (d + f)))
+
+
 @wrong("1.5", "smallest_compute_bound_batch", "negative B")
 def does_not_give_up(d, f, element_size, peak_flops, bandwidth):
     refuse_below_one(d=d, f=f, element_size=element_size)
@@ -433,11 +470,19 @@ def one_peak_for_all(points, dtype):
     return max(p["flops"] / p["seconds"] for p in points)
 
 
-@wrong("1.6", "measured_peak", "raised ValueError: max()", "fp16")
+@wrong("1.6", "measured_peak", "raised ValueError: max()", "for 'fp16'", "only the other one's points tell about")
 def exact_dtype_only(points, dtype):
     if dtype not in BYTES:
         raise ValueError(f"unknown dtype {dtype}")
     return max(p["flops"] / p["seconds"] for p in points if p["dtype"] == dtype)
+
+
+@wrong("1.6", "measured_peak", "only where there is no point in dtype itself")
+def own_dtype_first(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    own = [p for p in points if p["dtype"] == dtype] or [p for p in points if BYTES[p["dtype"]] == BYTES[dtype]]
+    return max(p["flops"] / p["seconds"] for p in own)
 
 
 def _roofs(points, dtype):
@@ -449,6 +494,12 @@ def _roofs(points, dtype):
 def everything_is_traffic(kind, params, dtype, points):
     _, bytes_moved = solution.operator_cost(kind, params, dtype)
     return bytes_moved / _roofs(points, dtype)[1]
+
+
+@wrong("1.6", "predict_operator", "goes wrong with the points of a GPU that takes 8 times as long")
+def remembers_the_roofs(kind, params, dtype, points):
+    flops, bytes_moved = solution.operator_cost(kind, params, dtype)
+    return max(flops / (51e12 if dtype == "fp32" else 812e12), bytes_moved / 3.12e12)
 
 
 @wrong("1.6", "predict_operator", "milliseconds")
@@ -521,6 +572,13 @@ def one_byte_too_far(addresses, access_bytes):
     for a in addresses:
         sectors |= set(range(a // 32, (a + access_bytes) // 32 + 1))
     return len(sectors)
+
+
+@wrong("1.7", "sectors_touched", "accesses that straddle sectors")
+def looks_in_three_places(addresses, access_bytes):
+    refuse_addresses(addresses, access_bytes)
+    places = (0, access_bytes // 2, access_bytes - 1)
+    return len({(a + place) // 32 for a in addresses for place in places})
 
 
 @wrong("1.7", "useful_fraction", "two lanes want is counted twice")
@@ -600,6 +658,12 @@ def every_sm_is_a_gpu(m, k, n, tile_m, tile_n, sms, peak_flops):
     return waves * (2 * tile_m * tile_n * k / peak_flops)
 
 
+@wrong("1.8", "num_waves", "a float is rounded up")
+def waves_in_floats(tiles, sms):
+    refuse_below_one(tiles=tiles, sms=sms)
+    return math.ceil(tiles / sms)
+
+
 # ---- 1.9 divergence ----
 def _execute(program, active, warp_size, on_op):
     if not active:
@@ -657,6 +721,29 @@ def forgets_the_mask(program, warp_size=32):
             if not all(answers):
                 total += forgets_the_mask(step.otherwise, warp_size)
     return total
+
+
+@wrong("1.9", "warp_cycles", "what follows a branch is run once for each side")
+def never_meets_again(program, warp_size=32):
+    refuse_below_one(warp_size=warp_size)
+    return sum(cycles for cycles, _ in _groups(list(program), list(range(warp_size))))
+
+
+@wrong("1.9", "wasted_lane_cycles", "what follows a branch is run once for each side")
+def never_meets_again_wasted(program, warp_size=32):
+    refuse_below_one(warp_size=warp_size)
+    return sum(cycles * (warp_size - lanes) for cycles, lanes in _groups(list(program), list(range(warp_size))))
+
+
+def _groups(program, lanes):
+    if not program or not lanes:
+        return []
+    step, rest = program[0], program[1:]
+    if isinstance(step, Op):
+        return [(step.cycles, len(lanes)), *_groups(rest, lanes)]
+    yes = [lane for lane in lanes if step.condition(lane)]
+    no = [lane for lane in lanes if not step.condition(lane)]
+    return _groups([*step.then, *rest], yes) + _groups([*step.otherwise, *rest], no)
 
 
 @wrong("1.9", "warp_cycles", "lane 0's branch")
@@ -792,6 +879,14 @@ def every_bias_alike(batch, seq_len, hidden, heads, backward):
 def renames_a_class(batch, seq_len, hidden, heads, backward):
     table = _table(batch, seq_len, hidden, heads, backward)
     return {"contraction": table["contraction"], "norm": table["normalisation"], "element-wise": table["element-wise"]}
+
+
+@wrong("1.10", "layer_flops", "layer norms' backward pass")
+def norms_cost_the_same_backward(batch, seq_len, hidden, heads, backward):
+    flops = dict(solution.layer_flops(batch, seq_len, hidden, heads, backward))
+    if backward:
+        flops["normalisation"] -= 2 * (14 - 7) * batch * seq_len * hidden
+    return flops
 
 
 @wrong("1.10", "shares", "percentages")

@@ -117,6 +117,11 @@ LAYER = Question(
         ),
         Mistake("the attention dropout is left out (it counts with the softmax)", _normalisation(scores=(5, 5)), 4),
         Mistake("the scale is left out", _normalisation(scores=(5, 4)), 4),
+        Mistake(
+            "the layer norms' backward pass is taken to cost what the forward pass does: the table gives 14",
+            _normalisation(norms=(14, 14)),
+            4,
+        ),
         Mistake("the normalisations' backward pass is left out", _normalisation((6, 0), (14, 0), 0), 5),
         Mistake(
             "linear 1 is taken to be hidden wide: its bias and dropout have 4 * hidden elements",
