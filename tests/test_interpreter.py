@@ -306,6 +306,36 @@ def test_an_error_in_a_device_function_is_told_once():
     assert str(e.value).count("InterpreterError") == 0
 
 
+@pytest.mark.parametrize(
+    ("grid", "error", "message"),
+    [
+        (4, TypeError, "flag_kernel: grid must be a tuple of one to three numbers of programs, got 4"),
+        ((), TypeError, r"got \(\)"),
+        ((1, 1, 1, 1), TypeError, r"got \(1, 1, 1, 1\)"),
+        ((-2,), ValueError, r"whole numbers of programs, none negative, got \(-2, 1, 1\)"),
+        ((2.5,), ValueError, r"got \(2.5, 1, 1\)"),
+        (lambda meta: (3, -1), ValueError, r"got \(3, -1, 1\)"),
+    ],
+)
+def test_a_bad_grid_is_refused_by_value(grid, error, message):
+    with pytest.raises(error, match=message):
+        flag_kernel[grid](torch.zeros(1, dtype=torch.int32), True)
+
+
+def test_a_list_is_a_grid_as_on_a_gpu():
+    out = torch.zeros(1, dtype=torch.int32)
+    flag_kernel[[1]](out, True)
+    assert out.item() == 1
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "x", np.zeros(3)])
+def test_an_argument_that_is_no_tensor_is_refused_by_name(value):
+    with pytest.raises(
+        TypeError, match=f"flag_kernel: out_ptr must be a tensor or a number, got {type(value).__name__}"
+    ):
+        flag_kernel[(1,)](value, True)
+
+
 def test_the_language_is_restored_after_a_launch_and_after_an_error():
     before = [*map(vars(tl.tensor).get, ("__bool__", "__index__", "sum")), tl.load, tl.core.load, tl.reduce]
     reduce("sum", torch.zeros(2, 4))

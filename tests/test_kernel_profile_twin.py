@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.compat
+
 PRETEND = """
 import json
 import torch
@@ -34,8 +36,6 @@ import triton
 import triton.language as tl
 from utils import example_kernels as ek
 from utils.kernel_profile import profile_kernel
-
-pytestmark = pytest.mark.compat
 
 assert isinstance(tl.cdiv, triton.JITFunction)
 torch.manual_seed(6)

@@ -19,7 +19,8 @@ loop bounds
 boolean arguments
     A Python ``bool`` passed to a kernel raised (up to 3.7).
 error messages
-    An exception in a kernel now names kernel and program; NumPy's warnings on infinities are silent, as a GPU is.
+    An exception in a kernel now names kernel and program, a bad grid or argument its value; NumPy's warnings on
+    infinities are silent, as a GPU is.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -27,15 +28,13 @@ slow device functions
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.interpreter import observation
+from utils.interpreter import launching, observation
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
@@ -88,11 +87,12 @@ def repair() -> None:
     upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
     upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
     autotuner.Autotuner._bench = _first_config(autotuner.Autotuner._bench)
+    builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
     observation.install()
-    upstream._patch_lang = _once_per_launch(upstream._patch_lang)
-    upstream.GridExecutor.__call__ = _launch(upstream.GridExecutor.__call__)
+    upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
+    upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)
 
 
 def _handle(data: np.ndarray, dtype: tl.dtype) -> upstream.TensorHandle:
@@ -224,74 +224,3 @@ def _boolean_argument(convert: Callable) -> Callable:
         return convert(arg)
 
     return _implicit_cvt
-
-
-class _Patches:
-    """What one launch has patched in Triton's language, undone in reverse order when the launch ends."""
-
-    def __init__(self) -> None:
-        self.scopes: list[Any] = []
-        self.languages: set[int] = set()
-
-    def restore(self) -> None:
-        while self.scopes:
-            self.scopes.pop().restore()
-        self.languages.clear()
-
-
-def _once_per_launch(patch: Callable) -> Callable:
-    """Patch the language modules that a function sees, unless this launch has patched them already."""
-    seen: WeakKeyDictionary[Callable, frozenset[int]] = WeakKeyDictionary()
-
-    def languages(fn: Callable) -> frozenset[int]:
-        if fn not in seen:
-            values = fn.__globals__.values()
-            seen[fn] = frozenset(id(v) for v in values if inspect.ismodule(v) and v in (tl, tl.core))
-        return seen[fn]
-
-    @functools.wraps(patch)
-    def _patch_lang(fn: Callable) -> Any:
-        patches = observation.state.patches
-        if patches is None:  # a device function called outside of a launch
-            return patch(fn)
-        needed = languages(fn)
-        if not needed or not needed <= patches.languages:
-            patches.scopes.append(patch(fn))
-            patches.languages |= needed
-        return patches
-
-    return _patch_lang
-
-
-def _launch(call: Callable) -> Callable:
-    """One launch: begins and ends an observation, restores the language, and lets an error name its program."""
-
-    @functools.wraps(call)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> None:
-        state = observation.state
-        outer, state.patches = state.patches, _Patches()
-        builder = upstream.interpreter_builder
-        builder.grid_idx = None
-        try:
-            with np.errstate(all="ignore"), observation.launching(self):
-                try:
-                    call(self, *args, **kwargs)
-                except triton.InterpreterError as error:
-                    raise triton.InterpreterError(_describe(self, builder, error)) from _root(error)
-        finally:
-            state.patches.restore()
-            state.patches = outer
-
-    return __call__
-
-
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _describe(executor: Any, builder: Any, error: BaseException) -> str:
-    cause = _root(error)
-    where = "" if builder.grid_idx is None else f" in program {builder.grid_idx} of grid {builder.grid_dim}"
-    return f"kernel {executor.fn.__name__} raised {type(cause).__name__}{where}: {cause}"
