@@ -93,6 +93,12 @@ def average_as_float(n, element_size):
     return (4 * n + 2) * element_size / 2
 
 
+@wrong("1.1", "dot_product_flops", "beyond 2**53, where a float loses ones")
+def twice_in_floats(n):
+    refuse_below_one(n=n)
+    return int(2.0 * n)
+
+
 # ---- 1.2 matmul ----
 @wrong("1.2", "matmul_flops", "multiply-add is counted as one operation")
 def three_loops(m, k, n):
@@ -137,7 +143,7 @@ def always_single_precision(m, k, n, element_size):
     return 4 * (m * k + k * n + m * n)
 
 
-@wrong("1.2", "matmul_flops", "every other case is right", "beyond 2**31")
+@wrong("1.2", "matmul_flops", "every other case is right", "beyond 2**53")
 def thirty_two_bit(m, k, n):
     refuse_below_one(m=m, k=k, n=n)
     return (2 * m * k * n) % 2**32
@@ -272,7 +278,7 @@ def triangle_of_queries(batch, heads, seq_q, seq_k, head_dim, causal):
     return batch * heads * pairs * (4 * head_dim + 5)
 
 
-@wrong("1.4", "attention_flops", "goes wrong with sizes beyond 2**31")
+@wrong("1.4", "attention_flops", "goes wrong with a count beyond 2**53")
 def counts_in_floats(batch, heads, seq_q, seq_k, head_dim, causal):
     refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
     return int(float(batch * heads * (4 * head_dim + 5)) * _pairs(seq_q, seq_k, causal))
@@ -341,6 +347,13 @@ def one_length_for_all(batch, heads, seq_q, seq_k, head_dim, element_size, mater
     elements = 4 * seq_q * head_dim
     extra = 4 * seq_q * seq_k * element_size if materialize else 4 * seq_q
     return batch * heads * (elements * element_size + extra)
+
+
+@wrong("1.4", "attention_bytes", "only the one kernel writes it")
+def statistics_always(batch, heads, seq_q, seq_k, head_dim, element_size, materialize):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, element_size=element_size)
+    moved = (2 * seq_q + 2 * seq_k) * head_dim + (4 * seq_q * seq_k if materialize else 0)
+    return batch * heads * (moved * element_size + 4 * seq_q)
 
 
 # ---- 1.5 ridge point, attainable rate, smallest batch ----
@@ -664,6 +677,13 @@ def waves_in_floats(tiles, sms):
     return math.ceil(tiles / sms)
 
 
+@wrong("1.8", "tiled_matmul_seconds", "a matrix smaller than a tile")
+def cuts_the_tile_to_the_matrix(m, k, n, tile_m, tile_n, sms, peak_flops):
+    refuse_below_one(sms=sms)
+    waves = -(-solution.num_tiles(m, n, tile_m, tile_n) // sms)
+    return waves * 2 * min(m, tile_m) * min(n, tile_n) * k / (peak_flops / sms)
+
+
 # ---- 1.9 divergence ----
 def _execute(program, active, warp_size, on_op):
     if not active:
@@ -860,6 +880,20 @@ def one_score_matrix(batch, seq_len, hidden, heads, backward):
 @wrong("1.10", "layer_flops", "under 'normalisation'", "gradients of the biases are left out")
 def biases_have_no_gradient(batch, seq_len, hidden, heads, backward):
     return _table(batch, seq_len, hidden, heads, backward, bias_gradients=0)
+
+
+@wrong("1.10", "layer_flops", "under 'normalisation'", "linear 1's bias is taken to be hidden wide")
+def six_equal_gradients(batch, seq_len, hidden, heads, backward):
+    return _table(batch, seq_len, hidden, heads, backward, bias_gradients=6 * batch * seq_len * hidden)
+
+
+@wrong("1.10", "layer_flops", "under 'normalisation'", "not with the element-wise operators")
+def narrow_gradients_elsewhere(batch, seq_len, hidden, heads, backward):
+    flops, moved = dict(solution.layer_flops(batch, seq_len, hidden, heads, backward)), 5 * batch * seq_len * hidden
+    if backward:
+        flops["normalisation"] -= moved
+        flops["element-wise"] += moved
+    return flops
 
 
 @wrong("1.10", "layer_flops", "under 'element-wise'", "linear 1 is taken to be hidden wide")

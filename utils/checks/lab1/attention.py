@@ -184,6 +184,11 @@ BYTES = Question(
         Mistake("Q, K, V and O are all taken to have seq_q rows: K and V have seq_k", _bytes_of(ends=(4, 0)), 7),
         Mistake("the log-sum-exp of each query is left out", _bytes_of(statistics=0), 8),
         Mistake(
+            "a log-sum-exp is counted beside the score matrices too: only the one kernel writes it",
+            lambda **sizes: attention_bytes(**sizes) + 4 * sizes["batch"] * sizes["heads"] * sizes["seq_q"],
+            8,
+        ),
+        Mistake(
             "the log-sum-exp is counted in element_size bytes: it is a float32",
             lambda element_size, materialize, **sizes: _bytes_of(statistics=element_size)(
                 element_size=element_size, materialize=materialize, **sizes

@@ -78,6 +78,8 @@ def _time_cases(rng: Random) -> list[Case]:
             m, n = m + rng.randint(1, tile_m - 1), n + rng.randint(1, tile_n - 1)
         sizes = {"m": m, "k": rng.randint(100, 9000), "n": n, "tile_m": tile_m, "tile_n": tile_n}
         cases.append(Case(sizes | {"sms": rng.randint(12, 160), "peak_flops": rng.randint(20, 2000) * 1e12}, tag))
+    sizes = {"m": rng.randint(1, 63), "k": rng.randint(100, 9000), "n": rng.randint(1, 63), "tile_m": 128, "tile_n": 64}
+    cases.append(Case(sizes | {"sms": 132, "peak_flops": 1e15}, "a matrix smaller than a tile"))
     return cases
 
 
