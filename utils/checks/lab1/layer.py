@@ -118,8 +118,8 @@ LAYER = Question(
         Mistake("the gradient of linear 1's bias is left out", _normalisation(biases=5), 5),
         Mistake("the biases of Q, K and V are counted as one: they are three", _normalisation(biases=7), 5),
         Mistake(
-            "five of nine parts of the bias gradients are left out: Q, K, V, output and linear 2 have one each, linear 1 has "
-            "four, all here and not with the element-wise operators",
+            "five of nine parts of the bias gradients are left out: Q, K, V, output and linear 2 have one each, "
+            "linear 1 has four, all here and not with the element-wise operators",
             _normalisation(biases=4),
             5,
         ),
