@@ -8,7 +8,7 @@ holds speaks; a lab's own rules come before the generic ones of :mod:`utils.chec
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,11 @@ from utils.checks.cases import Case
 from utils.checks.problem import Problem
 from utils.checks.tensors import Difference, Target, agrees, as_outputs, upcast
 from utils.checks.tiling import Tiling
+
+
+def on_cpu(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values, tensors among them on the CPU."""
+    return tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in values)
 
 
 @dataclass
@@ -80,8 +85,8 @@ class Evidence:
 
     @functools.cached_property
     def args64(self) -> tuple[Any, ...]:
-        """The inputs in float64."""
-        return tuple(upcast(value) for value in self.trial.args)
+        """The inputs in float64, on the CPU as everything else here."""
+        return on_cpu(map(upcast, self.trial.args))
 
     @functools.cached_property
     def bad_tiles(self) -> np.ndarray | None:
@@ -107,7 +112,7 @@ class Evidence:
     def same_as(self, formula: Callable[..., Any], args: Sequence[Any] | None = None) -> bool:
         """Whether the answer equals what another formula gives for the same inputs (in float64)."""
         try:
-            outputs = as_outputs(formula(*(self.args64 if args is None else args), **self.case.options))
+            outputs = as_outputs(formula(*(self.args64 if args is None else on_cpu(args)), **self.case.options))
             candidate = outputs[self.position if len(outputs) > 1 else 0]
             return self.got.numel() > 1 and self.close(candidate)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError):  # the formula does not fit this case

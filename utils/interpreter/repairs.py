@@ -21,6 +21,8 @@ boolean arguments
 error messages
     An exception in a kernel now names kernel and program, a bad grid or argument its value; NumPy's warnings on
     infinities are silent, as a GPU is.
+copies of huge allocations
+    In a GPU session upstream copies the whole allocation behind each argument; see :mod:`utils.interpreter.copies`.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -34,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.interpreter import launching, observation
+from utils.interpreter import copies, launching, observation
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
@@ -50,6 +52,7 @@ _REPAIRS = (
     "loop bounds",
     "boolean arguments",
     "error messages",
+    "copies of huge allocations",
     "slow device functions",
 )
 _FLOAT_METHODS = [
@@ -90,6 +93,9 @@ def repair() -> None:
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
+    executor = upstream.GridExecutor
+    executor._init_args_hst = copies.sparse_arguments(executor._init_args_hst)
+    executor._restore_args_dev = copies.sparse_results(executor._restore_args_dev)
     observation.install()
     upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
     upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)

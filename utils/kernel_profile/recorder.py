@@ -85,7 +85,7 @@ class Recorder:
         key = tensor.untyped_storage().data_ptr()
         shared = (a.host.untyped_storage() for a in arguments if a.given.untyped_storage().data_ptr() == key)
         storage = next(shared, None)
-        host = torch.empty(0, dtype=tensor.dtype)
+        host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         host.set_(storage or tensor.untyped_storage().cpu(), tensor.storage_offset(), tensor.shape, tensor.stride())
         if storage is None:
             self._copies.append((tensor, host))
