@@ -13,6 +13,7 @@ from utils.checks import kernel, traffic
 from utils.checks.cases import LAYOUTS, Case, Cases
 from utils.checks.core import CheckFailed
 from utils.checks.forbid import Rules
+from utils.checks.stage import Stage
 from utils.kernel_profile import OutOfBounds
 
 import triton  # isort: skip
@@ -168,14 +169,15 @@ class Recorded:
 @pytest.fixture
 def two_stages(monkeypatch):
     """As on a GPU: the cases run in the interpreter and then once more."""
-    monkeypatch.setattr(kernel, "_stages", lambda is_kernel: (True, False) if is_kernel else (False,))
+    stages = [Stage(True), Stage(False, compiled=True)]
+    monkeypatch.setattr(kernel, "_stages", lambda is_kernel: [*stages] if is_kernel else [Stage(False)])
 
 
 def test_kernels_run_in_the_interpreter_first_and_in_a_gpu_session_then_compiled(monkeypatch):
     monkeypatch.setattr(runtime, "INTERPRET", True)
-    assert (kernel._stages(True), kernel._stages(False)) == ((True,), (False,))
+    assert (kernel._stages(True), kernel._stages(False)) == ([Stage(True)], [Stage(False)])
     monkeypatch.setattr(runtime, "INTERPRET", False)
-    assert (kernel._stages(True), kernel._stages(False)) == ((True, False), (False,))
+    assert (kernel._stages(True), kernel._stages(False)) == ([Stage(True), Stage(False, compiled=True)], [Stage(False)])
 
 
 def test_a_right_kernel_runs_each_case_in_both_stages(two_stages, capsys):
@@ -219,6 +221,30 @@ def test_a_kernel_that_goes_wrong_only_when_compiled_is_told_so(two_stages):
     text = message("add", student=Recorded(compiled_bug="fixed in float16"))
     assert "the interpreter runs every case right: only the compiled kernel goes wrong" in text
     assert "right to about three digits only" in text
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (32, 64)], key=["size"])
+@triton.jit
+def tuned_kernel(x_ptr, y_ptr, out_ptr, size, stride_x, stride_y, BLOCK: tl.constexpr, BUG: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < (size if BUG != "right with the first" else tl.cdiv(size, 64) * BLOCK)
+    x = tl.load(x_ptr + i * stride_x, mask=mask, other=0.0) + tl.load(y_ptr + i * stride_y, mask=mask, other=0.0)
+    tl.store(out_ptr + i, x, mask=mask)
+
+
+def tuned(x, y, bug=""):
+    size, out = x.numel(), torch.empty_like(x)
+    tuned_kernel[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](x, y, out, size, x.stride(0), y.stride(0), BUG=bug)
+    return out
+
+
+def test_every_configuration_of_an_autotuned_kernel_runs_in_the_interpreter_before_it_is_launched(two_stages):
+    cases = [Case("one tile", {"n": 32}), Case("ragged", {"n": 40})]
+    check("add", student=tuned, cases=cases)
+    one = [Case("one tile", {"n": 32})]
+    text = message("add", student=lambda x, y: tuned(x, y, "right with the first"), cases=one)
+    assert "accesses outside their tensor" in text
+    assert "with configuration 2 of @triton.autotune (BLOCK=64); right with the first" in text
 
 
 def test_an_overflow_that_leaves_the_values_right_is_told_as_one():

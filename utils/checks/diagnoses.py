@@ -8,7 +8,7 @@ holds speaks; a lab's own rules come before the generic ones of :mod:`utils.chec
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ def on_cpu(values: Iterable[Any]) -> tuple[Any, ...]:
 class Trial:
     """One case that was run: what went in, what came out, how it differs, what was seen on the way.
 
-    ``form`` is what is wrong before numbers are compared; ``profile`` is the profiler's, or None.
+    ``form`` is what is wrong before numbers are compared; ``profile`` is the profiler's, or None; ``configurations``
+    is how many an autotuned kernel has, and ``constants`` those of the one it took.
     """
 
     case: Case
@@ -42,6 +43,8 @@ class Trial:
     error: BaseException | None = None
     profile: Any = None
     seen: Any = None
+    configurations: int = 1
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[Difference, ...]:
@@ -50,6 +53,10 @@ class Trial:
     @property
     def failed(self) -> bool:
         return self.error is not None or self.form is not None or bool(self.wrong)
+
+    def tuned(self, configurations: int, constants: Mapping[str, Any]) -> None:
+        """Note how many configurations an autotuned kernel has, and which one it took."""
+        self.configurations, self.constants = configurations, constants
 
 
 @dataclass

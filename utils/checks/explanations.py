@@ -10,6 +10,7 @@ from utils.checks.cases import Case
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.problem import Problem
+from utils.checks.stage import Stage
 from utils.checks.tiling import Tiling
 from utils.checks.trials import students_frame
 
@@ -22,10 +23,10 @@ _COMPILED_ONLY = (
 )
 
 
-def stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int) -> None:
-    """Raise the message of a problem that a case has, if there is one."""
+def stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int, more: Sequence[str] = ()) -> None:
+    """Raise the message of a problem that a case has, if there is one, with ``more`` lines of detail."""
     if problem is not None:
-        core.fail(exercise, problem.headline, problem.details, problem.cause, reproduce(case, seed))
+        core.fail(exercise, problem.headline, [*problem.details, *more], problem.cause, reproduce(case, seed))
 
 
 def reproduce(case: Case, seed: int) -> str:
@@ -43,12 +44,11 @@ def explain(
     names: Sequence[str],
     rules: Sequence[Diagnosis | tuple],
     seed: int,
-    compiled_only: bool = False,
+    stage: Stage,
 ) -> None:
-    """Raise the message of a failed case; ``compiled_only``: the same kernels were right in the interpreter."""
+    """Raise the message of a failed case."""
     others = [_which_cases(trials)] if len(trials) > 1 else []
-    if compiled_only:
-        others.append("the interpreter runs every case right: only the compiled kernel goes wrong")
+    others += stage.said(trial)
     if trial.error is not None:
         error = trial.error
         while error.__cause__ is not None:  # the interpreter and autograd wrap what happened
@@ -74,7 +74,7 @@ def explain(
     tiling = tilings.get(outputs[position])
     headline, lines = tensors.describe(wrong, tiling)
     evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
-    cause = diagnoses.diagnose(evidence, rules) or (_COMPILED_ONLY if compiled_only else "")
+    cause = diagnoses.diagnose(evidence, rules) or (_COMPILED_ONLY if stage.compiled else "")
     core.fail(exercise, headline, [*lines, *others], cause, reproduce(trial.case, seed))
 
 

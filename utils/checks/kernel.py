@@ -13,10 +13,9 @@ from utils.checks.diagnoses import Diagnosis, Trial
 from utils.checks.explanations import explain, reproduce, stop_at
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
+from utils.checks.stage import Stage
 from utils.checks.tiling import Tiling
 from utils.checks.trials import argument_names, run_case
-
-_RIGHT_SO_FAR = "compiled; in the interpreter no access of any case is out of bounds"
 
 
 def check_kernel(
@@ -61,7 +60,8 @@ def check_kernel(
 
     In a GPU session all of this happens twice: first each case runs in the interpreter under the profiler, which
     carries out no access out of bounds, and only a function that is right there on every case runs compiled. A wrong
-    kernel is thus told the same on every machine, and does not take the GPU from the student's Python process.
+    kernel is thus told the same on every machine, and does not take the GPU from the student's Python process. Each
+    configuration of an autotuned kernel is tried, since the GPU runs them all; the budget holds for the first.
 
     Args:
         exercise: Its number and title, for the message.
@@ -99,14 +99,14 @@ def check_kernel(
     names = argument_names(student)
     told = (*diagnose, *symptoms.GENERIC)
     stages = _stages(rules.kernel)
-    for profiled in stages:
-        again = profiled != stages[0]  # compiled, after the interpreter found nothing
+    while stages:
+        stage = stages.pop(0)
         trials: list[Trial] = []
         for case in drawn:
-            with lost_gpu.told(exercise, [_RIGHT_SO_FAR] if again else [], reproduce(case, seed)):
+            with lost_gpu.told(exercise, stage.details, reproduce(case, seed)):
                 args = tuple(inputs(case))
                 wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
-                trial = run_case(student, case, args, wanted, outputs, profiled, races)
+                trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
             trials.append(trial)
             if trial.error is not None:
                 if len(trials) == 1:
@@ -120,13 +120,17 @@ def check_kernel(
                 stop_at(exercise, Problem(f"{name} uses {used}, a ready-made solution", cause), case, seed)
         for trial in trials:
             if trial.failed:
-                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, again)
+                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
         for trial in trials:
             if trial.profile is not None:
-                stop_at(exercise, traffic.unsafe(trial.profile, trial.case), trial.case, seed)
+                problem = traffic.unsafe(trial.profile, trial.case)
+                stop_at(exercise, problem, trial.case, seed, stage.said(trial))
         for trial in trials:
-            if trial.profile is not None and budget is not None:
+            if trial.profile is not None and budget is not None and stage.configuration == 0:
                 stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
+        if stage.profiled and stage.configuration == 0:
+            most = max((trial.configurations for trial in trials), default=1)
+            stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured, problem = "", None
     if speed is not None:
         with lost_gpu.told(exercise, ["while its speed was measured, on larger inputs than those of the cases"]):
@@ -139,8 +143,8 @@ def check_kernel(
     core.passed(exercise, "\n  ".join(line for line in (notice, measured, left_out) if line), seed, len(drawn))
 
 
-def _stages(kernel: bool) -> tuple[bool, ...]:
-    """Whether the cases run under the profiler, in the interpreter: once for each time that they run."""
+def _stages(kernel: bool) -> list[Stage]:
+    """How often the cases run, and how; stages for further configurations of an autotuned kernel follow the first."""
     if not kernel:
-        return (False,)
-    return (True,) if runtime.INTERPRET else (True, False)
+        return [Stage(False)]
+    return [Stage(True)] if runtime.INTERPRET else [Stage(True), Stage(False, compiled=True)]

@@ -26,6 +26,7 @@ def run_case(
     outputs: Sequence[str],
     profiled: bool,
     races: bool,
+    number: int = 0,
 ) -> Trial:
     """Run the function on one case and compare what it gives.
 
@@ -35,6 +36,7 @@ def run_case(
         profiled: Kernels run in the interpreter under the profiler, which carries out no access out of bounds; in a
             GPU session otherwise compiled.
         races: Whether the profiler looks for races.
+        number: Which of its configurations an autotuned kernel takes under the profiler.
 
     Raises:
         NotImplementedError: the student has not written it yet.
@@ -45,9 +47,12 @@ def run_case(
     with contextlib.ExitStack() as stack:
         trial.seen = stack.enter_context(forbid.watch())
         if profiled:
+            from utils.interpreter import configuration
             from utils.kernel_profile import profile_kernel
 
             trial.profile = stack.enter_context(profile_kernel(check_races=races))
+            tuning = stack.enter_context(configuration(number))
+            stack.callback(lambda: trial.tuned(tuning.most, tuning.taken))
         try:
             result = student(*args, **case.options)
             if runtime.HAS_GPU:
