@@ -154,6 +154,72 @@ def test_casts_from_bfloat16_keep_the_value(target, triton_type):
     assert torch.equal(out, x.to(target))
 
 
+F8 = [(torch.float8_e4m3fn, tl.float8e4nv), (torch.float8_e5m2, tl.float8e5)]
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("target", "triton_type"), F8)
+def test_casts_to_8_bit_floats_round_to_nearest_even_and_saturate(source, target, triton_type):
+    print("seed 5")
+    x = torch.randn(1024, generator=torch.Generator().manual_seed(5)) * torch.logspace(-8, 6, 1024)
+    x[:8] = torch.tensor([1.125, -1.0625, 1.9375, 3.875, float("inf"), float("-inf"), float("nan"), 2.0**-10])
+    x = x.to(source)
+    out = torch.zeros(1024, dtype=target)
+    cast_kernel[(1,)](x, out, DTYPE=triton_type, N=1024)
+    most = torch.finfo(target).max
+    assert torch.equal(out.view(torch.uint8), x.float().clamp(-most, most).to(target).view(torch.uint8))
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("source", "triton_type"), F8)
+def test_each_8_bit_float_keeps_its_value_in_a_wider_type(source, triton_type, target):
+    x = torch.arange(256, dtype=torch.uint8).view(source)
+    out = torch.zeros(256, dtype=target)
+    cast_kernel[(1,)](x, out, DTYPE=getattr(tl, str(target).removeprefix("torch.")), N=256)
+    assert torch.equal(out.nan_to_num(1e9), x.to(target).nan_to_num(1e9))
+
+
+@triton.jit
+def atomic_kernel(x_ptr, values_ptr, old_ptr, OP: tl.constexpr, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    values = tl.load(values_ptr + lanes)
+    if OP == "add":
+        old = tl.atomic_add(x_ptr + lanes % 2, values, mask=lanes < N - 1)
+    else:
+        old = tl.atomic_xchg(x_ptr + lanes % 2, values, mask=lanes < N - 1)
+    tl.store(old_ptr + lanes, old, mask=lanes < N - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_atomic_exchange_of_floats_swaps_values(dtype):
+    x, values, old = torch.tensor([1.5, -2.5], dtype=dtype), torch.arange(4, dtype=dtype), torch.zeros(4, dtype=dtype)
+    atomic_kernel[(1,)](x, values, old, OP="xchg", N=4)
+    assert (x.tolist(), old.tolist()) == ([2.0, 1.0], [1.5, -2.5, 0.0, 0.0])
+
+
+def test_an_atomic_sum_in_bfloat16_adds_values_and_rounds_each():
+    x, old = torch.tensor([256.0, 1.0], dtype=BF16), torch.zeros(4, dtype=BF16)
+    atomic_kernel[(1,)](x, torch.tensor([1.0, 0.5, 3.0, 9.0], dtype=BF16), old, OP="add", N=4)
+    # 256 + 1 is a tie and stays 256; 256 + 3 is a tie and becomes the even 260
+    assert (x.tolist(), old.tolist()) == ([260.0, 1.5], [256.0, 1.0, 256.0, 0.0])
+
+
+@triton.jit
+def descriptor_add_kernel(x_ptr, M, N: tl.constexpr, BLOCK: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [M, N], [N, 1], [BLOCK, N])
+    row = tl.program_id(0) * BLOCK
+    x.atomic_add([row, 0], x.load([row, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16])
+def test_a_descriptors_atomic_sum_stays_inside_of_the_tensor(dtype):
+    x = torch.arange(6 * 8).reshape(6, 8).to(dtype)
+    expected = x + x
+    expected[5] = x[5]
+    descriptor_add_kernel[(2,)](x, 5, N=8, BLOCK=4)
+    assert torch.equal(x, expected)
+
+
 @triton.jit
 def reduce_kernel(x_ptr, out_ptr, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])

@@ -9,6 +9,11 @@ bfloat16 arithmetic
     computed in float32 and rounded to nearest even.
 bfloat16 rounding
     Casts truncated, or rounded without carrying into the exponent.
+8-bit floats
+    Casts to ``tl.float8e4nv`` and ``tl.float8e5`` rounded ties away from zero, without carrying, and overflowed to NaN
+    or infinity; they round to nearest even and saturate, as ``cvt.rn.satfinite`` does on a GPU.
+atomics
+    ``tl.atomic_xchg`` of floats, ``tl.atomic_add`` of bfloat16 and a descriptor's atomics raised (up to 3.7).
 NaN in maximum and minimum
     ``tl.maximum`` passed NaN on (up to 3.7). A GPU's ``max.f32`` drops it, in ``tl.max`` too: one NaN does not show in
     the maximum of a row. ``tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)`` passes it on, here and there.
@@ -36,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.interpreter import copies, launching, observation
+from utils.interpreter import atomics, copies, float8, launching, observation
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
@@ -47,6 +52,8 @@ _REPAIRS = (
     "bfloat16 dot",
     "bfloat16 arithmetic",
     "bfloat16 rounding",
+    "8-bit floats",
+    "atomics",
     "NaN in maximum and minimum",
     "autotune without a driver",
     "loop bounds",
@@ -86,6 +93,9 @@ def repair() -> None:
     builder.get_bf16 = lambda self, value: _handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
     builder.create_minnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin))
     builder.create_maxnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax))
+    builder.create_atomic_rmw = atomics.more_types(builder.create_atomic_rmw)
+    if not hasattr(builder, "create_descriptor_reduce"):
+        builder.create_descriptor_reduce = atomics.descriptor_reduce
     upstream.ReduceOps.min_max = _quiet_min_max(upstream.ReduceOps.min_max)
     upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
     upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
@@ -127,32 +137,47 @@ def _in_float32(method: Callable) -> Callable:
 
 
 def _rounding_cast(cast: Callable) -> Callable:
-    """Casts from and to bfloat16 by value, rounded to nearest even; all others as they were."""
+    """Casts from and to bfloat16 and 8-bit floats by value, rounded to nearest even; all others as they were."""
 
     @functools.wraps(cast)
     def cast_impl(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype) -> upstream.TensorHandle:
         source, target = src.dtype.scalar, dst_type.scalar
-        if source == target or tl.bfloat16 not in (source, target):
+        special = tl.bfloat16 in (source, target) or float8.is_float8(source) or float8.is_float8(target)
+        if source == target or not special:
             return cast(self, src, dst_type)
-        values = widen(src.data) if source == tl.bfloat16 else src.data
+        values = _wide(src)
         if target == tl.bfloat16:
             return _handle(narrow(values), tl.bfloat16)
-        return cast(self, _handle(values, tl.float32), dst_type)
+        if float8.is_float8(target):
+            return _handle(float8.narrow(values, target), target)
+        return cast(self, src if values is src.data else _handle(values, tl.float32), dst_type)
 
     return cast_impl
 
 
 def _rounding_fp_to_fp(convert: Callable) -> Callable:
-    """float32 to bfloat16 under round-to-nearest-even, which upstream rounds without a carry."""
+    """Conversions that upstream rounds without a carry, and those from and to 8-bit floats."""
     nearest = upstream._ir.ROUNDING_MODE.RTNE
 
     @functools.wraps(convert)
     def create_fp_to_fp(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype, mode: Any) -> upstream.TensorHandle:
-        if dst_type.scalar == tl.bfloat16 and src.dtype.scalar == tl.float32 and mode in (None, nearest):
+        source, target = src.dtype.scalar, dst_type.scalar
+        to_nearest = mode in (None, nearest)
+        if target == tl.bfloat16 and source == tl.float32 and to_nearest:
             return _handle(narrow(src.data), tl.bfloat16)
+        if float8.is_float8(source) or (float8.is_float8(target) and to_nearest):
+            return self.cast_impl(src, dst_type)
         return convert(self, src, dst_type, mode)
 
     return create_fp_to_fp
+
+
+def _wide(value: upstream.TensorHandle) -> np.ndarray:
+    """The numbers behind a handle whose bits NumPy has no type for; all others as they are."""
+    dtype = value.dtype.scalar
+    if dtype == tl.bfloat16:
+        return widen(value.data)
+    return float8.widen(value.data, dtype) if float8.is_float8(dtype) else value.data
 
 
 def _quiet_min_max(min_max: Callable) -> Callable:
