@@ -191,8 +191,8 @@ def _gpu(facts: Facts) -> Line:
     if facts.nvidia_driver and facts.torch_cuda and not facts.devices:
         advice = (
             "this machine has an NVIDIA driver: see that `nvidia-smi` lists the GPU, that CUDA_VISIBLE_DEVICES does "
-            f"not hide it, and that the driver is new enough for CUDA {facts.torch_cuda} (update it, or install a PyTorch "
-            "built for an older CUDA). Until then every notebook and lab works in the interpreter"
+            f"not hide it and that the driver is new enough for CUDA {facts.torch_cuda} (update it, or install a "
+            "PyTorch built for an older CUDA). Until then every notebook and lab works in the interpreter"
         )
         return Line("warn", text, advice)
     return Line("ok", f"{text}. Every notebook and lab works; measured plots show the recorded H100")
