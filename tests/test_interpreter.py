@@ -380,6 +380,7 @@ def test_an_error_in_a_device_function_is_told_once():
         ((1, 1, 1, 1), TypeError, r"got \(1, 1, 1, 1\)"),
         ((-2,), ValueError, r"whole numbers of programs, none negative, got \(-2, 1, 1\)"),
         ((2.5,), ValueError, r"got \(2.5, 1, 1\)"),
+        (lambda meta: 3, TypeError, "flag_kernel: grid must be a tuple of one to three numbers of programs, got 3"),
         (lambda meta: (3, -1), ValueError, r"got \(3, -1, 1\)"),
     ],
 )
@@ -391,6 +392,7 @@ def test_a_bad_grid_is_refused_by_value(grid, error, message):
 def test_a_list_is_a_grid_as_on_a_gpu():
     out = torch.zeros(1, dtype=torch.int32)
     flag_kernel[[1]](out, True)
+    flag_kernel[lambda meta: [1, 1]](out, True)
     assert out.item() == 1
 
 
@@ -400,6 +402,32 @@ def test_an_argument_that_is_no_tensor_is_refused_by_name(value):
         TypeError, match=f"flag_kernel: out_ptr must be a tensor or a number, got {type(value).__name__}"
     ):
         flag_kernel[(1,)](value, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "torch.complex64"),
+        (torch.ones(2).to_sparse(), "torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "on meta"),
+    ],
+)
+def test_a_tensor_without_addresses_or_of_complex_numbers_is_refused_by_name(value, shown):
+    with pytest.raises(TypeError, match=f"flag_kernel: out_ptr must be a dense tensor of real numbers, got .*{shown}"):
+        flag_kernel[(1,)](value, True)
+
+
+def test_a_misspelt_argument_is_refused_by_name_and_launch_options_are_not():
+    out = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"flag_kernel has no argument 'flagg', .* it takes: out_ptr, flag"):
+        flag_kernel[(1,)](out, True, flagg=False)
+    flag_kernel[(1,)](out, True, num_warps=8, num_stages=2, maxnreg=64)
+    assert out.item() == 1
+
+
+def test_a_kernel_called_without_a_grid_is_told_so():
+    with pytest.raises(RuntimeError, match=r"launch it with a grid, flag_kernel\[grid\]\(...\)"):
+        flag_kernel(torch.zeros(1, dtype=torch.int32), True)
 
 
 def test_the_language_is_restored_after_a_launch_and_after_an_error():

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter import observation
@@ -18,6 +19,15 @@ from utils.interpreter import observation
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 from triton.runtime import interpreter as upstream  # isort: skip
+
+
+#: What a launch may be given besides its kernel's arguments: options of the compiler and of a configuration.
+_OPTIONS = {
+    *inspect.signature(triton.Config.__init__).parameters,
+    *("num_warps", "num_ctas", "num_stages", "maxnreg", "debug", "sanitize_overflow", "enable_fp_fusion"),
+    *("ir_override", "launch_cooperative_grid", "launch_pdl", "ptx_options", "arch", "extern_libs"),
+    *("instrumentation_mode", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
+}
 
 
 class _Patches:
@@ -83,15 +93,43 @@ def launch(call: Callable) -> Callable:
 def _check_launch(executor: Any, args: tuple, kwargs: dict) -> None:
     """Refuse a grid or an argument that no kernel can take, by name; a list as a grid becomes a tuple, as on a GPU."""
     name, grid = executor.fn.__name__, executor.grid
-    if not callable(grid):
-        if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
-            raise TypeError(f"{name}: grid must be a tuple of one to three numbers of programs, got {grid!r}")
-        executor.grid = tuple(grid)
+    executor.grid = (lambda meta: _checked_shape(name, grid(meta))) if callable(grid) else _checked_shape(name, grid)
     takes_tensors = set(executor.arg_names) - set(executor.constexprs)
     for argument, value in [*zip(executor.arg_names, args), *kwargs.items()]:
-        if argument in takes_tensors and isinstance(value, (str, list, dict, set, np.ndarray)):
+        if argument not in takes_tensors:
+            continue
+        if isinstance(value, (str, list, dict, set, np.ndarray)):
             shown = f"{type(value).__name__} {reprlib.repr(value)}"
             raise TypeError(f"{name}: {argument} must be a tensor or a number, got {shown}")
+        if isinstance(value, torch.Tensor) and (
+            value.is_complex() or value.layout != torch.strided or value.device.type == "meta"
+        ):
+            shown = f"{value.dtype}, {value.layout}, on {value.device}"
+            raise TypeError(f"{name}: {argument} must be a dense tensor of real numbers, got one of {shown}")
+    for option in kwargs.keys() - set(executor.arg_names) - _OPTIONS:
+        known = ", ".join(executor.arg_names)
+        raise TypeError(f"{name} has no argument {option!r}, and no launch option is called so; it takes: {known}")
+
+
+def _checked_shape(name: str, grid: Any) -> tuple:
+    if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
+        raise TypeError(f"{name}: grid must be a tuple of one to three numbers of programs, got {grid!r}")
+    return tuple(grid)
+
+
+def inside_launches_only(call: Callable) -> Callable:
+    """A kernel called like a function, without a grid, says so instead of failing on its first operation."""
+
+    @functools.wraps(call)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if observation.state.patches is None:
+            name = self.fn.__name__
+            raise RuntimeError(
+                f"{name} is a @triton.jit function: launch it with a grid, {name}[grid](...), or call it in a kernel"
+            )
+        return call(self, *args, **kwargs)
+
+    return __call__
 
 
 def checked_grid(set_grid_dim: Callable) -> Callable:

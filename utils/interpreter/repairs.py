@@ -108,6 +108,8 @@ def repair() -> None:
     executor._restore_args_dev = copies.sparse_results(executor._restore_args_dev)
     observation.install()
     upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
+    function = upstream.InterpretedFunction
+    function.__call__ = launching.inside_launches_only(function.__call__)
     upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)
 
 

@@ -170,6 +170,16 @@ def profile_kernel(
     """
     if not isinstance(max_findings, int) or isinstance(max_findings, bool) or max_findings < 1:
         raise ValueError(f"max_findings must be a positive integer, got {max_findings!r}")
+    switches = {
+        "check_races": check_races,
+        "check_bounds": check_bounds,
+        "check_uninitialized": check_uninitialized,
+    }
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise TypeError(f"{name} must be True or False, got {switch!r}")
+    if memory is not None and not isinstance(memory, Mapping):
+        raise TypeError(f"memory must map names to tensors, got {type(memory).__name__}")
     for name, tensor in (memory or {}).items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"memory[{name!r}] must be a torch.Tensor, got {type(tensor).__name__}")
