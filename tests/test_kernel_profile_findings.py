@@ -469,6 +469,8 @@ def test_findings_beyond_the_limit_are_counted_not_kept():
         unmasked_kernel[(8,)](torch.zeros(1), torch.zeros(256), SHIFT=0, BLOCK=32)
     assert len(profile.findings) == 2
     assert profile.findings_left_out == 6
+    said = "these are the first 2 findings; 6 later occurrences are not listed"
+    assert said in profile.report() and said in profile._repr_html_()
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])

@@ -159,7 +159,8 @@ def profile_kernel(
             Programs that take turns by atomics of their own (a lock, a counter of finished blocks) are reported too.
         check_bounds: Report accesses outside of an argument; they are harmless either way.
         check_uninitialized: Report reads of memory from ``torch.empty`` (``empty_like``, ``new_empty``,
-            ``empty_strided``) called inside the block, until a kernel or a PyTorch operation writes it.
+            ``empty_strided``) called inside the block, until a kernel or a PyTorch operation writes it or NumPy is
+            given it.
         memory: Tensors that a kernel reaches without having them as arguments (through a table of addresses), by the
             name that reports give them.
         max_findings: Longest list of findings that is kept.
