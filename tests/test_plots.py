@@ -61,8 +61,9 @@ def roofline():
         plots.Point("ReLU", 0.25),
     ]
     return plots.roofline_plot(
-        H100, points, measured=plots.Ceilings(700e12, 3.0e12, "measured"), subtitle="H100, a date"
-    )
+        H100, points, measured=plots.Ceilings(700e12, 3.0e12, "measured"), subtitle="H100, a date",
+        lower_roofs={"fp32 cores": 67e12},
+    )  # fmt: skip
 
 
 def sweep():
@@ -178,6 +179,20 @@ def test_the_colours_keep_the_meaning_that_the_style_gives_them():
     assert (0x00, 0x72, 0xB2) in {colour for _, colour in image.getcolors(1 << 24)}
 
 
+def test_shading_colours_and_alternative_text_of_a_roofline_go_by_the_same_ridge():
+    reached = plots.Ceilings(700e12, 3.0e12, "measured")
+    ridge = H100.peak_flops["bf16"] / H100.memory_bandwidth
+    points = [plots.Point("between\nthe ridges", (reached.ridge + ridge) / 2, 1e14), plots.Point("right", 400.0, 1e14)]
+    fig = plots.roofline_plot(H100, points, measured=reached, lower_roofs={"fp32 cores": 67e12})
+    (ax,) = fig.axes
+    dots = {line.get_xdata()[0]: line.get_mec() for line in ax.lines if line.get_marker() == "o"}
+    assert [dots[point.intensity] for point in points] == [plots.HBM, plots.ARITHMETIC]
+    memory, compute = (area.get_datalim(ax.transData) for area in ax.collections[:2])
+    assert memory.x1 == pytest.approx(ridge) == compute.x0
+    assert re.search(r"between the ridges: [^,]*, [^,]*, memory-bound.* right: [^,]*, [^,]*, compute-bound", fig.alt)
+    assert "Thin roof of the fp32 cores: 67 TFLOP/s" in fig.alt
+
+
 def test_drawers_draw_on_given_axes_too():
     fig, axes = plots.figure("Two pictures of one warp", columns=2, height=3)
     trace = run_warp([Op("Z")])
@@ -260,6 +275,7 @@ BAD = {
     "no flops": (lambda: plots.roofline_plot(H100, [Measured("copy", Cost(0, 64), 1e-6)]), "'copy'"),
     "ceiling": (lambda: plots.Ceilings(-1.0, 2.0, "x"), "flops"),
     "limits": (lambda: plots.roofline_plot(H100, limits=(3, 2)), "limits"),
+    "lower roof": (lambda: plots.roofline_plot(H100, lower_roofs={"fp8": 1979e12}), "'fp8' must be below 9.89e\\+14"),
     "no series": (lambda: sweep_of([]), "at least one series"),
     "lengths": (lambda: sweep_of([plots.Series("a", [1, 2])]), "'a' has 2 values for 3"),
     "log of zero": (lambda: sweep_of([plots.Series("a", [0, 1, 2])]), "positive"),

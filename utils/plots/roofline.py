@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,7 @@ def roofline_plot(
     *,
     dtype: str = "bf16",
     measured: Ceilings | None = None,
+    lower_roofs: Mapping[str, float] | None = None,
     title: str = "",
     subtitle: str = "",
     limits: tuple[float, float] | None = None,
@@ -84,11 +85,16 @@ def roofline_plot(
 ) -> Figure:
     """Draw roofs, the ridge, both regions and labelled points on log axes.
 
+    There is one ridge: that of ``machine``. The shading, the colours of the points and the alternative text go by it,
+    also where reached or lower roofs, whose own ridges lie elsewhere, are drawn beside.
+
     Args:
         machine: whose roofs: a GPU of :mod:`utils.hardware` (data-sheet rates) or :class:`Ceilings`.
         points: operators, :class:`Point` or :class:`utils.roofline.Measured` (anything with name, intensity in FLOP/B
             and rate in FLOP/s); those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
-        measured: roofs that were reached, drawn dashed below those of ``machine``; the points are judged by them.
+        measured: roofs that were reached, drawn dashed below those of ``machine``; a point without a rate is on them.
+        lower_roofs: FLOP/s of other units of the same machine by name, drawn as thin lines from the memory roof on:
+            ``{"fp32 cores": 67e12}``.
         limits: lowest and highest intensity to draw; by default two decades around the points and the ridge.
     """
     top = ceilings(machine, dtype)
@@ -98,6 +104,10 @@ def roofline_plot(
             raise ValueError(
                 f"{p.name!r} does no arithmetic (intensity {p.intensity:g} FLOP/B): it has no place on a log axis"
             )
+    lower = {name: Ceilings(rate, top.bandwidth, name) for name, rate in (lower_roofs or {}).items()}
+    for name, other in lower.items():
+        if other.flops >= top.flops:
+            raise ValueError(f"lower roof {name!r} must be below {top.flops:g} FLOP/s, got {other.flops:g}")
     intensities = [p.intensity for p in points] + [top.ridge]
     low, high = limits or (
         10 ** math.floor(math.log10(min(intensities) / 2)),
@@ -106,8 +116,8 @@ def roofline_plot(
     if not 0 < low < high:
         raise ValueError(f"limits must be 0 < low < high FLOP/B, got {limits!r}")
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
-    bound = [p.intensity < roof.ridge for p, _ in placed]
-    title = title or f"Left of {number(roof.ridge, 3)} FLOP/B memory is the limit, right of it arithmetic"
+    bound = [p.intensity < top.ridge for p, _ in placed]
+    title = title or f"Left of {number(top.ridge, 3)} FLOP/B memory is the limit, right of it arithmetic"
     fig, ax = canvas(title, ax, subtitle=subtitle, height=height)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -118,8 +128,7 @@ def roofline_plot(
 
     xs = np.array([low, top.ridge, high])
     ys = np.array([top.attainable(x) for x in xs])
-    for a, b, colour in ((low, roof.ridge, HBM), (roof.ridge, high, ARITHMETIC)):
-        under = np.array([a, min(max(top.ridge, a), b), b])
+    for under, colour in ((xs[:2], HBM), (xs[1:], ARITHMETIC)):
         tops = [top.attainable(x) for x in under]
         ax.fill_between(under, bottom, tops, color=mix(colour, 0.08), linewidth=0, zorder=0.5)
     ax.plot(xs, ys, color=LIMIT, linewidth=1.1, zorder=2)
@@ -128,7 +137,11 @@ def roofline_plot(
         reached = np.array([low, measured.ridge, high])
         lines.append((reached, [measured.attainable(x) for x in reached]))
         ax.plot(*lines[-1], color=LIMIT, linewidth=1.1, linestyle=(0, (5, 3)), zorder=2)
-    ax.plot([roof.ridge] * 2, [bottom, roof.flops], color=LIMIT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
+    for other in lower.values():
+        lines.append(([max(low, other.ridge), high], [other.attainable(max(low, other.ridge)), other.flops]))
+        ax.plot(*lines[-1], color=LIMIT, linewidth=0.6, zorder=1.8)
+    lines.append(([top.ridge] * 2, [bottom, top.flops]))
+    ax.plot(*lines[-1], color=LIMIT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
 
     for (point, rate), memory in zip(placed, bound, strict=True):
         colour = HBM if memory else ARITHMETIC
@@ -136,16 +149,23 @@ def roofline_plot(
         ax.plot(point.intensity, rate, "o", ms=6.5, mfc=face, mec=colour, mew=1.4, zorder=4, clip_on=False)
     quantity_axis(ax.xaxis, "FLOP/B", "arithmetic intensity")
     quantity_axis(ax.yaxis, "FLOP/s", "rate")
-    boxes = _write_roofs(ax, top, measured, low, high, bottom, [p.intensity for p, _ in placed])
+    boxes = _write_roofs(ax, top, measured, lower, low, high, bottom, [p.intensity for p, _ in placed])
     texts = [p.name for p in points]
     colours = [mix(HBM if m else ARITHMETIC, 0.85, "#000000") for m in bound]
     label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
-    fig.alt = fig_alt(top, measured, placed, bound)
+    fig.alt = fig_alt(top, measured, lower, placed, bound)
     return fig
 
 
 def _write_roofs(
-    ax: Axes, top: Ceilings, measured: Ceilings | None, low: float, high: float, bottom: float, xs: list
+    ax: Axes,
+    top: Ceilings,
+    measured: Ceilings | None,
+    lower: Mapping[str, Ceilings],
+    low: float,
+    high: float,
+    bottom: float,
+    xs: list,
 ) -> list:
     """Name the roofs along their lines, the ridge and the two regions; return the boxes in pixels."""
     fig = ax.figure
@@ -170,15 +190,17 @@ def _write_roofs(
     text = f"{quantity(float(top.flops), 'FLOP/s', 3)}{reached}"
     flat = {"size": SMALL, "textcoords": "offset points"}
     notes.append(ax.annotate(text, (high, top.flops), (-2, 4), ha="right", color=LIMIT, **flat))
-    roof = measured or top
-    ridge = f"ridge {number(roof.ridge, 3)} FLOP/B"
-    notes.append(ax.annotate(ridge, (roof.ridge, bottom), (4, 4), ha="left", va="bottom", color=MUTED, **flat))
+    for name, other in lower.items():
+        text = f"{quantity(float(other.flops), 'FLOP/s', 3)}: {name}"
+        notes.append(ax.annotate(text, (high, other.flops), (-2, 3), ha="right", color=LIMIT, **flat))
+    ridge = f"ridge {number(top.ridge, 3)} FLOP/B"
+    notes.append(ax.annotate(ridge, (top.ridge, bottom), (4, 4), ha="left", va="bottom", color=MUTED, **flat))
     left, right = mix(HBM, 0.85, "#000000"), mix(ARITHMETIC, 0.85, "#000000")
     notes.append(
-        ax.annotate("memory-bound", (roof.ridge, bottom), (-6, 18), ha="right", weight="bold", color=left, **flat)
+        ax.annotate("memory-bound", (top.ridge, bottom), (-6, 18), ha="right", weight="bold", color=left, **flat)
     )
     notes.append(
-        ax.annotate("compute-bound", (roof.ridge, bottom), (6, 18), ha="left", weight="bold", color=right, **flat)
+        ax.annotate("compute-bound", (top.ridge, bottom), (6, 18), ha="left", weight="bold", color=right, **flat)
     )
     renderer = fig.canvas.get_renderer()
     for note in notes:
@@ -196,7 +218,13 @@ def _along(box: Bbox, angle: float, parts: int = 12) -> list[Bbox]:
     return [Bbox.from_extents(x - half, y - thickness / 2, x + half, y + thickness / 2) for x, y in zip(xs, ys)]
 
 
-def fig_alt(top: Ceilings, measured: Ceilings | None, placed: Sequence, bound: Sequence[bool]) -> str:
+def fig_alt(
+    top: Ceilings,
+    measured: Ceilings | None,
+    lower: Mapping[str, Ceilings],
+    placed: Sequence,
+    bound: Sequence[bool],
+) -> str:
     """Alternative text of a roofline, from its data."""
     text = (
         f"Roofline of {top.label}: memory roof {quantity(float(top.bandwidth), 'B/s', 3)}, arithmetic roof "
@@ -204,8 +232,11 @@ def fig_alt(top: Ceilings, measured: Ceilings | None, placed: Sequence, bound: S
     )
     if measured:
         reached = quantity(float(measured.bandwidth), "B/s", 3), quantity(float(measured.flops), "FLOP/s", 3)
-        text += f" Reached: {' and '.join(reached)}."
+        text += f" Reached, dashed: {' and '.join(reached)}."
+    for name, other in lower.items():
+        text += f" Thin roof of the {name}: {quantity(float(other.flops), 'FLOP/s', 3)}."
     for (point, rate), memory in zip(placed, bound, strict=True):
         side = "memory-bound" if memory else "compute-bound"
-        text += f" {point.name}: {number(point.intensity, 3)} FLOP/B, {quantity(float(rate), 'FLOP/s', 3)}, {side}."
+        name = " ".join(point.name.split())
+        text += f" {name}: {number(point.intensity, 3)} FLOP/B, {quantity(float(rate), 'FLOP/s', 3)}, {side}."
     return text
