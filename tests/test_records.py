@@ -32,9 +32,11 @@ def shelf(tmp_path, monkeypatch):
     return tmp_path
 
 
-def edit(path, change):
+def edit(path, change, *, renew_digest=False):
     raw = json.loads(path.read_text())
     change(raw)
+    if renew_digest:
+        raw["digest"] = records.digest(raw)
     path.write_text(json.dumps(raw))
 
 
@@ -257,7 +259,7 @@ def test_a_changed_source_makes_its_record_stale_and_says_what_to_run(shelf, mon
 
 def test_a_source_that_is_gone_makes_its_record_stale(shelf):
     path = records.save("ceilings", RESULTS, SOURCES, "command")
-    edit(path, lambda raw: raw.update(sources=["benchmarks/gone.py"]))
+    edit(path, lambda raw: raw.update(sources=["benchmarks/gone.py"]), renew_digest=True)
     assert records.stale() == ["ceilings: measured source 'benchmarks/gone.py' is not there any more"]
 
 
@@ -285,6 +287,31 @@ def test_a_damaged_record_is_refused_by_file_and_value(shelf, change, message):
     edit(records.save("ceilings", RESULTS, SOURCES, "command"), change)
     with pytest.raises(records.RecordError, match=rf"^ceilings\.json: .*{message}"):
         records.load("ceilings")
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        (lambda raw: raw.update(device="NVIDIA A100-SXM4-80GB"), "device 'NVIDIA A100-SXM4-80GB'"),
+        (lambda raw: raw.update(date="2031-02-03"), "date '2031-02-03'"),
+        (lambda raw: raw["versions"].update(torch="9.9.9"), "'torch': '9.9.9'"),
+        (lambda raw: raw.update(command="python -m something.else"), "command 'python -m something.else'"),
+        (lambda raw: raw.update(sources=["benchmarks/latency.py"]), r"sources \['benchmarks/latency\.py'\]"),
+        (lambda raw: raw.update(fingerprint="0" * 64), f"fingerprint '{'0' * 64}'"),
+        (lambda raw: raw.update(digest="0" * 64), "the results do not match"),
+    ],
+)
+def test_whatever_was_edited_in_a_record_is_refused_by_file_and_value(shelf, change, value):
+    edit(records.save("ceilings", RESULTS, SOURCES, "command"), change)
+    with pytest.raises(records.RecordError, match=rf"^ceilings\.json: the file was edited after .*{value}.* digest "):
+        records.load("ceilings")
+
+
+def test_the_order_and_layout_of_a_record_may_change(shelf):
+    path = records.save("ceilings", RESULTS, SOURCES, "command")
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(raw.items())), indent=7))
+    assert records.load("ceilings").results == RESULTS
 
 
 @pytest.mark.parametrize(

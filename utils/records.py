@@ -2,8 +2,8 @@
 
 A reader without a GPU sees these figures, and a notebook's claims rest on them. Each family of measurements is one JSON
 file in ``utils/records/``, written by a script in ``benchmarks/`` on a machine with a GPU and never by hand: the file
-keeps a digest of its own results, so that a figure that was edited is refused, and a fingerprint of the measured
-source, so that a test fails when the source has changed since (:func:`stale`).
+keeps a digest of all else that it says, so that a figure, a device or a date that was edited is refused, and a
+fingerprint of the measured source, so that a test fails when the source has changed since (:func:`stale`).
 """
 
 from __future__ import annotations
@@ -170,9 +170,10 @@ def save(family: str, results: Any, sources: Sequence[str], command: str) -> Pat
         "command": command,
         "sources": list(sources),
         "fingerprint": fingerprint(sources),
-        "digest": digest(results),
+        "digest": "",  # in its place in the file; known once the rest is
         "results": results,
     }
+    raw["digest"] = digest(raw)
     text = as_text(raw)
     parse(text, family, path.name)
     DIRECTORY.mkdir(exist_ok=True)
@@ -206,9 +207,10 @@ def stale() -> list[str]:
     return problems
 
 
-def digest(results: Any) -> str:
-    """SHA-256 of results, independent of how the file is laid out."""
-    return hashlib.sha256(json.dumps(results, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def digest(raw: Mapping[str, Any]) -> str:
+    """SHA-256 of a record but its key ``"digest"``, independent of how the file is laid out."""
+    rest = {key: value for key, value in raw.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -290,10 +292,13 @@ def _problems(raw: object, family: str) -> list[str]:
     if family not in record_layouts.LAYOUTS:
         return [f"family {family!r} has no layout in utils/record_layouts.py"]
     problems = record_layouts.check(raw["results"], record_layouts.LAYOUTS[family], "results")
-    if not problems and digest(raw["results"]) != raw["digest"]:
+    if not problems and digest(raw) != raw["digest"]:
+        header = ", ".join(
+            f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "family", "digest", "results")
+        )
         problems.append(
-            f"results do not match digest {raw['digest']}: the file was edited after it was measured "
-            f"(run `{raw['command']}` on a GPU to record it again)"
+            f"the file was edited after it was measured: {header} and the results do not match digest "
+            f"{raw['digest']} (restore the file, or record it again on a GPU)"
         )
     return problems
 
