@@ -8,8 +8,8 @@ import pytest
 
 from utils import example_kernels as ek
 from utils.compile_only import CompileError, Request, resource_usage, resource_usages
+from utils.compile_only.source import standalone_source
 from utils.example_kernels.attention import GPU_TILES
-from utils.kernel_source import standalone_source
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip

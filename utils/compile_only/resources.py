@@ -1,13 +1,4 @@
-"""Compile a Triton kernel for a GPU that is not there, and read what the compiler spent on it.
-
-::
-
-    resource_usage(
-        copy_kernel, {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}, {"BLOCK": 1024}, capability=90
-    )
-
-A child process compiles, so that this works in a session whose kernels are interpreted.
-"""
+"""What a kernel is compiled for and what it then occupies: requests are checked here and sent to the child process."""
 
 from __future__ import annotations
 
@@ -23,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.kernel_source import standalone_source
+from utils.compile_only.source import standalone_source
 
 import triton.language as tl  # isort: skip
 
 #: What Triton compiles for here; 75 (T4) and older are out.
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
 _TYPE = re.compile(r"\*?(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))")
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
+_CHILD = Path(__file__).resolve().with_name("child.py")
 
 
 class CompileError(RuntimeError):
@@ -115,7 +107,7 @@ def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "utils.compile_child"],
+        [sys.executable, "-P", str(_CHILD)],  # by its path: as a module it would import the course's runtime first
         input=json.dumps(orders),
         env=env,
         capture_output=True,
