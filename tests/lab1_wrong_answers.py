@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from solutions import lab1_roofline as solution
 from utils.simt import If, Op
 
@@ -426,6 +428,69 @@ def does_not_give_up(d, f, element_size, peak_flops, bandwidth):
     return math.ceil(r * d * f / (2 * d * f - r * (d + f)))
 
 
+@wrong("1.5", "smallest_compute_bound_batch", "raised ZeroDivisionError", "lab1_wrong_answers.py", "exactly zero")
+def forgets_zero(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    bracket = 2 * d * f - r * (d + f)
+    if bracket < 0:
+        return None
+    return math.ceil(r * d * f / bracket)
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "raised OverflowError", "exactly zero")
+def forgets_zero_with_numpy(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = np.float64(element_size * peak_flops / bandwidth)
+    with np.errstate(divide="ignore"):
+        batch = d * f * r / (2 * d * f - (d + f) * r)
+    return None if batch < 0 else math.ceil(batch)
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "raised ZeroDivisionError", "exactly zero")
+def forgets_zero_and_solves_for_the_inverse(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    inverse = 2 * bandwidth / (element_size * peak_flops) - 1 / d - 1 / f
+    return math.ceil(1 / inverse) if inverse >= 0 else None
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "raised ZeroDivisionError", "exactly zero")
+def forgets_zero_and_rounds_down(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    bracket = 2 * d * f - r * (d + f)
+    return None if bracket < 0 else int(r * d * f / bracket)
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "goes wrong with weights for which", "never onto it")
+def gives_up_one_step_late(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    bracket = 2 * d * f - r * (d + f)
+    return None if bracket < 0 else math.ceil(r * d * f / max(bracket, 1e-6))
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "batch of 1 is returned where no batch is enough")
+def at_least_one_row(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    return max(1, math.ceil(r * d * f / (2 * d * f - r * (d + f))))
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "output's bytes are left out")
+def never_writes(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    return None if 2 * f <= r else math.ceil(r * d * f / (2 * d * f - r * d))
+
+
+@wrong("1.5", "attainable_rate", "bandwidth=-2.0", "instead of refusing")
+def trusts_the_data_sheet(intensity, peak_flops, bandwidth):
+    if intensity <= 0 or peak_flops <= 0:
+        raise ValueError(f"{intensity} FLOP/B at {peak_flops} FLOP/s")
+    return min(peak_flops, intensity * bandwidth)
+
+
 # ---- 1.6 predicted and measured time ----
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -496,6 +561,34 @@ def own_dtype_first(points, dtype):
         raise ValueError(f"unknown dtype {dtype}")
     own = [p for p in points if p["dtype"] == dtype] or [p for p in points if BYTES[p["dtype"]] == BYTES[dtype]]
     return max(p["flops"] / p["seconds"] for p in own)
+
+
+@wrong("1.6", "predict_seconds", "bandwidth=-2.0", "instead of refusing", "names the value -2.0")
+def refuses_counts_only(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(flops, bytes_moved)
+    if peak_flops <= 0:
+        raise ValueError(f"peak_flops is {peak_flops}")
+    return max(flops / peak_flops, bytes_moved / bandwidth)
+
+
+@wrong("1.6", "predict_seconds", "(flops=-5", "instead of refusing", "names the value -5")
+def refuses_bytes_only(flops, bytes_moved, peak_flops, bandwidth):
+    refuse_counts(0, bytes_moved)
+    return max(flops / peak_flops, bytes_moved / bandwidth)
+
+
+@wrong("1.6", "measured_peak", "raised ValueError: max", "names the value 'fp16'", "'dtype': 'fp32'")
+def leaves_it_to_max(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    return max(p["flops"] / p["seconds"] for p in points if BYTES[p["dtype"]] == BYTES[dtype])
+
+
+@wrong("1.6", "measured_peak", "returned 0 instead of refusing the value", "names the value 'fp16'")
+def zero_where_nothing_was_measured(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    return max((p["flops"] / p["seconds"] for p in points if BYTES[p["dtype"]] == BYTES[dtype]), default=0)
 
 
 def _roofs(points, dtype):
@@ -931,3 +1024,33 @@ def percentages(amounts):
 @wrong("1.10", "shares", "divided by the largest")
 def relative_to_the_largest(amounts):
     return {name: amount / max(amounts.values()) for name, amount in amounts.items()}
+
+
+@wrong("1.10", "shares", "raised KeyError: 'contraction'", "classes of its own", "are written into shares")
+def three_classes_by_name(amounts):
+    total = amounts["contraction"] + amounts["normalisation"] + amounts["element-wise"]
+    return {
+        "contraction": amounts["contraction"] / total,
+        "normalisation": amounts["normalisation"] / total,
+        "element-wise": amounts["element-wise"] / total,
+    }
+
+
+@wrong("1.10", "shares", "'convolution', 'pooling' are due", "classes of its own")
+def three_classes_that_may_be_missing(amounts):
+    names = ("contraction", "normalisation", "element-wise")
+    return {name: amounts.get(name, 0) / sum(amounts.values()) for name in names}
+
+
+@wrong("1.10", "shares", "(amounts={'embedding'", "where 'embedding', 'attention'", "classes of its own")
+def the_first_three_entries(amounts):
+    total = sum(amounts.values())
+    return {name: amounts[name] / total for name in list(amounts)[:3]}
+
+
+@wrong("1.10", "layer_flops", "heads=-3", "instead of refusing", "names the value -3")
+def heads_may_be_negative(batch, seq_len, hidden, heads, backward):
+    refuse_below_one(batch=batch, seq_len=seq_len, hidden=hidden)
+    if hidden % heads:
+        raise ValueError(f"{heads} heads do not divide {hidden}")
+    return solution.layer_flops(batch, seq_len, hidden, abs(heads), backward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import random
 import re
 import shutil
@@ -22,10 +23,11 @@ from nbclient import NotebookClient
 import utils.checks.lab1 as checks
 from solutions import lab1_roofline as solution
 from utils import hardware, operators, roofline, simt
-from utils.checks import attempt, numbers, ready_made
+from utils.checks import attempt, ready_made
 from utils.checks.core import CheckFailed
 from utils.checks.lab1 import attention, counting, divergence, passes, prediction, rates, rules, sectors
 from utils.checks.lab1 import operators as lab1_operators
+from utils.checks.question import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -164,7 +166,12 @@ def test_the_notebook_states_how_far_off_a_prediction_may_be():
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_an_exercise_states_what_a_student_needs(exercise):
     text = text_of(exercise)
-    for part in (r"Difficulty [●○]{5} · importance [●○]{5}", r"edit `\w+\.py`", "Predict", "<summary>Hint</summary>"):
+    for part in (
+        r"Difficulty [●○]{5} · importance [●○]{5}",
+        r"edit `\w+\.py`",
+        "Predict",
+        r"<summary>(Hint|First hint)</summary>",
+    ):
         assert re.search(part, text), part
     for name in EXERCISES[exercise][1]:
         assert f"`{name}(" in text, name
@@ -173,10 +180,39 @@ def test_an_exercise_states_what_a_student_needs(exercise):
     assert NOTEBOOK.cells[index + 2].source.startswith("**When it passes, notice.**")
 
 
-def questions_of(exercise: str) -> list[numbers.Question]:
+#: What nearly is an exercise's solution, and may only stand in its second hint.
+NEARLY_THE_SOLUTION = {
+    "1.4": "first and the last",
+    "1.5": "(2df - Rs(d + f))",
+    "1.6": "operator_cost` in two lines",
+    "1.7": "b // 32",
+    "1.8": "-(-a // b)",
+    "1.9": "calls itself",
+    "1.10": "twice the forward pass",
+}
+
+
+@pytest.mark.parametrize("exercise", NEARLY_THE_SOLUTION)
+def test_what_nearly_is_the_solution_is_folded_away_behind_a_first_nudge(exercise):
+    text = text_of(exercise)
+    folded = dict(re.findall(r"<details>\n<summary>(.+?)</summary>\n(.+?)</details>", text, flags=re.DOTALL))
+    assert list(folded)[:2] == ["First hint", "Second hint, nearly the solution"]
+    assert NEARLY_THE_SOLUTION[exercise] in folded["Second hint, nearly the solution"]
+    assert NEARLY_THE_SOLUTION[exercise] not in folded["First hint"]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_each_size_and_rate_that_a_function_takes_is_also_tried_where_it_must_be_refused(exercise):
+    others = {"causal", "materialize", "backward", "program", "amounts", "points", "kind", "params"}
+    for question in questions_of(exercise):
+        parameters = set(question.cases(random.Random(2))[0].arguments)
+        assert parameters - others - set(question.refused) == set() or question.name == "predict_operator"
+
+
+def questions_of(exercise: str) -> list[Question]:
     """The questions that an exercise's check asks, by the names of the functions that it takes."""
     homes = [importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES]
-    found = [q for home in homes for q in vars(home).values() if isinstance(q, numbers.Question)]
+    found = [q for home in homes for q in vars(home).values() if isinstance(q, Question)]
     return [question for question in found if question.name in EXERCISES[exercise][1]]
 
 
@@ -355,6 +391,26 @@ def test_a_constant_factor_is_pointed_out():
     )
 
 
+def test_an_error_where_a_known_mistake_leads_to_one_names_the_mistake_and_shows_the_line():
+    def only_negative(d, f, element_size, peak_flops, bandwidth):
+        bracket = 2 * d * f - element_size * peak_flops / bandwidth * (d + f)
+        if bracket < 0:
+            return None
+        return math.ceil(element_size * peak_flops / bandwidth * d * f / bracket)
+
+    text = fail_text("1.5", smallest_compute_bound_batch=only_negative)
+    assert "raised ZeroDivisionError" in text and "/ bracket)" in text
+    assert "None is returned only where what multiplies B is negative" in text and "negative B is returned" not in text
+
+
+def test_an_error_that_no_known_mistake_leads_to_is_not_blamed_on_one():
+    def divides_by_the_batch(d, f, element_size, peak_flops, bandwidth):
+        return d // (f - f)
+
+    text = fail_text("1.5", smallest_compute_bound_batch=divides_by_the_batch)
+    assert "raised ZeroDivisionError" in text and "this is what you get" not in text
+
+
 def test_what_the_wrong_cases_have_in_common_is_pointed_out():
     def no_single_element(n):
         return 2 * n if n > 1 else 0
@@ -435,7 +491,7 @@ def test_the_counting_machine_computes_what_it_counts():
 @pytest.mark.parametrize("module", ["operators", "passes", "attention", "waves"])
 def test_the_closed_forms_for_large_cases_equal_the_counts_on_small_ones(module, monkeypatch):
     home = importlib.import_module(f"utils.checks.lab1.{module}")
-    questions = [value for value in vars(home).values() if isinstance(value, numbers.Question)]
+    questions = [value for value in vars(home).values() if isinstance(value, Question)]
     assert questions
     for question in questions:
         cases = [case for case in question.cases(random.Random(8)) if case.tag != rules.LARGE]
@@ -469,10 +525,10 @@ def test_divergence_found_lane_by_lane_equals_the_simulator_with_masks():
 def test_no_known_mistake_agrees_with_the_right_answer_everywhere():
     """A mistake that no case tells apart would blame the wrong thing, or let a wrong answer pass."""
     for home in (importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES):
-        for question in (value for value in vars(home).values() if isinstance(value, numbers.Question)):
+        for question in (value for value in vars(home).values() if isinstance(value, Question)):
             cases = question.cases(random.Random(21))
             expected = [question.expected(**case.arguments) for case in cases]
             for mistake in question.mistakes:
-                assert any(mistake.computes(**c.arguments) != e for c, e in zip(cases, expected, strict=True)), (
+                assert any(mistake.outcome(c) != e for c, e in zip(cases, expected, strict=True)), (
                     f"{question.name}: {mistake.says}"
                 )

@@ -34,7 +34,10 @@ def layer_flops(batch: int, seq_len: int, hidden: int, heads: int, backward: boo
 
 
 def shares(amounts: dict[str, int]) -> dict[str, float]:
-    """Each entry's share of the sum of all; the shares add up to 1.
+    """Each entry's share of the sum of all, under the entry's own name; the shares add up to 1.
+
+    Args:
+        amounts: what is shared (FLOPs, bytes, seconds), by name; any names and any number of them.
 
     Raises:
         ValueError: there is no entry, one is negative, or all are zero.

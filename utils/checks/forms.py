@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Form:
     """What a question's answers look like; each subclass is one kind of answer."""
+
+    def due(self, arguments: Mapping[str, object]) -> Form:
+        """The form that is due for a call with these arguments."""
+        return self
 
     def problem(self, value: object) -> str:
         """What is wrong with the type of ``value``, as the end of "... returned"; empty when it is an answer at all."""
@@ -111,10 +115,17 @@ class Within(Rate):
 
 @dataclass(frozen=True)
 class Table(Form):
-    """A dictionary with one entry of the same form for each of ``keys``."""
+    """A dictionary with one entry of the same form for each of ``keys``.
+
+    With ``keys_of``, the name of a parameter that is a dictionary itself, the keys due are those of that argument.
+    """
 
     keys: Sequence[str]
     entry: Form
+    keys_of: str = ""
+
+    def due(self, arguments: Mapping[str, object]) -> Table:
+        return replace(self, keys=tuple(arguments[self.keys_of])) if self.keys_of else self
 
     def problem(self, value: object) -> str:
         if value is None:

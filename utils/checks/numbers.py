@@ -1,95 +1,23 @@
 """Checks of functions that return numbers: counts of operations and bytes, rates, times, tables of them.
 
-A :class:`Question` is one function of the student: how to draw its cases, an oracle, and the known ways to get it
-wrong, each as a function that computes what that mistake gives. When the student's values equal a mistake's in every
-case, the message names the mistake; otherwise it shows cases and what the wrong ones have in common.
+A :class:`~utils.checks.question.Question` is one function of the student. When the student's values equal a mistake's
+in every case, the message names the mistake; otherwise it shows cases and what the wrong ones have in common.
 """
 
 from __future__ import annotations
 
 import inspect
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
-from utils.checks.forms import Count, Form, Table
+from utils.checks.forms import Form, Table
+from utils.checks.question import Answer, Case, Mistake, Question, Raised
 from utils.checks.ready_made import Forbidden, imports_of
 
 SHOWN_CASES = 3
-
-
-@dataclass(frozen=True)
-class Case:
-    """The arguments of one call.
-
-    ``tag`` says what is special about it, ``shown`` how to type the arguments where their repr does not do, and
-    ``brief`` what a list of failures calls it where typing it takes too much room.
-    """
-
-    arguments: Mapping[str, object]
-    tag: str = ""
-    shown: str = ""
-    brief: str = ""
-
-    def call(self, name: str) -> str:
-        """The call as one can type it."""
-        written = self.shown or ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
-        return f"{name}({written})"
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A known way to get a question wrong.
-
-    ``says`` completes "this is what you get when ..."; ``computes`` takes the question's arguments and gives the value
-    that the mistake leads to; ``classic`` is its number in the notebook's classic wrong answers (0: not listed).
-    """
-
-    says: str
-    computes: Callable[..., object]
-    classic: int = 0
-
-    def __str__(self) -> str:
-        pointer = f': see "classic wrong answers" {self.classic}' if self.classic else ""
-        return f"this is what you get when {self.says}{pointer}"
-
-
-@dataclass(frozen=True)
-class Question:
-    """One function to write, and what it is held against.
-
-    Attributes:
-        name: the function's name, as in the lab.
-        cases: draws the cases from a generator; the smallest first, they are shown first.
-        expected: the oracle; takes the arguments of a case.
-        mistakes: known misconceptions, most frequent first.
-        form: whether answers are counts, rates or tables.
-        refused: argument values that must raise a ValueError whose text holds the value, by parameter.
-        together: a complaint about answers that are right one by one but not all together; empty when there is none.
-        split_by: a parameter whose values are diagnosed apart from each other (``"causal"``).
-    """
-
-    name: str
-    cases: Callable[[random.Random], Sequence[Case]]
-    expected: Callable[..., object]
-    mistakes: Sequence[Mistake]
-    form: Form = field(default_factory=Count)
-    refused: Mapping[str, object] = field(default_factory=dict)
-    split_by: str = ""
-    together: Callable[[Sequence[Answer]], str] | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the student's function returned for a case, and what was expected."""
-
-    case: Case
-    got: object
-    expected: object
-    right: bool
 
 
 def check_numbers(
@@ -148,27 +76,59 @@ def _ask(exercise: Exercise, question: Question, function: Callable, seed: int, 
     """Call the function on every case; the oracle is asked only afterwards."""
     cases = list(question.cases(generator(seed)))
     got = [call(exercise, question, function, case, forbidden) for case in cases]
-    for case, value in zip(cases, got, strict=True):
-        if problem := question.form.problem(value):
-            fail(exercise, f"{case.call(question.name)} returned {problem}")
+    problems = [_problem(question, case, value) for case, value in zip(cases, got, strict=True)]
+    raised = next((pair for pair in zip(cases, got, strict=True) if isinstance(pair[1], Raised)), None)
+    if raised and any(problems):
+        _explain_error(exercise, question, *raised)
+    for case, problem in zip(cases, problems, strict=True):
+        if problem:
+            special = f"  ({case.tag})" if case.tag else ""
+            fail(exercise, f"{case.call(question.name)} returned {problem}{special}")
     expected = [question.expected(**case.arguments) for case in cases]
-    return [Answer(c, g, e, _same(question.form, g, e)) for c, g, e in zip(cases, got, expected, strict=True)]
+    answers = [Answer(c, g, e, _same(question, c, g, e)) for c, g, e in zip(cases, got, expected, strict=True)]
+    if raised and not _explained_by_wrong_values(question, answers):
+        _explain_error(exercise, question, *raised)
+    return answers
 
 
-def _same(form: Form, value: object, expected: object) -> bool:
+def _problem(question: Question, case: Case, value: object) -> str:
+    return "" if isinstance(value, Raised) else question.form.due(case.arguments).problem(value)
+
+
+def _explained_by_wrong_values(question: Question, answers: Sequence[Answer]) -> bool:
+    """Whether one known mistake leads to all of the answers: the wrong values among them, and the errors too."""
+    values_are_wrong = any(not (answer.right or isinstance(answer.got, Raised)) for answer in answers)
+    return values_are_wrong and not isinstance(question.form, Table) and known_mistake(question, answers) is not None
+
+
+def _explain_error(exercise: Exercise, question: Question, case: Case, raised: Raised) -> None:
+    """Fail with the message for an error: the student's lines that raised it, and the mistake that leads to it."""
+    outcomes = ((mistake, mistake.outcome(case)) for mistake in question.mistakes)
+    cause = next((str(m) for m, outcome in outcomes if isinstance(outcome, Raised) and outcome.like(raised)), "")
+    written = case.call(question.name)
+    brief = f"{question.name} {case.brief}" if case.brief else written
+    special = f"  ({case.tag})" if case.tag else ""
+    fail(exercise, f"{brief} {raised}{special}", tail(raised.error), cause, written if case.brief else "")
+
+
+def _same(question: Question, case: Case, value: object, expected: object) -> bool:
+    if isinstance(value, Raised):
+        return False
     if value is None or expected is None:
         return value is expected
-    return form.same(value, expected)
+    return question.form.due(case.arguments).same(value, expected)
 
 
 def _like(form: Form, value: object, mistaken: object) -> bool:
+    if isinstance(value, Raised) or isinstance(mistaken, Raised):
+        return isinstance(value, Raised) and isinstance(mistaken, Raised) and value.like(mistaken)
     if value is None or mistaken is None:
         return value is mistaken
     return form.like(value, mistaken)
 
 
 def call(exercise: Exercise, question: Question, function: Callable, case: Case, forbidden: Forbidden) -> object:
-    """The value of a student's function in one case; an error in it becomes a message with the lines that failed.
+    """The value of a student's function in one case; an error in it is handed back as :class:`Raised`.
 
     A NotImplementedError passes through: a stub has a message of its own.
     """
@@ -184,12 +144,7 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
     if made.late:
         hint = "find the formula: a loop over every operation cannot finish at this size"
         fail(exercise, f"{written} did not return in time", cause=hint)
-    if made.error is not None:
-        raised = f"raised {type(made.error).__name__}: {made.error}" + (f"  ({case.tag})" if case.tag else "")
-        brief = f"{question.name} {case.brief}" if case.brief else written
-        reproduce = written if case.brief else ""
-        fail(exercise, f"{brief} {raised}", tail(made.error), reproduce=reproduce)
-    return made.value
+    return made.value if made.error is None else Raised(made.error)
 
 
 def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], seed: int) -> None:
@@ -200,7 +155,9 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
     wrong = [answer for answer in answers if not answer.right]
     show = question.form.show
     details = [
-        f"{a.case.brief or a.case.call(question.name)}: got {show(a.got)}, expected {show(a.expected)}"
+        f"{a.case.brief or a.case.call(question.name)}: "
+        + (str(a.got) if isinstance(a.got, Raised) else f"got {show(a.got)}")
+        + f", expected {show(a.expected)}"
         + (f"  ({a.case.tag})" if a.case.tag else "")
         for a in wrong[:SHOWN_CASES]
     ]
@@ -218,12 +175,22 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
 def _one_entry(question: Question, answers: Sequence[Answer]) -> tuple[Question, list[Answer], str]:
     """Of answers that are tables: the question and the answers for the first key under which one is wrong."""
     form = question.form
-    key = next(k for a in answers for k in form.keys if not form.entry.same(a.got[k], a.expected[k]))
+    key = next(k for a in answers for k in a.expected if not form.entry.same(a.got[k], a.expected[k]))
     mistakes = [Mistake(m.says, lambda m=m, **case: m.computes(**case)[key], m.classic) for m in question.mistakes]
     narrowed = [
-        Answer(a.case, a.got[key], a.expected[key], form.entry.same(a.got[key], a.expected[key])) for a in answers
+        Answer(a.case, a.got[key], a.expected[key], form.entry.same(a.got[key], a.expected[key]))
+        for a in answers
+        if key in a.expected
     ]
     return replace(question, form=form.entry, mistakes=mistakes), narrowed, f" under {key!r}"
+
+
+def known_mistake(question: Question, answers: Sequence[Answer]) -> Mistake | None:
+    """The first known mistake that leads to every one of these answers."""
+    for mistake in question.mistakes:
+        if all(_like(question.form.due(a.case.arguments), a.got, mistake.outcome(a.case)) for a in answers):
+            return mistake
+    return None
 
 
 def diagnose(question: Question, answers: Sequence[Answer]) -> str:
@@ -235,9 +202,8 @@ def diagnose(question: Question, answers: Sequence[Answer]) -> str:
     if question.split_by:
         value = first.case.arguments[question.split_by]
         answers = [answer for answer in answers if answer.case.arguments[question.split_by] == value]
-    for mistake in question.mistakes:
-        if all(_like(question.form, a.got, mistake.computes(**a.case.arguments)) for a in answers):
-            return str(mistake)
+    if mistake := known_mistake(question, answers):
+        return str(mistake)
     return _common_tag(answers) or _constant_ratio(question.form, answers)
 
 
@@ -265,8 +231,10 @@ def _check_refusals(
     exercise: Exercise, question: Question, function: Callable, case: Case, forbidden: Forbidden
 ) -> int:
     """Each refused value must raise a ValueError that holds it; returns how many were tried."""
-    for parameter, value in question.refused.items():
-        bad = Case({**case.arguments, parameter: value})
+    refusals = [({parameter: value}, value) for parameter, value in question.refused.items()]
+    refusals += question.also_refused
+    for changed, value in refusals:
+        bad = Case({**case.arguments, **changed})
         written = bad.call(question.name)
         named = min(value) if isinstance(value, list) and value else value
         wanted = f"it must raise a ValueError that names the value {named!r}"
@@ -274,9 +242,9 @@ def _check_refusals(
         if made.late:
             fail(exercise, f"{written} did not return in time", [wanted])
         if made.error is None:
-            reason = "a wrong size that is let in turns up much later as a wrong number: refuse it at the door"
+            reason = "what is let in here turns up much later as a wrong number: refuse it at the door"
             fail(exercise, f"{written} returned {made.value!r} instead of refusing the value", [wanted], reason)
         if not isinstance(made.error, ValueError) or str(named) not in str(made.error):
             error = f"{type(made.error).__name__}: {made.error}"
             fail(exercise, f"{written} raised {error}", [wanted, *tail(made.error)])
-    return len(question.refused)
+    return len(refusals)

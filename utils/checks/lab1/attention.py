@@ -9,7 +9,8 @@ from utils.checks.core import Exercise
 from utils.checks.lab1 import counting
 from utils.checks.lab1.operators import MULTIPLY_ADD, size_mistakes
 from utils.checks.lab1.rules import FORBIDDEN, LARGE, ONE, element_size
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 
 SMALL = 500  # multiplications that the oracle carries out one by one
 FEWER_QUERIES = "fewer queries than keys"
@@ -148,7 +149,7 @@ FLOPS = Question(
             5,
         ),
     ),
-    refused={"seq_k": -5},
+    refused={"batch": -2, "heads": -3, "seq_q": -4, "seq_k": -5, "head_dim": -8},
     split_by="causal",
 )
 
@@ -202,7 +203,7 @@ BYTES = Question(
         ),
         *size_mistakes(attention_bytes, 8),
     ),
-    refused={"seq_q": -5, "element_size": -2},
+    refused={"batch": -9, "heads": -3, "seq_q": -5, "seq_k": -4, "head_dim": -8, "element_size": -2},
     split_by="materialize",
 )
 

@@ -8,7 +8,8 @@ from random import Random
 
 from utils.checks.core import Exercise
 from utils.checks.lab1.rules import FORBIDDEN
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 from utils.simt import If, Op
 
 Program = Sequence[Op | If]

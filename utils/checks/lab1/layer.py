@@ -9,7 +9,8 @@ from random import Random
 from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate, Table
 from utils.checks.lab1.rules import FORBIDDEN, LARGE
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 from utils.dataflow import CLASSES
 from utils.encoder_layer import transformer_layer
 
@@ -145,13 +146,21 @@ LAYER = Question(
         Mistake("the element-wise operators' backward pass is left out", _element_wise(17, 0), 6),
     ),
     form=Table(CLASSES, Count()),
-    refused={"seq_len": -5, "heads": 7919},
+    refused={"batch": -2, "seq_len": -5, "hidden": -64, "heads": 7919},
+    also_refused=[({"hidden": 12, "heads": -3}, -3)],
 )
+
+
+OTHER = "a table with classes of its own"
+OTHER_CLASSES = (("convolution", "pooling"), ("embedding", "attention", "feed-forward", "normalisation", "loss"))
 
 
 def _share_cases(rng: Random) -> list[Case]:
     drawn = [{name: rng.randint(1, 10**6) for name in CLASSES} for _ in range(5)]
-    return [Case({"amounts": amounts}) for amounts in (*drawn, dict(zip(CLASSES, (2**61 + 1, 7, 0), strict=True)))]
+    cases = [Case({"amounts": amounts}) for amounts in (*drawn, dict(zip(CLASSES, (2**61 + 1, 7, 0), strict=True)))]
+    for names in OTHER_CLASSES:
+        cases.append(Case({"amounts": {name: rng.randint(1, 10**6) for name in names}}, OTHER))
+    return cases
 
 
 def shares(amounts: Mapping[str, int]) -> dict[str, float]:
@@ -182,9 +191,14 @@ SHARES = Question(
         ),
         Mistake("the shares are rounded", lambda amounts: {k: round(v, 2) for k, v in shares(amounts).items()}, 7),
         Mistake("the shares are rounded", lambda amounts: {k: round(v, 4) for k, v in shares(amounts).items()}, 7),
+        Mistake(
+            "the names of layer_flops' classes are written into shares: take whatever names amounts has",
+            lambda amounts: {name: shares(amounts)[name] for name in CLASSES},
+            7,
+        ),
         Mistake("an equal part is given to each", lambda amounts: dict.fromkeys(amounts, 1 / len(amounts)), 7),
     ),
-    form=Table(CLASSES, Rate()),
+    form=Table(CLASSES, Rate(), keys_of="amounts"),
 )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from utils.checks.core import Exercise
 from utils.checks.lab1 import counting
 from utils.checks.lab1.rules import FORBIDDEN, element_size, size_cases
-from utils.checks.numbers import Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Mistake, Question
 
 SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
 MULTIPLY_ADD = "a multiply-add is counted as one operation (the hardware issues it as one, it is two FLOPs)"
@@ -119,7 +120,7 @@ MATMUL_FLOPS = Question(
             0,
         ),
     ),
-    refused={"k": -4},
+    refused={"m": -3, "k": -4, "n": -5},
 )
 MATMUL_BYTES = Question(
     "matmul_bytes",
@@ -140,7 +141,7 @@ MATMUL_BYTES = Question(
         Mistake("only the second matrix (the weights) moves", lambda m, k, n, element_size: k * n * element_size, 3),
         *size_mistakes(matmul_bytes, 6),
     ),
-    refused={"m": -3, "element_size": -2},
+    refused={"m": -3, "k": -4, "n": -5, "element_size": -2},
 )
 
 

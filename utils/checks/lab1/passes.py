@@ -9,7 +9,8 @@ from utils.checks.core import Exercise
 from utils.checks.lab1 import counting
 from utils.checks.lab1.operators import size_mistakes
 from utils.checks.lab1.rules import FORBIDDEN, element_size, size_cases
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 
 SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
 
@@ -58,7 +59,7 @@ RELU_BYTES = Question(
         ),
         *size_mistakes(relu_bytes, 2),
     ),
-    refused={"n": -4},
+    refused={"n": -4, "element_size": -2},
 )
 
 
@@ -97,7 +98,7 @@ SOFTMAX_FLOPS = Question(
         ),
         Mistake("one row is counted", lambda rows, cols: 4 * cols, 0),
     ),
-    refused={"rows": -4},
+    refused={"rows": -4, "cols": -3},
 )
 
 
@@ -151,7 +152,7 @@ SOFTMAX_BYTES = Question(
         ),
         *size_mistakes(softmax_bytes, 7),
     ),
-    refused={"rows": -4, "method": "online"},
+    refused={"rows": -4, "cols": -3, "element_size": -2, "method": "online"},
     split_by="method",
 )
 

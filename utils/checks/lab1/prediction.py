@@ -11,7 +11,8 @@ from utils import records
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate, Within
 from utils.checks.lab1.rules import FORBIDDEN
-from utils.checks.numbers import Answer, Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Answer, Case, Mistake, Question
 
 EACH_WITHIN = 4.0
 """How far off one prediction may be, as a factor."""
@@ -69,7 +70,7 @@ SECONDS = Question(
         Mistake("the mean of the two times is taken", _parts(lambda compute, memory: (compute + memory) / 2), 1),
     ),
     form=Rate(),
-    refused={"bytes_moved": -64},
+    refused={"flops": -5, "bytes_moved": -64, "peak_flops": -3.0, "bandwidth": -2.0},
 )
 
 
@@ -109,6 +110,8 @@ def _rates(points: Sequence[Mapping], what: str, dtype: str = "") -> list[float]
     bits = {"fp32": 32, "bf16": 16, "fp16": 16}
     return sorted(p[what] / p["seconds"] for p in points if not dtype or bits[p["dtype"]] == bits[dtype])
 
+
+_POINT = {"kind": "any", "params": {}, "flops": 2_000_000, "bytes": 4096, "seconds": 1e-5}
 
 BANDWIDTH = Question(
     "measured_bandwidth",
@@ -169,6 +172,10 @@ PEAK = Question(
     ),
     form=Rate(),
     refused={"dtype": "fp7"},
+    also_refused=[
+        ({"points": [_POINT | {"dtype": measured}], "dtype": asked}, asked)
+        for measured, asked in (("fp32", "fp16"), ("fp32", "bf16"), ("fp16", "fp32"))
+    ],
 )
 
 

@@ -10,10 +10,12 @@ from random import Random
 from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate
 from utils.checks.lab1.rules import FORBIDDEN
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 
 BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the ridge point"
 NEVER = "a matrix too small for any batch"
+BALANCED = "weights for which more batch brings the intensity ever closer to the ridge point, but never onto it"
 TIE = "a whole B whose intensity is the ridge point exactly"
 
 
@@ -68,7 +70,7 @@ RIDGE = Question(
         ),
     ),
     form=Rate(),
-    refused={"bandwidth": -2.0},
+    refused={"peak_flops": -3.0, "bandwidth": -2.0},
 )
 ATTAINABLE = Question(
     "attainable_rate",
@@ -103,7 +105,7 @@ ATTAINABLE = Question(
         ),
     ),
     form=Rate(),
-    refused={"intensity": -1.5},
+    refused={"intensity": -1.5, "peak_flops": -3.0, "bandwidth": -2.0},
 )
 
 
@@ -132,7 +134,8 @@ def smallest_batch(d: int, f: int, element_size: int, peak_flops: float, bandwid
 def _batch_cases(rng: Random) -> list[Case]:
     """Weights from small to large, some too small for any batch; none so close to a tie that rounding decides.
 
-    The last is a tie, of powers of two: floats are exact there, whichever way the equation is solved.
+    The last two are of powers of two, so that floats are exact whichever way the equation is solved: a B that is whole,
+    and weights whose B would be infinite (a division by zero, for who asks only whether it is negative).
     """
     cases: list[Case] = []
     while len(cases) < 10:
@@ -147,12 +150,19 @@ def _batch_cases(rng: Random) -> list[Case]:
     bandwidth = 2.0 ** rng.randint(39, 42)
     ridge = 2 ** rng.randint(5, 8)  # with two bytes an element and d = f = 4 * ridge, B is twice the ridge point
     tie = {"d": 4 * ridge, "f": 4 * ridge, "element_size": 2, "peak_flops": ridge * bandwidth, "bandwidth": bandwidth}
-    return [*cases, Case(tie, TIE)]
+    balanced = tie | {"d": 2 * ridge, "f": 2 * ridge}  # 2 d f = ridge * 2 bytes * (d + f)
+    return [*cases, Case(tie, TIE), Case(balanced, BALANCED)]
+
+
+def _gained_per_row(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
+    """FLOPs of a row of B beyond those that its own bytes ask for at the ridge point."""
+    return 2 * d * f - element_size * peak_flops / bandwidth * (d + f)
 
 
 def _finite(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
-    threshold = element_size * peak_flops / bandwidth
-    return threshold * d * f / (2 * d * f - threshold * (d + f))
+    """B as if a row always gained FLOPs: negative where it loses, a ZeroDivisionError where it does neither."""
+    gained = _gained_per_row(d, f, element_size, peak_flops, bandwidth)
+    return element_size * peak_flops / bandwidth * d * f / gained
 
 
 def _mistaken(value: Callable[..., float | None]) -> Callable[..., int | None]:
@@ -196,6 +206,11 @@ BATCH = Question(
             5,
         ),
         Mistake(
+            "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
+            lambda **arguments: None if _gained_per_row(**arguments) < 0 else ceil(_finite(**arguments)),
+            5,
+        ),
+        Mistake(
             "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
             lambda **arguments: ceil(_finite(**arguments)),
             5,
@@ -217,10 +232,8 @@ BATCH = Question(
         ),
         Mistake(
             "the output's bytes are left out",
-            _mistaken(
-                lambda d, f, element_size, peak_flops, bandwidth: _without_output(
-                    d, f, element_size * peak_flops / bandwidth
-                )
+            lambda d, f, element_size, peak_flops, bandwidth: _without_output(
+                d, f, element_size * peak_flops / bandwidth
             ),
             4,
         ),
@@ -231,13 +244,13 @@ BATCH = Question(
         ),
     ),
     form=Count(or_none=True),
-    refused={"d": -4},
+    refused={"d": -4, "f": -6, "element_size": -2, "peak_flops": -3.0, "bandwidth": -5.0},
 )
 
 
-def _without_output(d: int, f: int, threshold: float) -> float | None:
+def _without_output(d: int, f: int, threshold: float) -> int | None:
     slope = 2 * d * f - threshold * d
-    return threshold * d * f / slope if slope > 0 else None
+    return ceil(threshold * d * f / slope) if slope > 0 else None
 
 
 def check_ridge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from utils.checks.numbers import Case
+from utils.checks.question import Case
 from utils.checks.ready_made import Forbidden
 
 FORBIDDEN: Forbidden = {

@@ -9,7 +9,8 @@ from random import Random
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate
 from utils.checks.lab1.rules import FORBIDDEN
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 
 SECTOR = 32
 ALIGNED, MISALIGNED, STRIDED, WIDE = (
@@ -179,7 +180,7 @@ USEFUL = Question(
         ),
     ),
     form=Rate(),
-    refused={"addresses": [64, -32]},
+    refused={"addresses": [64, -32], "access_bytes": -8},
 )
 
 

@@ -9,7 +9,8 @@ from random import Random
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate
 from utils.checks.lab1.rules import FORBIDDEN, LARGE, ONE
-from utils.checks.numbers import Case, Mistake, Question, check_numbers
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
 
 RAGGED, WHOLE = "a size that the tile does not divide", "sizes that the tile divides"
 FULL, PARTIAL = "a last wave that is full", "a last wave that is not full"
@@ -113,7 +114,7 @@ TILES = Question(
             1,
         ),
     ),
-    refused={"tile_m": -64},
+    refused={"m": -3, "n": -5, "tile_m": -64, "tile_n": -32},
 )
 WAVES = Question(
     "num_waves",
@@ -133,7 +134,7 @@ WAVES = Question(
             3,
         ),
     ),
-    refused={"sms": -8},
+    refused={"tiles": -3, "sms": -8},
 )
 UTILISATION = Question(
     "last_wave_utilisation",
@@ -160,7 +161,7 @@ UTILISATION = Question(
         Mistake("all tiles are divided by the SMs", lambda tiles, sms: tiles / sms, 4),
     ),
     form=Rate(),
-    refused={"tiles": -3},
+    refused={"tiles": -3, "sms": -8},
 )
 
 
@@ -207,7 +208,7 @@ TIME = Question(
         Mistake("one wave is always added", _seconds(lambda tiles, sms: tiles // sms + 1), 5),
     ),
     form=Rate(),
-    refused={"sms": -8},
+    refused={"m": -3, "k": -7, "n": -5, "tile_m": -64, "tile_n": -32, "sms": -8, "peak_flops": -2.0},
 )
 
 
