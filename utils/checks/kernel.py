@@ -20,6 +20,9 @@ from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
 from utils.checks.tiling import Tiling
 
+#: How a kernel covers an output, or a function of the trials (the failed one first) that says so.
+TilingOf = Tiling | Callable[[Sequence[Trial]], Tiling | None]
+
 _MOST_CASES_NAMED = 6
 _MOST_LINES = 6  # of an exception's text after its first line
 
@@ -35,8 +38,9 @@ def check_kernel(
     baseline: Callable[..., Any] | None = None,
     factor: float = 2.0,
     atol: float = 0.0,
-    tiling: Tiling | Mapping[str, Tiling] | None = None,
+    tiling: TilingOf | Mapping[str, TilingOf] | None = None,
     budget: traffic.Budget | None = None,
+    inspections: Sequence[Callable[[Trial], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
     speed: Speed | None = None,
@@ -72,8 +76,10 @@ def check_kernel(
         inputs: Builds the arguments of a case (``lambda case: (case.tensor("x", "row", "col"),)``).
         outputs: Names of the outputs.
         baseline, factor, atol: The error allowed; see :func:`utils.checks.tensors.targets`.
-        tiling: How the grid covers the output, or each named output.
+        tiling: How the grid covers the output, or each named output; or a function that reads it off the trials.
         budget: Memory traffic allowed, on every case that the profiler runs.
+        inspections: What else must hold of a right answer: each is asked about every case that the profiler ran, after
+            the budget, and says what is wrong.
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
             plain PyTorch pass ``Rules(kernel=False)``: nothing is then profiled.
         diagnose: The lab's own rules, tried before the generic ones.
@@ -125,6 +131,9 @@ def check_kernel(
     for trial in trials:
         if trial.profile is not None and budget is not None:
             _stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
+    for trial in trials:
+        for inspect_trial in inspections if trial.profile is not None else ():
+            _stop_at(exercise, inspect_trial(trial), trial.case, seed)
     measured, problem = run_speed(speed, student) if speed is not None else ("", None)
     if problem:
         core.fail(exercise, problem.headline, problem.details, problem.cause)
@@ -249,7 +258,7 @@ def _explain(
     trials: Sequence[Trial],
     reference: Callable[..., Any],
     outputs: Sequence[str],
-    tilings: Mapping[str, Tiling | None],
+    tilings: Mapping[str, TilingOf | None],
     names: Sequence[str],
     rules: Sequence[Diagnosis | tuple],
     seed: int,
@@ -279,6 +288,8 @@ def _explain(
     wrong = trial.wrong[0]
     position = trial.differences.index(wrong)
     tiling = tilings.get(outputs[position])
+    if callable(tiling):
+        tiling = tiling([trial, *trials])
     headline, lines = tensors.describe(wrong, tiling)
     evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
     cause = diagnoses.diagnose(evidence, rules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,12 +13,14 @@ from utils.kernel_profile.findings import Program
 
 @dataclass
 class LaunchProfile:
-    """One launch: ``grid``, counts by program and argument, and the error it ended with, if any."""
+    """One launch: ``grid``, the arguments that are no tensors, counts by program and argument, and the error it ended
+    with, if any."""
 
     kernel: str
     grid: tuple[int, int, int] = (0, 0, 0)
     error: BaseException | None = None
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
+    scalars: dict[str, Any] = field(default_factory=dict)
     cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
     flops: dict[Program, int] = field(default_factory=dict)
     programs: int = 0
