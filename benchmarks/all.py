@@ -24,6 +24,9 @@ FAMILIES = (
     "alignment",
     "vocabulary",
     "operator_classes",
+    "tuning",
+    "tile_order",
+    "weight_gradient",
     "profiler_truth",
 )
 

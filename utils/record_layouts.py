@@ -94,6 +94,8 @@ _OPERATOR = {
 }
 _CLASSES = {"contraction": NOT_NEGATIVE, "normalisation": NOT_NEGATIVE, "element-wise": NOT_NEGATIVE}
 _SECTORS = {str: COUNT}
+#: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
+_RESOURCES = {"registers": COUNT, "spills": COUNT, "shared_bytes": COUNT}
 
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
@@ -191,6 +193,54 @@ LAYOUTS: dict[str, object] = {
                 "kernels": [{"name": TEXT, "class": TEXT, "calls": SIZE, "seconds": POSITIVE}],
             }
         },
+    },
+    "tuning": {
+        "dtype": TEXT,
+        "matmul": [
+            {
+                "name": TEXT,
+                "m": SIZE,
+                "n": SIZE,
+                "k": SIZE,
+                "points": [{"tile": [SIZE], **_RESOURCES, **TIMING, "flops_per_second": POSITIVE}],
+                "refused": {str: TEXT},
+            }
+        ],
+        "softmax": [
+            {"rows": SIZE, "columns": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}
+        ],
+        "gelu": [{"block": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}],
+    },
+    "tile_order": {
+        "dtype": TEXT,
+        "tile": [SIZE],
+        "points": [
+            {
+                "n": SIZE,
+                "group": SIZE,
+                "dram_sectors_read": COUNT,
+                "l2_sectors_read": COUNT,
+                "l1_sectors_received": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+    },
+    "weight_gradient": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "rows": SIZE,
+                "columns": SIZE,
+                "method": TEXT,
+                "rows_per_program": SIZE,
+                "programs_per_element": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                "repeats": SIZE,
+                "distinct_results": SIZE,
+            }
+        ],
     },
     "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
 }
