@@ -28,6 +28,10 @@ FAMILIES = (
     "tile_order",
     "weight_gradient",
     "profiler_truth",
+    "number_formats",
+    "chains",
+    "recomputation",
+    "tiling",
 )
 
 

@@ -243,4 +243,41 @@ LAYOUTS: dict[str, object] = {
         ],
     },
     "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
+    # ---- notebook 03 ----
+    "number_formats": {
+        "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+        "n": SIZE,
+        "products": [{"format": TEXT, **TIMING, "flops_per_second": POSITIVE, **RATIO, "error": POSITIVE}],
+        "unavailable": {str: TEXT},
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE},
+        "step": [{"format": TEXT, **TIMING, **RATIO}],
+    },
+    "chains": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "fused": [{"operations": SIZE, **TIMING}],
+        "eager": [{"operations": SIZE, **TIMING}],
+        "relu_of_sum": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+    },
+    "recomputation": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "variants": [
+            {"name": TEXT, "accesses": SIZE, "kernels": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}
+        ],
+    },
+    "tiling": {
+        "matmul": [
+            {
+                "kernel": TEXT,
+                "dtype": TEXT,
+                "n": SIZE,
+                "tile": COUNT,
+                "bytes_loaded": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+        "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+    },
 }

@@ -1,0 +1,206 @@
+"""The benchmarks of notebook 03 without a GPU: small sizes, known times, filled layouts, and the right results."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from benchmarks import chains, number_formats, recomputation, tiling, trace
+from utils import example_kernels as ek
+from utils import record_layouts, runtime, timing
+from utils.compile_only import Request, resource_usages
+from utils.example_kernels.matmul import tiled_matmul, tiled_matmul_kernel
+from utils.kernel_profile import profile_kernel
+
+
+class FakeStopwatch:
+    """Runs each call and says that the i-th one took 10, 11, 12, 10... microseconds."""
+
+    def __init__(self) -> None:
+        self.times = itertools.cycle([10e-6, 11e-6, 12e-6])
+        self.laps: list[float] = []
+
+    def lap(self, fn, flush_l2):
+        fn()
+        self.laps.append(next(self.times))
+
+    def seconds(self):
+        laps, self.laps = self.laps, []
+        return laps
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    """Times without a GPU, and one kernel for every call."""
+    monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
+    monkeypatch.setattr(trace, "kernels_of", lambda calls: [[trace.Kernel("k", 1e-5, (1, 1, 1))] for _ in calls])
+
+
+def problems(name, results):
+    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(11)).to(runtime.DEVICE)
+
+
+def test_chains_fill_their_layout(known_times):
+    results = chains.measure(elements=100, links=[1, 3], operations=[1, 2], variants=chains.VARIANTS[:3])
+    assert problems("chains", results) == []
+    assert [p["operations"] for p in results["fused"]] == [2, 6]
+    assert "fused, 6 operations" in chains.table(results) and "one kernel" in chains.table(results)
+
+
+@pytest.mark.parametrize("variant", chains.VARIANTS[:3])
+def test_each_relu_of_a_sum_computes_it(variant):
+    x, b = random(1001), random(1001).flip(0)
+    assert torch.equal(chains.relu_of_sum(variant, x, b)(), torch.relu(x + b))
+
+
+def test_an_unknown_relu_of_a_sum_is_refused_by_name():
+    with pytest.raises(ValueError, match="got 'magic'"):
+        chains.relu_of_sum("magic", random(1), random(1))
+
+
+def test_recomputation_fills_its_layout(known_times):
+    results = recomputation.measure(elements=100, variants=("eager", "kept", "recomputed"))
+    assert problems("recomputation", results) == []
+    assert [v["accesses"] for v in results["variants"]] == [15, 8, 5]
+    assert "recomputed" in recomputation.table(results)
+
+
+@pytest.mark.parametrize("variant", recomputation.VARIANTS[:3])
+def test_each_gradient_of_three_sigmoids_is_autograds(variant):
+    x, dy = random(1030).requires_grad_(), random(1030).flip(0)
+    run, _ = recomputation.call(variant, x.detach(), dy)
+    (expected,) = torch.autograd.grad(recomputation.stacked(x), x, dy)
+    torch.testing.assert_close(run(), expected)
+
+
+def test_accesses_follow_from_what_autograd_saves():
+    # eager sigmoids save their three outputs: y needs no write of its own, all three are read again
+    assert recomputation.saved_accesses(recomputation.stacked, random(8).requires_grad_()) == 9
+    with pytest.raises(ValueError, match="got 'magic'"):
+        recomputation.call("magic", random(1), random(1))
+
+
+def test_number_formats_fill_their_layout(known_times):
+    shape = {"batch": 1, "seq_len": 4, "hidden": 16, "heads": 2}
+    results = number_formats.measure(elements=100, n=16, shape=shape)
+    assert problems("number_formats", results) == []
+    errors = {p["format"]: p["error"] for p in results["products"]}
+    assert errors["fp32"] < errors["fp16"] < errors["bf16"]
+    assert "product bf16" in number_formats.table(results)
+
+
+def test_a_setting_for_products_is_put_back():
+    former = torch.backends.cuda.matmul.fp32_precision
+    with number_formats.products_in("tf32"):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == former
+
+
+def test_an_unknown_number_format_is_refused_by_name():
+    with pytest.raises(ValueError, match="got 'int3'"):
+        number_formats.product("int3", random(2, 2), random(2, 2))
+    with pytest.raises(ValueError, match="got 'int3'"):
+        number_formats.step("int3", number_formats.QUICK_SHAPE)
+
+
+def test_tiling_fills_its_layout(known_times):
+    results = tiling.measure(quick=True, sizes=[20], sides=[16, 32], transpose_size=33)
+    assert problems("tiling", results) == []
+    loads = {(p["dtype"], p["tile"]): p["bytes_loaded"] for p in results["matmul"] if p["kernel"] in ("naive", "tiled")}
+    assert loads["fp32", 1] == 2 * 20**3 * 4 and loads["fp32", 16] == 2 * 2 * 20**2 * 4
+    assert "tiled fp32 20" in tiling.table(results)
+
+
+@pytest.mark.parametrize("side", sorted(tiling.TILES))
+def test_every_tile_of_the_sweep_multiplies(side):
+    a, b = random(40, 50), random(50, 33)
+    torch.testing.assert_close(tiled_matmul(a, b, tiling.TILES[side]), a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernels_of_the_sweeps_compile_without_spills(capability):
+    sizes = dict.fromkeys(("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm"), "i32")
+    chain = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32", "scale": "fp32", "shift": "fp32"}
+    vectors = {**dict.fromkeys(("dy_ptr", "s1_ptr", "s2_ptr", "dx_ptr"), "*fp32"), "n": "i32"}
+    requests = [
+        Request(ek.chain_kernel, chain, {"LINKS": 512, "BLOCK": 1024}, capability),
+        Request(ek.sigmoids_backward_kept_kernel, vectors, {"BLOCK": 1024}, capability),
+    ]
+    for block_m, block_n, block_k, group_m, warps, stages in tiling.TILES.values():
+        for kind in ("*fp32", "*bf16"):
+            blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": group_m}
+            signature = {**dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), kind), **sizes}
+            blocks["PRECISION"] = "ieee"
+            requests.append(Request(tiled_matmul_kernel, signature, blocks, capability, warps, stages))
+    for usage in resource_usages(requests):
+        assert not usage.spills, usage
+
+
+# ---- the example kernels that the benchmarks time -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, 1, 1025])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_profiler_counts_three_and_five_accesses_of_relu_of_a_sum(n, dtype):
+    x, b = random(n).to(dtype), random(n).flip(0).to(dtype)
+    with profile_kernel() as fused:
+        assert torch.equal(ek.add_relu(x, b), torch.relu(x + b))
+    with profile_kernel() as unfused:
+        ek.relu(ek.add(x, b))
+    for profile, is_fused in ((fused, True), (unfused, False)):
+        expected = ek.add_relu_traffic(n, x.element_size(), fused=is_fused)
+        assert (profile.bytes_loaded, profile.bytes_stored) == (expected.bytes_loaded, expected.bytes_stored)
+
+
+def test_relu_keeps_a_nan():
+    x = torch.tensor([float("nan"), -1.0, 2.0], device=runtime.DEVICE)
+    for y in (ek.relu(x), ek.add_relu(x, torch.zeros_like(x))):
+        assert y[0].isnan() and y[1:].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("n", [0, 1, 1025])
+def test_the_profiler_counts_eight_and_five_accesses_of_three_sigmoids(n):
+    x, dy = random(n), random(n).flip(0)
+    with profile_kernel() as kept:
+        y, s1, s2 = ek.sigmoids_forward_kept(x)
+        dx = ek.sigmoids_backward_kept(dy, s1, s2)
+    with profile_kernel() as recomputed:
+        assert torch.equal(ek.sigmoids_forward(x), y)
+        torch.testing.assert_close(ek.sigmoids_backward(dy, x), dx)
+    for profile, is_kept, accesses in ((kept, True, 8), (recomputed, False, 5)):
+        expected = ek.sigmoids_traffic(n, 4, is_kept)
+        assert (profile.bytes_loaded, profile.bytes_stored) == (expected.bytes_loaded, expected.bytes_stored)
+        assert expected.bytes_moved == accesses * n * 4
+
+
+@pytest.mark.parametrize("links", [1, 7])
+def test_a_chain_is_its_links_one_after_the_other(links):
+    x = random(1030)
+    expected = x.double()
+    for _ in range(links):
+        expected = expected * 0.875 + 0.125
+    with profile_kernel() as profile:
+        torch.testing.assert_close(ek.chain(x, links).double(), expected, rtol=1e-5, atol=1e-6)
+    formula = ek.chain_traffic(1030, 4)
+    assert (profile.bytes_loaded, profile.bytes_stored) == (formula.bytes_loaded, formula.bytes_stored)
+
+
+def test_wrong_vectors_are_refused_by_name():
+    x = random(8)
+    with pytest.raises(ValueError, match="y must have x's shape"):
+        ek.add(x, random(9))
+    with pytest.raises(ValueError, match="x must have stride 1, got 2"):
+        ek.relu(x[::2])
+    with pytest.raises(ValueError, match="links must be at least 1, got 0"):
+        ek.chain(x, 0)
+    with pytest.raises(ValueError, match="s2 must be contiguous"):
+        ek.sigmoids_backward_kept(x, x, random(9))
+    with pytest.raises(TypeError, match="must have x's dtype"):
+        ek.add_relu(x, x.half())
