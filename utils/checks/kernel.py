@@ -114,7 +114,8 @@ def check_kernel(
             if len(trials) == 1:
                 break  # it will not do better on a harder case
             continue
-        empty = all(target.right.numel() == 0 for target in wanted)
+        nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in args)
+        empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
         _stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
         if len(trials) == 1 and (used := forbid.ready_made(student)):
             cause = "the exercise is to write what it does"

@@ -13,8 +13,11 @@ from utils.kernel_profile.findings import Program
 
 @dataclass
 class LaunchProfile:
-    """One launch: ``grid``, the arguments that are no tensors, counts by program and argument, and the error it ended
-    with, if any."""
+    """One launch: its grid, its arguments that are no tensors, and the error it ended with, if any.
+
+    ``cells`` and ``flops`` count by program and argument; ``written`` holds the first and the last element (counted in
+    memory from the argument's pointer) that a program wrote, where races are looked for.
+    """
 
     kernel: str
     grid: tuple[int, int, int] = (0, 0, 0)
@@ -23,6 +26,7 @@ class LaunchProfile:
     scalars: dict[str, Any] = field(default_factory=dict)
     cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
     flops: dict[Program, int] = field(default_factory=dict)
+    written: dict[tuple[Program, str], tuple[int, int]] = field(default_factory=dict)
     programs: int = 0
 
     @property

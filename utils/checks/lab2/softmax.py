@@ -1,0 +1,227 @@
+"""The checks of exercises 2.5 and 2.6: softmax of rows that fit on chip, and of longer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from utils import runtime
+from utils.checks.cases import Case, Cases
+from utils.checks.core import Exercise, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.kernel import check_kernel
+from utils.checks.lab2 import shapes
+from utils.checks.lab2.launches import every, launched, rows_tiling, within
+from utils.checks.lab2.shapes import classic
+from utils.checks.speed import Speed
+from utils.checks.tiling import Tiling
+from utils.checks.traffic import Budget
+
+SHORT, LONG = "softmax_short_kernel", "softmax_long_kernel"
+#: Bytes of the longest row that the lab's softmax keeps on chip.
+ROW_BYTES = runtime.pick(cpu=8 * 1024, gpu=64 * 1024)
+Softmax = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def _other_is_zero(e: Evidence, kernel: str) -> torch.Tensor:
+    """Softmax when the lanes past the end hold 0 and take part in maximum and sum."""
+    (x,), block = e.args64, launched([e.trial, *e.trials], kernel)["BLOCK"]
+    missing = -x.shape[-1] % block
+    return torch.softmax(torch.nn.functional.pad(x, (0, missing)), -1)[..., : x.shape[-1]]
+
+
+def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormalised: int, precision: int):
+    """Mistakes that both exercises share, with their places in the exercise's list."""
+    return (
+        Diagnosis(
+            lambda e: e.close(_other_is_zero(e, kernel)),
+            classic("lanes past the end of a row count as 0: give them other=-inf, whose exponential is 0", past_the_end),
+        ),
+        same_as(lambda x: torch.exp(x), classic("the rows are not divided by their sums", unnormalised)),
+        same_as(lambda x: torch.exp(x - x.amax(-1, True)), classic("the rows are not divided by their sums", unnormalised)),
+        same_as(lambda x: torch.softmax(x, -2), classic("this is the softmax of each column: rows are the last axis", axis)),
+        same_as(lambda x: torch.log_softmax(x, -1), classic("this is the logarithm of softmax", unnormalised)),
+        Diagnosis(
+            lambda e: e.only(lambda case: case.magnitude != 1),
+            classic("only large values go wrong: exp overflows unless the row's maximum is subtracted first", no_maximum),
+        ),
+        Diagnosis(
+            lambda e: e.only(lambda case: case.dtype.itemsize < 4),
+            lambda e: classic(
+                f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: exponentials and "
+                "their sum need float32; round once, when storing",
+                precision,
+            ),
+        ),
+    )  # fmt: skip
+
+
+# ---- 2.5
+
+
+def _per_tile(e: Evidence, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A function of each program's rows, put together again: what a program computes that mixes its rows."""
+    rows = launched([e.trial, *e.trials], SHORT)["ROWS"]
+    x = e.args64[0]
+    flat = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    return torch.cat([of(flat[start : start + rows]) for start in range(0, len(flat), rows)]).reshape(x.shape)
+
+
+def _shared_sum(x: torch.Tensor) -> torch.Tensor:
+    numerator = torch.exp(x - x.amax(-1, True))
+    return numerator / numerator.sum()
+
+
+_SHORT_MISTAKES = (
+    Diagnosis(
+        lambda e: e.close(_per_tile(e, lambda x: torch.softmax(x, 0))),
+        classic("maximum and sum run over axis 0, the program's rows: a row's columns are axis 1", 3),
+    ),
+    Diagnosis(
+        lambda e: e.close(_per_tile(e, _shared_sum)),
+        classic("all rows of a program are divided by one sum: sum along axis 1, one number a row", 3),
+    ),
+    *_common(SHORT, past_the_end=1, no_maximum=2, axis=3, unnormalised=4, precision=5),
+    *shapes.MISTAKES,
+)
+
+
+def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
+    """Exercise 2.5: softmax of rows that stay on chip, read once and written once.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    cases = Cases(
+        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=1, zero=True, magnitude=100.0
+    )
+    longest = {"row": 2, "col": ROW_BYTES // 4}
+    check_kernel(
+        Exercise("2.5", "softmax of short rows"),
+        softmax,
+        _softmax,
+        [*cases.draw(seed), shapes.turned(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)],
+        lambda case: (shapes.tensor(case, "x"),),
+        tiling=lambda trials: rows_tiling(trials, SHORT),
+        inspections=[
+            within(SHORT, lambda case, launch: Budget({"x_ptr": every(case)}, {"out_ptr": every(case)}, exact=True))
+        ],
+        diagnose=_SHORT_MISTAKES,
+        speed=Speed(lambda: (shapes.drawn(2**16, 1000),), _softmax, 0.9, "torch.softmax", bytes_moved=4 * 2**16 * 1000),
+        seed=seed,
+        notice="one read, one write: maximum, exponentials and sum happen between them, on chip",
+    )
+
+
+# ---- 2.6
+
+
+def _blocks(e: Evidence) -> list[torch.Tensor]:
+    (x,), block = e.args64, launched([e.trial, *e.trials], LONG)["BLOCK"]
+    return list(x.split(block, -1))
+
+
+def _online(e: Evidence, rescale: bool = True, carry: bool = True, last_sum: bool = False) -> torch.Tensor:
+    """Softmax by an online loop over blocks of columns, with one of its steps left out."""
+    x = e.args64[0]
+    maximum, total = torch.full_like(x[..., :1], -torch.inf), torch.zeros_like(x[..., :1])
+    for part in _blocks(e):
+        new = part.amax(-1, True)
+        new = torch.maximum(new, maximum) if carry else new
+        shrink = torch.exp(maximum - new) if rescale else 1.0
+        total = (0.0 if last_sum else total * shrink) + torch.exp(part - new).sum(-1, True)
+        maximum = new
+    return torch.exp(x - maximum) / total
+
+
+_LONG_MISTAKES = (
+    Diagnosis(lambda e: e.close(_online(e, rescale=False)),
+              classic("the running sum is not rescaled when a new maximum comes", 1)),
+    Diagnosis(lambda e: e.close(_online(e, rescale=False, carry=False)),
+              classic("each block of columns has its own maximum: carry the largest so far, and rescale the sum", 2)),
+    Diagnosis(lambda e: e.close(_online(e, carry=False)),
+              classic("the last block's maximum is used, not the largest so far", 2)),
+    Diagnosis(lambda e: e.close(_online(e, last_sum=True)),
+              classic("the sum holds the last block of columns only: add to what came before", 2)),
+    Diagnosis(
+        lambda e: e.close(torch.cat([torch.softmax(part, -1) for part in _blocks(e)], -1)),
+        classic("each block of columns is a softmax of its own: maximum and sum belong to the whole row", 2),
+    ),
+    Diagnosis(
+        lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "masked"),
+        classic("a block of columns that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite value", 4),
+    ),
+    *_common(LONG, past_the_end=3, no_maximum=1, axis=2, unnormalised=5, precision=5),
+    *shapes.MISTAKES,
+)  # fmt: skip
+
+
+def _long_cases(seed: int) -> list[Case]:
+    draw = generator(seed)
+    limit = ROW_BYTES // 4
+    whole, ragged = 2 * limit, limit + draw.randint(1, limit - 1)
+    half, brain = torch.float16, torch.bfloat16
+
+    def case(kind: str, col: int, dtype=torch.float32, layout="contiguous", magnitude=1.0) -> Case:
+        return Case(kind, {"row": 3, "col": col}, dtype, layout, seed=seed, magnitude=magnitude)
+
+    return [
+        case("whole tiles", whole),
+        case("ragged", ragged),
+        case("ragged", ragged, magnitude=100.0),
+        case("masked", ragged),
+        case("ragged", ragged, layout="padded"),
+        case("ragged", ragged, layout="strided"),
+        case("ragged", 2 * ragged, half),
+        case("whole tiles", 2 * whole, brain),
+        shapes.turned(seed, limit + 7),
+    ]
+
+
+def _long_input(case: Case) -> Sequence[torch.Tensor]:
+    x = shapes.tensor(case, "x")
+    if case.kind == "masked":  # as a causal mask leaves them: one row sees its start only, one its end only
+        x[0, 5:] = -torch.inf
+        x[1, :-3] = -torch.inf
+    return (x,)
+
+
+def check_softmax_long(softmax: Softmax, seed: int | None = None) -> None:
+    """Exercise 2.6: softmax of rows too long to stay on chip, by the online maximum and sum, in two reads.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    check_kernel(
+        Exercise("2.6", "softmax of long rows"),
+        softmax,
+        _softmax,
+        _long_cases(seed),
+        _long_input,
+        tiling=_long_tiles,
+        inspections=[
+            within(
+                LONG, lambda case, launch: Budget({"x_ptr": every(case, times=2)}, {"out_ptr": every(case)}, exact=True)
+            )
+        ],
+        diagnose=_LONG_MISTAKES,
+        speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.9, "torch.softmax", bytes_moved=3 * 2**27),
+        seed=seed,
+        notice="two reads instead of three: maximum and sum come out of the same pass",
+    )
+
+
+def _long_tiles(trials: Sequence[Trial]) -> Tiling | None:
+    found = launched(trials, LONG)
+    if found is None:
+        return None
+    *leading, col = trials[0].case.sizes
+    grid = "*".join(leading) if tuple(found["grid"][1:]) == (1, 1) else ()
+    return Tiling([*leading, col], grid=grid, loops={col: found["BLOCK"]}, noun="row")
