@@ -36,7 +36,6 @@ def descriptor_matmul_kernel(
 
     A turned operand is stored column by column: its descriptor describes the transpose, and a tile is turned on chip.
     """
-    ### BEGIN SOLUTION 2.8: grouped matmul
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     # flattened, the loads of the next tile run while this one is stored
@@ -44,11 +43,13 @@ def descriptor_matmul_kernel(
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M
         column = tile_n * BLOCK_N
+        ### BEGIN SOLUTION 2.8: a tile through descriptors
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for start in range(0, K, BLOCK_K):
             a = a_desc.load([start, row]).T if A_TURNED else a_desc.load([row, start])  # (BLOCK_M, BLOCK_K)
             b = b_desc.load([column, start]).T if B_TURNED else b_desc.load([start, column])  # (BLOCK_K, BLOCK_N)
             total = tl.dot(a, b, total, input_precision="ieee")  # fp32 operands stay fp32, not TF32
+        ### END SOLUTION
         if HALVES:  # half a tile at a time takes half the shared memory on the way out
             pair = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             left, right = tl.split(pair)
@@ -56,7 +57,6 @@ def descriptor_matmul_kernel(
             c_desc.store([row, column + BLOCK_N // 2], right.to(DTYPE))
         else:
             c_desc.store([row, column], total.to(DTYPE))
-    ### END SOLUTION
 
 
 def _turned(x: torch.Tensor) -> bool | None:
@@ -129,7 +129,6 @@ def _through_descriptors(a: torch.Tensor, b: torch.Tensor, a_turned: bool, b_tur
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     tile = tuning.descriptor_matmul(a.element_size())
-    ### BEGIN SOLUTION 2.8: grouped matmul, the launch
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     descriptor_matmul_kernel[(min(tiles, _programs(a.device)),)](
         _describe(a, a_turned, tile.m, tile.k), _describe(b, b_turned, tile.k, tile.n),
@@ -138,4 +137,3 @@ def _through_descriptors(a: torch.Tensor, b: torch.Tensor, a_turned: bool, b_tur
         HALVES=tile.halves, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[c.dtype], num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return c
-    ### END SOLUTION
