@@ -30,6 +30,8 @@ FAMILIES = (
     "profiler_truth",
     "number_formats",
     "chains",
+    "gelu_five_ways",
+    "checkpointing",
     "recomputation",
     "tiling",
 )

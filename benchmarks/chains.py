@@ -2,7 +2,8 @@
 
 ``fused`` is a chain of multiply-adds in one kernel: its traffic is one read and one write however long it is, so its
 time stays the same until the arithmetic takes longer than the traffic. ``eager`` is PyTorch, a kernel an operation:
-its time grows with each. Both work on fp32. ``relu_of_sum`` is ReLU(X + B) of two tensors of one size.
+its time grows with each. Both work on fp32. ``relu_of_sum`` is ReLU(X + B) of two tensors of one size, ``sin2_cos2``
+is sin(x)^2 + cos(x)^2 as five operators and as what ``torch.compile`` makes of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ QUICK_LINKS = [1, 16, 64, 256]
 #: Operations, each a kernel.
 EAGER_OPERATIONS = [1, 2, 4, 8, 16, 32]
 QUICK_EAGER_OPERATIONS = [1, 4, 16]
+SINES = ("PyTorch, eager", "torch.compile")
 VARIANTS = ("two kernels", "one kernel", "PyTorch, eager", "torch.compile")
 
 
@@ -59,12 +61,44 @@ def relu_of_sum(variant: str, x: torch.Tensor, b: torch.Tensor) -> Callable[[], 
     raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
 
 
+def sin2_cos2(x: torch.Tensor) -> torch.Tensor:
+    """sin(x)^2 + cos(x)^2: five operators."""
+    return torch.sin(x) ** 2 + torch.cos(x) ** 2
+
+
+def sines(variant: str, x: torch.Tensor) -> Callable[[], object]:
+    """A function that computes :func:`sin2_cos2` of x.
+
+    Raises:
+        ValueError: the variant is unknown.
+    """
+    if variant not in SINES:
+        raise ValueError(f"variant must be one of {', '.join(SINES)}, got {variant!r}")
+    run = sin2_cos2 if variant == SINES[0] else torch.compile(sin2_cos2)
+    return lambda: run(x)
+
+
+def side_by_side(calls: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, Any]]:
+    """Kernels and time of each call, and how many times faster than the first it is.
+
+    Raises:
+        RuntimeError: there is no GPU here.
+    """
+    timed = timing.compare(calls, warmup=5, rounds=rounds)
+    first = timed[next(iter(calls))]
+    return [
+        {"name": name, "kernels": len(launched), **here.as_dict(), **timing.ratio(first, here).as_dict()}
+        for (name, here), launched in zip(timed.items(), trace.kernels_of(list(calls.values())), strict=True)
+    ]
+
+
 def measure(
     quick: bool = False,
     elements: int = ELEMENTS,
     links: Sequence[int] | None = None,
     operations: Sequence[int] | None = None,
     variants: Sequence[str] = VARIANTS,
+    sine_variants: Sequence[str] = SINES,
 ) -> dict[str, Any]:
     """Times of all chains, and of ReLU(X + B) with its kernels; ``quick`` takes a few lengths.
 
@@ -79,23 +113,13 @@ def measure(
     calls |= {f"fused {n}": lambda n=n: example_kernels.chain(x, n) for n in links}
     calls |= {f"eager {n}": lambda n=n: eager_chain(x, n) for n in operations}
     timed = timing.compare(calls, warmup=3, rounds=rounds)
-    sums = {variant: relu_of_sum(variant, x, b) for variant in variants}
-    timed_sums = timing.compare(sums, warmup=5, rounds=rounds)
-    kernels = trace.kernels_of(list(sums.values()))
     return {
         "dtype": "fp32",
         "elements": elements,
         "fused": [{"operations": 2 * n, **timed[f"fused {n}"].as_dict()} for n in links],
         "eager": [{"operations": n, **timed[f"eager {n}"].as_dict()} for n in operations],
-        "relu_of_sum": [
-            {
-                "name": variant,
-                "kernels": len(launched),
-                **timed_sums[variant].as_dict(),
-                **timing.ratio(timed_sums[variants[0]], timed_sums[variant]).as_dict(),
-            }
-            for variant, launched in zip(variants, kernels, strict=True)
-        ],
+        "relu_of_sum": side_by_side({name: relu_of_sum(name, x, b) for name in variants}, rounds),
+        "sin2_cos2": side_by_side({name: sines(name, x) for name in sine_variants}, rounds),
     }
 
 
@@ -106,12 +130,11 @@ def table(results: dict[str, Any]) -> str:
         for kind in ("fused", "eager")
         for p in results[kind]
     ]
-    sums = [
-        [p["name"], p["kernels"], f"{p['seconds'] * 1e6:,.1f}", f"{p['ratio']:.3f}"] for p in results["relu_of_sum"]
-    ]
-    return "\n".join(
-        [family.text_table(["chain", "us"], chains), family.text_table(["ReLU(X + B)", "kernels", "us", "x"], sums)]
-    )
+    tables = [family.text_table(["chain", "us"], chains)]
+    for key, heading in (("relu_of_sum", "ReLU(X + B)"), ("sin2_cos2", "sin^2 + cos^2")):
+        rows = [[p["name"], p["kernels"], f"{p['seconds'] * 1e6:,.1f}", f"{p['ratio']:.3f}"] for p in results[key]]
+        tables.append(family.text_table([heading, "kernels", "us", "x"], rows))
+    return "\n".join(tables)
 
 
 if __name__ == "__main__":

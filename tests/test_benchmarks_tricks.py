@@ -8,7 +8,17 @@ import json
 import pytest
 import torch
 
-from benchmarks import chains, number_formats, recomputation, tiling, trace
+from benchmarks import (
+    chains,
+    checkpointing,
+    cuda_gelu,
+    cuda_program,
+    gelu_five_ways,
+    number_formats,
+    recomputation,
+    tiling,
+    trace,
+)
 from utils import example_kernels as ek
 from utils import record_layouts, runtime, timing
 from utils.compile_only import Request, resource_usages
@@ -48,7 +58,9 @@ def random(*shape):
 
 
 def test_chains_fill_their_layout(known_times):
-    results = chains.measure(elements=100, links=[1, 3], operations=[1, 2], variants=chains.VARIANTS[:3])
+    results = chains.measure(
+        elements=100, links=[1, 3], operations=[1, 2], variants=chains.VARIANTS[:3], sine_variants=chains.SINES[:1]
+    )
     assert problems("chains", results) == []
     assert [p["operations"] for p in results["fused"]] == [2, 6]
     assert "fused, 6 operations" in chains.table(results) and "one kernel" in chains.table(results)
@@ -63,6 +75,62 @@ def test_each_relu_of_a_sum_computes_it(variant):
 def test_an_unknown_relu_of_a_sum_is_refused_by_name():
     with pytest.raises(ValueError, match="got 'magic'"):
         chains.relu_of_sum("magic", random(1), random(1))
+
+
+def test_sines_are_one():
+    torch.testing.assert_close(chains.sines(chains.SINES[0], random(100))(), torch.ones(100, device=runtime.DEVICE))
+    with pytest.raises(ValueError, match="got 'magic'"):
+        chains.sines("magic", random(1))
+
+
+def test_gelu_five_ways_fill_their_layout_and_name_what_is_missing(known_times, monkeypatch):
+    monkeypatch.setattr(cuda_program, "compiler", lambda: None)
+    cuda_gelu.compiled.cache_clear()
+    results = gelu_five_ways.measure(elements=2000, ways=gelu_five_ways.WAYS[:4])
+    assert problems("gelu_five_ways", results) == []
+    assert list(results["unavailable"]) == ["CUDA C++"]
+    assert [way["bytes"] for way in results["ways"]] == [22 * 8000, 2 * 8000, 2 * 8000]
+    assert "needs" in gelu_five_ways.table(results)
+
+
+def test_gelu_in_triton_is_the_tanh_form():
+    x = 4 * random(1030)
+    torch.testing.assert_close(ek.gelu_tanh(x), torch.nn.functional.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="got 'magic'"):
+        gelu_five_ways.function("magic")
+
+
+def test_the_cuda_source_is_compiled_as_a_shared_library(tmp_path):
+    command = cuda_gelu.command(tmp_path / "libgelu.so", (9, 0), "nvcc")
+    assert command[0] == "nvcc" and "-shared" in command and command[-1].endswith("benchmarks/cuda/gelu.cu")
+    assert "tanhf" in cuda_gelu.source()
+
+
+def test_checkpointing_fills_its_layout(known_times, monkeypatch):
+    monkeypatch.setattr(checkpointing, "peak_bytes", lambda run: run() or 1000)
+    shape = {"batch": 2, "seq_len": 4, "hidden": 16, "heads": 2, "layers": 3}
+    results = checkpointing.measure(shape=shape, segments=(0, 1, 2))
+    assert problems("checkpointing", results) == []
+    assert results["input_bytes"] == 2 * 4 * 16 * 2 and results["layer_bytes"] > 8 * results["input_bytes"]
+    assert "layers a segment" in checkpointing.table(results)
+
+
+def test_segments_change_memory_but_no_gradient():
+    shape = {"batch": 2, "seq_len": 4, "hidden": 16, "heads": 2, "layers": 3}
+    layers, x = checkpointing.stack(shape, torch.float32)
+    gradients, kept = {}, {}
+    for segment in (0, 1, 2):
+        y = checkpointing.forward(layers, x, segment)
+        gradients[segment] = torch.autograd.grad(y.square().sum(), [x, *layers.parameters()])
+        kept[segment] = checkpointing.saved_bytes(
+            lambda segment=segment: checkpointing.forward(layers, x, segment), list(layers.parameters())
+        )
+    for segment in (1, 2):
+        for ours, plain in zip(gradients[segment], gradients[0], strict=True):
+            torch.testing.assert_close(ours, plain)
+    assert kept[2] <= kept[1] < kept[0] / 5
+    with pytest.raises(ValueError, match="got -1"):
+        checkpointing.forward(layers, x, -1)
 
 
 def test_recomputation_fills_its_layout(known_times):

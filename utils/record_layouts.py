@@ -258,6 +258,31 @@ LAYOUTS: dict[str, object] = {
         "fused": [{"operations": SIZE, **TIMING}],
         "eager": [{"operations": SIZE, **TIMING}],
         "relu_of_sum": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+        "sin2_cos2": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+    },
+    "gelu_five_ways": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "ways": [
+            {
+                "name": TEXT,
+                "kernels": SIZE,
+                "longest": TEXT,
+                "kernel_seconds": POSITIVE,
+                "bytes": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                **RATIO,
+            }
+        ],
+        "unavailable": {str: TEXT},
+    },
+    "checkpointing": {
+        "dtype": TEXT,
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE, "layers": SIZE},
+        "input_bytes": SIZE,
+        "layer_bytes": SIZE,
+        "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO}],
     },
     "recomputation": {
         "dtype": TEXT,

@@ -35,6 +35,8 @@ from utils.example_kernels.fusion import (
     chain,
     chain_kernel,
     chain_traffic,
+    gelu_tanh,
+    gelu_tanh_kernel,
     relu,
     relu_kernel,
 )
@@ -109,6 +111,8 @@ __all__ = [
     "gather_traffic",
     "gelu",
     "gelu_kernel",
+    "gelu_tanh",
+    "gelu_tanh_kernel",
     "gelu_traffic",
     "histogram",
     "histogram_kernel",

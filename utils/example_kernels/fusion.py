@@ -52,6 +52,16 @@ def chain_kernel(x_ptr, out_ptr, n, scale, shift, LINKS: tl.constexpr, BLOCK: tl
     tl.store(out_ptr + offsets, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def gelu_tanh_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # (BLOCK,)
+    inner = 0.7978845608 * (x + 0.044715 * x * x * x)
+    y = x * tl.sigmoid(2.0 * inner)  # 0.5 x (1 + tanh(u)) = x sigmoid(2u)
+    tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
 def _pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     tensor("x", x, 1)
     tensor("y", y, 1)
@@ -116,6 +126,19 @@ def chain(x: torch.Tensor, links: int, block: int = BLOCK) -> torch.Tensor:
     out = torch.empty_like(x)
     if x.numel():
         chain_kernel[(cdiv(x.numel(), block),)](x, out, x.numel(), SCALE, SHIFT, LINKS=links, BLOCK=block)
+    return out
+
+
+def gelu_tanh(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
+    """GeLU of a vector (n,) in its tanh form (Hendrycks and Gimpel 2016, section 2), computed in fp32.
+
+    Raises:
+        TypeError, ValueError: Wrong dtype, rank, device or stride.
+    """
+    _contiguous(x=tensor("x", x, 1))
+    out = torch.empty_like(x)
+    if x.numel():
+        gelu_tanh_kernel[(cdiv(x.numel(), block),)](x, out, x.numel(), BLOCK=block)
     return out
 
 
