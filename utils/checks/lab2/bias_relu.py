@@ -10,9 +10,9 @@ import torch
 from utils import runtime
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, draw_seed
-from utils.checks.diagnoses import Diagnosis, Evidence, same_as
+from utils.checks.diagnoses import same_as
 from utils.checks.kernel import check_kernel
-from utils.checks.lab2 import shapes
+from utils.checks.lab2 import shapes, strips
 from utils.checks.lab2.launches import cdiv, every, no_atomics, num_rows, rows_tiling, sums_tiling, tile_sizes, within
 from utils.checks.lab2.shapes import classic
 from utils.checks.speed import Speed
@@ -47,27 +47,19 @@ _MISTAKES = (
     same_as(lambda x, bias, dout: torch.where(x + bias > 0, 0, dout), classic("the wrong side of the ReLU is cut", 3)),
     same_as(lambda x, bias, dout: dout.clone(), classic("nothing is cut in dx: the derivative of ReLU is left out", 3)),
     same_as(lambda x, bias, dout: (torch.relu(x + bias) > 0).to(x.dtype), classic("dx lacks the factor dout", 3)),
-    same_as(lambda x, bias, dout: torch.relu(x + bias) * dout, classic("out itself is the factor, not where it is above 0", 3)),
-    same_as(lambda x, bias, dout: _flat(dout).sum(0), classic("dbias sums dout, not what is left of it after the cut", 4)),
-    same_as(lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0), classic("dbias is a mean over rows, not their sum", 4)),
-    Diagnosis(
-        lambda e: _is_part_of_sums(e),
-        classic("dbias holds the rows of one tile only: add every tile of the strip to the sums", 5),
+    same_as(
+        lambda x, bias, dout: torch.relu(x + bias) * dout,
+        classic("out itself is the factor, not where it is above 0", 3),
     ),
+    same_as(
+        lambda x, bias, dout: _flat(dout).sum(0), classic("dbias sums dout, not what is left of it after the cut", 4)
+    ),
+    same_as(
+        lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0), classic("dbias is a mean over rows, not their sum", 4)
+    ),
+    *strips.mistakes(BACKWARD, "dbias", lambda e: _flat(_cut(*e.args64)), sharing=5, adding=6),
     *shapes.MISTAKES,
-)  # fmt: skip
-
-
-def _is_part_of_sums(e: Evidence) -> bool:
-    """Whether the last output sums a tile of rows at a strip's end or start instead of all rows."""
-    launch = e.trial.profile and next((n for n in e.trial.profile.launches if n.kernel == BACKWARD), None)
-    if not launch or e.difference.name != "dbias":
-        return False
-    rows, tiles = launch.scalars["ROWS"], launch.scalars["tiles_per_strip"]
-    cut = _flat(_cut(*e.args64))
-    strips = [cut[start : start + rows * tiles] for start in range(0, len(cut), rows * tiles)]
-    last = sum(strip[(len(strip) - 1) // rows * rows :].sum(0) for strip in strips)
-    return e.close(last) or e.close(sum(strip[:rows].sum(0) for strip in strips))
+)
 
 
 def check_bias_relu(bias_relu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], seed: int | None = None) -> None:

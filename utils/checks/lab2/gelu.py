@@ -35,23 +35,26 @@ _GELU_MISTAKES = (
     ),
     same_as(lambda x: x * torch.sigmoid(1.702 * x), classic("this is x sigmoid(1.702 x), another approximation", 3)),
     same_as(torch.nn.functional.silu, classic("this is SiLU, x sigmoid(x)", 3)),
-    same_as(
-        lambda x: _tanh_form(x, factor=2 / math.pi), classic("2/pi stands where its square root belongs", 3)
-    ),
+    same_as(lambda x: _tanh_form(x, factor=2 / math.pi), classic("2/pi stands where its square root belongs", 3)),
     same_as(lambda x: _tanh_form(x, factor=1.0), classic("sqrt(2/pi) is left out", 3)),
     same_as(lambda x: _tanh_form(x, cubic=0.0), classic("the cubic term 0.044715 x^3 is left out", 3)),
     same_as(
         lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * x + 0.044715 * x**3)),
         classic("sqrt(2/pi) multiplies x only: it belongs to the whole bracket", 3),
     ),
-    same_as(lambda x: 0.5 * x * torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)), classic("the 1 + is left out", 3)),
-    same_as(lambda x: x * torch.sigmoid(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
-            classic("0.5 (1 + tanh(u)) is sigmoid(2u): the 2 is left out", 3)),
+    same_as(
+        lambda x: 0.5 * x * torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+        classic("the 1 + is left out", 3),
+    ),
+    same_as(
+        lambda x: x * torch.sigmoid(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+        classic("0.5 (1 + tanh(u)) is sigmoid(2u): the 2 is left out", 3),
+    ),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude > 1) and bool(e.got.isnan().any()),
         classic("large values give NaN: a tanh from exponentials becomes inf / inf", 5),
     ),
-)  # fmt: skip
+)
 
 
 def check_gelu(gelu: Callable[[torch.Tensor], torch.Tensor], seed: int | None = None) -> None:

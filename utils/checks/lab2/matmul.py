@@ -61,18 +61,13 @@ def _accumulation(kernel: str, number: int) -> tuple[Diagnosis, ...]:
             classic("each step multiplies the first tiles again: the loop does not move along K", number),
         ),
         Diagnosis(
-            lambda e: e.case.sizes["k"] > 0 and e.close(sum(_steps(e, kernel)[: e.case.sizes["k"] // _block_k(e, kernel)])),
+            lambda e: (
+                e.case.sizes["k"] > 0 and e.close(sum(_steps(e, kernel)[: e.case.sizes["k"] // _block_k(e, kernel)]))
+            ),
             classic("the last, ragged step along K is left out: the loop must go up to K", number),
         ),
-        Diagnosis(
-            lambda e: e.only(lambda case: case.dtype.itemsize < 4),
-            lambda e: classic(
-                f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: the total must stay "
-                "float32 over all steps, and be rounded once, when it is stored",
-                number + 1,
-            ),
-        ),
-    )  # fmt: skip
+        shapes.too_inaccurate("the total stays float32 over all steps, and is rounded once, when stored", number + 1),
+    )
 
 
 def _block_k(e: Evidence, kernel: str) -> int:
@@ -84,7 +79,10 @@ def _block_k(e: Evidence, kernel: str) -> int:
 _TILED_MISTAKES = (
     same_as(lambda a, b: a @ b.T, classic("this is a @ b.T: the strides of b are swapped", 1)),
     same_as(lambda a, b: a.T @ b, classic("this is a.T @ b: the strides of a are swapped", 1)),
-    same_as(lambda a, b: (a @ b).T, classic("this is the product transposed: rows and columns are swapped in the store", 1)),
+    same_as(
+        lambda a, b: (a @ b).T, classic("this is the product transposed: rows and columns are swapped in the store", 1)
+    ),
+    shapes.FAR,
     *_accumulation(TILED, 3),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous"),
@@ -94,7 +92,7 @@ _TILED_MISTAKES = (
         lambda e: e.only(lambda case: case.sizes["k"] % _block_k(e, TILED) != 0),
         classic("only sizes K that BLOCK_K does not divide go wrong: mask both loads along K, with other=0", 2),
     ),
-)  # fmt: skip
+)
 
 
 def _tiles(trials: Sequence[Trial]) -> Tiling | None:
@@ -152,7 +150,7 @@ def check_tiled_matmul(tiled_matmul: Matmul, seed: int | None = None) -> None:
             lambda: (shapes.drawn(4096, 4096), shapes.drawn(4096, 4096)), torch.matmul, 0.4, "torch.matmul (cuBLAS)"
         ),
         seed=seed,
-        notice="a crosses memory once for each column of tiles, b once for each row of tiles: larger tiles, fewer bytes",
+        notice="a is read once for each column of tiles, b once for each row of tiles: larger tiles, fewer bytes",
     )
 
 

@@ -20,10 +20,24 @@ def classic(cause: str, number: int) -> str:
     return f'{cause}: see "classic wrong answers" {number}'
 
 
+def too_inaccurate(advice: str, number: int) -> Diagnosis:
+    """A rule for answers that only shorter types show to be wrong."""
+    return Diagnosis(
+        lambda e: e.only(lambda case: case.dtype.itemsize < 4),
+        lambda e: classic(
+            f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: {advice}", number
+        ),
+    )
+
+
 def tensor(case: Case, name: str) -> torch.Tensor:
-    """The input of a case; with a ``batch`` axis its two leading axes were swapped, so that rows do not lie evenly."""
+    """The input of a case; one with a ``batch`` axis is cut out of a larger tensor, with its leading axes swapped.
+
+    No single stride then leads from row to row, in whatever order the axes are taken.
+    """
     if "batch" in case.sizes:
-        return case.tensor(name, "row", "batch", "col").transpose(0, 1)
+        larger = case.tensor(name, "row", case.sizes["batch"] + 1, "col", layout="padded")
+        return larger[:, 1:].transpose(0, 1)
     return case.tensor(name, *case.sizes)
 
 
@@ -51,8 +65,15 @@ def far(seed: int, col: int) -> list[Case]:
     return [Case("ragged", {"row": 3, "col": col + 5}, torch.float16, "far", seed=seed)]
 
 
+FAR = Diagnosis(
+    lambda e: e.only(lambda case: case.layout == "far"),
+    "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
+    "convert the index first: row.to(tl.int64)",
+)
+
 #: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
 MISTAKES = (
+    FAR,
     Diagnosis(
         lambda e: e.only(lambda case: "batch" in case.sizes),
         "only tensors whose rows do not lie evenly go wrong, such as x.transpose(0, 1): one stride does not lead to "

@@ -40,46 +40,48 @@ def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormal
     return (
         Diagnosis(
             lambda e: e.close(_other_is_zero(e, kernel)),
-            classic("lanes past the end of a row count as 0: give them other=-inf, whose exponential is 0", past_the_end),
+            classic(
+                "lanes past the end of a row count as 0: give them other=-inf, whose exponential is 0", past_the_end
+            ),
         ),
         same_as(lambda x: torch.exp(x), classic("the rows are not divided by their sums", unnormalised)),
-        same_as(lambda x: torch.exp(x - x.amax(-1, True)), classic("the rows are not divided by their sums", unnormalised)),
-        same_as(lambda x: torch.softmax(x, -2), classic("this is the softmax of each column: rows are the last axis", axis)),
+        same_as(
+            lambda x: torch.exp(x - x.amax(-1, True)), classic("the rows are not divided by their sums", unnormalised)
+        ),
+        same_as(
+            lambda x: torch.softmax(x, -2), classic("this is the softmax of each column: rows are the last axis", axis)
+        ),
         same_as(lambda x: torch.log_softmax(x, -1), classic("this is the logarithm of softmax", unnormalised)),
         Diagnosis(
             lambda e: e.only(lambda case: case.magnitude != 1),
-            classic("only large values go wrong: exp overflows unless the row's maximum is subtracted first", no_maximum),
-        ),
-        Diagnosis(
-            lambda e: e.only(lambda case: case.dtype.itemsize < 4),
-            lambda e: classic(
-                f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: exponentials and "
-                "their sum need float32; round once, when storing",
-                precision,
+            classic(
+                "only large values go wrong: exp overflows unless the row's maximum is subtracted first", no_maximum
             ),
         ),
-    )  # fmt: skip
+        *shapes.MISTAKES,
+        shapes.too_inaccurate("exponentials and their sum need float32; round once, when storing", precision),
+    )
 
 
 # ---- 2.5
 
 
-def _per_tile(e: Evidence, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A function of each program's rows, put together again: what a program computes that mixes its rows."""
+def _per_tile(e: Evidence, of: Callable[[torch.Tensor, bool], torch.Tensor]) -> torch.Tensor:
+    """What a program that mixes its rows computes: a function of them, and of whether it has as many as it can take."""
     rows = launched([e.trial, *e.trials], SHORT)["ROWS"]
     x = e.args64[0]
     flat = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    return torch.cat([of(flat[start : start + rows]) for start in range(0, len(flat), rows)]).reshape(x.shape)
+    return torch.cat([of(part, len(part) == rows) for part in flat.split(rows)]).reshape(x.shape)
 
 
-def _shared_sum(x: torch.Tensor) -> torch.Tensor:
+def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
     numerator = torch.exp(x - x.amax(-1, True))
-    return numerator / numerator.sum()
+    return numerator / numerator.sum() if full else torch.full_like(x, torch.nan)  # -inf - (-inf) in rows that are none
 
 
 _SHORT_MISTAKES = (
     Diagnosis(
-        lambda e: e.close(_per_tile(e, lambda x: torch.softmax(x, 0))),
+        lambda e: e.close(_per_tile(e, lambda x, full: torch.softmax(x, 0))),
         classic("maximum and sum run over axis 0, the program's rows: a row's columns are axis 1", 3),
     ),
     Diagnosis(
@@ -87,7 +89,6 @@ _SHORT_MISTAKES = (
         classic("all rows of a program are divided by one sum: sum along axis 1, one number a row", 3),
     ),
     *_common(SHORT, past_the_end=1, no_maximum=2, axis=3, unnormalised=4, precision=5),
-    *shapes.MISTAKES,
 )
 
 
@@ -127,39 +128,56 @@ def _blocks(e: Evidence) -> list[torch.Tensor]:
     return list(x.split(block, -1))
 
 
-def _online(e: Evidence, rescale: bool = True, carry: bool = True, last_sum: bool = False) -> torch.Tensor:
-    """Softmax by an online loop over blocks of columns, with one of its steps left out."""
-    x = e.args64[0]
-    maximum, total = torch.full_like(x[..., :1], -torch.inf), torch.zeros_like(x[..., :1])
-    for part in _blocks(e):
-        new = part.amax(-1, True)
+def _online(
+    e: Evidence, rescale: bool = True, carry: bool = True, last_sum: bool = False, lanes: bool = False
+) -> torch.Tensor:
+    """Softmax by an online loop over blocks of columns, with one of its steps left out.
+
+    With ``lanes`` each lane keeps a maximum and a sum of its own, and they meet after the loop.
+    """
+    x, parts = e.args64[0], _blocks(e)
+    missing = parts[0].shape[-1] - parts[-1].shape[-1]
+    parts[-1] = torch.nn.functional.pad(parts[-1], (0, missing), value=-torch.inf)
+    like = parts[0] if lanes else parts[0][..., :1]
+    maximum, total = torch.full_like(like, torch.finfo(torch.float32).min), torch.zeros_like(like)
+    for part in parts:
+        new = part if lanes else part.amax(-1, True)
         new = torch.maximum(new, maximum) if carry else new
-        shrink = torch.exp(maximum - new) if rescale else 1.0
-        total = (0.0 if last_sum else total * shrink) + torch.exp(part - new).sum(-1, True)
+        numerator = torch.exp(part - new)
+        total = (0.0 if last_sum else total * torch.exp(maximum - new) if rescale else total) + (
+            numerator if lanes else numerator.sum(-1, True)
+        )
         maximum = new
-    return torch.exp(x - maximum) / total
+    largest = maximum.amax(-1, True)
+    return torch.exp(x - largest) / (total * torch.exp(maximum - largest)).sum(-1, True)
+
+
+def _left_out(**step: bool) -> Callable[[Evidence], bool]:
+    """Whether the answer is what an online loop without one of its steps gives, a row or a lane at a time."""
+    return lambda e: e.close(_online(e, **step)) or e.close(_online(e, **step, lanes=True))
 
 
 _LONG_MISTAKES = (
-    Diagnosis(lambda e: e.close(_online(e, rescale=False)),
-              classic("the running sum is not rescaled when a new maximum comes", 1)),
-    Diagnosis(lambda e: e.close(_online(e, rescale=False, carry=False)),
-              classic("each block of columns has its own maximum: carry the largest so far, and rescale the sum", 2)),
-    Diagnosis(lambda e: e.close(_online(e, carry=False)),
-              classic("the last block's maximum is used, not the largest so far", 2)),
-    Diagnosis(lambda e: e.close(_online(e, last_sum=True)),
-              classic("the sum holds the last block of columns only: add to what came before", 2)),
+    Diagnosis(_left_out(rescale=False), classic("the running sum is not rescaled when a new maximum comes", 1)),
+    Diagnosis(
+        _left_out(rescale=False, carry=False),
+        classic("each block of columns has its own maximum: carry the largest so far, and rescale the sum", 2),
+    ),
+    Diagnosis(
+        _left_out(last_sum=True), classic("the sum holds the last block of columns only: add to what came before", 2)
+    ),
     Diagnosis(
         lambda e: e.close(torch.cat([torch.softmax(part, -1) for part in _blocks(e)], -1)),
         classic("each block of columns is a softmax of its own: maximum and sum belong to the whole row", 2),
     ),
     Diagnosis(
         lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "masked"),
-        classic("a block of columns that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite value", 4),
+        classic(
+            "a block of columns that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite value", 4
+        ),
     ),
     *_common(LONG, past_the_end=3, no_maximum=1, axis=2, unnormalised=5, precision=5),
-    *shapes.MISTAKES,
-)  # fmt: skip
+)
 
 
 def _long_cases(seed: int) -> list[Case]:
