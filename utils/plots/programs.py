@@ -62,7 +62,7 @@ def programs_animation(
     inches = height or min(4.6, 7.0 * max(reach[0], rows) / max(reach[1], columns) + 0.35)
     return animate(
         frames, title=title, alt=alt, captions=captions, subtitle=subtitle, height=inches,
-        seconds_per_frame=seconds_per_frame, poster=len(lanes) // 2 + 1,
+        seconds_per_frame=seconds_per_frame, poster=-1,
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def tile_orders(
         if len(order) != tiles_m * tiles_n or len(set(order)) != len(order):
             raise ValueError(f"order {name!r} must visit each of the {tiles_m} x {tiles_n} tiles once")
     panel = 7.2 / max(2, len(orders))
-    height = min(5.0, panel * 0.92 * tiles_m * tile[0] / (tiles_n * tile[1])) + 0.75
+    height = min(5.0, panel * 0.92 * tiles_m * tile[0] / (tiles_n * tile[1])) + 0.85
     fig, axes = figure(title, subtitle=subtitle, columns=len(orders), height=height, grid="none")
     axes = [axes] if len(orders) == 1 else list(axes)
     said = []
