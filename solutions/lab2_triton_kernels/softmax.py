@@ -104,10 +104,23 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         TypeError, ValueError: x is no such tensor on ``utils.runtime.DEVICE``.
         RuntimeError: autograd is recording and x asks for its gradient.
     """
-    check_tensor("x", x, least_dims=1)
-    refuse_gradient("softmax", x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = _output("softmax", x)
     if x.numel() == 0:
         return out
     x, rows = as_rows(x)
     return _short(x, out, rows) if tuning.softmax_fits(rows.columns, x.element_size()) else _long(x, out, rows)
+
+
+def online_softmax(x: torch.Tensor) -> torch.Tensor:
+    """:func:`softmax` in two reads, by the kernel for long rows, however long the rows are."""
+    out = _output("online_softmax", x)
+    if x.numel() == 0:
+        return out
+    x, rows = as_rows(x)
+    return _long(x, out, rows)
+
+
+def _output(function: str, x: torch.Tensor) -> torch.Tensor:
+    check_tensor("x", x, least_dims=1)
+    refuse_gradient(function, x)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
