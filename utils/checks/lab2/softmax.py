@@ -12,7 +12,7 @@ from utils.checks.core import Exercise, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
 from utils.checks.kernel import check_kernel
 from utils.checks.lab2 import shapes
-from utils.checks.lab2.launches import every, launched, rows_tiling, within
+from utils.checks.lab2.launches import every, launched, rows_tiling, tile_sizes, within
 from utils.checks.lab2.shapes import classic
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
@@ -180,25 +180,21 @@ _LONG_MISTAKES = (
 )
 
 
-def _long_cases(seed: int) -> list[Case]:
-    draw = generator(seed)
-    limit = ROW_BYTES // 4
-    whole, ragged = 2 * limit, limit + draw.randint(1, limit - 1)
-    half, brain = torch.float16, torch.bfloat16
-
-    def case(kind: str, col: int, dtype=torch.float32, layout="contiguous", magnitude=1.0) -> Case:
-        return Case(kind, {"row": 3, "col": col}, dtype, layout, seed=seed, magnitude=magnitude)
-
+def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
+    block = tile_sizes(online_softmax, (shapes.drawn(1, 2**13),), LONG, BLOCK=1024)["BLOCK"]
+    cases = Cases(
+        {"row": range(2, 5), "col": block},
+        layouts=("transposed", "padded", "strided"),
+        count=1,
+        zero=True,
+        magnitude=100.0,
+    ).draw(seed)
+    masked = {"row": 3, "col": 2 * block + generator(seed).randint(10, block - 1)}
     return [
-        case("whole tiles", whole),
-        case("ragged", ragged),
-        case("ragged", ragged, magnitude=100.0),
-        case("masked", ragged),
-        case("ragged", ragged, layout="padded"),
-        case("ragged", ragged, layout="strided"),
-        case("ragged", 2 * ragged, half),
-        case("whole tiles", 2 * whole, brain),
-        shapes.turned(seed, limit + 7),
+        *cases,
+        Case("masked", masked, seed=seed),
+        shapes.turned(seed, block + 7),
+        *shapes.far(seed, block),
     ]
 
 
@@ -210,7 +206,7 @@ def _long_input(case: Case) -> Sequence[torch.Tensor]:
     return (x,)
 
 
-def check_softmax_long(softmax: Softmax, seed: int | None = None) -> None:
+def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None:
     """Exercise 2.6: softmax of rows too long to stay on chip, by the online maximum and sum, in two reads.
 
     Raises:
@@ -219,9 +215,9 @@ def check_softmax_long(softmax: Softmax, seed: int | None = None) -> None:
     seed = draw_seed(seed)
     check_kernel(
         Exercise("2.6", "softmax of long rows"),
-        softmax,
+        online_softmax,
         _softmax,
-        _long_cases(seed),
+        _long_cases(online_softmax, seed),
         _long_input,
         tiling=_long_tiles,
         inspections=[
