@@ -39,7 +39,7 @@ def bias_relu_kernel(
 def bias_relu_backward_kernel(
     dout_ptr, out_ptr, dx_ptr, partial_ptr, num_rows, columns,
     size_1, size_2, stride_0, stride_1, stride_2, step, tiles_per_strip,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
     ### BEGIN SOLUTION 2.2: backward of bias and ReLU
@@ -47,7 +47,7 @@ def bias_relu_backward_kernel(
     strip = (tl.program_id(0) // blocks_per_row).to(tl.int64)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     dbias = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in range(0, tiles_per_strip):
+    for tile in tl.range(0, tiles_per_strip, num_stages=STAGES):  # the next tiles are on their way while one is added
         row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
         place = row[:, None] * columns + column[None, :]
@@ -94,7 +94,7 @@ class BiasReLU(torch.autograd.Function):
         ### BEGIN SOLUTION 2.2: backward of bias and ReLU, the launch
         bias_relu_backward_kernel[(strips * triton.cdiv(rows.columns, tile.block),)](
             dout, out, dx, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps,
+            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
         return dx, column_sums(partial, out.dtype)
         ### END SOLUTION

@@ -36,7 +36,9 @@ def gelu_kernel(
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GeLU in its tanh form, ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` (Hendrycks and Gimpel 2016, section 2).
+    """GeLU in its tanh form, ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``.
+
+    The approximation is that of Hendrycks and Gimpel 2016, section 2.
 
     Args:
         x: Any shape and strides; float32, float16 or bfloat16, computed in float32.

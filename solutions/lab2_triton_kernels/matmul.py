@@ -1,4 +1,4 @@
-"""The product of two matrices at the speed of the tensor cores: tensor descriptors and the grouped order (exercise 2.8).
+"""The product of two matrices at the speed of tensor cores: descriptors and the grouped order (exercise 2.8).
 
 A tensor descriptor tells the hardware a matrix's base, shape and strides and the shape of a tile. From Hopper on one
 thread then asks for a whole tile, and a copy engine (TMA) brings it, zeros beyond the edges included; other threads
@@ -134,6 +134,7 @@ def _through_descriptors(a: torch.Tensor, b: torch.Tensor, a_turned: bool, b_tur
         _describe(a, a_turned, tile.m, tile.k), _describe(b, b_turned, tile.k, tile.n),
         _describe(c, False, tile.m, tile.n // 2 if tile.halves else tile.n), M, N, K,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=tile.group, A_TURNED=a_turned, B_TURNED=b_turned,
-        HALVES=tile.halves, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[c.dtype], num_warps=tile.warps, num_stages=tile.stages,
+        HALVES=tile.halves, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[c.dtype],
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return c

@@ -1,7 +1,7 @@
 """Any tensor as rows: how a kernel finds its row in memory, whatever the leading shape and the strides.
 
-A kernel here sees a tensor (..., columns) as ``count`` rows. Leading axes that lie evenly in memory are merged into one;
-what remains are at most three, and the start of row r is::
+A kernel here sees a tensor (..., columns) as ``count`` rows. Leading axes that lie evenly in memory are merged into
+one; what remains are at most three, and the start of row r is::
 
     stride_0 * outer + stride_1 * middle + stride_2 * inner      with r = (outer * size_1 + middle) * size_2 + inner
 

@@ -9,6 +9,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import tuning
 from .arguments import check_tensor, refuse_gradient
 from .rows import Rows, along, as_rows, row_offset
+from .spread_softmax import spread_fits, spread_softmax
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -68,7 +69,7 @@ def softmax_long_kernel(
 
 
 def _short(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
-    tile = tuning.softmax_short(rows.columns, x.element_size())
+    tile = tuning.softmax_short(rows.columns)
     ### BEGIN SOLUTION 2.5: softmax of short rows, the launch
     softmax_short_kernel[(triton.cdiv(rows.count, tile.rows),)](
         x, out, rows.count, rows.columns, *rows.place,
@@ -79,7 +80,7 @@ def _short(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def _long(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
-    tile = tuning.SOFTMAX_LONG
+    tile = tuning.online_softmax(rows.columns)
     ### BEGIN SOLUTION 2.6: softmax of long rows, the launch
     softmax_long_kernel[(rows.count,)](
         x, out, rows.columns, *rows.place, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps
@@ -91,8 +92,8 @@ def _long(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last axis.
 
-    A row that fits a program's registers (``tuning.softmax_fits``) is read once. A longer one is read twice: the first
-    read finds maximum and sum together, online (Milakov and Gimelshein 2018, algorithm 3).
+    A row that fits a program's registers (``tuning.softmax_fits``) is read once. Of longer rows a GPU takes several
+    programs each (:mod:`.spread_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
 
     Args:
         x: (..., columns) of any strides; float32, float16 or bfloat16, computed in float32.
@@ -104,23 +105,28 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         TypeError, ValueError: x is no such tensor on ``utils.runtime.DEVICE``.
         RuntimeError: autograd is recording and x asks for its gradient.
     """
-    out = _output("softmax", x)
+    x, out, rows = _prepared("softmax", x)
     if x.numel() == 0:
         return out
-    x, rows = as_rows(x)
-    return _short(x, out, rows) if tuning.softmax_fits(rows.columns, x.element_size()) else _long(x, out, rows)
+    if tuning.softmax_fits(rows.columns, x.element_size()):
+        return _short(x, out, rows)
+    return (spread_softmax if spread_fits(x, rows.columns) else _long)(x, out, rows)
 
 
 def online_softmax(x: torch.Tensor) -> torch.Tensor:
-    """:func:`softmax` in two reads, by the kernel for long rows, however long the rows are."""
-    out = _output("online_softmax", x)
-    if x.numel() == 0:
-        return out
-    x, rows = as_rows(x)
-    return _long(x, out, rows)
+    """Softmax over the last axis with one program a row and two reads, however long the rows.
+
+    The first read finds maximum and sum together, online (Milakov and Gimelshein 2018, algorithm 3). Arguments,
+    result and errors as of :func:`softmax`.
+    """
+    x, out, rows = _prepared("online_softmax", x)
+    return _long(x, out, rows) if x.numel() else out
 
 
-def _output(function: str, x: torch.Tensor) -> torch.Tensor:
+def _prepared(function: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Rows]:
+    """``x`` checked and seen as rows, and an output for it."""
     check_tensor("x", x, least_dims=1)
     refuse_gradient(function, x)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, rows = as_rows(x)
+    return x, out, rows

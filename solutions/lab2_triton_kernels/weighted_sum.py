@@ -27,44 +27,57 @@ def weighted_sum_kernel(
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)  # each lane adds up its own columns; they meet at the end
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
+        weight_place = weight_ptr + along(column, weight_step, WIDE)
+        weight = tl.load(weight_place, mask=column < columns, other=0.0, eviction_policy="evict_last")  # (BLOCK,)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-        x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)
+        x_place = x_row[:, None] + along(column, step, WIDE)[None, :]
+        x = tl.load(x_place, mask=inside, other=0.0, eviction_policy="evict_first")  # (ROWS, BLOCK), never again
         total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
     tl.store(out_ptr + row, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=row < num_rows)
     ### END SOLUTION
 
 
 @triton.jit
-def weighted_sum_backward_kernel(
-    dout_ptr, x_ptr, weight_ptr, dx_ptr, partial_ptr, num_rows, columns,
-    size_1, size_2, stride_0, stride_1, stride_2, step, weight_step, tiles_per_strip,
+def weighted_sum_dx_kernel(
+    dout_ptr, weight_ptr, dx_ptr, num_rows, columns, weight_step,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, and their part of the weight's gradient.
+    """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns of dx. It reads no x: this kernel only writes."""
+    ### BEGIN SOLUTION 2.4: gradient of x
+    blocks_per_row = tl.cdiv(columns, BLOCK)
+    row = (tl.program_id(0) // blocks_per_row).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
+    inside = (row[:, None] < num_rows) & (column[None, :] < columns)
+    weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
+    dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0)  # (ROWS,)
+    dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j
+    tl.store(dx_ptr + row[:, None] * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    ### END SOLUTION
 
-    ``dx_ptr`` or ``partial_ptr`` is None when nobody asks for that gradient.
+
+@triton.jit
+def weighted_sum_dweight_kernel(
+    dout_ptr, x_ptr, partial_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
+    tiles_per_strip,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, summed over their rows.
+
+    Each lane adds up its own rows. The lanes of a column meet at the end, the strips in :func:`column_sums`.
     """
-    ### BEGIN SOLUTION 2.4: backward of the weighted sum
+    ### BEGIN SOLUTION 2.4: gradient of the weight, first stage
     blocks_per_row = tl.cdiv(columns, BLOCK)
     strip = (tl.program_id(0) // blocks_per_row).to(tl.int64)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
     dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in range(0, tiles_per_strip):
+    for tile in tl.range(0, tiles_per_strip, num_stages=STAGES):  # the next tiles are on their way while one is added
         row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
-        inside = (row[:, None] < num_rows) & (column[None, :] < columns)
         dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)
-        if dx_ptr is not None:
-            dx = dout[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j
-            dx_place = dx_ptr + row[:, None] * columns + column[None, :]
-            tl.store(dx_place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        if partial_ptr is not None:
-            x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-            x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)
-            dweight += dout[:, None] * x.to(tl.float32)
-    if partial_ptr is not None:
-        tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)
+        x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+        inside = (row[:, None] < num_rows) & (column[None, :] < columns)
+        x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)
+        dweight += dout[:, None] * x.to(tl.float32)  # d(sum_j w_j x_ij) / dw_j = x_ij
+    tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)
     ### END SOLUTION
 
 
@@ -90,23 +103,43 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         x, weight = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if ctx.needs_input_grad[0] else None
-        if x.numel() == 0:
-            return dx, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         dout = dout.contiguous()  # one number a row: little to copy
-        x, rows = as_rows(x)
-        tile = tuning.weighted_sum_backward(rows.columns)
-        strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
-        partial = None
-        if ctx.needs_input_grad[1]:
-            partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=x.device)
-        ### BEGIN SOLUTION 2.4: backward of the weighted sum, the launch
-        weighted_sum_backward_kernel[(strips * triton.cdiv(rows.columns, tile.block),)](
-            dout, x, weight, dx, partial, rows.count, rows.columns, *rows.place, weight.stride(0), tiles_per_strip,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide or weight.stride(0) > 1, num_warps=tile.warps,
-        )  # fmt: skip
-        return dx, None if partial is None else column_sums(partial, weight.dtype)
-        ### END SOLUTION
+        dx = _dx(dout, x, weight) if ctx.needs_input_grad[0] else None
+        return dx, _dweight(dout, x) if ctx.needs_input_grad[1] else None
+
+
+def _dx(dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Gradient of x: an outer product."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if dx.numel() == 0:
+        return dx
+    columns = x.shape[-1]
+    tile = tuning.weighted_sum_dx(columns)
+    ### BEGIN SOLUTION 2.4: gradient of x, the launch
+    grid = (triton.cdiv(dout.numel(), tile.rows) * triton.cdiv(columns, tile.block),)
+    weighted_sum_dx_kernel[grid](
+        dout, weight, dx, dout.numel(), columns, weight.stride(0),
+        ROWS=tile.rows, BLOCK=tile.block, WIDE=weight.stride(0) > 1, num_warps=tile.warps,
+    )  # fmt: skip
+    return dx
+    ### END SOLUTION
+
+
+def _dweight(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Gradient of the weight: strips of rows first, then the sum of their sums."""
+    if x.numel() == 0:
+        return torch.zeros(x.shape[-1], dtype=x.dtype, device=x.device)
+    x, rows = as_rows(x)
+    tile = tuning.weighted_sum_dweight(rows.columns)
+    strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
+    partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=x.device)
+    ### BEGIN SOLUTION 2.4: gradient of the weight, the launches
+    weighted_sum_dweight_kernel[(strips * triton.cdiv(rows.columns, tile.block),)](
+        dout, x, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
+        ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return column_sums(partial, x.dtype)
+    ### END SOLUTION
 
 
 def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

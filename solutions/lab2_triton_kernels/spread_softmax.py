@@ -1,0 +1,107 @@
+"""Softmax of long rows at the speed of short ones: many programs share a row and tell each other what they saw.
+
+Not an exercise: it goes beyond what a kernel may usually do. Programs normally know nothing of each other, because
+nothing says that two of them run at the same time. A *cooperative* launch does: either all programs of the grid are on
+the GPU together or the launch fails. Then one may wait for another.
+
+A row is cut into parts that fit a program's registers. Each program finds the maximum and the sum of exponentials of
+its part and publishes both, as one 64-bit word, which memory reads and writes whole; a word of zeros says "not yet".
+Then it turns to the row before, whose words have arrived in the meantime, and scales its part of that. It reads that
+part a second time, but so soon that most of it still lies in the L2 cache: HBM is read once.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from utils import runtime
+
+from . import tuning
+from .rows import Rows, along, row_offset
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@triton.jit
+def publish(words_ptr, row, part, parts, x):
+    """Write the maximum of ``x`` and the sum of exponentials relative to it as word ``part`` of ``row``."""
+    maximum = tl.max(x, axis=0)
+    total = tl.sum(tl.exp(x - maximum), axis=0)
+    high = maximum.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    low = total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    tl.atomic_xchg(words_ptr + row * parts + part, high | low, sem="relaxed")
+
+
+@triton.jit
+def gather(words_ptr, row, parts, PARTS: tl.constexpr):
+    """Maximum of a whole row and the reciprocal of its sum, once every part has published its word."""
+    place = words_ptr + row * parts + tl.arange(0, PARTS)
+    mask = tl.arange(0, PARTS) < parts
+    words = tl.load(place, mask=mask, other=-1, volatile=True)  # (PARTS,)
+    while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet
+        words = tl.load(place, mask=mask, other=-1, volatile=True)
+    maxima = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    totals = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    maxima = tl.where(mask, maxima, -float("inf"))
+    maximum = tl.max(maxima, axis=0)
+    total = tl.sum(tl.where(mask, totals * tl.exp(maxima - maximum), 0.0), axis=0)
+    return maximum, 1 / total
+
+
+@triton.jit
+def spread_softmax_kernel(
+    x_ptr, out_ptr, words_ptr, num_rows, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program: part ``program_id % parts`` of every ``groups``-th row; ``parts`` programs make up a group."""
+    part = tl.program_id(0) % parts
+    first = (tl.program_id(0) // parts).to(tl.int64)
+    groups = tl.num_programs(0) // parts
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    mask = column < columns
+    place = along(column, step, WIDE)
+    first_row = x_ptr + row_offset(first, size_1, size_2, stride_0, stride_1, stride_2)
+    x = tl.load(first_row + place, mask=mask, other=-float("inf"))  # (BLOCK,)
+    for row in range(first, num_rows + groups, groups):
+        next_row = x_ptr + row_offset(row + groups, size_1, size_2, stride_0, stride_1, stride_2)
+        ahead = tl.load(next_row + place, mask=mask & (row + groups < num_rows), other=-float("inf"))  # (BLOCK,)
+        if row < num_rows:
+            publish(words_ptr, row, part, parts, x.to(tl.float32))
+        x = ahead
+        done = row - groups
+        if done >= 0:
+            done_row = x_ptr + row_offset(done, size_1, size_2, stride_0, stride_1, stride_2)
+            again = tl.load(done_row + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from the L2 cache
+            maximum, scale = gather(words_ptr, done, parts, PARTS)
+            y = (tl.exp(again.to(tl.float32) - maximum) * scale).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + done * columns + column, y, mask=mask, eviction_policy="evict_first")
+
+
+def _programs_at_once(x: torch.Tensor) -> int:
+    """How many programs of :func:`spread_softmax` the GPU of ``x`` holds at the same time."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count * tuning.SPREAD_PROGRAMS_PER_SM
+
+
+def spread_fits(x: torch.Tensor, columns: int) -> bool:
+    """Whether rows of ``columns`` elements are shared out to no more programs than the GPU holds at once."""
+    if runtime.INTERPRET:  # one program at a time: nobody to wait for
+        return False
+    return triton.cdiv(columns, tuning.spread_softmax(x.element_size()).block) <= _programs_at_once(x)
+
+
+def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Write the softmax of the ``rows`` of ``x`` to ``out`` (contiguous).
+
+    The caller has seen that :func:`spread_fits`; needs a GPU.
+    """
+    tile = tuning.spread_softmax(x.element_size())
+    parts = triton.cdiv(rows.columns, tile.block)
+    groups = min(rows.count, _programs_at_once(x) // parts)
+    words = torch.zeros(rows.count, parts, dtype=torch.int64, device=x.device)
+    spread_softmax_kernel[(groups * parts,)](
+        x, out, words, rows.count, rows.columns, parts, *rows.place,
+        PARTS=tuning.power_of_two(parts), BLOCK=tile.block, WIDE=rows.wide,
+        num_warps=tile.warps, maxnreg=tuning.SPREAD_REGISTERS, launch_cooperative_grid=True,
+    )  # fmt: skip
+    return out
