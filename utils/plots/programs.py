@@ -104,6 +104,12 @@ def _draw_programs(
         for r, c in _cells(lanes[step], boxes[step], False):
             ax.add_patch(Rectangle((c + 0.06, r + 0.06), 0.88, 0.88, **hatch))
         ax.add_patch(Rectangle((column, row), width, height, fill=False, edgecolor=INK, linewidth=1.6))
+    for k in range(step + 1):
+        row, column, height, width = boxes[k]
+        middle = (column + min(width, columns - column) / 2, row + min(height, rows - row) / 2)
+        name = f"({', '.join(map(str, _trimmed(lanes[k].program)))})"
+        colour = "#FFFFFF" if k == step else INK
+        ax.text(*middle, name, ha="center", va="center", size=SMALL, color=colour, weight="bold" if k == step else None)
     ax.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=LIMIT, linewidth=1.0))
     ax.set_xlim(-0.15, max(reach[1], columns) + 0.15)
     ax.set_ylim(max(reach[0], rows) + 0.15, -0.15)
