@@ -97,6 +97,8 @@ _SECTORS = {str: COUNT}
 #: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
 _RESOURCES = {"registers": COUNT, "spills": COUNT, "shared_bytes": COUNT}
 
+_ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGATIVE}
+
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
     "ceilings": {
@@ -243,6 +245,46 @@ LAYOUTS: dict[str, object] = {
         ],
     },
     "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
+    # ---- lab 2 ----
+    "fused_operators": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "points": [
+            {
+                "name": TEXT,
+                "direction": TEXT,
+                "shape": [SIZE],
+                "bytes": SIZE,
+                "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+                "of_copy": RATIO,
+                "of_peer": {str: RATIO},
+            }
+        ],
+    },
+    "gemm": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "n": SIZE,
+                "layout": TEXT,
+                "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+                "of_cublas": RATIO,
+            }
+        ],
+    },
+    "kernel_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                "operator": TEXT,
+                "dtype": TEXT,
+                "shapes": TEXT,
+                "strides": TEXT,
+                **_ERROR,
+            }
+        ],
+        "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
+    },
     # ---- notebook 03 ----
     "number_formats": {
         "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
