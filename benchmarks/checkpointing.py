@@ -66,7 +66,8 @@ def forward(layers: nn.ModuleList, x: torch.Tensor, segment: int) -> torch.Tenso
     if segment == 0:
         return nn.Sequential(*layers)(x)
     for first in range(0, len(layers), segment):
-        x = checkpoint(nn.Sequential(*layers[first : first + segment]), x, use_reentrant=False)
+        group = nn.Sequential(*layers[first : first + segment])
+        x = checkpoint(group, x, use_reentrant=False, preserve_rng_state=False)  # there is no dropout
     return x
 
 
