@@ -43,6 +43,12 @@ def wrong(exercise: str, module: str, name: str, *says: str, edits: dict[str, st
     WRONG_ANSWERS.append(WrongAnswer(exercise, name, module, tuple(edits.items()), says))
 
 
+def change(line: str, old: str, new: str) -> dict[str, str]:
+    """An edit of one line, of which only a part changes."""
+    assert line.count(old) == 1, line
+    return {line: line.replace(old, new)}
+
+
 @contextmanager
 def package(answer: WrongAnswer, folder: Path) -> Iterator[ModuleType]:
     """The lab with one wrong answer, imported under a name of its own.
@@ -67,6 +73,10 @@ def package(answer: WrongAnswer, folder: Path) -> Iterator[ModuleType]:
         for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
             del sys.modules[loaded]
 
+
+# lines that several kernels share
+INSIDE = "inside = (row[:, None] < num_rows) & (column[None, :] < columns)"
+BLOCKS_PER_ROW = "blocks_per_row = tl.cdiv(columns, BLOCK)"
 
 # ---- 2.1 GeLU
 GELU_LOAD = (
@@ -280,9 +290,7 @@ wrong(
     "bias_relu",
     "rows not masked",
     "outside of its shape",
-    edits={
-        "inside = (row[:, None] < num_rows) & (column[None, :] < columns)\n    bias": "inside = (row[:, None] >= 0) & (column[None, :] < columns)\n    bias"
-    },
+    edits=change(f"{INSIDE}\n    bias", "row[:, None] < num_rows", "row[:, None] >= 0"),
 )
 wrong(
     "2.2",
@@ -291,7 +299,8 @@ wrong(
     "bias_ptr is read",
     "the budget is",
     edits={
-        RELU_BIAS: "bias = tl.load(bias_ptr + along(column, bias_step, WIDE)[None, :] + 0 * row[:, None], mask=inside, other=0.0)",
+        RELU_BIAS: "place = along(column, bias_step, WIDE)[None, :] + 0 * row[:, None]\n"
+        "    bias = tl.load(bias_ptr + place, mask=inside, other=0.0)",
         RELU_SUM: "y = x.to(tl.float32) + bias.to(tl.float32)",
     },
 )
@@ -300,15 +309,14 @@ wrong(
     "bias_relu",
     "tail never written",
     "never written",
-    edits={
-        "bias_relu_backward_kernel[(strips * triton.cdiv(rows.columns, tile.block),)]": "bias_relu_backward_kernel[(strips * max(1, rows.columns // tile.block),)]",
-        "blocks_per_row = tl.cdiv(columns, BLOCK)\n    strip": "blocks_per_row = tl.maximum(columns // BLOCK, 1)\n    strip",
-    },
+    edits=change(
+        "[(strips * triton.cdiv(rows.columns, tile.block)", "triton.cdiv(rows.columns,", "max(1, rows.columns //"
+    )
+    | change(f"{BLOCKS_PER_ROW}\n    strip", "tl.cdiv(columns, BLOCK)", "tl.maximum(columns // BLOCK, 1)"),
 )
 
 # ---- 2.3 weighted sum
-SUM_WEIGHT = "weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)\n        inside"
-SUM_X = "x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)\n        total"
+SUM_LAUNCH = "weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)]("
 SUM_ADD = "total += x.to(tl.float32) * weight.to(tl.float32)[None, :]"
 SUM_STORE = "tl.store(out_ptr + row, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=row < num_rows)"
 SUM_ROWS = "row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)"
@@ -322,7 +330,8 @@ wrong(
     "programs write the same element",
     "the sum of a row belongs to one",
     edits={
-        SUM_STORE: "lanes = tl.arange(0, BLOCK)\n    tl.store(out_ptr + lanes, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=lanes < num_rows)"
+        SUM_STORE: "lanes = tl.arange(0, BLOCK)\n    sums = tl.sum(total, axis=0).to(out_ptr.dtype.element_ty)\n"
+        "    tl.store(out_ptr + lanes, sums, mask=lanes < num_rows)"
     },
 )
 wrong("2.3", "weighted_sum", "no weight", "the weight is left out", edits={SUM_ADD: "total += x.to(tl.float32)"})
@@ -331,7 +340,7 @@ wrong(
     "weighted_sum",
     "weights of the first block",
     "each block of columns gets the first block's weights",
-    edits={SUM_WEIGHT: SUM_WEIGHT.replace("along(column,", "along(tl.arange(0, BLOCK),")},
+    edits=change("weight_place = weight_ptr + along(column,", "column", "tl.arange(0, BLOCK)"),
 )
 wrong(
     "2.3",
@@ -353,17 +362,15 @@ wrong(
     "accumulates in fp16",
     "too inaccurate in float16",
     "add in float32",
-    edits={
-        "total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)": "total = tl.zeros((ROWS, BLOCK), dtype=x_ptr.dtype.element_ty)",
-        SUM_ADD: "total += x * weight[None, :]",
-    },
+    edits=change("total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)", "tl.float32", "x_ptr.dtype.element_ty")
+    | {SUM_ADD: "total += x * weight[None, :]"},
 )
 wrong(
     "2.3",
     "weighted_sum",
     "columns not masked",
     "outside",
-    edits={SUM_X: SUM_X.replace("mask=inside", "mask=row[:, None] < num_rows")},
+    edits=change("x = tl.load(x_place, mask=inside,", "inside", "row[:, None] < num_rows"),
 )
 wrong(
     "2.3",
@@ -396,64 +403,63 @@ wrong(
     "weighted_sum",
     "product written out",
     "PyTorch computes part of the result",
-    edits={
-        "weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)](": "x = x * 1\n        weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)]("
-    },
+    edits={SUM_LAUNCH: "x = x * 1\n        " + SUM_LAUNCH},
 )
 
 # ---- 2.4 weighted sum, backward
-BACK_DX = "dx = dout[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j"
-BACK_ADD = "dweight += dout[:, None] * x.to(tl.float32)"
-BACK_PARTIAL = "tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)"
-BACK_RETURN = "return dx, None if partial is None else column_sums(partial, weight.dtype)"
-BACK_DOUT = "dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)"
-BACK_LOAD = (
-    "tl.load(x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)[:, None] "
-    "+ along(column, step, WIDE)[None, :], mask=inside, other=0.0).to(tl.float32)"
-)
+DX = "dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j"
+DX_COLUMN = "column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)\n    inside"
+DWEIGHT_ADD = "dweight += dout[:, None] * x.to(tl.float32)  # d(sum_j w_j x_ij) / dw_j = x_ij"
+DWEIGHT_STORE = "tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)"
+DWEIGHT_RETURN = "return column_sums(partial, x.dtype)"
+DWEIGHT_DOUT = "dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)"
+DWEIGHT_LAUNCH = "weighted_sum_dweight_kernel[(strips"
 
-wrong(
-    "2.4",
-    "weighted_sum",
-    "dx holds x",
-    "dx holds dout x: the derivative by x is the weight",
-    '"classic wrong answers" 1',
-    edits={BACK_DX: f"dx = dout[:, None] * {BACK_LOAD}"},
-)
 wrong(
     "2.4",
     "weighted_sum",
     "dx without dout",
     "dx lacks the factor dout",
-    edits={BACK_DX: "dx = weight.to(tl.float32)[None, :] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+    '"classic wrong answers" 1',
+    edits={DX: "dx = weight.to(tl.float32)[None, :] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+)
+wrong(
+    "2.4",
+    "weighted_sum",
+    "dx without weight",
+    "dx lacks the factor weight",
+    edits={DX: "dx = dout.to(tl.float32)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
 )
 wrong(
     "2.4",
     "weighted_sum",
     "dweight without dout",
-    "the weight's gradient lacks the factor dout",
-    edits={BACK_ADD: "dweight += x.to(tl.float32)"},
+    "dweight lacks the factor dout",
+    '"classic wrong answers" 2',
+    edits={DWEIGHT_ADD: "dweight += x.to(tl.float32)"},
 )
 wrong(
     "2.4",
     "weighted_sum",
-    "dweight holds the weight",
-    "the weight's gradient holds the weight",
-    edits={BACK_ADD: "dweight += dout[:, None] * x.to(tl.float32) * weight.to(tl.float32)[None, :]"},
+    "dweight without x",
+    "dweight lacks the factor x",
+    edits={
+        DWEIGHT_ADD: "dweight += dout[:, None]",
+    },
 )
 wrong(
     "2.4",
     "weighted_sum",
     "last tile of a strip",
     "dweight holds the last tile of each strip only",
-    edits={BACK_ADD: BACK_ADD.replace("+=", "=")},
+    edits=change(DWEIGHT_ADD, "+=", "="),
 )
 wrong(
     "2.4",
     "weighted_sum",
     "strips share a row",
-    "partial sums",
-    edits={BACK_PARTIAL: BACK_PARTIAL.replace("strip * columns + ", "")},
+    "strips write the same partial sums",
+    edits=change(DWEIGHT_STORE, "strip * columns + ", ""),
 )
 wrong(
     "2.4",
@@ -461,32 +467,38 @@ wrong(
     "atomics",
     "partial_ptr is updated by atomic operations",
     "differ from run to run",
-    edits={
-        BACK_PARTIAL: BACK_PARTIAL.replace("tl.store(partial_ptr + strip * columns", "tl.atomic_add(partial_ptr"),
-        "weighted_sum_backward_kernel[(strips": "partial.zero_()\n        weighted_sum_backward_kernel[(strips",
-    },
+    edits=change(DWEIGHT_STORE, "tl.store(partial_ptr + strip * columns", "tl.atomic_add(partial_ptr")
+    | {DWEIGHT_LAUNCH: "partial.zero_()\n    " + DWEIGHT_LAUNCH},
 )
 wrong(
     "2.4",
     "weighted_sum",
     "first strip returned",
     "dweight holds the first strip's sums only",
-    edits={BACK_RETURN: "return dx, partial[0].to(weight.dtype)"},
+    edits={DWEIGHT_RETURN: "return partial[0].to(x.dtype)"},
 )
 wrong(
     "2.4",
     "weighted_sum",
     "rows of dout not masked",
-    "outside",
     "dout_ptr",
-    edits={BACK_DOUT: "dout = tl.load(dout_ptr + row).to(tl.float32)"},
+    "outside of its shape",
+    edits=change(DWEIGHT_DOUT, ", mask=row < num_rows, other=0.0", ""),
 )
 wrong(
     "2.4",
     "weighted_sum",
     "strips overlap",
-    "never written",
+    "dweight",
+    "elements differ",
     edits={"row = (strip * tiles_per_strip + tile) * ROWS": "row = (strip + tile) * ROWS"},
+)
+wrong(
+    "2.4",
+    "weighted_sum",
+    "columns of dx left out",
+    "never written",
+    edits=change(DX_COLUMN, " % blocks_per_row * BLOCK", " % blocks_per_row * 0"),
 )
 
 # ---- 2.5 softmax of short rows
@@ -538,9 +550,7 @@ wrong(
     "softmax",
     "rows not masked",
     "outside of its shape",
-    edits={
-        "inside = (row[:, None] < num_rows) & (column[None, :] < columns)": "inside = (row[:, None] >= 0) & (column[None, :] < columns)"
-    },
+    edits={INSIDE: "inside = (row[:, None] >= 0) & (column[None, :] < columns)"},
 )
 wrong(
     "2.5",
@@ -646,9 +656,7 @@ wrong(
     "softmax",
     "sum not rescaled in a lane",
     "the running sum is not rescaled when a new maximum comes",
-    edits={
-        "total = tl.where(x > maximum, total * ratio + 1, total + ratio)": "total = tl.where(x > maximum, total + 1, total + ratio)"
-    },
+    edits=change("total = tl.where(x > maximum, total * ratio + 1, total + ratio)", "total * ratio + 1", "total + 1"),
 )
 
 # ---- 2.7 tiled matmul
@@ -670,7 +678,7 @@ wrong(
     "the strides of b are swapped",
     '"classic wrong answers" 1',
     edits={
-        "inner[:, None] * stride_bk + column[None, :] * stride_bn": "inner[:, None] * stride_bn + column[None, :] * stride_bk",
+        "* stride_bk + column[None, :] * stride_bn": "* stride_bn + column[None, :] * stride_bk",
         "b_place += BLOCK_K * stride_bk": "b_place += BLOCK_K * stride_bn",
     },
 )
@@ -680,7 +688,7 @@ wrong(
     "strides of a swapped",
     "the strides of a are swapped",
     edits={
-        "row[:, None] * stride_am + inner[None, :] * stride_ak": "row[:, None] * stride_ak + inner[None, :] * stride_am",
+        "* stride_am + inner[None, :] * stride_ak": "* stride_ak + inner[None, :] * stride_am",
         "a_place += BLOCK_K * stride_ak": "a_place += BLOCK_K * stride_am",
     },
 )

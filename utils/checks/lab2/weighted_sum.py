@@ -29,7 +29,8 @@ from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget, Times
 
-FORWARD, BACKWARD = "weighted_sum_kernel", "weighted_sum_backward_kernel"
+FORWARD = "weighted_sum_kernel"
+DX, DWEIGHT = "weighted_sum_dx_kernel", "weighted_sum_dweight_kernel"
 WeightedSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -100,7 +101,7 @@ def check_weighted_sum(weighted_sum: WeightedSum, seed: int | None = None) -> No
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    cases = _cases(weighted_sum, seed, FORWARD)
+    cases = _cases(weighted_sum, seed)
     long = {"row": 2, "col": runtime.pick(cpu=10_000, gpu=50_000)}
     cases += [Case("drifting", long, dtype, seed=seed) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
     check_kernel(
@@ -134,7 +135,7 @@ def _inputs(case: Case) -> Sequence[torch.Tensor]:
     return x, weight
 
 
-def _cases(weighted_sum: WeightedSum, seed: int, kernel: str) -> list[Case]:
+def _cases(weighted_sum: WeightedSum, seed: int) -> list[Case]:
     tile = tile_sizes(weighted_sum, (shapes.drawn(2, 700), shapes.drawn(700)), FORWARD, ROWS=4, BLOCK=256)
     shape = {"row": 2 * tile["ROWS"], "col": tile["BLOCK"]}
     cases = Cases(shape, layouts=("transposed", "padded"), count=1, max_tiles=2, zero=True).draw(seed)
@@ -166,24 +167,18 @@ def _gradients(wrong: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 _BACKWARD_MISTAKES = (
-    Diagnosis(
-        lambda e: e.difference.name == "out",
-        "the forward pass is wrong already: finish exercise 2.3 first",
-    ),
+    Diagnosis(lambda e: e.difference.name == "out", "the forward pass is wrong already: finish exercise 2.3 first"),
+    same_as(_gradients(lambda x, w, d: w.expand_as(x).clone()), classic("dx lacks the factor dout", 1)),
+    same_as(_gradients(lambda x, w, d: d.expand_as(x).clone()), classic("dx lacks the factor weight", 1)),
     same_as(_gradients(lambda x, w, d: d * x), classic("dx holds dout x: the derivative by x is the weight", 1)),
-    same_as(_gradients(lambda x, w, d: w.expand_as(x).clone()), classic("dx lacks the factor dout", 2)),
-    same_as(_gradients(lambda x, w, d: d.expand_as(x).clone()), classic("dx lacks the factor weight", 2)),
-    same_as(
-        _gradients(lambda x, w, d: d * w * x), classic("dx holds dout weight x: the derivative by x is the weight", 1)
-    ),
-    same_as(_gradients(lambda x, w, d: _flat(x).sum(0)), classic("the weight's gradient lacks the factor dout", 2)),
+    same_as(_gradients(lambda x, w, d: _flat(x).sum(0)), classic("dweight lacks the factor dout", 2)),
+    same_as(_gradients(lambda x, w, d: d.sum().expand_as(w).clone()), classic("dweight lacks the factor x", 2)),
     same_as(
         _gradients(lambda x, w, d: _flat(d * x * w).sum(0)),
-        classic("the weight's gradient holds the weight: the derivative by the weight is x", 1),
+        classic("dweight holds the weight: the derivative by the weight is x", 2),
     ),
-    same_as(_gradients(lambda x, w, d: w * d.sum()), classic("the weight's gradient holds dout weight, summed", 1)),
-    same_as(_gradients(lambda x, w, d: _flat(d * x).mean(0)), classic("this is a mean over rows, not their sum", 2)),
-    *strips.mistakes(BACKWARD, "dweight", lambda e: _flat(e.args64[2][..., None] * e.args64[0]), sharing=3, adding=4),
+    same_as(_gradients(lambda x, w, d: _flat(d * x).mean(0)), classic("dweight is a mean over rows, not their sum", 2)),
+    *strips.mistakes(DWEIGHT, "dweight", lambda e: _flat(e.args64[2][..., None] * e.args64[0]), sharing=3, adding=4),
     *shapes.MISTAKES,
 )
 
@@ -200,15 +195,15 @@ def check_weighted_sum_backward(weighted_sum: WeightedSum, seed: int | None = No
         Exercise("2.4", "weighted sum, backward"),
         shapes.with_gradient(weighted_sum),
         shapes.with_gradient(_weighted_sum),
-        [*_cases(weighted_sum, seed, BACKWARD), Case("tall", tall, seed=seed)],
+        [*_cases(weighted_sum, seed), Case("tall", tall, seed=seed)],
         _backward_inputs,
         outputs=("out", "dx", "dweight"),
         tiling={
             "out": _sum_tiles,
-            "dx": lambda trials: rows_tiling(trials, BACKWARD, per_strip=True),
+            "dx": lambda trials: rows_tiling(trials, DX),
             "dweight": sums_tiling,
         },
-        inspections=[no_atomics, within(BACKWARD, _backward_budget)],
+        inspections=[no_atomics, within(DX, _dx_budget), within(DWEIGHT, _dweight_budget)],
         diagnose=_BACKWARD_MISTAKES,
         speed=Speed(
             lambda: (shapes.drawn(2**14, 2**13), shapes.drawn(2**13), shapes.drawn(2**14)),
@@ -218,7 +213,7 @@ def check_weighted_sum_backward(weighted_sum: WeightedSum, seed: int | None = No
             bytes_moved=3 * 2**28,
         ),
         seed=seed,
-        notice="the backward pass reads x once and writes dx once; the partial sums are a few rows, not a matrix",
+        notice="x in once, dx out once; the partial sums are a few rows, not a matrix",
     )
 
 
@@ -230,7 +225,15 @@ def _backward_inputs(case: Case) -> Sequence[torch.Tensor]:
     return shapes.tensor(case, "x"), *vectors
 
 
-def _backward_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
-    blocks = cdiv(case.sizes["col"], launch["BLOCK"])
-    dout = Times(*list(case.sizes)[:-1], times=blocks)
-    return Budget({"x_ptr": every(case), "dout_ptr": dout}, {"dx_ptr": every(case)}, exact=True)
+def _dx_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
+    weight = Times("col", times=cdiv(num_rows(case), launch["ROWS"]))
+    return Budget({"weight_ptr": weight, "dout_ptr": _dout(case, launch)}, {"dx_ptr": every(case)}, exact=True)
+
+
+def _dweight_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
+    return Budget({"x_ptr": every(case), "dout_ptr": _dout(case, launch)}, exact=True)
+
+
+def _dout(case: Case, launch: Mapping[str, Any]) -> Times:
+    """One number a row, for each block of columns."""
+    return Times(*list(case.sizes)[:-1], times=cdiv(case.sizes["col"], launch["BLOCK"]))
