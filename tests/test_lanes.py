@@ -8,7 +8,7 @@ import torch
 
 from utils import plots, runtime
 from utils.kernel_profile.lanes import Lanes, trace_lanes
-from utils.plots.programs import programs_animation, tile_orders
+from utils.plots.programs import program_owners, programs_animation, tile_orders
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -90,3 +90,29 @@ def test_orders_are_drawn_and_said():
 def test_an_order_that_makes_no_sense_is_refused(orders, wave, message):
     with pytest.raises(ValueError, match=message):
         tile_orders(orders, wave, title="An order")
+
+
+@triton.jit
+def add_up_kernel(x_ptr, shared_ptr, own_ptr, columns, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * columns + column, mask=column < columns)
+    tl.atomic_add(shared_ptr + column, x, mask=column < columns)
+    tl.store(own_ptr + tl.program_id(0) * columns + column, x, mask=column < columns)
+
+
+def test_owners_say_where_programs_meet():
+    x = torch.ones(3, 10, device=runtime.DEVICE)
+    shared, own = torch.zeros(10, device=runtime.DEVICE), torch.zeros(3, 10, device=runtime.DEVICE)
+    with trace_lanes() as trace:
+        add_up_kernel[(3,)](x, shared, own, 10, BLOCK=16)
+    panels = {"shared": (trace.of("shared_ptr"), (1, 10)), "own": (trace.of("own_ptr"), (3, 10))}
+    fig = program_owners(panels, title="Programs meet in a shared sum")
+    assert "shared: 3 programs, 10 of 10 elements touched by several" in fig.alt
+    assert "own: 3 programs, 0 of 30 elements touched by several" in fig.alt
+    assert plots.png(fig).startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="element 20 is outside of 2 x 10"):
+        program_owners({"own": (trace.of("own_ptr"), (2, 10))}, title="Too small")
+    with pytest.raises(ValueError, match="panel 'none' has no accesses"):
+        program_owners({"none": ([], (2, 10))}, title="Nothing")
+    with pytest.raises(ValueError, match="at least one panel"):
+        program_owners({}, title="Nothing at all")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,21 @@ from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
 from utils.plots.sm import IDLE, WAVE_COLOURS
-from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE_HATCH, bare, figure, mix, styled
+from utils.plots.style import (
+    HBM,
+    INK,
+    LIMIT,
+    MUTED,
+    SMALL,
+    TEXT,
+    WASTE_HATCH,
+    WRONG,
+    WRONG_HATCH,
+    bare,
+    figure,
+    mix,
+    styled,
+)  # fmt: skip
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -58,7 +72,7 @@ def programs_animation(
         for k in range(-1, len(lanes))
     ]
     captions = [f"{len(lanes)} programs are launched; each computes from its program_id which elements are its own."]
-    captions += [_caption(one) for one in lanes]
+    captions += [_caption(one, _flat(lanes)) for one in lanes]
     inches = height or min(4.6, 7.0 * max(reach[0], rows) / max(reach[1], columns) + 0.35)
     return animate(
         frames, title=title, alt=alt, captions=captions, subtitle=subtitle, height=inches,
@@ -66,16 +80,21 @@ def programs_animation(
     )  # fmt: skip
 
 
-def _caption(lanes: Lanes) -> str:
-    index = ", ".join(map(str, _trimmed(lanes.program)))
+def _caption(lanes: Lanes, flat: bool) -> str:
     verb = {"read": "read", "write": "write", "atomic": "update"}[lanes.access]
     off = f"; {lanes.masked} are masked off and touch nothing" if lanes.masked else ""
     plural = "s" if lanes.active != 1 else ""
-    return f"program ({index}): {lanes.active} lane{plural} {verb} an element each{off}."
+    return f"program {_name(lanes, flat)}: {lanes.active} lane{plural} {verb} an element each{off}."
 
 
-def _trimmed(program: tuple[int, int, int]) -> tuple[int, ...]:
-    return program if program[2] else program[:2]
+def _flat(lanes: Sequence[Lanes]) -> bool:
+    """Whether the launch grid has one axis only, as far as these programs tell."""
+    return not any(one.program[1] or one.program[2] for one in lanes)
+
+
+def _name(lanes: Lanes, flat: bool) -> str:
+    program = lanes.program if lanes.program[2] else lanes.program[:2]
+    return str(program[0]) if flat else f"({', '.join(map(str, program))})"
 
 
 def _draw_programs(
@@ -107,14 +126,19 @@ def _draw_programs(
     for k in range(step + 1):
         row, column, height, width = boxes[k]
         middle = (column + min(width, columns - column) / 2, row + min(height, rows - row) / 2)
-        name = f"({', '.join(map(str, _trimmed(lanes[k].program)))})"
-        colour = "#FFFFFF" if k == step else INK
-        ax.text(*middle, name, ha="center", va="center", size=SMALL, color=colour, weight="bold" if k == step else None)
+        colours = ("#FFFFFF", HBM) if k == step else (INK, mix(HBM, 0.30 + 0.12 * (k % 2)))
+        _label(ax, middle, _name(lanes[k], _flat(lanes)), *colours)
     ax.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=LIMIT, linewidth=1.0))
     ax.set_xlim(-0.15, max(reach[1], columns) + 0.15)
     ax.set_ylim(max(reach[0], rows) + 0.15, -0.15)
     ax.set_aspect("equal")
     ax.set_anchor("NW")
+
+
+def _label(ax: Axes, place: Sequence[float], text: str, colour: str, ground: str) -> None:
+    """Small centred text on a ground of its own, so that the gaps between elements do not cut it."""
+    box = {"facecolor": ground, "edgecolor": "none", "pad": 1.5}
+    ax.text(*place, text, ha="center", va="center", size=SMALL, color=colour, bbox=box)
 
 
 def _cells(lanes: Lanes, box: tuple[int, int, int, int], active: bool) -> list[tuple[int, int]]:
@@ -181,3 +205,84 @@ def tile_orders(
         said.append(f"{name}: the first {number(wave)} programs touch {touched[0]} tile rows and {touched[1]} columns")
     fig.alt = f"{tiles_m} by {tiles_n} tiles in the order in which programs take them. {'; '.join(said)}."
     return fig
+
+
+@styled
+def program_owners(
+    panels: Mapping[str, tuple[Sequence[Lanes], tuple[int, int]]], *, title: str, subtitle: str = ""
+) -> Figure:
+    """Draw which program touches which element of a matrix, panel below panel; where programs meet is hatched.
+
+    Args:
+        panels: name -> accesses of :func:`utils.kernel_profile.lanes.trace_lanes`, and rows and columns of the
+            contiguous matrix that they go to; a vector is one row.
+
+    Raises:
+        ValueError: no panels, no accesses, more than 2,048 elements, or a lane outside of the matrix.
+    """
+    if not panels:
+        raise ValueError("program_owners needs at least one panel")
+    widest = max(shape[1] for _, shape in panels.values())
+    heights = [7.0 * shape[0] / widest + 0.42 for _, shape in panels.values()]
+    fig, axes = figure(
+        title, subtitle=subtitle, rows=len(panels), height=sum(heights), height_ratios=heights, grid="none"
+    )
+    axes = [axes] if len(panels) == 1 else list(axes)
+    said = []
+    for ax, (name, (lanes, shape)) in zip(axes, panels.items(), strict=True):
+        owners = _owners(name, lanes, shape)
+        _draw_owners(ax, owners, shape, widest)
+        ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK)
+        shared = sum(len(programs) > 1 for programs in owners.values())
+        programs = len({program for owner in owners.values() for program in owner})
+        said.append(f"{name}: {programs} programs, {shared} of {len(owners)} elements touched by several")
+    fig.alt = f"Matrices whose elements are shaded by the program that touches them. {'; '.join(said)}."
+    return fig
+
+
+def _owners(name: str, lanes: Sequence[Lanes], shape: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """Element -> programs that touch it, in order of their first touch."""
+    rows, columns = shape
+    if not lanes:
+        raise ValueError(f"panel {name!r} has no accesses")
+    if rows * columns > MOST_CELLS:
+        raise ValueError(f"at most {MOST_CELLS} elements can be told apart, got {rows} x {columns}")
+    owners: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for one in lanes:
+        for element in one.elements[one.mask].tolist():
+            if not 0 <= element < rows * columns:
+                raise ValueError(f"panel {name!r}: element {element} is outside of {rows} x {columns}")
+            found = owners.setdefault(divmod(element, columns), [])
+            if one.program not in found:
+                found.append(one.program)
+    return owners
+
+
+def _draw_owners(
+    ax: Axes, owners: dict[tuple[int, int], list[tuple[int, ...]]], shape: tuple[int, int], widest: int
+) -> None:
+    bare(ax)
+    rows, columns = shape
+    order = list(dict.fromkeys(program for owner in owners.values() for program in sorted(owner)))
+    alone = sorted({owner[0] for owner in owners.values() if len(owner) == 1})
+    for row in range(rows):
+        for column in range(columns):
+            owner = owners.get((row, column), [])
+            if len(owner) > 1:
+                look = {"facecolor": mix(WRONG, 0.45), "edgecolor": WRONG, "hatch": WRONG_HATCH, "linewidth": 0.6}
+            else:
+                shade = (0.85, 0.4, 0.62, 0.25)[alone.index(owner[0]) % 4] if owner else 0
+                look = {"facecolor": mix(HBM, shade) if owner else IDLE, "edgecolor": "none"}
+            ax.add_patch(Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, **look))
+    for program in alone:
+        cells = [cell for cell, owner in owners.items() if owner == [program]]
+        middle = [sum(cell[axis] for cell in cells) / len(cells) + 0.5 for axis in (1, 0)]
+        shade = mix(HBM, (0.85, 0.4, 0.62, 0.25)[alone.index(program) % 4])
+        _label(ax, middle, f"program {program[0]}", INK, shade)
+    if any(len(owner) > 1 for owner in owners.values()):
+        text = f"programs {', '.join(str(program[0]) for program in sorted(order))}: all of them, in any order"
+        _label(ax, (columns / 2, rows / 2), text, INK, "#FFFFFF")
+    ax.set_xlim(-0.1, widest + 0.1)
+    ax.set_ylim(rows + 0.1, -0.1)
+    ax.set_aspect("equal")
+    ax.set_anchor("NW")
