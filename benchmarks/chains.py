@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, trace
+from benchmarks import family, head_start, trace
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.fusion import SCALE, SHIFT
 
 SOURCES = [
     "benchmarks/chains.py",
+    "benchmarks/head_start.py",
     "utils/example_kernels/fusion.py::add_kernel",
     "utils/example_kernels/fusion.py::relu_kernel",
     "utils/example_kernels/fusion.py::add_relu_kernel",
@@ -84,7 +85,7 @@ def side_by_side(calls: dict[str, Callable[[], object]], rounds: int) -> list[di
     Raises:
         RuntimeError: there is no GPU here.
     """
-    timed = timing.compare(calls, warmup=5, rounds=rounds)
+    timed = timing.compare(calls, warmup=5, rounds=rounds, stopwatch=head_start.stopwatch())
     first = timed[next(iter(calls))]
     return [
         {"name": name, "kernels": len(launched), **here.as_dict(), **timing.ratio(first, here).as_dict()}

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import cuda_gelu, family, trace
+from benchmarks import cuda_gelu, family, head_start, trace
 from utils import example_kernels, runtime, timing
 
 SOURCES = [
     "benchmarks/gelu_five_ways.py",
+    "benchmarks/head_start.py",
     cuda_gelu.SOURCE,
     "utils/example_kernels/fusion.py::gelu_tanh_kernel",
 ]
@@ -68,7 +69,7 @@ def measure(quick: bool = False, elements: int | None = None, ways: Sequence[str
             continue
         torch.testing.assert_close(run(x)[:1000], formula(x[:1000]), rtol=1e-4, atol=1e-5)  # compiled for x's size
         calls[way] = lambda run=run: run(x)
-    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25)
+    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=head_start.stopwatch())
     kernels = trace.kernels_of(list(calls.values()))
     found = []
     for way, launched in zip(calls, kernels, strict=True):

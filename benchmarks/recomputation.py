@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, trace
+from benchmarks import family, head_start, trace
 from utils import example_kernels, runtime, timing
 
 SOURCES = [
     "benchmarks/recomputation.py",
+    "benchmarks/head_start.py",
     "utils/example_kernels/sigmoids.py::sigmoids_forward_kernel",
     "utils/example_kernels/sigmoids.py::sigmoids_backward_kept_kernel",
     "utils/example_kernels/sigmoids.py::sigmoids_backward_kernel",
@@ -97,7 +98,7 @@ def measure(quick: bool = False, elements: int | None = None, variants: Sequence
     calls, accesses = {}, {}
     for variant in variants:
         calls[variant], accesses[variant] = call(variant, x, dy)
-    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25)
+    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=head_start.stopwatch())
     kernels = trace.kernels_of(list(calls.values()))
     return {
         "dtype": "fp32",

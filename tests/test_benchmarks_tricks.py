@@ -14,6 +14,7 @@ from benchmarks import (
     cuda_gelu,
     cuda_program,
     gelu_five_ways,
+    head_start,
     number_formats,
     recomputation,
     tiling,
@@ -46,6 +47,7 @@ class FakeStopwatch:
 def known_times(monkeypatch):
     """Times without a GPU, and one kernel for every call."""
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(trace, "kernels_of", lambda calls: [[trace.Kernel("k", 1e-5, (1, 1, 1))] for _ in calls])
 
 
