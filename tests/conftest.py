@@ -1,3 +1,3 @@
-"""Importing the runtime first: it decides, before Triton is imported, whether kernels run on the GPU or in the interpreter."""
+"""Importing the runtime first: it decides, before Triton is imported, between the GPU and the interpreter."""
 
 import utils.runtime  # noqa: F401

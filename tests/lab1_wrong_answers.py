@@ -93,6 +93,12 @@ def average_as_float(n, element_size):
     return (4 * n + 2) * element_size / 2
 
 
+@wrong("1.1", "dot_product_flops", "beyond 2**53, where a float loses ones")
+def twice_in_floats(n):
+    refuse_below_one(n=n)
+    return int(2.0 * n)
+
+
 # ---- 1.2 matmul ----
 @wrong("1.2", "matmul_flops", "multiply-add is counted as one operation")
 def three_loops(m, k, n):
@@ -137,7 +143,7 @@ def always_single_precision(m, k, n, element_size):
     return 4 * (m * k + k * n + m * n)
 
 
-@wrong("1.2", "matmul_flops", "every other case is right", "beyond 2**31")
+@wrong("1.2", "matmul_flops", "every other case is right", "beyond 2**53")
 def thirty_two_bit(m, k, n):
     refuse_below_one(m=m, k=k, n=n)
     return (2 * m * k * n) % 2**32
@@ -214,6 +220,15 @@ def online_softmax(rows, cols, element_size, method):
     return (2 * rows * cols if method == "fused" else 8 * rows * cols + 4 * rows) * element_size
 
 
+@wrong("1.3", "softmax_bytes", "half of the trips of the row statistics")
+def statistics_appear_by_themselves(rows, cols, element_size, method):
+    refuse_below_one(rows=rows, cols=cols, element_size=element_size)
+    _check_method(method)
+    if method == "eager":  # the maximum and the sum are read, not written
+        return (8 * rows * cols + 2 * rows) * element_size
+    return {"fused": 2, "three_pass": 4}[method] * rows * cols * element_size
+
+
 @wrong("1.3", "softmax_bytes", "stayed on the chip")
 def everything_fused(rows, cols, element_size, method):
     refuse_below_one(rows=rows, cols=cols, element_size=element_size)
@@ -254,6 +269,25 @@ def top_left_mask(batch, heads, seq_q, seq_k, head_dim, causal):
     else:
         pairs = seq_q * seq_k
     return batch * heads * pairs * (4 * head_dim + 5)
+
+
+@wrong("1.4", "attention_flops", "whatever seq_k is")
+def triangle_of_queries(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    pairs = sum(range(seq_q + 1)) if causal else seq_q * seq_k
+    return batch * heads * pairs * (4 * head_dim + 5)
+
+
+@wrong("1.4", "attention_flops", "goes wrong with a count beyond 2**53")
+def counts_in_floats(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    return int(float(batch * heads * (4 * head_dim + 5)) * _pairs(seq_q, seq_k, causal))
+
+
+@wrong("1.4", "attention_flops", "one of the two products is left out")
+def scores_are_not_used(batch, heads, seq_q, seq_k, head_dim, causal):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
+    return batch * heads * _pairs(seq_q, seq_k, causal) * (2 * head_dim + 1 + 4)
 
 
 @wrong("1.4", "attention_flops", "softmax and the scale are left out")
@@ -315,6 +349,13 @@ def one_length_for_all(batch, heads, seq_q, seq_k, head_dim, element_size, mater
     return batch * heads * (elements * element_size + extra)
 
 
+@wrong("1.4", "attention_bytes", "only the one kernel writes it")
+def statistics_always(batch, heads, seq_q, seq_k, head_dim, element_size, materialize):
+    refuse_below_one(batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, element_size=element_size)
+    moved = (2 * seq_q + 2 * seq_k) * head_dim + (4 * seq_q * seq_k if materialize else 0)
+    return batch * heads * (moved * element_size + 4 * seq_q)
+
+
 # ---- 1.5 ridge point, attainable rate, smallest batch ----
 def refuse_not_positive(**quantities: float) -> None:
     for name, value in quantities.items():
@@ -367,6 +408,15 @@ def rounds_down(d, f, element_size, peak_flops, bandwidth):
     if 2 * d * f <= r * (d + f):
         return None
     return int(r * d * f / (2 * d * f - r * (d + f)))
+
+
+@wrong("1.5", "smallest_compute_bound_batch", "also where B is whole")
+def one_row_too_many(d, f, element_size, peak_flops, bandwidth):
+    refuse_below_one(d=d, f=f, element_size=element_size)
+    r = element_size * peak_flops / bandwidth
+    if 2 * d * f <= r * (d + f):
+        return None
+    return 1 + math.floor(r * d * f / (2 * d * f - r * (d + f)))
 
 
 @wrong("1.5", "smallest_compute_bound_batch", "negative B")
@@ -433,11 +483,19 @@ def one_peak_for_all(points, dtype):
     return max(p["flops"] / p["seconds"] for p in points)
 
 
-@wrong("1.6", "measured_peak", "raised ValueError: max()", "fp16")
+@wrong("1.6", "measured_peak", "raised ValueError: max()", "for 'fp16'", "only the other one's points tell about")
 def exact_dtype_only(points, dtype):
     if dtype not in BYTES:
         raise ValueError(f"unknown dtype {dtype}")
     return max(p["flops"] / p["seconds"] for p in points if p["dtype"] == dtype)
+
+
+@wrong("1.6", "measured_peak", "only where there is no point in dtype itself")
+def own_dtype_first(points, dtype):
+    if dtype not in BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    own = [p for p in points if p["dtype"] == dtype] or [p for p in points if BYTES[p["dtype"]] == BYTES[dtype]]
+    return max(p["flops"] / p["seconds"] for p in own)
 
 
 def _roofs(points, dtype):
@@ -449,6 +507,12 @@ def _roofs(points, dtype):
 def everything_is_traffic(kind, params, dtype, points):
     _, bytes_moved = solution.operator_cost(kind, params, dtype)
     return bytes_moved / _roofs(points, dtype)[1]
+
+
+@wrong("1.6", "predict_operator", "goes wrong with the points of a GPU that takes 8 times as long")
+def remembers_the_roofs(kind, params, dtype, points):
+    flops, bytes_moved = solution.operator_cost(kind, params, dtype)
+    return max(flops / (51e12 if dtype == "fp32" else 812e12), bytes_moved / 3.12e12)
 
 
 @wrong("1.6", "predict_operator", "milliseconds")
@@ -521,6 +585,13 @@ def one_byte_too_far(addresses, access_bytes):
     for a in addresses:
         sectors |= set(range(a // 32, (a + access_bytes) // 32 + 1))
     return len(sectors)
+
+
+@wrong("1.7", "sectors_touched", "accesses that straddle sectors")
+def looks_in_three_places(addresses, access_bytes):
+    refuse_addresses(addresses, access_bytes)
+    places = (0, access_bytes // 2, access_bytes - 1)
+    return len({(a + place) // 32 for a in addresses for place in places})
 
 
 @wrong("1.7", "useful_fraction", "two lanes want is counted twice")
@@ -600,6 +671,19 @@ def every_sm_is_a_gpu(m, k, n, tile_m, tile_n, sms, peak_flops):
     return waves * (2 * tile_m * tile_n * k / peak_flops)
 
 
+@wrong("1.8", "num_waves", "a float is rounded up")
+def waves_in_floats(tiles, sms):
+    refuse_below_one(tiles=tiles, sms=sms)
+    return math.ceil(tiles / sms)
+
+
+@wrong("1.8", "tiled_matmul_seconds", "a matrix smaller than a tile")
+def cuts_the_tile_to_the_matrix(m, k, n, tile_m, tile_n, sms, peak_flops):
+    refuse_below_one(sms=sms)
+    waves = -(-solution.num_tiles(m, n, tile_m, tile_n) // sms)
+    return waves * 2 * min(m, tile_m) * min(n, tile_n) * k / (peak_flops / sms)
+
+
 # ---- 1.9 divergence ----
 def _execute(program, active, warp_size, on_op):
     if not active:
@@ -657,6 +741,29 @@ def forgets_the_mask(program, warp_size=32):
             if not all(answers):
                 total += forgets_the_mask(step.otherwise, warp_size)
     return total
+
+
+@wrong("1.9", "warp_cycles", "what follows a branch is run once for each side")
+def never_meets_again(program, warp_size=32):
+    refuse_below_one(warp_size=warp_size)
+    return sum(cycles for cycles, _ in _groups(list(program), list(range(warp_size))))
+
+
+@wrong("1.9", "wasted_lane_cycles", "what follows a branch is run once for each side")
+def never_meets_again_wasted(program, warp_size=32):
+    refuse_below_one(warp_size=warp_size)
+    return sum(cycles * (warp_size - lanes) for cycles, lanes in _groups(list(program), list(range(warp_size))))
+
+
+def _groups(program, lanes):
+    if not program or not lanes:
+        return []
+    step, rest = program[0], program[1:]
+    if isinstance(step, Op):
+        return [(step.cycles, len(lanes)), *_groups(rest, lanes)]
+    yes = [lane for lane in lanes if step.condition(lane)]
+    no = [lane for lane in lanes if not step.condition(lane)]
+    return _groups([*step.then, *rest], yes) + _groups([*step.otherwise, *rest], no)
 
 
 @wrong("1.9", "warp_cycles", "lane 0's branch")
@@ -775,6 +882,20 @@ def biases_have_no_gradient(batch, seq_len, hidden, heads, backward):
     return _table(batch, seq_len, hidden, heads, backward, bias_gradients=0)
 
 
+@wrong("1.10", "layer_flops", "under 'normalisation'", "linear 1's bias is taken to be hidden wide")
+def six_equal_gradients(batch, seq_len, hidden, heads, backward):
+    return _table(batch, seq_len, hidden, heads, backward, bias_gradients=6 * batch * seq_len * hidden)
+
+
+@wrong("1.10", "layer_flops", "under 'normalisation'", "not with the element-wise operators")
+def narrow_gradients_elsewhere(batch, seq_len, hidden, heads, backward):
+    flops, moved = dict(solution.layer_flops(batch, seq_len, hidden, heads, backward)), 5 * batch * seq_len * hidden
+    if backward:
+        flops["normalisation"] -= moved
+        flops["element-wise"] += moved
+    return flops
+
+
 @wrong("1.10", "layer_flops", "under 'element-wise'", "linear 1 is taken to be hidden wide")
 def every_bias_alike(batch, seq_len, hidden, heads, backward):
     return _table(
@@ -792,6 +913,14 @@ def every_bias_alike(batch, seq_len, hidden, heads, backward):
 def renames_a_class(batch, seq_len, hidden, heads, backward):
     table = _table(batch, seq_len, hidden, heads, backward)
     return {"contraction": table["contraction"], "norm": table["normalisation"], "element-wise": table["element-wise"]}
+
+
+@wrong("1.10", "layer_flops", "layer norms' backward pass")
+def norms_cost_the_same_backward(batch, seq_len, hidden, heads, backward):
+    flops = dict(solution.layer_flops(batch, seq_len, hidden, heads, backward))
+    if backward:
+        flops["normalisation"] -= 2 * (14 - 7) * batch * seq_len * hidden
+    return flops
 
 
 @wrong("1.10", "shares", "percentages")

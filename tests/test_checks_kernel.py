@@ -1,6 +1,7 @@
 """The whole check of an exercise: stubs pass through, exceptions are shown with their case, a GPU is kept safe."""
 
 import ast
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from checked_kernels import EXERCISES, check, message, scale
 
 from utils import runtime
 from utils.checks import cases as cases_module
-from utils.checks import kernel
-from utils.checks.cases import Case, Cases
+from utils.checks import kernel, traffic
+from utils.checks.cases import LAYOUTS, Case, Cases
 from utils.checks.core import CheckFailed
 from utils.checks.forbid import Rules
+from utils.checks.stage import Stage
+from utils.kernel_profile import OutOfBounds
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -146,36 +149,165 @@ def test_an_autograd_function_is_checked_with_its_gradient():
     assert "first at dx[row=0, col=0], owned by program (0, 0)" in text and "0.33 times what it should be" in text
 
 
-# ---- on a machine with a GPU
+# ---- in a GPU session
 
 
-def test_on_a_gpu_the_profiler_runs_one_small_case_of_each_kind_before_the_gpu_runs_all(monkeypatch):
-    drawn = EXERCISES["add"]["cases"].draw(1)
-    assert kernel._plan(drawn, True) == [(case, True) for case in drawn] or runtime.HAS_GPU
+class Recorded:
+    """An answer to the addition that remembers its cases; once all were seen it is the compiled one."""
+
+    def __init__(self, bug="", compiled_bug="", cases=EXERCISES["add"]["cases"]):
+        self.bug, self.compiled_bug = bug, compiled_bug
+        self.first = len(cases.draw(1729))
+        self.sizes = []
+
+    def __call__(self, x, y):
+        self.sizes.append(x.numel())
+        bug = self.bug if len(self.sizes) <= self.first else self.compiled_bug
+        return EXERCISES["add"]["student"](x, y, bug=bug)
+
+
+@pytest.fixture
+def two_stages(monkeypatch):
+    """As on a GPU: the cases run in the interpreter and then once more."""
+    stages = [Stage(True), Stage(False, compiled=True)]
+    monkeypatch.setattr(kernel, "_stages", lambda is_kernel: [*stages] if is_kernel else [Stage(False)])
+
+
+def test_kernels_run_in_the_interpreter_first_and_in_a_gpu_session_then_compiled(monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRET", True)
+    assert (kernel._stages(True), kernel._stages(False)) == ([Stage(True)], [Stage(False)])
     monkeypatch.setattr(runtime, "INTERPRET", False)
-    plan = kernel._plan(drawn, True)
-    assert [(case.kind, profiled) for case, profiled in plan[:3]] == [
-        ("one tile", True),
-        ("ragged", True),
-        ("short", True),
-    ]
-    assert plan[3:] == [(case, False) for case in drawn]
-    assert kernel._plan(drawn, False) == [(case, False) for case in drawn]
+    assert (kernel._stages(True), kernel._stages(False)) == ([Stage(True), Stage(False, compiled=True)], [Stage(False)])
 
 
-def test_a_kernel_that_leaves_its_tensors_is_never_launched_on_the_gpu(monkeypatch):
-    drawn = EXERCISES["add"]["cases"].draw(1729)
-    small = kernel._plan(drawn, True)[:4]
-    monkeypatch.setattr(kernel, "_plan", lambda cases, is_kernel: [*small, (Case("whole tiles", {"n": 64}), False)])
+def test_a_right_kernel_runs_each_case_in_both_stages(two_stages, capsys):
+    student = Recorded()
+    check("add", student=student)
+    assert len(student.sizes) == 2 * student.first and student.sizes[: student.first] == student.sizes[student.first :]
+    assert f"{student.first} cases agree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bug", "says"),
+    [
+        ("no mask", "accesses outside their tensor"),
+        ("ignores strides", "only inputs that are not contiguous go wrong"),
+        ("reads twice", "x_ptr is read 2.0 times"),
+    ],
+)
+def test_a_kernel_that_is_wrong_in_the_interpreter_is_never_launched_compiled(two_stages, bug, says):
+    student = Recorded(bug)
+    assert says in message("add", student=student)
+    assert len(student.sizes) == student.first
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_access_out_of_bounds_in_any_layout_keeps_the_kernel_from_being_launched(two_stages, layout):
+    cases = [Case("one tile", {"n": 32}), Case("ragged", {"n": 2 if layout == "far" else 40}, layout=layout)]
+    if layout == "far":
+        cases = [case for case in cases if cases_module.far_fits(case.dtype, rows=2)]
     ran = []
 
     def student(x, y):
         ran.append(x.numel())
+        assert len(ran) <= len(cases), "launched compiled"
         return EXERCISES["add"]["student"](x, y, bug="no mask")
 
-    text = message("add", student=student)
+    assert "reproduce: seed 1729, shape n=" in message("add", student=student, cases=cases, budget=None)
+    assert len(ran) == len(cases)
+
+
+def test_a_kernel_that_goes_wrong_only_when_compiled_is_told_so(two_stages):
+    text = message("add", student=Recorded(compiled_bug="fixed in float16"))
+    assert "the interpreter runs every case right: only the compiled kernel goes wrong" in text
+    assert "right to about three digits only" in text
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (32, 64)], key=["size"])
+@triton.jit
+def tuned_kernel(x_ptr, y_ptr, out_ptr, size, stride_x, stride_y, BLOCK: tl.constexpr, BUG: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < (size if BUG != "right with the first" else tl.cdiv(size, 64) * BLOCK)
+    x = tl.load(x_ptr + i * stride_x, mask=mask, other=0.0) + tl.load(y_ptr + i * stride_y, mask=mask, other=0.0)
+    tl.store(out_ptr + i, x, mask=mask)
+
+
+def tuned(x, y, bug=""):
+    size, out = x.numel(), torch.empty_like(x)
+    tuned_kernel[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](x, y, out, size, x.stride(0), y.stride(0), BUG=bug)
+    return out
+
+
+def test_every_configuration_of_an_autotuned_kernel_runs_in_the_interpreter_before_it_is_launched(two_stages):
+    cases = [Case("one tile", {"n": 32}), Case("ragged", {"n": 40})]
+    check("add", student=tuned, cases=cases)
+    one = [Case("one tile", {"n": 32})]
+    text = message("add", student=lambda x, y: tuned(x, y, "right with the first"), cases=one)
     assert "accesses outside their tensor" in text
-    assert ran == [case.sizes["n"] for case, _ in small]
+    assert "with configuration 2 of @triton.autotune (BLOCK=64); right with the first" in text
+
+
+def test_an_overflow_that_leaves_the_values_right_is_told_as_one():
+    found = OutOfBounds("add_kernel", "x_ptr", -(2**31), None, (2, 0, 0), "read", count=4)
+    profile = SimpleNamespace(out_of_bounds=[found], uninitialized_reads=[], races=[])
+    case = Case("ragged", {"row": 3}, layout="far")
+    assert "tl.int64" in traffic.unsafe(profile, case).cause
+    assert "mask" in traffic.unsafe(profile, Case("ragged", {"row": 3})).cause
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """A GPU that is lost when the fixture's value is appended to."""
+    when = []
+
+    def synchronize(device=None):
+        if when:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(cases_module, "far_fits", lambda dtype: False)
+    return when
+
+
+def test_a_kernel_that_costs_the_process_its_gpu_is_told_to_restart(two_stages, lost):
+    student = Recorded()
+
+    def fatal(x, y):
+        if len(student.sizes) == student.first + 1:
+            lost.append("an illegal access")
+        return student(x, y)
+
+    lines = message("add", student=fatal).splitlines()
+    assert lines[0].endswith("the GPU stopped: CUDA error: an illegal memory access was encountered")
+    assert "in the interpreter no access of any case is out of bounds" in lines[1]
+    assert "restart the notebook's kernel" in lines[2] and "setup cell" in lines[2]
+    assert lines[3].startswith("  reproduce: seed 1729, shape n=")
+    assert len(student.sizes) == student.first + 2
+
+
+def test_a_check_after_the_gpu_was_lost_says_so_before_anything_else(lost):
+    lost.append("an illegal access")
+    text = message("add", student=lambda x, y: pytest.fail("it ran"))
+    assert "the GPU was lost before this check began" in text and "restart the notebook's kernel" in text
+
+
+def test_a_gpu_lost_while_speed_is_measured_is_told_too(lost, monkeypatch):
+    def run_speed(speed, student):
+        lost.append("an illegal access")
+        torch.cuda.synchronize()
+
+    monkeypatch.setattr(kernel, "run_speed", run_speed)
+    text = message("add", speed=object())
+    assert "while its speed was measured" in text and "restart the notebook's kernel" in text
+
+
+def test_an_error_that_leaves_the_gpu_usable_is_shown_as_any_other(lost):
+    def student(x, y):
+        raise RuntimeError("CUDA error: invalid configuration argument")
+
+    text = message("add", student=student)
+    assert "RuntimeError: CUDA error: invalid configuration argument" in text and "restart" not in text
 
 
 # ---- the verdict

@@ -256,7 +256,7 @@ def test_a_sum_over_the_wrong_axis_is_recognised_by_the_formula_that_it_equals()
 
 def test_accumulating_in_half_precision_is_recognised_when_float32_is_right():
     def student(a, b):
-        total = torch.zeros(a.shape[0], dtype=a.dtype)
+        total = torch.zeros(a.shape[0], dtype=a.dtype, device=a.device)
         for column in range(a.shape[1]):
             total = total + a[:, column] * b[:, column]
         return total

@@ -347,3 +347,9 @@ def test_in_a_notebook_a_claim_is_shown_once_and_nbval_catches_a_changed_number(
     result = run("pytest", "--nbval", "--nbval-current-env", "-q", "-p", "no:cacheprovider", str(path), cwd=tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "1 failed, 2 passed" in result.stdout and "{'computed': 97}" in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize(("computed", "expected"), [(10**400, 1), (1.0, 10**400)])
+def test_an_integer_beyond_the_floats_is_refused_by_name(computed, expected):
+    with pytest.raises(ValueError, match=r"claim 'a\.b': .* must be finite and fit a float, got 1000"):
+        claim("a.b", computed, expected)

@@ -14,6 +14,8 @@ from utils.kernel_source import standalone_source
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
+pytestmark = pytest.mark.compat
+
 COPY = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}
 FACTOR = tl.constexpr(3)
 

@@ -170,3 +170,6 @@ def test_bad_sources_are_refused_by_name(tmp_path):
         fingerprint(["gone.py"], tmp_path)
     with pytest.raises(ValueError, match="at least one file"):
         fingerprint([])
+    for sources in ("a.py", ["a.py", 3]):
+        with pytest.raises(TypeError, match="sources must be a list of paths, got"):
+            fingerprint(sources)

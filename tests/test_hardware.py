@@ -178,3 +178,8 @@ def test_this_gpu_reads_the_device_in_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: seen)
     assert this_gpu() is gpu("H100")
+
+
+def test_a_device_without_a_name_is_refused_by_value():
+    with pytest.raises(TypeError, match="device_name must be a string, as the driver gives it, got None"):
+        hardware.match(None, 80e9, 132)

@@ -17,7 +17,10 @@ from utils.interpreter.bfloat16 import narrow, widen
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="the interpreter is repaired where it runs kernels")
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.skipif(runtime.HAS_GPU, reason="the interpreter is repaired where it runs kernels"),
+]
 
 BF16 = torch.bfloat16
 
@@ -149,6 +152,72 @@ def test_casts_from_bfloat16_keep_the_value(target, triton_type):
     out = torch.zeros(64, dtype=target)
     cast_kernel[(1,)](x, out, DTYPE=triton_type, N=64)
     assert torch.equal(out, x.to(target))
+
+
+F8 = [(torch.float8_e4m3fn, tl.float8e4nv), (torch.float8_e5m2, tl.float8e5)]
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("target", "triton_type"), F8)
+def test_casts_to_8_bit_floats_round_to_nearest_even_and_saturate(source, target, triton_type):
+    print("seed 5")
+    x = torch.randn(1024, generator=torch.Generator().manual_seed(5)) * torch.logspace(-8, 6, 1024)
+    x[:8] = torch.tensor([1.125, -1.0625, 1.9375, 3.875, float("inf"), float("-inf"), float("nan"), 2.0**-10])
+    x = x.to(source)
+    out = torch.zeros(1024, dtype=target)
+    cast_kernel[(1,)](x, out, DTYPE=triton_type, N=1024)
+    most = torch.finfo(target).max
+    assert torch.equal(out.view(torch.uint8), x.float().clamp(-most, most).to(target).view(torch.uint8))
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("source", "triton_type"), F8)
+def test_each_8_bit_float_keeps_its_value_in_a_wider_type(source, triton_type, target):
+    x = torch.arange(256, dtype=torch.uint8).view(source)
+    out = torch.zeros(256, dtype=target)
+    cast_kernel[(1,)](x, out, DTYPE=getattr(tl, str(target).removeprefix("torch.")), N=256)
+    assert torch.equal(out.nan_to_num(1e9), x.to(target).nan_to_num(1e9))
+
+
+@triton.jit
+def atomic_kernel(x_ptr, values_ptr, old_ptr, OP: tl.constexpr, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    values = tl.load(values_ptr + lanes)
+    if OP == "add":
+        old = tl.atomic_add(x_ptr + lanes % 2, values, mask=lanes < N - 1)
+    else:
+        old = tl.atomic_xchg(x_ptr + lanes % 2, values, mask=lanes < N - 1)
+    tl.store(old_ptr + lanes, old, mask=lanes < N - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_atomic_exchange_of_floats_swaps_values(dtype):
+    x, values, old = torch.tensor([1.5, -2.5], dtype=dtype), torch.arange(4, dtype=dtype), torch.zeros(4, dtype=dtype)
+    atomic_kernel[(1,)](x, values, old, OP="xchg", N=4)
+    assert (x.tolist(), old.tolist()) == ([2.0, 1.0], [1.5, -2.5, 0.0, 0.0])
+
+
+def test_an_atomic_sum_in_bfloat16_adds_values_and_rounds_each():
+    x, old = torch.tensor([256.0, 1.0], dtype=BF16), torch.zeros(4, dtype=BF16)
+    atomic_kernel[(1,)](x, torch.tensor([1.0, 0.5, 3.0, 9.0], dtype=BF16), old, OP="add", N=4)
+    # 256 + 1 is a tie and stays 256; 256 + 3 is a tie and becomes the even 260
+    assert (x.tolist(), old.tolist()) == ([260.0, 1.5], [256.0, 1.0, 256.0, 0.0])
+
+
+@triton.jit
+def descriptor_add_kernel(x_ptr, M, N: tl.constexpr, BLOCK: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [M, N], [N, 1], [BLOCK, N])
+    row = tl.program_id(0) * BLOCK
+    x.atomic_add([row, 0], x.load([row, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16])
+def test_a_descriptors_atomic_sum_stays_inside_of_the_tensor(dtype):
+    x = torch.arange(6 * 8).reshape(6, 8).to(dtype)
+    expected = x + x
+    expected[5] = x[5]
+    descriptor_add_kernel[(2,)](x, 5, N=8, BLOCK=4)
+    assert torch.equal(x, expected)
 
 
 @triton.jit
@@ -301,6 +370,64 @@ def test_an_error_in_a_device_function_is_told_once():
     with pytest.raises(triton.InterpreterError, match="add_one takes int32") as e:
         failing_kernel[(1,)](torch.zeros(1, dtype=torch.int64))
     assert str(e.value).count("InterpreterError") == 0
+
+
+@pytest.mark.parametrize(
+    ("grid", "error", "message"),
+    [
+        (4, TypeError, "flag_kernel: grid must be a tuple of one to three numbers of programs, got 4"),
+        ((), TypeError, r"got \(\)"),
+        ((1, 1, 1, 1), TypeError, r"got \(1, 1, 1, 1\)"),
+        ((-2,), ValueError, r"whole numbers of programs, none negative, got \(-2, 1, 1\)"),
+        ((2.5,), ValueError, r"got \(2.5, 1, 1\)"),
+        (lambda meta: 3, TypeError, "flag_kernel: grid must be a tuple of one to three numbers of programs, got 3"),
+        (lambda meta: (3, -1), ValueError, r"got \(3, -1, 1\)"),
+    ],
+)
+def test_a_bad_grid_is_refused_by_value(grid, error, message):
+    with pytest.raises(error, match=message):
+        flag_kernel[grid](torch.zeros(1, dtype=torch.int32), True)
+
+
+def test_a_list_is_a_grid_as_on_a_gpu():
+    out = torch.zeros(1, dtype=torch.int32)
+    flag_kernel[[1]](out, True)
+    flag_kernel[lambda meta: [1, 1]](out, True)
+    assert out.item() == 1
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "x", np.zeros(3)])
+def test_an_argument_that_is_no_tensor_is_refused_by_name(value):
+    with pytest.raises(
+        TypeError, match=f"flag_kernel: out_ptr must be a tensor or a number, got {type(value).__name__}"
+    ):
+        flag_kernel[(1,)](value, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "torch.complex64"),
+        (torch.ones(2).to_sparse(), "torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "on meta"),
+    ],
+)
+def test_a_tensor_without_addresses_or_of_complex_numbers_is_refused_by_name(value, shown):
+    with pytest.raises(TypeError, match=f"flag_kernel: out_ptr must be a dense tensor of real numbers, got .*{shown}"):
+        flag_kernel[(1,)](value, True)
+
+
+def test_a_misspelt_argument_is_refused_by_name_and_launch_options_are_not():
+    out = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"flag_kernel has no argument 'flagg', .* it takes: out_ptr, flag"):
+        flag_kernel[(1,)](out, True, flagg=False)
+    flag_kernel[(1,)](out, True, num_warps=8, num_stages=2, maxnreg=64)
+    assert out.item() == 1
+
+
+def test_a_kernel_called_without_a_grid_is_told_so():
+    with pytest.raises(RuntimeError, match=r"launch it with a grid, flag_kernel\[grid\]\(...\)"):
+        flag_kernel(torch.zeros(1, dtype=torch.int32), True)
 
 
 def test_the_language_is_restored_after_a_launch_and_after_an_error():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +16,8 @@ from utils.kernel_profile import profile_kernel
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
+
+pytestmark = pytest.mark.compat
 
 SEED = 20
 TILE = (32, 32, 32, 4, 4, 1)
@@ -406,3 +412,12 @@ def test_the_report_shows_arguments_counts_and_verdict():
     assert str(profile) == repr(profile) == text
     html = profile._repr_html_()
     assert html.count("<tr>") == 5 and "32,768" in html
+
+
+def test_the_first_profile_of_a_process_does_not_wait_for_torchs_compiler():
+    code = (
+        "from utils import runtime\nfrom utils.kernel_profile import profile_kernel\nimport sys, torch\n"
+        "with profile_kernel():\n    torch.empty(8).fill_(1)\nassert 'torch._dynamo' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

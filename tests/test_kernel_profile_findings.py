@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,8 @@ from utils.kernel_profile import profile_kernel
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
+
+pytestmark = pytest.mark.compat
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,23 @@ def test_a_far_read_does_not_end_the_process():
     with profile_kernel() as profile:
         unmasked_kernel[(1,)](torch.ones(64), torch.zeros(32), SHIFT=2**30, BLOCK=32)
     assert profile.out_of_bounds[0].index == 2**30
+
+
+@pytest.mark.parametrize("shift", [2**41, 2**48, -(2**44)])
+def test_a_stray_of_terabytes_is_still_laid_to_the_right_argument(shift):
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](torch.ones(64), torch.zeros(32), SHIFT=shift, BLOCK=32)
+    (finding,) = profile.out_of_bounds
+    assert (finding.argument, finding.index) == ("x_ptr", shift)
+
+
+@pytest.mark.parametrize(("dtype", "shift"), [(torch.int8, 98), (torch.float32, -3)])
+def test_a_sector_that_is_half_outside_counts_once(dtype, shift):
+    x = torch.ones(100).to(dtype)
+    with profile_kernel() as profile:
+        unmasked_kernel[(1,)](x, torch.zeros(32, dtype=dtype), SHIFT=shift, BLOCK=32)
+    touched = {(lane + shift) * x.itemsize // 32 for lane in range(32)}
+    assert profile.out_of_bounds and profile.sectors_loaded == len(touched)
 
 
 def test_a_write_past_the_end_is_reported_and_dropped():
@@ -210,6 +230,29 @@ def test_what_torch_writes_is_initialised(write):
         write(out)
         accumulate(x, out)
     assert profile.findings == []
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="NumPy writes into the host's memory only")
+@pytest.mark.parametrize("view", [lambda out: out.numpy(), np.asarray, np.from_dlpack])
+def test_what_numpy_may_have_written_is_initialised(view):
+    x = torch.ones(70)
+    with profile_kernel() as profile:
+        out = torch.empty(70)
+        view(out)[...] = 2.0
+        accumulate(x, out)
+    assert profile.findings == []
+    assert out.eq(3).all()
+
+
+def test_memory_that_was_given_back_by_a_resize_is_not_watched_any_more():
+    with profile_kernel() as profile:
+        tensors = [torch.empty(64) for _ in range(20)]
+        for tensor in tensors:
+            tensor.resize_(4096)
+        for _ in range(20):
+            tensors.append(torch.ones(64))
+            accumulate(tensors[-1], tensors[-1])
+    assert profile.uninitialized_reads == []
 
 
 def test_what_a_kernel_writes_is_initialised_for_the_next():
@@ -426,6 +469,8 @@ def test_findings_beyond_the_limit_are_counted_not_kept():
         unmasked_kernel[(8,)](torch.zeros(1), torch.zeros(256), SHIFT=0, BLOCK=32)
     assert len(profile.findings) == 2
     assert profile.findings_left_out == 6
+    said = "these are the first 2 findings; 6 later occurrences are not listed"
+    assert said in profile.report() and said in profile._repr_html_()
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
@@ -434,6 +479,14 @@ def test_a_bad_limit_is_refused_by_value(limit):
         profile_kernel(max_findings=limit)
 
 
+@pytest.mark.parametrize("switch", ["check_races", "check_bounds", "check_uninitialized"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused_by_value(switch):
+    with pytest.raises(TypeError, match=f"{switch} must be True or False, got 'no'"):
+        profile_kernel(**{switch: "no"})
+
+
 def test_memory_must_be_tensors():
+    with pytest.raises(TypeError, match="memory must map names to tensors, got list"):
+        profile_kernel(memory=["table"])
     with pytest.raises(TypeError, match=r"memory\['table'\] must be a torch.Tensor, got list"):
         profile_kernel(memory={"table": [1, 2]})

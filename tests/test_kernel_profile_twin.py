@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.compat
+
 PRETEND = """
 import json
 import torch
@@ -25,6 +27,7 @@ torch.cuda.device_count = lambda: 1
 torch.cuda.get_device_name = lambda *index: "Pretend GPU"
 torch.cuda.get_device_capability = lambda *index: (9, 0)
 torch.cuda.set_device = lambda *index: None
+torch.UntypedStorage.cpu = lambda self: self.clone()  # as from a GPU: the interpreter gets a copy
 from utils import runtime
 
 assert runtime.HAS_GPU and not runtime.INTERPRET and runtime.gpu_name() == "Pretend GPU"
@@ -89,6 +92,14 @@ def results() -> dict:
             counts = ek.histogram(x, 9)
         result["histogram"] = bool(torch.equal(counts, torch.bincount(x, minlength=9).int()))
 
+        with profile_kernel() as profile:
+            q[0, 0] = 0
+            out = torch.empty(3000)
+            ek.copy(out[:2000], out=out[1000:])
+        found = [(f.argument, f.index, f.program, f.other_program) for f in profile.races]
+        result["race"] = found
+        result["uninitialized"] = [(f.argument, f.index, f.count) for f in profile.uninitialized_reads]
+
         try:
             tl.cdiv(5, 2)
         except RuntimeError as refused:
@@ -108,6 +119,11 @@ def test_a_twin_is_counted_exactly(results):
     assert results["matmul"][1:] == results["matmul formula"]
     assert results["attention"][1:] == [results["attention formula"], 0]
     assert results["softmax"][1] == 5 * 100 * 4
+
+
+def test_findings_name_what_the_caller_passed_though_the_twin_works_on_copies(results):
+    assert results["race"] == [["x_ptr", 1024, [1, 0, 0], [0, 0, 0]]]
+    assert results["uninitialized"] == [["x_ptr", 0, 1024]]  # program 0 wrote what program 1 reads
 
 
 def test_the_language_is_as_it_was_after_the_block(results):

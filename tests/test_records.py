@@ -269,6 +269,8 @@ def test_a_source_that_is_gone_makes_its_record_stale(shelf):
         (lambda raw: raw.update(date="20.11.2026"), r"date must be a day such as 2026-11-20, got '20\.11\.2026'"),
         (lambda raw: raw.update(date=None), "date must be a day such as 2026-11-20, got None"),
         (lambda raw: raw.update(format=7), "format must be 1, got 7"),
+        (lambda raw: raw.update(format=True), "format must be 1, got True"),
+        (lambda raw: raw.update(versions={}), r"versions must map names to texts, got \{\}"),
         (lambda raw: raw.update(family="latency"), "family must be 'ceilings', as the file's name says, got 'latency'"),
         (lambda raw: raw.update(fingerprint="abc"), "fingerprint must be 64 hexadecimal digits, got 'abc'"),
         (lambda raw: raw.update(sources=[]), r"sources must be a list of at least one path, got \[\]"),
@@ -291,6 +293,7 @@ def test_a_damaged_record_is_refused_by_file_and_value(shelf, change, message):
         ("", "not valid JSON"),
         ('{"format": 1', "not valid JSON"),
         ('{"format": NaN}', "NaN is not a number that can have been measured"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"format": 1, "format": 2}', "key 'format' appears twice"),
         ("[]", "must be an object with the keys format, family"),
     ],
@@ -298,6 +301,12 @@ def test_a_damaged_record_is_refused_by_file_and_value(shelf, change, message):
 def test_a_file_that_is_no_record_is_refused_by_name(shelf, text, message):
     (shelf / "ceilings.json").write_text(text)
     with pytest.raises(records.RecordError, match=rf"^ceilings\.json: .*{message}"):
+        records.load("ceilings")
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(shelf):
+    (shelf / "ceilings.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(records.RecordError, match=r"^ceilings\.json: not a text file in UTF-8"):
         records.load("ceilings")
 
 

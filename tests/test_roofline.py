@@ -225,6 +225,15 @@ def test_bad_values_are_refused_by_name(call, message):
         (lambda: matmul(True, 2, 3), r"m must be an integer, got True"),
         (lambda: Cost(1.0, 2), r"flops must be an integer, got 1.0"),
         (lambda: ridge("H100"), r"gpu must be an entry of the hardware table, such as gpu\('H100'\), got 'H100'"),
+        (
+            lambda: roofline.memory_time(Cost(1, 2), "H100"),
+            r"gpu must be an entry of the hardware table, .* got 'H100'",
+        ),
+        (lambda: time_bounds((1, 2), H100), r"cost must be a Cost\(flops, bytes\), got \(1, 2\)"),
+        (lambda: bound_by(7, H100), r"cost must be a Cost\(flops, bytes\), got 7"),
+        (lambda: attainable("3", H100), r"intensity must be a number of FLOP/B, got '3'"),
+        (lambda: roofline.Measured("relu", Cost(1, 2), "1"), r"seconds must be a number, got '1' for 'relu'"),
+        (lambda: roofline.class_seconds([1], H100), r"operators must be of type Operator, .* got 1"),
     ],
 )
 def test_bad_types_are_refused_by_name(call, message):

@@ -13,6 +13,8 @@ import torch
 from utils import environment, runtime
 from utils.environment import Device, Facts, Line
 
+pytestmark = pytest.mark.compat
+
 ROOT = Path(__file__).parents[1]
 T4 = ("Tesla T4", (7, 5))
 H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
@@ -222,3 +224,60 @@ def test_a_failed_report_fails_the_command(monkeypatch, capsys):
     monkeypatch.setattr(environment, "gather", lambda: Facts(triton=None))
     assert runtime.main() == 1
     assert "[fail] Triton is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("nonsense", "[fail] MLF_DEVICE must be cpu, cuda, auto or unset, got 'nonsense'"),
+        pytest.param(
+            "cuda",
+            "[fail] MLF_DEVICE=cuda needs a CUDA GPU of compute capability 8.0 or newer, found: none "
+            "(unset MLF_DEVICE to run kernels in the interpreter)",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to use"),
+        ),
+    ],
+)
+def test_the_command_answers_an_impossible_setting_in_words(setting, said):
+    done = python("import runpy; runpy.run_module('utils.runtime', run_name='__main__')", MLF_DEVICE=setting)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (1, said, "")
+
+
+@pytest.mark.parametrize(("package", "name"), [("torch", "PyTorch"), ("triton", "Triton"), ("numpy", "NumPy")])
+def test_the_command_reports_a_missing_package_in_words(package, name):
+    hide = (
+        "import importlib.metadata, importlib.abc, runpy, sys\n"
+        "class Hidden(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, fullname, path=None, target=None):\n"
+        f"        if fullname.split('.')[0] == {package!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {fullname!r}', name=fullname)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "version = importlib.metadata.version\n"
+        "def without(wanted):\n"
+        f"    if wanted == {package!r}:\n"
+        "        raise importlib.metadata.PackageNotFoundError(wanted)\n"
+        "    return version(wanted)\n"
+        "importlib.metadata.version = without\n"
+        "runpy.run_module('utils.runtime', run_name='__main__')\n"
+    )
+    done = python(hide, MLF_DEVICE="cpu")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"[fail] {name} is not installed" in done.stdout
+    assert f"[warn] no kernel runs here yet: {name} must be installed first" in done.stdout
+    assert "1 thing must be put right" in done.stdout
+
+
+def test_a_gpu_that_pytorch_does_not_see_is_told_with_what_to_check():
+    found = line(Facts(nvidia_driver=True, torch_cuda="13.0", repairs=REPAIRED), "kernels run in Triton's interpreter")
+    assert found.level == "warn"
+    assert "nvidia-smi" in found.advice and "CUDA_VISIBLE_DEVICES" in found.advice and "CUDA 13.0" in found.advice
+
+
+def test_a_rocm_build_of_torch_is_called_what_it_is():
+    found = line(Facts(torch="2.13.0+rocm7.1", repairs=REPAIRED), "PyTorch 2.13.0+rocm7.1, built for ROCm")
+    assert found.level == "warn" and "NVIDIA" in found.text
+
+
+def test_a_triton_that_cannot_be_repaired_is_told_with_its_error():
+    found = line(Facts(repair_error="AttributeError: no such thing"), "the interpreter's repairs are not in place")
+    assert found.level == "fail" and "AttributeError: no such thing" in found.text and "triton>=3.6" in found.advice

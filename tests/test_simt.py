@@ -378,7 +378,8 @@ def test_every_sm_gets_a_first_tile_before_any_gets_a_second():
         (lambda: tiles(0, 1, 1, 1), r"m must be at least 1, got 0"),
         (lambda: waves(-98, 108), r"num_tiles must be at least 1, got -98"),
         (lambda: schedule_tiles(3, 2, durations=[1, 2]), r"one per tile \(3\), got 2"),
-        (lambda: schedule_tiles(2, 2, durations=[1, 0]), r"durations must be positive, got 0.0 for tile 1"),
+        (lambda: schedule_tiles(2, 2, durations=[1, 0]), r"durations must be positive and finite, got 0.0 for tile 1"),
+        (lambda: schedule_tiles(1, 1, durations=float("inf")), r"positive and finite, got inf for tile 0"),
     ],
 )
 def test_bad_values_are_refused_by_name(call, message):
@@ -390,6 +391,12 @@ def test_bad_values_are_refused_by_name(call, message):
     ("call", "message"),
     [
         (lambda: Op("A", 1.5), r"cycles of operation 'A' must be an integer, got 1.5"),
+        (lambda: run_warp(5), r"program must be a list of Op, If and Loop, got 5"),
+        (lambda: run_warp([], 32, 1.5), r"active_lanes must be an integer, got 1.5"),
+        (lambda: run_warp([Op("A")]).lane_cycles(1.5), r"lane must be an integer, got 1.5"),
+        (lambda: If(3, []), r"condition of an If is a function of the lane, .* got 3"),
+        (lambda: If(bool, Op("A")), r"then must be a list of Op, If and Loop, got Op\("),
+        (lambda: Loop(3, []), r"trips of a Loop is a function of the lane, .* got 3"),
         (lambda: run_warp(["A"]), r"a program is made of Op, If and Loop, got 'A'"),
         (lambda: run_warp([Loop(lambda lane: 0.5, [])]), r"trips must give an integer, got 0.5 for lane 0"),
         (lambda: sectors([1.0], 4), r"byte addresses must be integers, got 1.0"),

@@ -70,6 +70,13 @@ class Facts:
     memory: int | None = None
     cpus: int = 1
     repairs: tuple[str, ...] = ()
+    repair_error: str | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the packages that every kernel needs and that are not there."""
+        packages = {"PyTorch": self.torch, "Triton": self.triton, "NumPy": self.numpy}
+        return [name for name, version in packages.items() if version is None]
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -124,12 +131,16 @@ def _system(facts: Facts) -> Line:
 def _torch(facts: Facts) -> Line:
     if facts.torch is None:
         return Line("fail", "PyTorch is not installed", "run `make lab`, or `pip install -r requirements.txt`")
-    text = f"PyTorch {facts.torch}, " + (f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU build")
+    rocm = "rocm" in facts.torch
+    build = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "built for ROCm" if rocm else "CPU build"
+    text = f"PyTorch {facts.torch}, {build}"
     if version_tuple(facts.torch) < OLDEST_TORCH:
         return Line("warn", f"{text} is older than the course is tested with", "pip install -U 'torch>=2.9'")
     if facts.nvidia_driver and facts.torch_cuda is None:
         advice = "install a CUDA build of PyTorch (pytorch.org lists the command) to use the GPU"
         return Line("warn", f"{text}, but this machine has an NVIDIA driver", advice)
+    if rocm:
+        return Line("warn", f"{text}: the course's GPU kernels are for NVIDIA GPUs, here they are interpreted")
     return Line("ok", text)
 
 
@@ -167,12 +178,21 @@ def _gpu(facts: Facts) -> Line:
         usable = next((d for d in facts.devices if d.capability >= runtime.OLDEST_CAPABILITY), facts.devices[0])
         others = f" (and {len(facts.devices) - 1} more)" if len(facts.devices) > 1 else ""
         return Line("ok", f"kernels run on the GPU: {_device(usable)}{others}")
+    if facts.missing:
+        return Line("warn", f"no kernel runs here yet: {' and '.join(facts.missing)} must be installed first")
     text = f"kernels run in Triton's interpreter, on the CPU: {facts.reason}"
     too_old = [d for d in facts.devices if d.capability < runtime.OLDEST_CAPABILITY]
     if too_old and len(too_old) == len(facts.devices):
         advice = (
             f"{_device(too_old[0])} is too old for Triton; PyTorch may still use it. Every notebook and lab works; "
             "measured plots show the recorded H100. For live measurements use an Ampere GPU or newer"
+        )
+        return Line("warn", text, advice)
+    if facts.nvidia_driver and facts.torch_cuda and not facts.devices:
+        advice = (
+            "this machine has an NVIDIA driver: see that `nvidia-smi` lists the GPU, that CUDA_VISIBLE_DEVICES does "
+            f"not hide it and that the driver is new enough for CUDA {facts.torch_cuda} (update it, or install a "
+            "PyTorch built for an older CUDA). Until then every notebook and lab works in the interpreter"
         )
         return Line("warn", text, advice)
     return Line("ok", f"{text}. Every notebook and lab works; measured plots show the recorded H100")
@@ -184,13 +204,16 @@ def _device(device: Device) -> str:
 
 
 def _repairs(facts: Facts) -> list[Line]:
-    if facts.triton is None:
+    if facts.missing:
         return []
     if facts.repairs:
         return [Line("ok", f"interpreter repaired: {', '.join(facts.repairs)}")]
     if facts.has_gpu:
         return [Line("ok", "interpreter repaired when the profiler uses it")]
-    return [Line("fail", "the interpreter's repairs are not in place", "import utils.runtime before triton")]
+    text = "the interpreter's repairs are not in place"
+    if facts.repair_error is not None:
+        return [Line("fail", f"{text}: {facts.repair_error}", "pip install 'triton>=3.6,<3.10'")]
+    return [Line("fail", text, "import utils.runtime before triton")]
 
 
 def _nvcc(facts: Facts) -> Line:
@@ -210,15 +233,19 @@ def _memory(facts: Facts) -> list[Line]:
 
 def gather() -> Facts:
     """Look at this machine. Imports Triton, where it is installed, to see that the interpreter is repaired."""
-    triton_version = _installed("triton")
-    repairs: tuple[str, ...] = ()
-    if triton_version is not None and runtime.INTERPRET:
-        import triton  # noqa: F401  (the import itself puts the repairs in place)
-
-        from utils import interpreter
-
-        repairs = interpreter.repairs()
     torch = runtime.torch
+    triton_version, numpy_version = _installed("triton"), _installed("numpy")
+    repairs: tuple[str, ...] = ()
+    repair_error = None
+    if runtime.INTERPRET and None not in (torch, triton_version, numpy_version):
+        try:
+            import triton  # noqa: F401  (the import itself puts the repairs in place)
+
+            from utils import interpreter
+
+            repairs = interpreter.repairs()
+        except Exception as error:  # a Triton that is too old or too new for them: the report must say so, not fail
+            repair_error = f"{type(error).__name__}: {error}"
     return Facts(
         python=sys.version_info[:3],
         system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
@@ -227,7 +254,7 @@ def gather() -> Facts:
         torch=None if torch is None else torch.__version__,
         torch_cuda=None if torch is None else torch.version.cuda,
         triton=triton_version,
-        numpy=_installed("numpy"),
+        numpy=numpy_version,
         devices=tuple(
             Device(name, capability, torch.cuda.get_device_properties(i).total_memory)
             for i, (name, capability) in enumerate(runtime._visible_gpus())
@@ -239,6 +266,7 @@ def gather() -> Facts:
         memory=_physical_memory(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         repairs=repairs,
+        repair_error=repair_error,
     )
 
 

@@ -48,10 +48,13 @@ def fingerprint(sources: Sequence[str], root: Path | None = None) -> str:
         root: The root; the course's own by default.
 
     Raises:
+        TypeError: ``sources`` is one path instead of a list, or holds something that is no path.
         ValueError: there are no sources, one leaves the root, is of an unknown kind, has no such name, or does not
             parse.
         FileNotFoundError: a source is not there.
     """
+    if isinstance(sources, str) or not all(isinstance(source, str) for source in sources):
+        raise TypeError(f"sources must be a list of paths, got {sources!r}")
     if not sources:
         raise ValueError("sources must name at least one file, got none")
     digest = hashlib.sha256()

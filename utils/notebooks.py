@@ -145,9 +145,11 @@ def stamp(path: Path) -> bool:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code" and "setup" in tags(cell)]
     if len(cells) != 1:
         raise NotebookError(f"{path}: needs exactly one code cell tagged 'setup', has {len(cells)}")
-    changed = cells[0].source != setup_source(path)
+    cell = cells[0]
+    changed = cell.source != setup_source(path) or not cell.metadata.get("jupyter", {}).get("source_hidden")
     if changed:
-        cells[0].source = setup_source(path)
+        cell.source = setup_source(path)
+        cell.metadata["jupyter"] = {"source_hidden": True}  # plumbing: there to run, folded away while reading
         write(notebook, path)
     return changed
 

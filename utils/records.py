@@ -97,7 +97,11 @@ def load(family: str) -> Record:
         raise ValueError(
             f"nothing is recorded for {family!r}; there are records of: {', '.join(families()) or 'nothing'}"
         )
-    return parse(path.read_text(encoding="utf-8"), family, path.name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path.name}: not a text file in UTF-8: {error}") from error
+    return parse(text, family, path.name)
 
 
 def parse(text: str, family: str, filename: str) -> Record:
@@ -108,7 +112,7 @@ def parse(text: str, family: str, filename: str) -> Record:
     """
     try:
         raw = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{filename}: not valid JSON: {error}") from error
     problems = _problems(raw, family)
     if problems:
@@ -264,7 +268,7 @@ def _problems(raw: object, family: str) -> list[str]:
     problems += [f"key {key!r} is not part of a record" for key in raw if key not in _KEYS]
     if problems:
         return problems
-    if raw["format"] != _FORMAT:
+    if type(raw["format"]) is not int or raw["format"] != _FORMAT:
         problems.append(f"format must be {_FORMAT}, got {raw['format']!r}")
     if raw["family"] != family:
         problems.append(f"family must be {family!r}, as the file's name says, got {raw['family']!r}")
@@ -272,8 +276,9 @@ def _problems(raw: object, family: str) -> list[str]:
         if not isinstance(raw[key], str) or not raw[key]:
             problems.append(f"{key} must be a text that is not empty, got {raw[key]!r}")
     problems += _date_problem(raw["date"])
-    if not isinstance(raw["versions"], dict) or not all(isinstance(v, str) and v for v in raw["versions"].values()):
-        problems.append(f"versions must map names to texts, got {raw['versions']!r}")
+    named = raw["versions"]
+    if not isinstance(named, dict) or not named or not all(isinstance(v, str) and v for v in named.values()):
+        problems.append(f"versions must map names to texts, got {named!r}")
     sources = raw["sources"]
     if not isinstance(sources, list) or not sources or not all(isinstance(s, str) and s for s in sources):
         problems.append(f"sources must be a list of at least one path, got {sources!r}")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
+from numbers import Real
 from typing import NamedTuple
 
 from utils.dataflow import CLASSES, Operator, class_totals, flop_shares
@@ -89,6 +90,9 @@ class Measured:
     seconds: float
 
     def __post_init__(self) -> None:
+        _check_cost(self.cost)
+        if isinstance(self.seconds, bool) or not isinstance(self.seconds, Real):
+            raise TypeError(f"seconds must be a number, got {self.seconds!r} for {self.name!r}")
         if not self.seconds > 0:
             raise ValueError(f"seconds must be positive, got {self.seconds} for {self.name!r}")
 
@@ -112,6 +116,16 @@ class Measured:
         return time_bounds(self.cost, gpu, dtype).overlapped / self.seconds
 
 
+def _check_device(gpu: object) -> None:
+    if not isinstance(gpu, Device):
+        raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")
+
+
+def _check_cost(cost: object) -> None:
+    if not isinstance(cost, Cost):
+        raise TypeError(f"cost must be a Cost(flops, bytes), got {cost!r}")
+
+
 def peak(gpu: Device, dtype: str = "bf16") -> float:
     """Peak FLOP/s of ``gpu`` in ``dtype``, dense.
 
@@ -119,9 +133,8 @@ def peak(gpu: Device, dtype: str = "bf16") -> float:
         TypeError: ``gpu`` is not an entry of the hardware table.
         ValueError: this GPU has no such rate; the message lists those it has.
     """
-    if not isinstance(gpu, Device):
-        raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")
-    if dtype not in gpu.peak_flops:
+    _check_device(gpu)
+    if not isinstance(dtype, str) or dtype not in gpu.peak_flops:
         raise ValueError(f"{gpu.name} has no {dtype!r} rate; it has: {', '.join(gpu.peak_flops)}")
     return gpu.peak_flops[dtype]
 
@@ -135,20 +148,25 @@ def attainable(intensity: float, gpu: Device, dtype: str = "bf16") -> float:
     """Highest FLOP/s possible at ``intensity`` FLOP/B: the lower of the two roofs.
 
     Raises:
-        ValueError: the intensity is negative or not a number.
+        TypeError, ValueError: the intensity is not a number, or negative.
     """
+    if isinstance(intensity, bool) or not isinstance(intensity, Real):
+        raise TypeError(f"intensity must be a number of FLOP/B, got {intensity!r}")
     if not intensity >= 0:
         raise ValueError(f"intensity must be zero or more FLOP/B, got {intensity}")
     return min(peak(gpu, dtype), intensity * gpu.memory_bandwidth)
 
 
 def compute_time(cost: Cost, gpu: Device, dtype: str = "bf16") -> float:
-    """Seconds for the arithmetic of ``cost`` at the peak rate."""
+    """Seconds for the arithmetic of ``cost`` at the peak rate; TypeError where ``cost`` is no Cost."""
+    _check_cost(cost)
     return cost.flops / peak(gpu, dtype)
 
 
 def memory_time(cost: Cost, gpu: Device) -> float:
-    """Seconds for the traffic of ``cost`` at the full memory bandwidth."""
+    """Seconds for the traffic of ``cost`` at the full memory bandwidth; TypeError as in :func:`compute_time`."""
+    _check_cost(cost)
+    _check_device(gpu)
     return cost.bytes / gpu.memory_bandwidth
 
 
@@ -160,6 +178,7 @@ def time_bounds(cost: Cost, gpu: Device, dtype: str = "bf16") -> TimeBounds:
 
 def bound_by(cost: Cost, gpu: Device, dtype: str = "bf16") -> str:
     """``"compute"`` when the arithmetic takes longer than the traffic, else ``"memory"`` (at the ridge too)."""
+    _check_cost(cost)
     longer = cost.flops * Fraction(gpu.memory_bandwidth) > cost.bytes * Fraction(peak(gpu, dtype))
     return "compute" if longer else "memory"
 
@@ -183,6 +202,8 @@ def class_seconds(operators: Iterable[Operator], gpu: Device, dtype: str = "bf16
     """
     seconds = dict.fromkeys(CLASSES, 0.0)
     for each in operators:
+        if not isinstance(each, Operator):
+            raise TypeError(f"operators must be of type Operator, as transformer_layer gives them, got {each!r}")
         rate = dtype if each.operator_class == "contraction" else "fp32"
         seconds[each.operator_class] += time_bounds(each.cost, gpu, rate).overlapped
     return seconds

@@ -149,7 +149,13 @@ def _check_triton_agrees(interpret: bool) -> None:
         )
 
 
-_DECISION = decide(_visible_gpus(), os.environ.get("MLF_DEVICE", ""), os.environ.get("TRITON_INTERPRET", ""))
+try:
+    _DECISION = decide(_visible_gpus(), os.environ.get("MLF_DEVICE", ""), os.environ.get("TRITON_INTERPRET", ""))
+except (ValueError, RuntimeError) as refusal:
+    if __name__ != "__main__":
+        raise
+    print(f"[fail] {refusal}")  # `python -m utils.runtime` answers in words
+    sys.exit(1)
 
 #: True when kernels are compiled for a CUDA GPU of compute capability 8.0 or newer.
 HAS_GPU: bool = _DECISION.gpu_index is not None

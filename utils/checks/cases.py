@@ -103,9 +103,9 @@ class Case:
         shape, dtype = self.shape(*axes), dtype or self.dtype
         source = torch.Generator().manual_seed(random.Random(f"{self.seed}/{self}/{name}").getrandbits(63))
         if dtype.is_floating_point:
-            values = (torch.randn(shape, generator=source) * (self.magnitude * scale)).to(dtype)
+            values = (torch.randn(shape, generator=source, device="cpu") * (self.magnitude * scale)).to(dtype)
         else:
-            values = torch.randint(-8, 9, shape, generator=source).to(dtype)
+            values = torch.randint(-8, 9, shape, generator=source, device="cpu").to(dtype)
         return lay_out(values.to(runtime.DEVICE), layout or self.layout)
 
 
@@ -147,10 +147,13 @@ def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def far_fits(dtype: torch.dtype, rows: int = 3) -> bool:
-    """True when a tensor in the ``far`` layout can be allocated here (address space on a CPU, real memory on a GPU)."""
+    """True when a tensor in the ``far`` layout can be allocated here.
+
+    On a CPU it needs address space only; on a GPU real memory, and address space for its copy on the host.
+    """
     needed = (rows - 1) * _FAR_STRIDE * dtype.itemsize * 1.25
-    if runtime.HAS_GPU:
-        return torch.cuda.mem_get_info(runtime.DEVICE)[0] > 2 * needed
+    if runtime.HAS_GPU and torch.cuda.mem_get_info(runtime.DEVICE)[0] <= 2 * needed:
+        return False
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > needed
 
 

@@ -8,7 +8,7 @@ holds speaks; a lab's own rules come before the generic ones of :mod:`utils.chec
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,17 @@ from utils.checks.tensors import Difference, Target, agrees, as_outputs, upcast
 from utils.checks.tiling import Tiling
 
 
+def on_cpu(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values, tensors among them on the CPU."""
+    return tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in values)
+
+
 @dataclass
 class Trial:
     """One case that was run: what went in, what came out, how it differs, what was seen on the way.
 
-    ``form`` is what is wrong before numbers are compared; ``profile`` is the profiler's, or None.
+    ``form`` is what is wrong before numbers are compared; ``profile`` is the profiler's, or None; ``configurations``
+    is how many an autotuned kernel has, and ``constants`` those of the one it took.
     """
 
     case: Case
@@ -37,6 +43,8 @@ class Trial:
     error: BaseException | None = None
     profile: Any = None
     seen: Any = None
+    configurations: int = 1
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[Difference, ...]:
@@ -45,6 +53,10 @@ class Trial:
     @property
     def failed(self) -> bool:
         return self.error is not None or self.form is not None or bool(self.wrong)
+
+    def tuned(self, configurations: int, constants: Mapping[str, Any]) -> None:
+        """Note how many configurations an autotuned kernel has, and which one it took."""
+        self.configurations, self.constants = configurations, constants
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -85,8 +97,8 @@ class Evidence:
 
     @functools.cached_property
     def args64(self) -> tuple[Any, ...]:
-        """The inputs in float64."""
-        return tuple(upcast(value) for value in self.trial.args)
+        """The inputs in float64, on the CPU as everything else here."""
+        return on_cpu(map(upcast, self.trial.args))
 
     @functools.cached_property
     def bad_tiles(self) -> np.ndarray | None:
@@ -113,7 +125,7 @@ class Evidence:
     def same_as(self, formula: Callable[..., Any], args: Sequence[Any] | None = None) -> bool:
         """Whether the answer equals what another formula gives for the same inputs (in float64)."""
         try:
-            outputs = as_outputs(formula(*(self.args64 if args is None else args), **self.case.options))
+            outputs = as_outputs(formula(*(self.args64 if args is None else on_cpu(args)), **self.case.options))
             candidate = outputs[self.position if len(outputs) > 1 else 0]
             return self.got.numel() > 1 and self.close(candidate)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError):  # the formula does not fit this case

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from utils import runtime
-from utils.checks import core, diagnoses, forbid, symptoms, tensors, traffic
+from utils.checks import core, forbid, lost_gpu, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.diagnoses import Diagnosis, Trial
+from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
-from utils.checks.tiling import Tiling
-
-#: How a kernel covers an output, or a function of the trials (the failed one first) that says so.
-TilingOf = Tiling | Callable[[Sequence[Trial]], Tiling | None]
-
-_MOST_CASES_NAMED = 6
-_MOST_LINES = 6  # of an exception's text after its first line
+from utils.checks.stage import Stage
+from utils.checks.trials import argument_names, run_case
 
 
 def check_kernel(
@@ -68,6 +60,11 @@ def check_kernel(
     untouched; values against the float64 reference; no access out of bounds, no read of unwritten memory, no race;
     the traffic budget; on a GPU, speed.
 
+    In a GPU session all of this happens twice: first each case runs in the interpreter under the profiler, which
+    carries out no access out of bounds, and only a function that is right there on every case runs compiled. A wrong
+    kernel is thus told the same on every machine, and does not take the GPU from the student's Python process. Each
+    configuration of an autotuned kernel is tried, since the GPU runs them all; the budget holds for the first.
+
     Args:
         exercise: Its number and title, for the message.
         student: The function: ``student(*inputs(case), **case.options)`` gives a tensor or a tuple of tensors.
@@ -77,7 +74,7 @@ def check_kernel(
         outputs: Names of the outputs.
         baseline, factor, atol: The error allowed; see :func:`utils.checks.tensors.targets`.
         tiling: How the grid covers the output, or each named output; or a function that reads it off the trials.
-        budget: Memory traffic allowed, on every case that the profiler runs.
+        budget: Memory traffic allowed, on every case.
         inspections: What else must hold of a right answer: each is asked about every case that the profiler ran, after
             the budget, and says what is wrong.
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
@@ -102,40 +99,50 @@ def check_kernel(
     if unknown := set(tilings) - set(outputs):
         raise ValueError(f"tiling names {', '.join(sorted(unknown))}, the outputs are {', '.join(outputs)}")
 
-    trials: list[Trial] = []
-    for case, profiled in _plan(drawn, rules.kernel):
-        if not profiled and any(trial.profile is not None and trial.profile.out_of_bounds for trial in trials):
-            break  # on a GPU this kernel might overwrite anything; what the profiler saw says enough
-        args = tuple(inputs(case))
-        wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
-        trial = _run(student, case, args, wanted, outputs, profiled, races)
-        trials.append(trial)
-        if trial.error is not None:
-            if len(trials) == 1:
-                break  # it will not do better on a harder case
-            continue
-        nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in args)
-        empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
-        _stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
-        if len(trials) == 1 and (used := forbid.ready_made(student)):
-            cause = "the exercise is to write what it does"
-            name = getattr(student, "__name__", "the function")
-            _stop_at(exercise, Problem(f"{name} uses {used}, a ready-made solution", cause), case, seed)
-
-    names = _argument_names(student)
-    for trial in trials:
-        if trial.failed:
-            _explain(exercise, trial, trials, reference, outputs, tilings, names, (*diagnose, *symptoms.GENERIC), seed)
-    for trial in trials:
-        if trial.profile is not None:
-            _stop_at(exercise, traffic.unsafe(trial.profile), trial.case, seed)
-    for trial in trials:
-        if trial.profile is not None and budget is not None:
-            _stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
-    for trial in trials:
-        for inspect_trial in inspections if trial.profile is not None else ():
-            _stop_at(exercise, inspect_trial(trial), trial.case, seed)
-    measured, problem = run_speed(speed, student) if speed is not None else ("", None)
+    lost_gpu.refuse(exercise)
+    names = argument_names(student)
+    told = (*diagnose, *symptoms.GENERIC)
+    stages = _stages(rules.kernel)
+    while stages:
+        stage = stages.pop(0)
+        trials: list[Trial] = []
+        for case in drawn:
+            with lost_gpu.told(exercise, stage.details, reproduce(case, seed)):
+                args = tuple(inputs(case))
+                wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
+                trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
+            trials.append(trial)
+            if trial.error is not None:
+                if len(trials) == 1:
+                    break  # it will not do better on a harder case
+                continue
+            nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in args)
+            empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
+            stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
+            if len(trials) == 1 and (used := forbid.ready_made(student)):
+                cause = "the exercise is to write what it does"
+                name = getattr(student, "__name__", "the function")
+                stop_at(exercise, Problem(f"{name} uses {used}, a ready-made solution", cause), case, seed)
+        for trial in trials:
+            if trial.failed:
+                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
+        for trial in trials:
+            if trial.profile is not None:
+                problem = traffic.unsafe(trial.profile, trial.case)
+                stop_at(exercise, problem, trial.case, seed, stage.said(trial))
+        for trial in trials:
+            if trial.profile is not None and budget is not None and stage.configuration == 0:
+                stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
+        for trial in trials:
+            for inspect in inspections if trial.profile is not None and stage.configuration == 0 else ():
+                stop_at(exercise, inspect(trial), trial.case, seed)
+        if stage.profiled and stage.configuration == 0:
+            most = max((trial.configurations for trial in trials), default=1)
+            stages = [*(Stage(True, number) for number in range(1, most)), *stages]
+    measured, problem = "", None
+    if speed is not None:
+        with lost_gpu.told(exercise, ["while its speed was measured, on larger inputs than those of the cases"]):
+            measured, problem = run_speed(speed, student)
     if problem:
         core.fail(exercise, problem.headline, problem.details, problem.cause)
     left_out = ""
@@ -144,167 +151,8 @@ def check_kernel(
     core.passed(exercise, "\n  ".join(line for line in (notice, measured, left_out) if line), seed, len(drawn))
 
 
-def _plan(cases: Sequence[Case], kernel: bool) -> list[tuple[Case, bool]]:
-    """The cases in order, and whether each runs under the profiler.
-
-    In the interpreter every case of a kernel does. On a GPU the profiler's interpreter is slow beside it, so it first
-    runs one small case of each kind, and then the GPU runs all.
-    """
+def _stages(kernel: bool) -> list[Stage]:
+    """How often the cases run, and how; stages for further configurations of an autotuned kernel follow the first."""
     if not kernel:
-        return [(case, False) for case in cases]
-    if runtime.INTERPRET:
-        return [(case, True) for case in cases]
-    first = {case.kind: case for case in reversed(cases) if case.layout == "contiguous"}
-    small = [first[kind] for kind in ("one tile", "ragged", "short") if kind in first] or cases[:1]
-    return [*((case, True) for case in small), *((case, False) for case in cases)]
-
-
-def _run(
-    student: Callable[..., Any],
-    case: Case,
-    args: tuple[Any, ...],
-    wanted: tuple[tensors.Target, ...],
-    outputs: Sequence[str],
-    profiled: bool,
-    races: bool,
-) -> Trial:
-    """Run the function on one case and compare what it gives."""
-    trial = Trial(case, args, targets=wanted)
-    before = [value.detach().clone() if isinstance(value, torch.Tensor) else None for value in args]
-    with contextlib.ExitStack() as stack:
-        trial.seen = stack.enter_context(forbid.watch())
-        if profiled:
-            from utils.kernel_profile import profile_kernel
-
-            trial.profile = stack.enter_context(profile_kernel(check_races=races))
-        try:
-            result = student(*args, **case.options)
-            if runtime.HAS_GPU:
-                torch.cuda.synchronize(runtime.DEVICE)
-        except Exception as error:
-            unwritten = _not_implemented(error)
-            if unwritten is not None:
-                raise unwritten from None
-            trial.error = error
-            return trial
-    trial.outputs = tensors.as_outputs(result)
-    named = {n: v for n, v in zip(_argument_names(student), args) if isinstance(v, torch.Tensor)}
-    trial.form = _form(trial, outputs, named, before)
-    if trial.form is None:
-        trial.differences = tuple(map(tensors.difference, outputs, trial.outputs, wanted))
-    return trial
-
-
-def _form(
-    trial: Trial, outputs: Sequence[str], named: Mapping[str, torch.Tensor], before: Sequence[torch.Tensor | None]
-) -> Problem | None:
-    if len(trial.outputs) != len(outputs):
-        wanted = f"{len(outputs)} {'is' if len(outputs) == 1 else 'are'} asked for: {', '.join(outputs)}"
-        return Problem(f"{len(trial.outputs)} outputs are returned, {wanted}")
-    for name, old, new in zip(_fill(named, len(trial.args)), before, trial.args):
-        if old is not None and tensors.changed(old, new):
-            cause = "write the result into a tensor of its own; callers still need their input"
-            return Problem(f"the input {name} was changed in place", cause)
-    problems = map(lambda *pair: tensors.wrong_form(*pair, named), outputs, trial.outputs, trial.targets)
-    return next((problem for problem in problems if problem), None)
-
-
-def _fill(names: Sequence[str] | Mapping[str, Any], count: int) -> list[str]:
-    return [*names, *(f"argument {i + 1}" for i in range(len(names), count))][:count]
-
-
-def _argument_names(student: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(student).parameters)
-    except (TypeError, ValueError):
-        return []
-
-
-def _not_implemented(error: BaseException) -> NotImplementedError | None:
-    """The stub's message behind an exception: raised in a function or in a kernel, or found by the compiler."""
-    while error is not None:
-        if isinstance(error, NotImplementedError) and _students_frame(error, innermost=True):
-            return error
-        node = getattr(error, "node", None)  # a compiled kernel cannot raise; the compiler stops at the statement
-        if (
-            isinstance(node, ast.Raise)
-            and isinstance(node.exc, ast.Call)
-            and "NotImplementedError" in ast.dump(node.exc)
-        ):
-            texts = [value.value for value in node.exc.args if isinstance(value, ast.Constant)]
-            return NotImplementedError(*texts)
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _students_frame(error: BaseException, innermost: bool = False) -> traceback.FrameSummary | None:
-    """The last line of the student's own code in a traceback; with ``innermost`` only if nothing ran below it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = frames[-1:] if innermost else frames[::-1]
-    return next((frame for frame in frames if not forbid.is_library(frame.filename)), None)
-
-
-def _stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int) -> None:
-    if problem is not None:
-        core.fail(exercise, problem.headline, problem.details, problem.cause, _reproduce(case, seed))
-
-
-def _reproduce(case: Case, seed: int) -> str:
-    return f"seed {seed}, shape {case} ({case.kind})"
-
-
-def _explain(
-    exercise: Exercise,
-    trial: Trial,
-    trials: Sequence[Trial],
-    reference: Callable[..., Any],
-    outputs: Sequence[str],
-    tilings: Mapping[str, TilingOf | None],
-    names: Sequence[str],
-    rules: Sequence[Diagnosis | tuple],
-    seed: int,
-) -> None:
-    """Raise the message of a failed case."""
-    others = [_which_cases(trials)] if len(trials) > 1 else []
-    if trial.error is not None:
-        error = trial.error
-        while error.__cause__ is not None:  # the interpreter and autograd wrap what happened
-            error = error.__cause__
-        frame = _students_frame(error) or _students_frame(trial.error)
-        lines = [f"in {frame.name}, line {frame.lineno}: {frame.line}"] if frame else []
-        said = getattr(error, "error_message", None) or str(error)  # Triton's compiler puts the source first
-        headline, *more = f"{type(error).__name__}: {said}".splitlines()
-        text = core.message(
-            exercise, headline, [*more[:_MOST_LINES], *lines, *others], reproduce=_reproduce(trial.case, seed)
-        )
-        raise core.CheckFailed(text) from trial.error
-    if trial.form is not None:
-        core.fail(
-            exercise,
-            trial.form.headline,
-            [*trial.form.details, *others],
-            trial.form.cause,
-            _reproduce(trial.case, seed),
-        )
-    wrong = trial.wrong[0]
-    position = trial.differences.index(wrong)
-    tiling = tilings.get(outputs[position])
-    if callable(tiling):
-        tiling = tiling([trial, *trials])
-    headline, lines = tensors.describe(wrong, tiling)
-    evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
-    cause = diagnoses.diagnose(evidence, rules)
-    core.fail(exercise, headline, [*lines, *others], cause, _reproduce(trial.case, seed))
-
-
-def _which_cases(trials: Sequence[Trial]) -> str:
-    """``wrong in 3 of 12 cases: ragged, ragged float16; right in: one tile, short``."""
-
-    def labels(failed: bool) -> str:
-        found = list(dict.fromkeys(trial.case.label for trial in trials if trial.failed == failed))
-        more = [f"{len(found) - _MOST_CASES_NAMED} more"] if len(found) > _MOST_CASES_NAMED else []
-        return ", ".join(found[:_MOST_CASES_NAMED] + more)
-
-    count = sum(trial.failed for trial in trials)
-    right = f"; right in: {labels(False)}" if count < len(trials) else ""
-    return f"wrong in {count} of {len(trials)} cases: {labels(True)}{right}"
+        return [Stage(False)]
+    return [Stage(True)] if runtime.INTERPRET else [Stage(True), Stage(False, compiled=True)]

@@ -185,7 +185,10 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
         hint = "find the formula: a loop over every operation cannot finish at this size"
         fail(exercise, f"{written} did not return in time", cause=hint)
     if made.error is not None:
-        fail(exercise, f"{written} raised {type(made.error).__name__}: {made.error}", tail(made.error))
+        raised = f"raised {type(made.error).__name__}: {made.error}" + (f"  ({case.tag})" if case.tag else "")
+        brief = f"{question.name} {case.brief}" if case.brief else written
+        reproduce = written if case.brief else ""
+        fail(exercise, f"{brief} {raised}", tail(made.error), reproduce=reproduce)
     return made.value
 
 

@@ -12,6 +12,7 @@ import torch
 from utils.checks.cases import Case
 from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.tensors import agrees, number, upcast
+from utils.checks.traffic import OVERFLOW
 
 # ---- what the profiler saw
 
@@ -96,7 +97,7 @@ def _repeats_first_tile(e: Evidence) -> bool:
             continue
         axis, tile = dimension.axes[0], dimension.tile
         size = e.right.shape[axis]
-        index = torch.arange(size) % tile
+        index = torch.arange(size, device="cpu") % tile
         wanted = e.right.index_select(axis, index)
         if bool(agrees(e.got, wanted, e.difference.allowed, e.difference.dtype).all()):
             return True
@@ -221,8 +222,7 @@ _CARRY = (
 GENERIC: tuple[Diagnosis, ...] = (
     Diagnosis(
         lambda e: e.only(lambda case: case.layout == "far"),
-        "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
-        "convert the index first: row.to(tl.int64) * stride",
+        OVERFLOW,
     ),
     Diagnosis(
         lambda e: (

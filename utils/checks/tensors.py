@@ -134,7 +134,7 @@ def _neighbour(value: Any, turn: int) -> Any:
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
     source = torch.Generator().manual_seed(turn)
-    factor = 1 + 8 * torch.finfo(value.dtype).eps * (torch.rand(value.shape, generator=source) - 0.5)
+    factor = 1 + 8 * torch.finfo(value.dtype).eps * (torch.rand(value.shape, generator=source, device="cpu") - 0.5)
     return (value.detach().cpu().double() * factor.double()).to(value.device, value.dtype)
 
 

@@ -15,6 +15,12 @@ from utils.checks.problem import Problem
 
 _SHOWN = 3
 
+#: What goes wrong where only the ``far`` layout does.
+OVERFLOW = (
+    "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
+    "convert the index first: row.to(tl.int64) * stride"
+)
+
 
 @dataclass(frozen=True)
 class Times:
@@ -154,8 +160,11 @@ def _cause(verb: str, counted: float, needed: float) -> str:
     return "some elements are loaded that no result needs: tiles overlap, or a loop takes a step too many"
 
 
-def unsafe(profile: Any) -> Problem | None:
-    """The first kind of memory fault that the profiler found, or None: out of bounds, uninitialised, races."""
+def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
+    """The first kind of memory fault that the profiler found, or None: out of bounds, uninitialised, races.
+
+    Cases in the ``far`` layout come after others of their shape: what first leaves its tensor there is an overflow.
+    """
     kinds: Sequence[tuple[str, str, str, str]] = (
         (
             "out_of_bounds",
@@ -184,5 +193,7 @@ def unsafe(profile: Any) -> Problem | None:
             more = (f"and {len(found) - _SHOWN:,} more",) if len(found) > _SHOWN else ()
             times = sum(finding.count for finding in found)
             headline = f"{times:,} {one if times == 1 else many}"
+            if kind == "out_of_bounds" and case is not None and case.layout == "far":
+                cause = OVERFLOW
             return Problem(headline, cause, tuple(str(finding) for finding in found[:_SHOWN]) + more)
     return None

@@ -6,6 +6,7 @@ import ast
 import html
 import math
 import re
+import reprlib
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
@@ -203,8 +204,12 @@ def _checked_value(name: str, value: Any, id: str) -> Value:
         return value
     if not isinstance(value, Real):
         raise TypeError(f"claim {id!r}: {name} must be a number, a bool or a string, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"claim {id!r}: {name} must be finite, got {value!r}")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        finite = False
+    if not finite:
+        raise ValueError(f"claim {id!r}: {name} must be finite and fit a float, got {reprlib.repr(value)}")
     return int(value) if isinstance(value, Integral) else float(value)
 
 

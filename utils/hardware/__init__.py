@@ -46,7 +46,12 @@ def match(device_name: str, memory_bytes: float, sms: int) -> GPU | None:
 
     Name, SMs and memory (within 15%) must all agree: a PCIe card, a laptop's GPU or a slice of a GPU is another device
     than the one whose name it bears.
+
+    Raises:
+        TypeError: ``device_name`` is not a string.
     """
+    if not isinstance(device_name, str):
+        raise TypeError(f"device_name must be a string, as the driver gives it, got {device_name!r}")
     words = _words(device_name)
     for device in GPUS.values():
         same_name = _words(device.name) <= words and ("PCIE" in words) <= ("PCIE" in _words(device.full_name))

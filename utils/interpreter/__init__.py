@@ -11,9 +11,21 @@ from __future__ import annotations
 from utils import runtime  # before triton: it decides between GPU and interpreter
 from utils.interpreter.observation import Access, Argument, Launch, Observer, in_launch, observe
 from utils.interpreter.repairs import repair, repairs
-from utils.interpreter.twin import twins
+from utils.interpreter.twin import Tuning, configuration, twins
 
-__all__ = ["Access", "Argument", "Launch", "Observer", "in_launch", "observe", "repair", "repairs", "twins"]
+__all__ = [
+    "Access",
+    "Argument",
+    "Launch",
+    "Observer",
+    "Tuning",
+    "configuration",
+    "in_launch",
+    "observe",
+    "repair",
+    "repairs",
+    "twins",
+]
 
 if runtime.INTERPRET:
     repair()

@@ -9,6 +9,11 @@ bfloat16 arithmetic
     computed in float32 and rounded to nearest even.
 bfloat16 rounding
     Casts truncated, or rounded without carrying into the exponent.
+8-bit floats
+    Casts to ``tl.float8e4nv`` and ``tl.float8e5`` rounded ties away from zero, without carrying, and overflowed to NaN
+    or infinity; they round to nearest even and saturate, as ``cvt.rn.satfinite`` does on a GPU.
+atomics
+    ``tl.atomic_xchg`` of floats, ``tl.atomic_add`` of bfloat16 and a descriptor's atomics raised (up to 3.7).
 NaN in maximum and minimum
     ``tl.maximum`` passed NaN on (up to 3.7). A GPU's ``max.f32`` drops it, in ``tl.max`` too: one NaN does not show in
     the maximum of a row. ``tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)`` passes it on, here and there.
@@ -19,7 +24,10 @@ loop bounds
 boolean arguments
     A Python ``bool`` passed to a kernel raised (up to 3.7).
 error messages
-    An exception in a kernel now names kernel and program; NumPy's warnings on infinities are silent, as a GPU is.
+    An exception in a kernel now names kernel and program, a bad grid or argument its value; NumPy's warnings on
+    infinities are silent, as a GPU is.
+copies of huge allocations
+    In a GPU session upstream copies the whole allocation behind each argument; see :mod:`utils.interpreter.copies`.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -27,14 +35,13 @@ slow device functions
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.interpreter import observation
+from utils.interpreter import atomics, copies, float8, launching, observation
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
@@ -45,11 +52,14 @@ _REPAIRS = (
     "bfloat16 dot",
     "bfloat16 arithmetic",
     "bfloat16 rounding",
+    "8-bit floats",
+    "atomics",
     "NaN in maximum and minimum",
     "autotune without a driver",
     "loop bounds",
     "boolean arguments",
     "error messages",
+    "copies of huge allocations",
     "slow device functions",
 )
 _FLOAT_METHODS = [
@@ -83,15 +93,24 @@ def repair() -> None:
     builder.get_bf16 = lambda self, value: _handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
     builder.create_minnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin))
     builder.create_maxnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax))
+    builder.create_atomic_rmw = atomics.more_types(builder.create_atomic_rmw)
+    if not hasattr(builder, "create_descriptor_reduce"):
+        builder.create_descriptor_reduce = atomics.descriptor_reduce
     upstream.ReduceOps.min_max = _quiet_min_max(upstream.ReduceOps.min_max)
     upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
     upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
     autotuner.Autotuner._bench = _first_config(autotuner.Autotuner._bench)
+    builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
+    executor = upstream.GridExecutor
+    executor._init_args_hst = copies.sparse_arguments(executor._init_args_hst)
+    executor._restore_args_dev = copies.sparse_results(executor._restore_args_dev)
     observation.install()
-    upstream._patch_lang = _once_per_launch(upstream._patch_lang)
-    upstream.GridExecutor.__call__ = _launch(upstream.GridExecutor.__call__)
+    upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
+    function = upstream.InterpretedFunction
+    function.__call__ = launching.inside_launches_only(function.__call__)
+    upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)
 
 
 def _handle(data: np.ndarray, dtype: tl.dtype) -> upstream.TensorHandle:
@@ -120,32 +139,47 @@ def _in_float32(method: Callable) -> Callable:
 
 
 def _rounding_cast(cast: Callable) -> Callable:
-    """Casts from and to bfloat16 by value, rounded to nearest even; all others as they were."""
+    """Casts from and to bfloat16 and 8-bit floats by value, rounded to nearest even; all others as they were."""
 
     @functools.wraps(cast)
     def cast_impl(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype) -> upstream.TensorHandle:
         source, target = src.dtype.scalar, dst_type.scalar
-        if source == target or tl.bfloat16 not in (source, target):
+        special = tl.bfloat16 in (source, target) or float8.is_float8(source) or float8.is_float8(target)
+        if source == target or not special:
             return cast(self, src, dst_type)
-        values = widen(src.data) if source == tl.bfloat16 else src.data
+        values = _wide(src)
         if target == tl.bfloat16:
             return _handle(narrow(values), tl.bfloat16)
-        return cast(self, _handle(values, tl.float32), dst_type)
+        if float8.is_float8(target):
+            return _handle(float8.narrow(values, target), target)
+        return cast(self, src if values is src.data else _handle(values, tl.float32), dst_type)
 
     return cast_impl
 
 
 def _rounding_fp_to_fp(convert: Callable) -> Callable:
-    """float32 to bfloat16 under round-to-nearest-even, which upstream rounds without a carry."""
+    """Conversions that upstream rounds without a carry, and those from and to 8-bit floats."""
     nearest = upstream._ir.ROUNDING_MODE.RTNE
 
     @functools.wraps(convert)
     def create_fp_to_fp(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype, mode: Any) -> upstream.TensorHandle:
-        if dst_type.scalar == tl.bfloat16 and src.dtype.scalar == tl.float32 and mode in (None, nearest):
+        source, target = src.dtype.scalar, dst_type.scalar
+        to_nearest = mode in (None, nearest)
+        if target == tl.bfloat16 and source == tl.float32 and to_nearest:
             return _handle(narrow(src.data), tl.bfloat16)
+        if float8.is_float8(source) or (float8.is_float8(target) and to_nearest):
+            return self.cast_impl(src, dst_type)
         return convert(self, src, dst_type, mode)
 
     return create_fp_to_fp
+
+
+def _wide(value: upstream.TensorHandle) -> np.ndarray:
+    """The numbers behind a handle whose bits NumPy has no type for; all others as they are."""
+    dtype = value.dtype.scalar
+    if dtype == tl.bfloat16:
+        return widen(value.data)
+    return float8.widen(value.data, dtype) if float8.is_float8(dtype) else value.data
 
 
 def _quiet_min_max(min_max: Callable) -> Callable:
@@ -223,76 +257,3 @@ def _boolean_argument(convert: Callable) -> Callable:
         return convert(arg)
 
     return _implicit_cvt
-
-
-class _Patches:
-    """What one launch has patched in Triton's language, undone in reverse order when the launch ends."""
-
-    def __init__(self) -> None:
-        self.scopes: list[Any] = []
-        self.languages: set[int] = set()
-
-    def restore(self) -> None:
-        while self.scopes:
-            self.scopes.pop().restore()
-        self.languages.clear()
-
-
-def _once_per_launch(patch: Callable) -> Callable:
-    """Patch the language modules that a function sees, unless this launch has patched them already."""
-    seen: dict[int, frozenset[int]] = {}
-
-    def languages(fn: Callable) -> frozenset[int]:
-        key = id(fn.__globals__)
-        if key not in seen:
-            values = fn.__globals__.values()
-            seen[key] = frozenset(id(v) for v in values if inspect.ismodule(v) and v in (tl, tl.core))
-        return seen[key]
-
-    @functools.wraps(patch)
-    def _patch_lang(fn: Callable) -> Any:
-        patches = observation.state.patches
-        if patches is None:  # a device function called outside of a launch
-            return patch(fn)
-        needed = languages(fn)
-        if not needed or not needed <= patches.languages:
-            seen.pop(id(fn.__globals__), None)
-            patches.scopes.append(patch(fn))
-            patches.languages |= languages(fn)
-        return patches
-
-    return _patch_lang
-
-
-def _launch(call: Callable) -> Callable:
-    """One launch: begins and ends an observation, restores the language, and lets an error name its program."""
-
-    @functools.wraps(call)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> None:
-        state = observation.state
-        outer, state.patches = state.patches, _Patches()
-        builder = upstream.interpreter_builder
-        builder.grid_idx = None
-        try:
-            with np.errstate(all="ignore"), observation.launching(self):
-                try:
-                    call(self, *args, **kwargs)
-                except triton.InterpreterError as error:
-                    raise triton.InterpreterError(_describe(self, builder, error)) from _root(error)
-        finally:
-            state.patches.restore()
-            state.patches = outer
-
-    return __call__
-
-
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _describe(executor: Any, builder: Any, error: BaseException) -> str:
-    cause = _root(error)
-    where = "" if builder.grid_idx is None else f" in program {builder.grid_idx} of grid {builder.grid_dim}"
-    return f"kernel {executor.fn.__name__} raised {type(cause).__name__}{where}: {cause}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
@@ -76,14 +77,51 @@ def _method(fn: triton.JITFunction) -> Any:
     return method
 
 
+@dataclass
+class Tuning:
+    """What autotuned kernels do inside a :func:`configuration` block.
+
+    ``number``: which of its configurations a kernel takes, from 0; ``most``: how many the kernel with the most had;
+    ``taken``: the constants of the last one taken.
+    """
+
+    number: int = 0
+    most: int = 1
+    taken: dict[str, Any] = field(default_factory=dict)
+
+
+_tuning = Tuning()
+
+
+@contextmanager
+def configuration(number: int) -> Iterator[Tuning]:
+    """Inside the block, launches of autotuned kernels under :func:`twins` take configuration ``number``, from 0.
+
+    Configurations that the kernel prunes are passed over; a kernel that has fewer starts again with its first.
+    """
+    global _tuning
+    outer, _tuning = _tuning, Tuning(number)
+    try:
+        yield _tuning
+    finally:
+        _tuning = outer
+
+
 def _forgetful(run: Any) -> Any:
-    """The configuration that an untimed run picks must not be what the GPU uses afterwards."""
+    """The configuration that an untimed run picks must not be what the GPU uses afterwards, nor the reverse."""
 
     def run_and_forget(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
-        cache = dict(self.cache)
+        cache, configs, on_disk = dict(self.cache), self.configs, self.cache_results
+        first = _tuning.number % len(configs)
+        self.cache.clear()
+        self.configs = configs[first:] + configs[:first]
+        self.cache_results = False  # no file must remember it either
         try:
             return run(self, *args, **kwargs)
         finally:
+            _tuning.most = max(_tuning.most, len(configs))
+            _tuning.taken = dict(getattr(getattr(self, "best_config", None), "kwargs", {}))
+            self.configs, self.cache_results = configs, on_disk
             self.cache.clear()
             self.cache.update(cache)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.interpreter import in_launch
@@ -18,13 +19,15 @@ _EMPTY = {
 }
 #: Operations that replace a tensor's memory instead of writing into it.
 _REPLACES = {torch.ops.aten.set_, torch.ops.aten.resize_}
+#: Methods that give a tensor's memory to NumPy and others, whose writes nobody sees.
+_GIVES_AWAY = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__}
 
 
 class Written:
     """Which elements of one storage have been written; ``unit`` bytes to an element."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.keep = tensor  # so that nobody else is given this memory while the block is open
+        self.keep = tensor.untyped_storage()  # so that nobody else is given this memory while the block is open
         self.unit = tensor.element_size()
         self.flags = np.zeros(-(-tensor.untyped_storage().nbytes() // self.unit), dtype=bool)
 
@@ -54,9 +57,22 @@ class Written:
 class Allocations(TorchDispatchMode):
     """While open, remembers what ``torch.empty`` and its relatives returned and what PyTorch wrote into it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch.compile does not trace into a profiled block, and skipping it would import it: a second
+
     def __init__(self) -> None:
         super().__init__()
         self.empty: dict[int, Written] = {}  # by address of the storage
+        self._given_away = _GivenAway(self)
+
+    def __enter__(self) -> Allocations:
+        self._given_away.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._given_away.__exit__(*error)
 
     def of(self, tensor: torch.Tensor) -> Written | None:
         """Flags of ``tensor``'s storage if it came from ``torch.empty`` inside the block."""
@@ -71,12 +87,29 @@ class Allocations(TorchDispatchMode):
         if packet in _EMPTY and "out" not in kwargs:
             if result.numel() and _has_memory(result):
                 self.empty[result.untyped_storage().data_ptr()] = Written(result)
-        elif self.empty and packet not in _REPLACES:
+        elif self.empty and packet in _REPLACES:
+            self.empty = {key: one for key, one in self.empty.items() if one.keep.data_ptr() == key}
+        elif self.empty:
             for tensor in _written(func, args, kwargs):
                 written = self.of(tensor)
                 if written is not None:
                     written.mark(tensor)
         return result
+
+
+class _GivenAway(TorchFunctionMode):
+    """While open, memory that leaves PyTorch counts as written: what NumPy writes into it goes unseen."""
+
+    def __init__(self, allocations: Allocations) -> None:
+        super().__init__()
+        self.allocations = allocations
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _GIVES_AWAY and not in_launch():
+            written = self.allocations.of(args[0])
+            if written is not None:
+                written.mark(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

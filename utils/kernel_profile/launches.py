@@ -28,13 +28,16 @@ class LaunchProfile:
     flops: dict[Program, int] = field(default_factory=dict)
     written: dict[tuple[Program, str], tuple[int, int]] = field(default_factory=dict)
     programs: int = 0
+    done: bool = False
+    _whole: Counters | None = None
 
     @property
     def counters(self) -> Counters:
-        """Counts of the whole launch."""
-        result = total(self.cells.values())
-        result.flops = sum(self.flops.values())
-        return result
+        """Counts of the whole launch; up to where it is, while it runs."""
+        if self._whole is None or not self.done:
+            self._whole = total(self.cells.values())
+            self._whole.flops = sum(self.flops.values())
+        return self._whole
 
     @property
     def by_argument(self) -> dict[str, Counters]:

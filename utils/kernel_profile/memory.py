@@ -14,8 +14,8 @@ from utils.interpreter import Argument
 
 #: Addresses the kernel sees: FIRST + slot * SPAN + SPAN / 2 is the start of the storage behind argument ``slot``.
 FIRST = 1 << 60
-SPAN = 1 << 44
-_SLOT_SHIFT = np.uint64(44)
+SPAN = 1 << 52
+_SLOT_SHIFT = np.uint64(52)
 
 
 def slot_start(slot: int) -> int:

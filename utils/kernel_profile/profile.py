@@ -112,8 +112,8 @@ class Profile:
     def __repr__(self) -> str:
         return self.report() if self._stack is not None else "<Profile, not opened>"
 
-    def _repr_html_(self) -> str:
-        return as_html(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self) if self._stack is not None else None
 
 
 def _counter(name: str) -> property:
@@ -159,7 +159,8 @@ def profile_kernel(
             Programs that take turns by atomics of their own (a lock, a counter of finished blocks) are reported too.
         check_bounds: Report accesses outside of an argument; they are harmless either way.
         check_uninitialized: Report reads of memory from ``torch.empty`` (``empty_like``, ``new_empty``,
-            ``empty_strided``) called inside the block, until a kernel or a PyTorch operation writes it.
+            ``empty_strided``) called inside the block, until a kernel or a PyTorch operation writes it or NumPy is
+            given it.
         memory: Tensors that a kernel reaches without having them as arguments (through a table of addresses), by the
             name that reports give them.
         max_findings: Longest list of findings that is kept.
@@ -170,6 +171,16 @@ def profile_kernel(
     """
     if not isinstance(max_findings, int) or isinstance(max_findings, bool) or max_findings < 1:
         raise ValueError(f"max_findings must be a positive integer, got {max_findings!r}")
+    switches = {
+        "check_races": check_races,
+        "check_bounds": check_bounds,
+        "check_uninitialized": check_uninitialized,
+    }
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise TypeError(f"{name} must be True or False, got {switch!r}")
+    if memory is not None and not isinstance(memory, Mapping):
+        raise TypeError(f"memory must map names to tensors, got {type(memory).__name__}")
     for name, tensor in (memory or {}).items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"memory[{name!r}] must be a torch.Tensor, got {type(tensor).__name__}")

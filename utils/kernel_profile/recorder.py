@@ -10,7 +10,7 @@ import torch
 
 from utils.interpreter import Access, Argument, Launch
 from utils.kernel_profile.allocations import Allocations, Written
-from utils.kernel_profile.counters import Counters
+from utils.kernel_profile.counters import SECTOR, Counters
 from utils.kernel_profile.findings import Finding, OutOfBounds, Program, Race, UninitializedRead
 from utils.kernel_profile.launches import LaunchProfile
 from utils.kernel_profile.memory import Region, Storage, slots_of
@@ -73,6 +73,7 @@ class Recorder:
     def launch_ends(self, error: BaseException | None) -> None:
         self._launch.error = error
         self._launch.programs = self._number
+        self._launch.done = True
         for given, host in self._copies:
             given.untyped_storage().copy_(host.untyped_storage())
         self._copies.clear()
@@ -84,7 +85,7 @@ class Recorder:
         key = tensor.untyped_storage().data_ptr()
         shared = (a.host.untyped_storage() for a in arguments if a.given.untyped_storage().data_ptr() == key)
         storage = next(shared, None)
-        host = torch.empty(0, dtype=tensor.dtype)
+        host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         host.set_(storage or tensor.untyped_storage().cpu(), tensor.storage_offset(), tensor.shape, tensor.stride())
         if storage is None:
             self._copies.append((tensor, host))
@@ -163,8 +164,13 @@ class Recorder:
     def _inside(self, access: Access, region: Region, mask: np.ndarray | None) -> np.ndarray | None:
         """Count and check an access whose lanes all lie in ``region``'s storage; return lanes to poison."""
         cell, ids = self._count(access, region.name, mask)
+        return self._check(access, region, mask, cell, (ids - (region.start >> np.uint64(5))).astype(np.int64))
+
+    def _check(
+        self, access: Access, region: Region, mask: np.ndarray | None, cell: Counters, ids: np.ndarray
+    ) -> np.ndarray | None:
+        """Check lanes that lie in ``region``'s storage, where they touch sectors ``ids``; return lanes to poison."""
         storage = region.storage
-        ids = (ids - (region.start >> np.uint64(5))).astype(np.int64)
         if access.reads:
             new_to_program, new_to_launch = storage.loaded_sectors(ids, self._number)
             cell.dram_sectors_loaded += new_to_launch
@@ -247,15 +253,16 @@ class Recorder:
                 self._report_outside(access, region, addresses[outside], in_storage[outside])
             safe = lanes & in_storage
             real = np.where(lanes, addresses + region.to_real, real)
+            cell, ids = self._count(access, region.name, lanes)
             if safe.any():
-                unknown = self._inside(access, region, safe)
+                ids = (ids - (region.start >> np.uint64(5))).astype(np.int64)
+                ids = ids[(ids >= 0) & (ids < -(-region.storage.nbytes // SECTOR))]
+                unknown = self._check(access, region, safe, cell, ids)
                 if unknown is not None:
                     poison |= unknown
             lost = lanes & ~in_storage
-            if lost.any():
-                self._count(access, region.name, lost)
-                allowed &= ~lost
-                poison |= lost
+            allowed &= ~lost
+            poison |= lost
         return real, allowed, poison if access.reads and poison.any() else None
 
     def _resolve(self, addresses: np.ndarray, foreign: np.ndarray) -> np.ndarray:

@@ -33,6 +33,8 @@ def as_text(profile: Profile) -> str:
             lines.append(f"  ... and {len(findings) - _SHOWN} more")
         lines.append(f"  -> {_ADVICE[kind]}")
         blocks.append("\n".join(lines))
+    if profile.findings_left_out:
+        blocks.append(_left_out(profile))
     if not profile.findings:
         blocks.append("no access out of bounds, no uninitialised read, no race")
     return "\n\n".join(blocks)
@@ -59,9 +61,16 @@ def as_html(profile: Profile) -> str:
         if len(findings) > _SHOWN:
             items += f"<li>... and {len(findings) - _SHOWN} more</li>"
         parts.append(f"<p><b>{escape(kind)}: {len(findings)}</b></p><ul>{items}</ul><p>{escape(_ADVICE[kind])}</p>")
+    if profile.findings_left_out:
+        parts.append(f"<p>{escape(_left_out(profile))}</p>")
     if not profile.findings:
         parts.append("<p>no access out of bounds, no uninitialised read, no race</p>")
     return "".join(parts)
+
+
+def _left_out(profile: Profile) -> str:
+    kept = len(profile.findings)
+    return f"these are the first {kept:,} findings; {profile.findings_left_out:,} later occurrences are not listed"
 
 
 def _side(column: int) -> str:

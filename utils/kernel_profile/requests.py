@@ -4,6 +4,9 @@ A block of addresses is laid out over lanes as Triton's coalescing pass does: al
 neighbours in memory (the last axis if there is none), 32 lanes to a warp, each lane one element. A compiler may give
 a lane several neighbouring elements (vector loads); a warp then takes several such runs with one instruction, and
 where the runs start on sector boundaries the count of sectors is the same.
+
+What the hardware adds: a scalar, or a block smaller than the program's threads, is loaded again by each warp that has
+no element of its own (stores are not repeated), and tensor descriptors on Hopper bypass L1.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ class If:
     then: Sequence[Node]
     otherwise: Sequence[Node] = ()
 
+    def __post_init__(self) -> None:
+        _check_function("condition of an If", self.condition)
+        _check_nodes("then", self.then)
+        _check_nodes("otherwise", self.otherwise)
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -46,8 +51,22 @@ class Loop:
     trips: Callable[[int], int]
     body: Sequence[Node]
 
+    def __post_init__(self) -> None:
+        _check_function("trips of a Loop", self.trips)
+        _check_nodes("body", self.body)
+
 
 Node = Op | If | Loop
+
+
+def _check_function(what: str, value: object) -> None:
+    if not callable(value):
+        raise TypeError(f"the {what} is a function of the lane, such as lambda lane: lane < 16, got {value!r}")
+
+
+def _check_nodes(what: str, value: object) -> None:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"{what} must be a list of Op, If and Loop, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,8 @@ class WarpTrace:
 
     def lane_cycles(self, lane: int) -> int:
         """Cycles in which ``lane`` was active."""
+        if isinstance(lane, bool) or not isinstance(lane, int):
+            raise TypeError(f"lane must be an integer, got {lane!r}")
         if not 0 <= lane < self.warp_size:
             raise ValueError(f"lane must be between 0 and {self.warp_size - 1}, got {lane}")
         return sum(step.cycles for step in self.steps if step.mask[lane])
@@ -128,8 +149,11 @@ def run_warp(program: Sequence[Node], warp_size: int = 32, active_lanes: int | N
     if warp_size < 1:
         raise ValueError(f"warp_size must be at least 1, got {warp_size}")
     active_lanes = warp_size if active_lanes is None else active_lanes
+    if isinstance(active_lanes, bool) or not isinstance(active_lanes, int):
+        raise TypeError(f"active_lanes must be an integer, got {active_lanes!r}")
     if not 1 <= active_lanes <= warp_size:
         raise ValueError(f"active_lanes must be between 1 and {warp_size}, got {active_lanes}")
+    _check_nodes("program", program)
     steps: list[Step] = []
     _run(program, tuple(lane < active_lanes for lane in range(warp_size)), (), steps)
     return WarpTrace(tuple(steps), warp_size)

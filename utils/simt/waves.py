@@ -91,8 +91,8 @@ def schedule_tiles(
     if len(times) != num_tiles:
         raise ValueError(f"durations must be one figure or one per tile ({num_tiles}), got {len(times)}")
     for tile, time in enumerate(times):
-        if not time > 0:
-            raise ValueError(f"durations must be positive, got {time} for tile {tile}")
+        if not 0 < time < float("inf"):
+            raise ValueError(f"durations must be positive and finite, got {time} for tile {tile}")
     free = [(0.0, slot, sm) for slot in range(per_sm) for sm in range(sms)]
     heapq.heapify(free)
     schedule = []

@@ -56,8 +56,8 @@ def _cases(rng: Random, flag: str, **others: Callable[[Random], object]) -> list
             cases.append(_case(sizes, {key: draw(rng) for key, draw in others.items()} | {flag: value}, tag))
         drawn = {key: draw(rng) for key, draw in others.items()} | {flag: value}
         cases.append(_case((1, 1, 1, 1, 1), drawn, ONE))
-        seq = 2**17 + 2 * rng.randint(1, 99) - 1
-        cases.append(_case((rng.randint(2, 8), rng.randint(9, 40), seq, seq, 128), drawn, LARGE))
+        seq = 2**17 + 4 * rng.randint(1, 49) + 1  # odd factors throughout: a float loses the last digits
+        cases.append(_case((2 * rng.randint(500, 999) + 1, 2 * rng.randint(4, 20) + 1, seq, seq, 128), drawn, LARGE))
     return cases
 
 
@@ -121,6 +121,11 @@ FLOPS = Question(
             2,
         ),
         Mistake(
+            "a triangle of seq_q queries is taken whatever seq_k is: the last query sees all seq_k keys",
+            _flops_of(lambda seq_q, seq_k, causal: seq_q * (seq_q + 1) // 2 if causal else seq_q * seq_k),
+            2,
+        ),
+        Mistake(
             "the softmax and the scale are left out: five more operations a pair",
             _flops_of(per_pair=lambda d: 4 * d),
             3,
@@ -131,9 +136,12 @@ FLOPS = Question(
             _flops_of(per_pair=lambda d: 4 * d + 6),
             3,
         ),
-        Mistake(MULTIPLY_ADD, _flops_of(per_pair=lambda d: 2 * d + 5), 4),
+        Mistake(
+            f"one of the two products is left out, Q K^T or P V, or {MULTIPLY_ADD}",
+            _flops_of(per_pair=lambda d: 2 * d + 5),
+            4,
+        ),
         Mistake(MULTIPLY_ADD, _flops_of(per_pair=lambda d: 2 * d), 4),
-        Mistake("one of the two products is left out, Q K^T or P V", _flops_of(per_pair=lambda d: 2 * d + 5), 4),
         Mistake(
             "the heads are not counted",
             lambda heads, **sizes: attention_flops(heads=1, **sizes),
@@ -163,8 +171,11 @@ BYTES = Question(
     lambda rng: _cases(rng, "materialize", element_size=element_size),
     attention_bytes,
     (
-        Mistake("S and P are written but not read again by the next kernel", _bytes_of(scores=2), 6),
-        Mistake("only one of S and P goes through memory: the softmax reads S and writes P", _bytes_of(scores=2), 6),
+        Mistake(
+            "two of the four trips of S and P are left out: each of them is written by one kernel and read by the next",
+            _bytes_of(scores=2),
+            6,
+        ),
         Mistake("one of the four trips of S and P is left out", _bytes_of(scores=3), 6),
         Mistake("the score matrices are left out: they go through HBM when materialised", _bytes_of(scores=0), 6),
         Mistake("one score matrix serves all heads: each head has its own", _bytes_of(shared_scores=True), 7),
@@ -172,6 +183,11 @@ BYTES = Question(
         Mistake("V is not read", _bytes_of(ends=(2, 1)), 7),
         Mistake("Q, K, V and O are all taken to have seq_q rows: K and V have seq_k", _bytes_of(ends=(4, 0)), 7),
         Mistake("the log-sum-exp of each query is left out", _bytes_of(statistics=0), 8),
+        Mistake(
+            "a log-sum-exp is counted beside the score matrices too: only the one kernel writes it",
+            lambda **sizes: attention_bytes(**sizes) + 4 * sizes["batch"] * sizes["heads"] * sizes["seq_q"],
+            8,
+        ),
         Mistake(
             "the log-sum-exp is counted in element_size bytes: it is a float32",
             lambda element_size, materialize, **sizes: _bytes_of(statistics=element_size)(

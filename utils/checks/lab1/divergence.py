@@ -166,6 +166,18 @@ def _side_by_side(program: Program, active: list[int]) -> int:
     return cycles
 
 
+def _apart(program: Program, active: list[int], size: int) -> Iterator[tuple[int, int]]:
+    """(cycles, idle lanes) of a warp whose groups never meet again: what follows a branch is run once a group."""
+    for index, instruction in enumerate(program if active else ()):
+        if isinstance(instruction, If):
+            taken = [lane for lane in active if instruction.condition(lane)]
+            rest = [lane for lane in active if lane not in taken]
+            for side, lanes in ((instruction.then, taken), (instruction.otherwise, rest)):
+                yield from _apart([*side, *program[index + 1 :]], lanes, size)
+            return
+        yield instruction.cycles, size - len(active)
+
+
 def _first_lane(program: Program, warp_size: int) -> int:
     return sum(cycles for cycles, _ in lane_marks(program, 1))
 
@@ -175,6 +187,7 @@ def _total(program: Program, warp_size: int) -> int:
 
 
 ALWAYS_BOTH = "both sides of a branch are always walked: a side that no lane takes is skipped"
+APART = "what follows a branch is run once for each side: after both sides, the lanes go on together"
 ASKS_ALL = "a branch inside a branch asks all lanes: only the active ones get there"
 
 CYCLES = Question(
@@ -192,6 +205,11 @@ CYCLES = Question(
         ),
         Mistake(
             ASKS_ALL, lambda program, warp_size: sum(s.cycles for s in _steps(program, warp_size, ask_all=True)), 3
+        ),
+        Mistake(
+            APART,
+            lambda program, warp_size: sum(c for c, _ in _apart(program, list(range(warp_size)), warp_size)),
+            6,
         ),
         Mistake("lane 0's branch is taken for the whole warp: each active lane is asked", _first_lane, 2),
         Mistake(
@@ -246,6 +264,11 @@ WASTED = Question(
                 s.cycles * (warp_size - s.lanes) for s in _steps(program, warp_size, ask_all=True)
             ),
             3,
+        ),
+        Mistake(
+            APART,
+            lambda program, warp_size: sum(c * idle for c, idle in _apart(program, list(range(warp_size)), warp_size)),
+            6,
         ),
         Mistake("cycles are returned, not lane-cycles", warp_cycles, 5),
         Mistake(

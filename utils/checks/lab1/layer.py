@@ -111,12 +111,25 @@ LAYER = Question(
         Mistake("one of the two layer norms is left out", _normalisation(norms=(7, 14)), 4),
         Mistake("the gradients of the biases are left out: they sum over the tokens", _normalisation(biases=0), 5),
         Mistake(
-            "all bias gradients are taken to be hidden wide: those of Q, K, V are three, linear 1's is 4 * hidden",
+            "the gradient of linear 1's bias is taken to be hidden wide: it has 4 * hidden elements a token",
+            _normalisation(biases=6),
+            5,
+        ),
+        Mistake("the gradient of linear 1's bias is left out", _normalisation(biases=5), 5),
+        Mistake("the biases of Q, K and V are counted as one: they are three", _normalisation(biases=7), 5),
+        Mistake(
+            "five of nine parts of the bias gradients are left out: Q, K, V, output and linear 2 have one each, "
+            "linear 1 has four, all here and not with the element-wise operators",
             _normalisation(biases=4),
             5,
         ),
         Mistake("the attention dropout is left out (it counts with the softmax)", _normalisation(scores=(5, 5)), 4),
         Mistake("the scale is left out", _normalisation(scores=(5, 4)), 4),
+        Mistake(
+            "the layer norms' backward pass is taken to cost what the forward pass does: the table gives 14",
+            _normalisation(norms=(14, 14)),
+            4,
+        ),
         Mistake("the normalisations' backward pass is left out", _normalisation((6, 0), (14, 0), 0), 5),
         Mistake(
             "linear 1 is taken to be hidden wide: its bias and dropout have 4 * hidden elements",

@@ -41,7 +41,7 @@ def dot_product_bytes(n: int, element_size: int) -> int:
 
 DOT_FLOPS = Question(
     "dot_product_flops",
-    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,)),
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**55,)),
     dot_product_flops,
     (
         Mistake(MULTIPLY_ADD, lambda n: n, 1),
@@ -56,7 +56,7 @@ DOT_FLOPS = Question(
 )
 DOT_BYTES = Question(
     "dot_product_bytes",
-    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**31,), element_size=element_size),
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**55,), element_size=element_size),
     dot_product_bytes,
     (
         Mistake("the result is not written", lambda n, element_size: 2 * n * element_size, 3),
@@ -123,7 +123,7 @@ MATMUL_FLOPS = Question(
 )
 MATMUL_BYTES = Question(
     "matmul_bytes",
-    lambda rng: size_cases(rng, ("m", "k", "n"), large=(2**11, 2**12, 2**31), element_size=element_size),
+    lambda rng: size_cases(rng, ("m", "k", "n"), large=(2**11, 2**12, 2**43), element_size=element_size),
     matmul_bytes,
     (
         Mistake("the output is not written", lambda m, k, n, element_size: (m * k + k * n) * element_size, 3),

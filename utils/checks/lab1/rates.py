@@ -14,6 +14,7 @@ from utils.checks.numbers import Case, Mistake, Question, check_numbers
 
 BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the ridge point"
 NEVER = "a matrix too small for any batch"
+TIE = "a whole B whose intensity is the ridge point exactly"
 
 
 def _rates(rng: Random) -> dict[str, float]:
@@ -129,7 +130,10 @@ def smallest_batch(d: int, f: int, element_size: int, peak_flops: float, bandwid
 
 
 def _batch_cases(rng: Random) -> list[Case]:
-    """Weights from small to large, some too small for any batch; none so close to a tie that rounding decides."""
+    """Weights from small to large, some too small for any batch; none so close to a tie that rounding decides.
+
+    The last is a tie, of powers of two: floats are exact there, whichever way the equation is solved.
+    """
     cases: list[Case] = []
     while len(cases) < 10:
         gpu, size = _rates(rng), rng.choice((1, 2, 4))
@@ -140,7 +144,10 @@ def _batch_cases(rng: Random) -> list[Case]:
         exact = threshold * d * f / slope if slope else 0.5
         if abs(slope) > 1e-3 * d * f and abs(exact - round(exact)) > 1e-3:
             cases.append(Case({"d": d, "f": f, "element_size": size} | gpu, NEVER if never else ""))
-    return cases
+    bandwidth = 2.0 ** rng.randint(39, 42)
+    ridge = 2 ** rng.randint(5, 8)  # with two bytes an element and d = f = 4 * ridge, B is twice the ridge point
+    tie = {"d": 4 * ridge, "f": 4 * ridge, "element_size": 2, "peak_flops": ridge * bandwidth, "bandwidth": bandwidth}
+    return [*cases, Case(tie, TIE)]
 
 
 def _finite(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
@@ -181,6 +188,11 @@ BATCH = Question(
         Mistake(
             "the exact B is rounded down: one more row is needed to reach the ridge",
             _mistaken(lambda **arguments: int(_finite(**arguments))),
+            5,
+        ),
+        Mistake(
+            "one is added to the B rounded down, also where B is whole: round up",
+            _mistaken(lambda **arguments: int(_finite(**arguments)) + 1),
             5,
         ),
         Mistake(

@@ -19,7 +19,7 @@ FORBIDDEN: Forbidden = {
 }
 
 ONE = "one element"
-LARGE = "sizes beyond 2**31"
+LARGE = "a count beyond 2**53, where a float loses ones"
 ELEMENT_SIZES = (1, 2, 4, 8)
 
 

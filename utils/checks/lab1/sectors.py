@@ -50,6 +50,7 @@ def _address_cases(rng: Random) -> list[Case]:
     cases += [_linear(base + rng.randint(29, 31), step, 4, WIDE) for step in (32, 64, 96)]
     cases += [
         _linear(base + 16, 48, 64, WIDE),
+        _linear(base + 20, 4096, 160, WIDE),
         _linear(base, 0, 4, SHARED),
         _linear(base, 4, 4, MASKED, rng.randint(1, 31)),
     ]

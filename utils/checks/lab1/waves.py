@@ -65,6 +65,7 @@ def _wave_cases(rng: Random) -> list[Case]:
         cases.append(Case({"tiles": tiles, "sms": sms}, tag))
     cases.append(Case({"tiles": rng.randint(1, 11), "sms": rng.randint(12, 160)}, "fewer tiles than SMs"))
     cases.append(Case({"tiles": 1, "sms": 1}, ONE))
+    cases.append(Case({"tiles": 2**60 + 1, "sms": 64}, LARGE))
     return cases
 
 
@@ -77,6 +78,8 @@ def _time_cases(rng: Random) -> list[Case]:
             m, n = m + rng.randint(1, tile_m - 1), n + rng.randint(1, tile_n - 1)
         sizes = {"m": m, "k": rng.randint(100, 9000), "n": n, "tile_m": tile_m, "tile_n": tile_n}
         cases.append(Case(sizes | {"sms": rng.randint(12, 160), "peak_flops": rng.randint(20, 2000) * 1e12}, tag))
+    sizes = {"m": rng.randint(1, 63), "k": rng.randint(100, 9000), "n": rng.randint(1, 63), "tile_m": 128, "tile_n": 64}
+    cases.append(Case(sizes | {"sms": 132, "peak_flops": 1e15}, "a matrix smaller than a tile"))
     return cases
 
 
@@ -119,6 +122,11 @@ WAVES = Question(
     (
         Mistake("the last, partial wave is left out: round up", lambda tiles, sms: tiles // sms, 3),
         Mistake("one wave is always added: a full last wave needs none", lambda tiles, sms: tiles // sms + 1, 3),
+        Mistake(
+            "a float is rounded up: tiles / sms loses ones above 2**53, use integers",
+            lambda tiles, sms: ceil(tiles / sms),
+            1,
+        ),
         Mistake(
             "waves are rounded to the nearest: a wave with one tile takes as long as a full one",
             lambda tiles, sms: round(tiles / sms),

@@ -1,0 +1,96 @@
+"""Turns failed trials into the one message that the student reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from utils.checks import core, diagnoses, tensors
+from utils.checks.cases import Case
+from utils.checks.core import Exercise
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.problem import Problem
+from utils.checks.stage import Stage
+from utils.checks.tiling import Tiling
+from utils.checks.trials import students_frame
+
+#: How a kernel covers an output, or a function of the trials (the failed one first) that says so.
+TilingOf = Tiling | Callable[[Sequence[Trial]], Tiling | None]
+
+_MOST_CASES_NAMED = 6
+_MOST_LINES = 6  # of an exception's text after its first line
+
+_COMPILED_ONLY = (
+    "compiled, programs run at the same time, threads of a program too, tl.dot rounds float32 to TF32 unless it has "
+    "input_precision='ieee', and torch.empty holds old data: which of these does the kernel rely on?"
+)
+
+
+def stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int, more: Sequence[str] = ()) -> None:
+    """Raise the message of a problem that a case has, if there is one, with ``more`` lines of detail."""
+    if problem is not None:
+        core.fail(exercise, problem.headline, [*problem.details, *more], problem.cause, reproduce(case, seed))
+
+
+def reproduce(case: Case, seed: int) -> str:
+    """What it takes to see a failure again."""
+    return f"seed {seed}, shape {case} ({case.kind})"
+
+
+def explain(
+    exercise: Exercise,
+    trial: Trial,
+    trials: Sequence[Trial],
+    reference: Callable[..., Any],
+    outputs: Sequence[str],
+    tilings: Mapping[str, TilingOf | None],
+    names: Sequence[str],
+    rules: Sequence[Diagnosis | tuple],
+    seed: int,
+    stage: Stage,
+) -> None:
+    """Raise the message of a failed case."""
+    others = [_which_cases(trials)] if len(trials) > 1 else []
+    others += stage.said(trial)
+    if trial.error is not None:
+        error = trial.error
+        while error.__cause__ is not None:  # the interpreter and autograd wrap what happened
+            error = error.__cause__
+        frame = students_frame(error) or students_frame(trial.error)
+        lines = [f"in {frame.name}, line {frame.lineno}: {frame.line}"] if frame else []
+        said = getattr(error, "error_message", None) or str(error)  # Triton's compiler puts the source first
+        headline, *more = f"{type(error).__name__}: {said}".splitlines()
+        text = core.message(
+            exercise, headline, [*more[:_MOST_LINES], *lines, *others], reproduce=reproduce(trial.case, seed)
+        )
+        raise core.CheckFailed(text) from trial.error
+    if trial.form is not None:
+        core.fail(
+            exercise,
+            trial.form.headline,
+            [*trial.form.details, *others],
+            trial.form.cause,
+            reproduce(trial.case, seed),
+        )
+    wrong = trial.wrong[0]
+    position = trial.differences.index(wrong)
+    tiling = tilings.get(outputs[position])
+    if callable(tiling):
+        tiling = tiling([trial, *trials])
+    headline, lines = tensors.describe(wrong, tiling)
+    evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
+    cause = diagnoses.diagnose(evidence, rules) or (_COMPILED_ONLY if stage.compiled else "")
+    core.fail(exercise, headline, [*lines, *others], cause, reproduce(trial.case, seed))
+
+
+def _which_cases(trials: Sequence[Trial]) -> str:
+    """``wrong in 3 of 12 cases: ragged, ragged float16; right in: one tile, short``."""
+
+    def labels(failed: bool) -> str:
+        found = list(dict.fromkeys(trial.case.label for trial in trials if trial.failed == failed))
+        more = [f"{len(found) - _MOST_CASES_NAMED} more"] if len(found) > _MOST_CASES_NAMED else []
+        return ", ".join(found[:_MOST_CASES_NAMED] + more)
+
+    count = sum(trial.failed for trial in trials)
+    right = f"; right in: {labels(False)}" if count < len(trials) else ""
+    return f"wrong in {count} of {len(trials)} cases: {labels(True)}{right}"
