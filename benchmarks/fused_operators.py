@@ -28,8 +28,8 @@ SOURCES = [
     ),
 ]  # fmt: skip
 
-#: Elements of every large input: 512 MiB in bf16, far more than any cache holds.
-ELEMENTS = 1 << 28
+#: Elements of every large input: 1 GiB in bf16, far more than any cache holds.
+ELEMENTS = 1 << 29
 COLUMNS = 8192
 SOFTMAX_COLUMNS = (1024, 8192, 65536, 262144)
 

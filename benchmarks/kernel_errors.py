@@ -137,7 +137,7 @@ def _largest(value: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def large(elements: int, columns: int = 4096) -> list[dict[str, Any]]:
-    """The operators on bf16 inputs of more than ``elements`` elements, compared on the last rows: the largest offsets."""
+    """The operators on bf16 inputs of more than ``elements`` elements, compared on the last rows: largest offsets."""
     rows, last = elements // columns + 3, 2
     x = torch.empty(rows, columns, dtype=torch.bfloat16, device=runtime.DEVICE).normal_()
     vector = torch.randn(columns, device=runtime.DEVICE).to(torch.bfloat16)

@@ -28,10 +28,12 @@ def bias_relu_kernel(
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
     bias = tl.load(bias_ptr + along(column, bias_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-    x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside)  # (ROWS, BLOCK)
+    x_place = x_row[:, None] + along(column, step, WIDE)[None, :]
+    x = tl.load(x_place, mask=inside, eviction_policy="evict_last")  # (ROWS, BLOCK)
     y = x.to(tl.float32) + bias.to(tl.float32)[None, :]
     y = tl.where(y < 0, 0.0, y)  # a NaN is not below 0 and stays
-    tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=inside)
+    out_place = out_ptr + row[:, None] * columns + column[None, :]
+    tl.store(out_place, y.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     ### END SOLUTION
 
 

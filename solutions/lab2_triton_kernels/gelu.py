@@ -27,11 +27,17 @@ def gelu_kernel(
     lanes = tl.arange(0, BLOCK)
     mask = lanes < columns - start
     x_start = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2) + start * step
-    x = tl.load(x_start + along(lanes, step, WIDE), mask=mask).to(tl.float32)  # (BLOCK,), fp32 whatever the dtype
+    x = tl.load(x_start + along(lanes, step, WIDE), mask=mask, eviction_policy="evict_last")  # (BLOCK,)
+    x = x.to(tl.float32)  # whatever the dtype
     # 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)): one exponential, and no cancellation where tanh u is close to -1
     u = 0.7978845608028654 * x * (1 + 0.044715 * x * x)  # sqrt(2 / pi) (x + 0.044715 x^3)
     y = x / (1 + tl.exp(-2 * u))
-    tl.store(out_ptr + row * columns + start + lanes, y.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        out_ptr + row * columns + start + lanes,
+        y.to(out_ptr.dtype.element_ty),
+        mask=mask,
+        eviction_policy="evict_first",
+    )
     ### END SOLUTION
 
 

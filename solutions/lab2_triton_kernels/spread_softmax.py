@@ -34,19 +34,14 @@ def publish(words_ptr, row, part, parts, x):
 
 
 @triton.jit
-def gather(words_ptr, row, parts, PARTS: tl.constexpr):
-    """Maximum of a whole row and the reciprocal of its sum, once every part has published its word."""
-    place = words_ptr + row * parts + tl.arange(0, PARTS)
-    mask = tl.arange(0, PARTS) < parts
-    words = tl.load(place, mask=mask, other=-1, volatile=True)  # (PARTS,)
-    while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet
+def gather(words, place, mask):
+    """Maximum of a whole row and the reciprocal of its sum, once every part has published its word at ``place``."""
+    while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet: look again
         words = tl.load(place, mask=mask, other=-1, volatile=True)
-    maxima = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    totals = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-    maxima = tl.where(mask, maxima, -float("inf"))
+    maxima = tl.where(mask, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
+    totals = tl.where(mask, (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
     maximum = tl.max(maxima, axis=0)
-    total = tl.sum(tl.where(mask, totals * tl.exp(maxima - maximum), 0.0), axis=0)
-    return maximum, 1 / total
+    return maximum, 1 / tl.sum(totals * tl.exp(maxima - maximum), axis=0)
 
 
 @triton.jit
@@ -54,40 +49,49 @@ def spread_softmax_kernel(
     x_ptr, out_ptr, words_ptr, num_rows, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: part ``program_id % parts`` of every ``groups``-th row; ``parts`` programs make up a group."""
+    """One program: part ``program_id % parts`` of every ``groups``-th row; ``parts`` programs make up a group.
+
+    While it works on ``row``, its part of the next row is loading, and its part of the row before waits to be scaled.
+    """
     part = tl.program_id(0) % parts
     first = (tl.program_id(0) // parts).to(tl.int64)
     groups = tl.num_programs(0) // parts
     column = part * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
     place = along(column, step, WIDE)
+    word = tl.arange(0, PARTS)
     first_row = x_ptr + row_offset(first, size_1, size_2, stride_0, stride_1, stride_2)
-    x = tl.load(first_row + place, mask=mask, other=-float("inf"))  # (BLOCK,)
+    x = tl.load(first_row + place, mask=mask, other=-float("inf"), eviction_policy="evict_last")  # (BLOCK,)
     for row in range(first, num_rows + groups, groups):
+        before = row - groups
         next_row = x_ptr + row_offset(row + groups, size_1, size_2, stride_0, stride_1, stride_2)
-        ahead = tl.load(next_row + place, mask=mask & (row + groups < num_rows), other=-float("inf"))  # (BLOCK,)
+        words_before = words_ptr + before * parts + word
+        ahead = tl.load(
+            next_row + place, mask=mask & (row + groups < num_rows), other=-float("inf"), eviction_policy="evict_last"
+        )  # (BLOCK,), to stay in the L2 cache
+        words = tl.load(words_before, mask=(word < parts) & (before >= 0), other=-1, volatile=True)  # (PARTS,)
         if row < num_rows:
             publish(words_ptr, row, part, parts, x.to(tl.float32))
         x = ahead
-        done = row - groups
-        if done >= 0:
-            done_row = x_ptr + row_offset(done, size_1, size_2, stride_0, stride_1, stride_2)
-            again = tl.load(done_row + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from the L2 cache
-            maximum, scale = gather(words_ptr, done, parts, PARTS)
+        if before >= 0:
+            row_before = x_ptr + row_offset(before, size_1, size_2, stride_0, stride_1, stride_2)
+            again = tl.load(row_before + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from the L2 cache
+            maximum, scale = gather(words, words_before, word < parts)
             y = (tl.exp(again.to(tl.float32) - maximum) * scale).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + done * columns + column, y, mask=mask, eviction_policy="evict_first")
+            tl.store(out_ptr + before * columns + column, y, mask=mask, eviction_policy="evict_first")
 
 
-def _programs_at_once(x: torch.Tensor) -> int:
+def _programs_at_once(x: torch.Tensor, shared: tuning.Shared) -> int:
     """How many programs of :func:`spread_softmax` the GPU of ``x`` holds at the same time."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count * tuning.SPREAD_PROGRAMS_PER_SM
+    return torch.cuda.get_device_properties(x.device).multi_processor_count * shared.programs_per_sm
 
 
 def spread_fits(x: torch.Tensor, columns: int) -> bool:
     """Whether rows of ``columns`` elements are shared out to no more programs than the GPU holds at once."""
     if runtime.INTERPRET:  # one program at a time: nobody to wait for
         return False
-    return triton.cdiv(columns, tuning.spread_softmax(x.element_size()).block) <= _programs_at_once(x)
+    shared = tuning.spread_softmax(columns, x.element_size())
+    return triton.cdiv(columns, shared.block) <= _programs_at_once(x, shared)
 
 
 def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -95,13 +99,13 @@ def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tens
 
     The caller has seen that :func:`spread_fits`; needs a GPU.
     """
-    tile = tuning.spread_softmax(x.element_size())
-    parts = triton.cdiv(rows.columns, tile.block)
-    groups = min(rows.count, _programs_at_once(x) // parts)
+    shared = tuning.spread_softmax(rows.columns, x.element_size())
+    parts = triton.cdiv(rows.columns, shared.block)
+    groups = min(rows.count, _programs_at_once(x, shared) // parts)
     words = torch.zeros(rows.count, parts, dtype=torch.int64, device=x.device)
     spread_softmax_kernel[(groups * parts,)](
         x, out, words, rows.count, rows.columns, parts, *rows.place,
-        PARTS=tuning.power_of_two(parts), BLOCK=tile.block, WIDE=rows.wide,
-        num_warps=tile.warps, maxnreg=tuning.SPREAD_REGISTERS, launch_cooperative_grid=True,
+        PARTS=tuning.power_of_two(parts), BLOCK=shared.block, WIDE=rows.wide,
+        num_warps=shared.warps, maxnreg=shared.registers, launch_cooperative_grid=True,
     )  # fmt: skip
     return out

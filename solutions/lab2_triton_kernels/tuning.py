@@ -1,4 +1,41 @@
-"""Every number that tunes a kernel of this lab, in one place."""
+"""Every number that tunes a kernel of this lab, in one place, with the measurement that chose it.
+
+All on one H100 (Triton 3.6, PyTorch 2.11), bf16, tensors of 0.5 to 2 GiB, medians of interleaved rounds: the rate of
+the least traffic relative to a device copy in the same rounds (3.02 TB/s). ``benchmarks/fused_operators.py`` and
+``benchmarks/gemm.py`` record what the chosen numbers reach.
+
+=========================  ======================================================================================
+kernel                     tile (rows x columns, warps[, stages]): share of the copy
+=========================  ======================================================================================
+gelu                       2048, 8: 1.011   1024, 4: 1.009   4096, 4: 0.996   8192, 8: 0.994
+bias_relu                  1x2048, 8: 1.009   8x1024, 16: 1.010   4x1024, 8: 1.006   4x1024, 4: 0.994
+both, what L2 keeps        x evict_last and out evict_first: +0.006 to +0.008; x evict_first: -0.01
+weighted_sum               2x4096, 16: 1.033   2x2048, 8: 1.022   2x1024, 4: 1.010   1x8192, 4: 0.914
+  gradient of x            1x2048, 4: 1.073   1x4096, 8: 1.073   1x1024, 4: 1.019   (writes only)
+  gradient of the weight   2x1024, 4, 3: 0.997   the same, 1 stage: 0.92   4x1024, 8, 1: 0.913   (reads only)
+  both in one kernel       8x1024, 8, 2: 0.955   4x1024, 8, 1: 0.907   4x512, 4, 1: 0.911
+softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
+  rows of 8192             16 warps: 1.009   8 warps: 1.007
+  rows of 32768            32 warps: 0.954   16 warps: 0.922   8 warps: 0.700
+online_softmax, 65536      8192, 16: 0.751   4096, 16: 0.687   4096, 4: 0.563   (of one read, though it makes two)
+  rows of 262144           8192, 32: 0.665   8192, 16: 0.663   4096, 8: 0.619
+spread_softmax, 65536      2048, 2: 0.929   4096, 4: 0.897   8192, 8: 0.888
+  rows of 262144           8192, 8: 0.917   4096, 4: 0.916   2048, 2: 0.884   (out not evict_first: 0.78)
+=========================  ======================================================================================
+
+Products, relative to cuBLAS (785 TFLOP/s at 4096, 759 at 8192), for tiles m x n x k, warps, stages:
+
+=========================================================  ======  ======
+one program an SM, through descriptors                       4096    8192
+=========================================================  ======  ======
+128 x 256 x 64, 8, 4, groups of 8, halves, flattened        1.001   1.018
+the same, groups of 16                                      0.997   1.023
+128 x 256 x 64, 8, 3, whole, flattened                      0.986   1.019
+128 x 256 x 64, 8, 4, halves, not flattened                 0.972   1.002
+128 x 256 x 64, 8, 3, one tile a program                    0.969   1.001
+128 x 128 x 64, 8, 4, flattened                             0.902   0.936
+=========================================================  ======  ======
+"""
 
 from __future__ import annotations
 
@@ -14,6 +51,15 @@ class Tile(NamedTuple):
     block: int
     warps: int
     stages: int = 1
+
+
+class Shared(NamedTuple):
+    """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread."""
+
+    block: int
+    warps: int
+    programs_per_sm: int
+    registers: int
 
 
 class MatmulTile(NamedTuple):
@@ -39,9 +85,6 @@ GRADIENT_PROGRAMS = runtime.pick(cpu=4, gpu=1056)
 COLUMN_SUMS = runtime.pick(cpu=Tile(4, 128, 4), gpu=Tile(32, 32, 4))
 #: Elements of the longest row that softmax keeps on chip.
 SOFTMAX_ROW = runtime.pick(cpu=2048, gpu=32768)
-#: Of spread_softmax: how many programs fit an SM at the same time when each thread has so many registers.
-SPREAD_PROGRAMS_PER_SM = 3
-SPREAD_REGISTERS = 80
 
 
 def power_of_two(n: int) -> int:
@@ -63,7 +106,7 @@ def gelu(columns: int) -> Tile:
 
 def bias_relu(columns: int) -> Tile:
     """Tile of bias_relu for rows of ``columns`` elements."""
-    return _tile(columns, *runtime.pick(cpu=(4, 256, 4), gpu=(8, 1024, 16)))
+    return _tile(columns, *runtime.pick(cpu=(4, 256, 4), gpu=(1, 2048, 8)))
 
 
 def bias_relu_backward(columns: int) -> Tile:
@@ -115,9 +158,11 @@ def online_softmax(columns: int) -> Tile:
     return Tile(1, min(block, max(16, power_of_two(columns))), warps)
 
 
-def spread_softmax(element_size: int) -> Tile:
-    """Tile of spread_softmax."""
-    return Tile(1, 8192, 8) if element_size == 2 else Tile(1, 4096, 8)
+def spread_softmax(columns: int, element_size: int) -> Shared:
+    """How spread_softmax shares out rows of ``columns`` elements."""
+    if element_size == 4:
+        return Shared(4096, 8, 3, 80)
+    return Shared(2048, 2, 10, 80) if columns <= 131072 else Shared(4096, 4, 6, 80)
 
 
 def tiled_matmul(element_size: int) -> MatmulTile:
