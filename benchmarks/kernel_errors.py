@@ -156,8 +156,9 @@ def large(elements: int, columns: int = 4096) -> list[dict[str, Any]]:
         compare("bias_relu", OPERATORS["bias_relu"][1], lab.bias_relu(x, vector)[-last:], tail, vector)
         compare("weighted_sum", OPERATORS["weighted_sum"][1], lab.weighted_sum(x, vector)[-last:], tail, vector)
         compare("softmax", OPERATORS["softmax"][1], lab.softmax(x)[-last:], tail)
-        compare("matmul", torch.matmul, lab.matmul(x, vector[:, None].expand(-1, 8))[-last:], tail,
-                vector[:, None].expand(-1, 8))  # fmt: skip
+        b = vector[:, None].repeat(1, 8)
+        compare("matmul", torch.matmul, lab.matmul(x, b)[-last:], tail, b)
+        compare("tiled_matmul", torch.matmul, lab.tiled_matmul(x, b)[-last:], tail, b)
     leaf = x.requires_grad_()
     (dx,) = torch.autograd.grad(lab.weighted_sum(leaf, vector), leaf, grad)
     compare("weighted_sum backward", lambda d, w: d[:, None] * w, dx[-last:], grad[-last:], vector)

@@ -176,7 +176,7 @@ def descriptor_matmul(element_size: int) -> MatmulTile:
     """Tile of the product through descriptors."""
     if runtime.INTERPRET:
         return MatmulTile(32, 32, 32, 2, 4, 1)
-    return MatmulTile(128, 256, 64, 8, 8, 4, halves=True) if element_size == 2 else MatmulTile(64, 64, 32, 8, 4, 3)
+    return MatmulTile(128, 256, 64, 8, 8, 4, halves=True) if element_size == 2 else MatmulTile(64, 64, 16, 8, 8, 3)
 
 
 SPREAD_SOFTMAX = Tile(1, 4096, 4)
