@@ -1,70 +1,67 @@
-"""Wrong answers to lab 2, each one or a few lines away from the solution, with what its diagnosis must say.
+"""Wrong answers to lab 2, each with one mistake, and what the check must say of it.
 
-A wrong answer is written as a student would meet it: these lines stand where those belong. They are edits of the
-solutions' sources, so each is the whole lab with one mistake, host code and helpers included.
+A wrong answer is an edit of a plain right one (:mod:`lab2_plain_answers`), written as the mistake is made: these words
+stand where those belong.
 """
 
 from __future__ import annotations
 
 import importlib
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-SOLUTION = Path(__file__).resolve().parent.parent / "solutions/lab2_triton_kernels"
+from lab2_plain_answers import ANSWERS, write_lab
+
+Edits = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """``edits`` are pairs of lines in ``module``: what the solution says, and what stands there instead.
+    """``edits`` are, by place, pairs of words: what the right answer says, and what stands there instead.
 
     ``says`` are words that the check's message must hold.
     """
 
     exercise: str
     name: str
-    module: str
-    edits: tuple[tuple[str, str], ...]
+    edits: Mapping[str, Edits]
     says: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.exercise}-{self.name.replace(' ', '-')}"
 
+    def answers(self) -> dict[str, str]:
+        """All places filled, one or two of them wrongly.
+
+        Raises:
+            ValueError: the right answer does not hold the words that are replaced.
+        """
+        filled = dict(ANSWERS)
+        for place, edits in self.edits.items():
+            for right, instead in edits.items():
+                if right not in filled[place]:
+                    raise ValueError(f"{self}: the answer to {place} does not say {right!r}")
+                filled[place] = filled[place].replace(right, instead)
+        return filled
+
 
 WRONG_ANSWERS: list[WrongAnswer] = []
 
 
-def wrong(exercise: str, module: str, name: str, *says: str, edits: dict[str, str]) -> None:
-    """Register a wrong answer."""
-    WRONG_ANSWERS.append(WrongAnswer(exercise, name, module, tuple(edits.items()), says))
-
-
-def change(line: str, old: str, new: str) -> dict[str, str]:
-    """An edit of one line, of which only a part changes."""
-    assert line.count(old) == 1, line
-    return {line: line.replace(old, new)}
+def wrong(place: str, name: str, *says: str, edits: Edits, also: Mapping[str, Edits] | None = None) -> None:
+    """Register a wrong answer: ``edits`` of one place, and ``also`` of others."""
+    WRONG_ANSWERS.append(WrongAnswer(place.split(":")[0], name, {place: edits, **(also or {})}, says))
 
 
 @contextmanager
 def package(answer: WrongAnswer, folder: Path) -> Iterator[ModuleType]:
-    """The lab with one wrong answer, imported under a name of its own.
-
-    Raises:
-        ValueError: the solution does not hold a line that the answer replaces, or holds it twice.
-    """
+    """The lab with a wrong answer in it, imported under a name of its own."""
     name = f"lab2_wrong_{WRONG_ANSWERS.index(answer)}"
-    shutil.copytree(SOLUTION, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
-    path = folder / name / f"{answer.module}.py"
-    text = path.read_text()
-    for right, instead in answer.edits:
-        if text.count(right) != 1:
-            raise ValueError(f"{answer}: {answer.module}.py holds {text.count(right)} times, not once:\n{right}")
-        text = text.replace(right, instead)
-    path.write_text(text)
+    write_lab(folder / name, answer.answers())
     sys.path.insert(0, str(folder))
     try:
         yield importlib.import_module(name)
@@ -74,784 +71,618 @@ def package(answer: WrongAnswer, folder: Path) -> Iterator[ModuleType]:
             del sys.modules[loaded]
 
 
-# lines that several kernels share
-INSIDE = "inside = (row[:, None] < num_rows) & (column[None, :] < columns)"
-BLOCKS_PER_ROW = "blocks_per_row = tl.cdiv(columns, BLOCK)"
+ROW_OFFSET = "row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"
+UNMASKED = "give each load and store a mask"
 
 # ---- 2.1 GeLU
-GELU_LOAD = (
-    "x = tl.load(x_start + along(lanes, step, WIDE), mask=mask).to(tl.float32)  # (BLOCK,), fp32 whatever the dtype"
-)
-GELU_STORE = "tl.store(out_ptr + row * columns + start + lanes, y.to(out_ptr.dtype.element_ty), mask=mask)"
-GELU_U = "u = 0.7978845608028654 * x * (1 + 0.044715 * x * x)  # sqrt(2 / pi) (x + 0.044715 x^3)"
+GELU, GELU_LAUNCH = "2.1: GeLU", "2.1: GeLU, the launch"
 GELU_Y = "y = x / (1 + tl.exp(-2 * u))"
-GELU_GRID = "grid = (rows.count * triton.cdiv(rows.columns, tile.block),)"
-
+GELU_U = "u = 0.7978845608028654 * (x + 0.044715 * x * x * x)"
+GELU_LOAD = "x = tl.load(x_row + along(start + lanes, step, WIDE), mask=mask)"
+wrong(GELU, "no mask", "accesses outside their tensor", "wrote out_ptr", UNMASKED, edits={", mask=mask": ""})
+wrong(GELU, "no mask on the load", "outside of its shape", UNMASKED, edits={"WIDE), mask=mask": "WIDE)"})
 wrong(
-    "2.1",
-    "gelu",
-    "no mask",
-    "accesses outside their tensor",
-    "wrote out_ptr",
-    "give each load and store a mask",
-    edits={GELU_LOAD: GELU_LOAD.replace(", mask=mask", ""), GELU_STORE: GELU_STORE.replace(", mask=mask", "")},
-)
-wrong(
-    "2.1",
-    "gelu",
-    "no mask on the load",
-    "accesses outside their tensor",
-    "give each load and store a mask",
-    edits={GELU_LOAD: GELU_LOAD.replace(", mask=mask", "")},
-)
-wrong(
-    "2.1",
-    "gelu",
+    GELU_LAUNCH,
     "grid rounded down",
     "the grid has too few programs",
     "triton.cdiv",
-    edits={GELU_GRID: "grid = (rows.count * max(1, rows.columns // tile.block),)"},
+    edits={"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "no step",
     "only inputs that are not contiguous go wrong",
     "`step` apart",
-    edits={GELU_LOAD: GELU_LOAD.replace("along(lanes, step, WIDE)", "lanes"), "+ start * step": "+ start"},
+    edits={"along(start + lanes, step, WIDE)": "start + lanes"},
 )
+wrong(GELU, "one stride for all rows", "rows do not lie evenly", "row_offset", edits={ROW_OFFSET: "row * stride_0"})
 wrong(
-    "2.1",
-    "gelu",
-    "one stride for all rows",
-    "rows do not lie evenly",
-    "row_offset",
-    edits={"row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)": "row * stride_0"},
-)
-wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "store ignores the program",
     "only the first program's tile is written",
-    edits={GELU_STORE: GELU_STORE.replace(" + start", "")},
+    edits={"out_ptr + row * columns + start": "out_ptr + row * columns"},
 )
+wrong(GELU, "no half", "the 0.5 in front is left out", '"classic wrong answers" 3', edits={"y = x /": "y = 2 * x /"})
+wrong(GELU, "no cubic term", "the cubic term 0.044715 x^3 is left out", edits={"0.044715": "0.0"})
 wrong(
-    "2.1",
-    "gelu",
-    "no half",
-    "the 0.5 in front is left out",
-    '"classic wrong answers" 3',
-    edits={GELU_Y: "y = 2 * x / (1 + tl.exp(-2 * u))"},
-)
-wrong(
-    "2.1",
-    "gelu",
-    "no cubic term",
-    "the cubic term 0.044715 x^3 is left out",
-    edits={GELU_U: "u = 0.7978845608028654 * x"},
-)
-wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "bracket",
     "sqrt(2/pi) multiplies x only",
     edits={GELU_U: "u = 0.7978845608028654 * x + 0.044715 * x * x * x"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "exact form",
     "this is the exact form with erf",
     edits={GELU_Y: "y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "tanh overflows",
     "large values give NaN",
     "inf / inf",
     edits={GELU_Y: "y = 0.5 * x * (1 + (tl.exp(2 * u) - 1) / (tl.exp(2 * u) + 1))"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "through float16",
     "right to about three digits only",
     "passes through a shorter type",
-    edits={GELU_LOAD: GELU_LOAD.replace(".to(tl.float32)", ".to(tl.float16).to(tl.float32)")},
+    edits={"x = x.to(tl.float32)": "x = x.to(tl.float16).to(tl.float32)"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU,
     "reads twice",
     "x_ptr is read 2.0 times, the budget is 1",
     "keep it on chip",
-    edits={GELU_U: f"{GELU_U}\n    {GELU_LOAD}"},
+    edits={GELU_Y: f"{GELU_LOAD}.to(tl.float32)\n        {GELU_Y}"},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU_LAUNCH,
     "calls PyTorch",
     "torch.nn.functional.gelu is called by gelu",
     "is a ready-made activation operator",
-    edits={GELU_GRID: 'return torch.nn.functional.gelu(x, approximate="tanh")\n    ' + GELU_GRID},
+    edits={"grid = ": 'return torch.nn.functional.gelu(x, approximate="tanh")\n        grid = '},
 )
 wrong(
-    "2.1",
-    "gelu",
+    GELU_LAUNCH,
     "finished by PyTorch",
     "PyTorch computes part of the result",
     "do this inside the kernel",
-    edits={
-        GELU_Y: "y = 2 * x / (1 + tl.exp(-2 * u))",
-        "\n    return out\n    ### END": "\n    return out * 0.5\n    ### END",
-    },
+    edits={"return out": "return out * 0.5"},
+    also={GELU: {"y = x /": "y = 2 * x /"}},
 )
 
 # ---- 2.2 bias and ReLU
-RELU_BIAS = "bias = tl.load(bias_ptr + along(column, bias_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)"
-RELU_SUM = "y = x.to(tl.float32) + bias.to(tl.float32)[None, :]"
-RELU_CUT = "y = tl.where(y < 0, 0.0, y)  # a NaN is not below 0 and stays"
-RELU_DX = "dx = tl.where(out <= 0, 0.0, dout.to(tl.float32))"
-RELU_PARTIAL = "tl.store(partial_ptr + strip * columns + column, tl.sum(dbias, axis=0), mask=column < columns)"
-RELU_DBIAS = "dbias += dx"
-
+RELU, RELU_BACK = "2.2: bias and ReLU", "2.2: backward of bias and ReLU"
+RELU_BACK_LAUNCH = "2.2: backward of bias and ReLU, the launch"
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU,
     "bias along rows",
     "each row has its own bias here",
     '"classic wrong answers" 1',
     edits={
-        RELU_BIAS: "bias = tl.load(bias_ptr + row * bias_step, mask=row < num_rows, other=0.0)",
-        RELU_SUM: "y = x.to(tl.float32) + bias.to(tl.float32)[:, None]",
+        "along(column, bias_step, WIDE), mask=column < columns": "row * bias_step, mask=row < num_rows",
+        "bias[None, :]": "bias[:, None]",
     },
 )
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU,
     "ReLU first",
     "ReLU is applied before the bias is added",
-    edits={RELU_SUM: "y = tl.where(x < 0, 0.0, x.to(tl.float32))", RELU_CUT: "y += bias.to(tl.float32)[None, :]"},
+    '"classic wrong answers" 2',
+    edits={"tl.maximum(x + bias[None, :], 0.0)": "tl.maximum(x, 0.0) + bias[None, :]"},
 )
-wrong("2.2", "bias_relu", "no ReLU", "there is no ReLU", edits={RELU_CUT: ""})
+wrong(RELU, "no ReLU", "there is no ReLU", edits={"tl.maximum(x + bias[None, :], 0.0)": "x + bias[None, :]"})
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "mask from dout",
-    "dout decides what is cut, not out",
     "first at dx",
-    edits={RELU_DX: "dx = tl.where(dout <= 0, 0.0, dout.to(tl.float32))"},
+    "dout decides what is cut, not out",
+    '"classic wrong answers" 3',
+    edits={"tl.where(out > 0": "tl.where(dout > 0"},
 )
 wrong(
-    "2.2", "bias_relu", "nothing cut", "the derivative of ReLU is left out", edits={RELU_DX: "dx = dout.to(tl.float32)"}
+    RELU_BACK,
+    "nothing cut",
+    "the derivative of ReLU is left out",
+    edits={"dx = tl.where(out > 0, dout, 0.0)": "dx = dout"},
 )
+wrong(RELU_BACK, "wrong side cut", "the wrong side of the ReLU is cut", edits={"out > 0": "out <= 0"})
 wrong(
-    "2.2",
-    "bias_relu",
-    "wrong side cut",
-    "the wrong side of the ReLU is cut",
-    edits={RELU_DX: "dx = tl.where(out > 0, 0.0, dout.to(tl.float32))"},
-)
-wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "sums of dout",
     "dbias sums dout, not what is left of it after the cut",
-    edits={RELU_DBIAS: "dbias += dout.to(tl.float32)"},
+    '"classic wrong answers" 4',
+    edits={"sums += dx": "sums += dout"},
 )
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "last tile of a strip",
     "dbias holds the last tile of each strip only",
-    edits={RELU_DBIAS: "dbias = dx"},
+    '"classic wrong answers" 6',
+    edits={"sums += dx": "sums = dx"},
 )
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "strips share a row",
     "partial sums",
-    edits={RELU_PARTIAL: RELU_PARTIAL.replace("strip * columns + ", "")},
+    '"classic wrong answers" 5',
+    edits={"partial_ptr + strip * columns": "partial_ptr"},
 )
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "atomics",
     "is updated by atomic operations",
     "differ from run to run",
-    edits={
-        RELU_PARTIAL: RELU_PARTIAL.replace("tl.store(partial_ptr + strip * columns", "tl.atomic_add(partial_ptr"),
-        "bias_relu_backward_kernel[(strips": "partial.zero_()\n        bias_relu_backward_kernel[(strips",
-    },
+    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    also={RELU_BACK_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
+wrong(RELU, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
 wrong(
-    "2.2",
-    "bias_relu",
-    "rows not masked",
-    "outside of its shape",
-    edits=change(f"{INSIDE}\n    bias", "row[:, None] < num_rows", "row[:, None] >= 0"),
-)
-wrong(
-    "2.2",
-    "bias_relu",
+    RELU,
     "bias loaded for each row",
     "bias_ptr is read",
-    "the budget is",
+    "keep it on chip",
     edits={
-        RELU_BIAS: "place = along(column, bias_step, WIDE)[None, :] + 0 * row[:, None]\n"
-        "    bias = tl.load(bias_ptr + place, mask=inside, other=0.0)",
-        RELU_SUM: "y = x.to(tl.float32) + bias.to(tl.float32)",
+        "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None] + column[None, :], mask=mask",
+        "bias[None, :]": "bias",
     },
 )
 wrong(
-    "2.2",
-    "bias_relu",
+    RELU_BACK,
     "tail never written",
+    "first at dx",
     "never written",
-    edits=change(
-        "[(strips * triton.cdiv(rows.columns, tile.block)", "triton.cdiv(rows.columns,", "max(1, rows.columns //"
-    )
-    | change(f"{BLOCKS_PER_ROW}\n    strip", "tl.cdiv(columns, BLOCK)", "tl.maximum(columns // BLOCK, 1)"),
+    edits={"tl.cdiv(columns, BLOCK)": "tl.maximum(columns // BLOCK, 1)"},
+    also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
 )
 
 # ---- 2.3 weighted sum
-SUM_LAUNCH = "weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)]("
-SUM_ADD = "total += x.to(tl.float32) * weight.to(tl.float32)[None, :]"
-SUM_STORE = "tl.store(out_ptr + row, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=row < num_rows)"
-SUM_ROWS = "row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)"
-SUM_LOOP = "for start in range(0, columns, BLOCK):"
-SUM_OFFSET = SUM_ROWS + "\n    x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"
-
+SUM, SUM_LAUNCH = "2.3: weighted sum", "2.3: weighted sum, the launch"
+SUM_ADD = "total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1)"
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "sum over axis 0",
     "programs write the same element",
     "the sum of a row belongs to one",
+    '"classic wrong answers" 1',
     edits={
-        SUM_STORE: "lanes = tl.arange(0, BLOCK)\n    sums = tl.sum(total, axis=0).to(out_ptr.dtype.element_ty)\n"
-        "    tl.store(out_ptr + lanes, sums, mask=lanes < num_rows)"
+        "total = tl.zeros((ROWS,)": "total = tl.zeros((BLOCK,)",
+        "axis=1": "axis=0",
+        "tl.store(out_ptr + row, ": "tl.store(out_ptr + tl.arange(0, BLOCK), ",
+        "mask=row < num_rows)": "mask=tl.arange(0, BLOCK) < num_rows)",
     },
 )
-wrong("2.3", "weighted_sum", "no weight", "the weight is left out", edits={SUM_ADD: "total += x.to(tl.float32)"})
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
+    "no weight",
+    "the weight is left out",
+    '"classic wrong answers" 2',
+    edits={SUM_ADD: "total += tl.sum(x, axis=1)"},
+)
+wrong(
+    SUM,
     "weights of the first block",
     "each block of columns gets the first block's weights",
-    edits=change("weight_place = weight_ptr + along(column,", "column", "tl.arange(0, BLOCK)"),
+    edits={"weight_ptr + along(column,": "weight_ptr + along(tl.arange(0, BLOCK),"},
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "last block only",
     "only the last block of columns is summed",
-    edits={SUM_ADD: SUM_ADD.replace("+=", "=")},
+    '"classic wrong answers" 3',
+    edits={"total +=": "total ="},
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "tail left out",
     "the last, ragged block of columns is left out",
-    edits={SUM_LOOP: "for start in range(0, tl.maximum(columns // BLOCK, 1) * BLOCK, BLOCK):"},
+    edits={"range(0, columns, BLOCK)": "range(0, tl.maximum(columns // BLOCK, 1) * BLOCK, BLOCK)"},
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "accumulates in fp16",
     "too inaccurate in float16",
     "add in float32",
-    edits=change("total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)", "tl.float32", "x_ptr.dtype.element_ty")
-    | {SUM_ADD: "total += x * weight[None, :]"},
+    '"classic wrong answers" 4',
+    edits={
+        "dtype=tl.float32": "dtype=x_ptr.dtype.element_ty",
+        SUM_ADD: "total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1).to(x_ptr.dtype.element_ty)",
+    },
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "columns not masked",
     "outside",
-    edits=change("x = tl.load(x_place, mask=inside,", "inside", "row[:, None] < num_rows"),
+    edits={" & (column[None, :] < columns)": ""},
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "no program id",
     "only the first program's tile is written",
-    edits={SUM_ROWS: "row = tl.arange(0, ROWS).to(tl.int64)"},
+    edits={"tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)": "tl.arange(0, ROWS).to(tl.int64)"},
 )
 wrong(
-    "2.3",
-    "weighted_sum",
+    SUM,
     "32-bit offsets",
     "only offsets beyond 2^31 go wrong",
     "row.to(tl.int64)",
     edits={
-        SUM_OFFSET: SUM_ROWS
-        + "\n    short = row.to(tl.int32)\n    x_row = x_ptr + short // size_2 // size_1 * stride_0"
-        " + short // size_2 % size_1 * stride_1 + short % size_2 * stride_2"
+        ROW_OFFSET: "row.to(tl.int32) // size_2 // size_1 * stride_0"
+        " + row.to(tl.int32) // size_2 % size_1 * stride_1 + row.to(tl.int32) % size_2 * stride_2"
     },
 )
+wrong(SUM, "one stride for all rows", "rows do not lie evenly", edits={ROW_OFFSET: "row * stride_0"})
 wrong(
-    "2.3",
-    "weighted_sum",
-    "one stride for all rows",
-    "rows do not lie evenly",
-    edits={SUM_OFFSET: SUM_ROWS + "\n    x_row = x_ptr + row * stride_0"},
-)
-wrong(
-    "2.3",
-    "weighted_sum",
+    SUM_LAUNCH,
     "product written out",
     "PyTorch computes part of the result",
-    edits={SUM_LAUNCH: "x = x * 1\n        " + SUM_LAUNCH},
+    edits={"grid = ": "x = x * weight\n        grid = "},
+    also={SUM: {SUM_ADD: "total += tl.sum(x, axis=1)"}},
 )
 
 # ---- 2.4 weighted sum, backward
-DX = "dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j"
-DX_COLUMN = "column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)\n    inside"
-DWEIGHT_ADD = "dweight += dout[:, None] * x.to(tl.float32)  # d(sum_j w_j x_ij) / dw_j = x_ij"
-DWEIGHT_STORE = "tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)"
-DWEIGHT_RETURN = "return column_sums(partial, x.dtype)"
-DWEIGHT_DOUT = "dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)"
-DWEIGHT_LAUNCH = "weighted_sum_dweight_kernel[(strips"
-
+DX, DWEIGHT = "2.4: gradient of x", "2.4: gradient of the weight, first stage"
+DWEIGHT_LAUNCH = "2.4: gradient of the weight, the launches"
+DX_PRODUCT = "dout[:, None] * weight[None, :]"
 wrong(
-    "2.4",
-    "weighted_sum",
+    DX,
     "dx without dout",
     "dx lacks the factor dout",
     '"classic wrong answers" 1',
-    edits={DX: "dx = weight.to(tl.float32)[None, :] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+    edits={DX_PRODUCT: "weight[None, :] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DX,
     "dx without weight",
     "dx lacks the factor weight",
-    edits={DX: "dx = dout.to(tl.float32)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+    edits={DX_PRODUCT: "dout[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DX,
+    "weight along rows",
+    "elements differ",
+    "first at dx",
+    edits={
+        "along(column, weight_step, WIDE), mask=column < columns": "row * weight_step, mask=row < columns",
+        DX_PRODUCT: "(dout * weight)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)",
+    },
+)
+wrong(
+    DWEIGHT,
     "dweight without dout",
     "dweight lacks the factor dout",
     '"classic wrong answers" 2',
-    edits={DWEIGHT_ADD: "dweight += x.to(tl.float32)"},
+    edits={"sums += dout[:, None] * x": "sums += x"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "dweight without x",
     "dweight lacks the factor x",
-    edits={
-        DWEIGHT_ADD: "dweight += dout[:, None]",
-    },
+    edits={"sums += dout[:, None] * x": "sums += dout[:, None]"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "last tile of a strip",
     "dweight holds the last tile of each strip only",
-    edits=change(DWEIGHT_ADD, "+=", "="),
+    '"classic wrong answers" 4',
+    edits={"sums += dout": "sums = dout"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "strips share a row",
     "strips write the same partial sums",
-    edits=change(DWEIGHT_STORE, "strip * columns + ", ""),
+    '"classic wrong answers" 3',
+    edits={"partial_ptr + strip * columns": "partial_ptr"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "atomics",
     "partial_ptr is updated by atomic operations",
     "differ from run to run",
-    edits=change(DWEIGHT_STORE, "tl.store(partial_ptr + strip * columns", "tl.atomic_add(partial_ptr")
-    | {DWEIGHT_LAUNCH: "partial.zero_()\n    " + DWEIGHT_LAUNCH},
+    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    also={DWEIGHT_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT_LAUNCH,
     "first strip returned",
     "dweight holds the first strip's sums only",
-    edits={DWEIGHT_RETURN: "return partial[0].to(x.dtype)"},
+    edits={"column_sums(partial, x.dtype)": "partial[0].to(x.dtype)"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "rows of dout not masked",
     "dout_ptr",
     "outside of its shape",
-    edits=change(DWEIGHT_DOUT, ", mask=row < num_rows, other=0.0", ""),
+    edits={"dout_ptr + row, mask=row < num_rows, other=0.0": "dout_ptr + row"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
+    DWEIGHT,
     "strips overlap",
-    "dweight",
-    "elements differ",
-    edits={"row = (strip * tiles_per_strip + tile) * ROWS": "row = (strip + tile) * ROWS"},
+    "first at dweight",
+    edits={"(strip * tiles_per_strip + tile)": "(strip + tile)"},
 )
 wrong(
-    "2.4",
-    "weighted_sum",
-    "columns of dx left out",
-    "never written",
-    edits=change(DX_COLUMN, " % blocks_per_row * BLOCK", " % blocks_per_row * 0"),
+    DX, "columns left out", "first at dx", "never written", edits={"% blocks_per_row * BLOCK": "% blocks_per_row * 0"}
 )
 
 # ---- 2.5 softmax of short rows
-SHORT_LOAD = (
-    'x = tl.load(x_place, mask=inside, other=-float("inf")).to(tl.float32)  # (ROWS, BLOCK); exp(-inf) = 0 past the end'
-)
-SHORT_EXP = "numerator = tl.exp(x - tl.max(x, axis=1)[:, None])"
-SHORT_Y = "y = numerator / tl.sum(numerator, axis=1)[:, None]"
-SHORT_STORE = (
-    "tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=inside)"
-)
-
+SHORT, SHORT_LAUNCH = "2.5: softmax of short rows", "2.5: softmax of short rows, the launch"
+SHORT_MAX, SHORT_SUM = "tl.max(x, axis=1)[:, None]", "tl.sum(numerator, axis=1)[:, None]"
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
     "other is zero",
     "lanes past the end of a row count as 0",
     '"classic wrong answers" 1',
-    edits={SHORT_LOAD: SHORT_LOAD.replace('-float("inf")', "0.0")},
+    edits={'other=-float("inf")': "other=0.0"},
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
     "no maximum",
     "only large values go wrong",
     "maximum is subtracted first",
-    edits={SHORT_EXP: "numerator = tl.exp(x)"},
+    '"classic wrong answers" 2',
+    edits={f"x - {SHORT_MAX}": "x"},
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
     "axis 0",
     "maximum and sum run over axis 0",
-    edits={
-        SHORT_EXP: "numerator = tl.exp(x - tl.max(x, axis=0)[None, :])",
-        SHORT_Y: "y = numerator / tl.sum(numerator, axis=0)[None, :]",
-    },
+    '"classic wrong answers" 3',
+    edits={SHORT_MAX: "tl.max(x, axis=0)[None, :]", SHORT_SUM: "tl.sum(numerator, axis=0)[None, :]"},
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
     "one sum for all rows",
     "all rows of a program are divided by one sum",
-    edits={SHORT_Y: "y = numerator / tl.sum(numerator)"},
-)
-wrong("2.5", "softmax", "not divided", "the rows are not divided by their sums", edits={SHORT_Y: "y = numerator"})
-wrong(
-    "2.5",
-    "softmax",
-    "rows not masked",
-    "outside of its shape",
-    edits={INSIDE: "inside = (row[:, None] >= 0) & (column[None, :] < columns)"},
+    edits={SHORT_SUM: "tl.sum(numerator)"},
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
+    "not divided",
+    "the rows are not divided by their sums",
+    '"classic wrong answers" 4',
+    edits={f"numerator / {SHORT_SUM}": "numerator"},
+)
+wrong(SHORT, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
+wrong(
+    SHORT,
     "reads twice",
     "x_ptr is read 2.0 times, the budget is 1",
     edits={
-        SHORT_Y: f"{SHORT_LOAD}\n    y = tl.exp(x - tl.max(x, axis=1)[:, None]) / tl.sum(numerator, axis=1)[:, None]"
+        "numerator = ": "x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask,"
+        ' other=-float("inf")).to(tl.float32)\n        numerator = '
     },
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT,
     "rows of BLOCK columns",
     "outside of its shape",
-    edits={SHORT_STORE: SHORT_STORE.replace("* columns", "* BLOCK")},
+    edits={"out_ptr + row[:, None] * columns": "out_ptr + row[:, None] * BLOCK"},
 )
 wrong(
-    "2.5",
-    "softmax",
+    SHORT_LAUNCH,
     "calls PyTorch",
     "torch.softmax is called by",
     "ready-made softmax operator",
-    edits={"softmax_short_kernel[(triton": "return torch.softmax(x, -1)\n    softmax_short_kernel[(triton"},
+    edits={"grid = ": "return torch.softmax(x, -1)\n        grid = "},
 )
 
-# ---- 2.6 softmax of long rows: the loop as most write it, a maximum and a sum for the whole block
-LONG_LOOP = SOLUTION.joinpath("softmax.py").read_text().split("    # Each lane keeps", 1)[1]
-LONG_LOOP = "    # Each lane keeps" + LONG_LOOP.split("    # Backwards:", 1)[0]
-LONG_LOAD = """column = start + lanes
-        x = tl.load(x_row + along(column, step, WIDE), mask=column < columns, other=-float("inf")).to(tl.float32)
-"""
-LONG_BLOCKS = f"""    maximum = tl.full((), -3.0e38, tl.float32)
-    total = tl.zeros((), tl.float32)
-    for start in range(0, columns, BLOCK):
-        {LONG_LOAD}
-        new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
-        total = total * tl.exp(maximum - new_maximum) + tl.sum(tl.exp(x - new_maximum), axis=0)
-        maximum = new_maximum
-    row_maximum = maximum
-    scale = 1 / total
-"""
-
-
-def wrong_loop(name: str, *says: str, edits: dict[str, str], more: dict[str, str] | None = None) -> None:
-    """Register a wrong answer to 2.6: edits of the loop over blocks, and of what follows it."""
-    loop = LONG_BLOCKS
-    for right, instead in edits.items():
-        assert loop.count(right) == 1, f"{name}: {right}"
-        loop = loop.replace(right, instead)
-    wrong("2.6", "softmax", name, *says, edits={LONG_LOOP: loop, **(more or {})})
-
-
-NEW_MAXIMUM = "new_maximum = tl.maximum(maximum, tl.max(x, axis=0))"
-wrong_loop(
+# ---- 2.6 softmax of long rows
+LONG = "2.6: softmax of long rows"
+LONG_MAX = "new_maximum = tl.maximum(maximum, tl.max(x, axis=0))"
+RESCALED = "total * tl.exp(maximum - new_maximum) +"
+FIRST_LOOP = ANSWERS[LONG][ANSWERS[LONG].index("maximum = tl.full") : ANSWERS[LONG].index("for again")]
+wrong(
+    LONG,
     "sum not rescaled",
     "the running sum is not rescaled when a new maximum comes",
     '"classic wrong answers" 1',
-    edits={"total * tl.exp(maximum - new_maximum) +": "total +"},
+    edits={RESCALED: "total +"},
 )
-wrong_loop(
+wrong(
+    LONG,
     "maximum not carried",
     "each block of columns has its own maximum",
     '"classic wrong answers" 2',
-    edits={NEW_MAXIMUM: "new_maximum = tl.max(x, axis=0)", "total * tl.exp(maximum - new_maximum) +": "total +"},
+    edits={LONG_MAX: "new_maximum = tl.max(x, axis=0)", RESCALED: "total +"},
 )
-wrong_loop(
-    "last sum", "the sum holds the last block of columns only", edits={"total * tl.exp(maximum - new_maximum) +": ""}
-)
-wrong_loop("other is zero", "lanes past the end of a row count as 0", edits={'other=-float("inf")': "other=0.0"})
-wrong_loop(
-    "starts at minus infinity",
-    "a block of columns that holds -inf only gives -inf - (-inf) = NaN",
-    edits={"tl.full((), -3.0e38, tl.float32)": 'tl.full((), -float("inf"), tl.float32)'},
-)
-wrong_loop(
-    "no maximum",
-    "only large values go wrong",
-    edits={NEW_MAXIMUM: "new_maximum = maximum", "tl.full((), -3.0e38, tl.float32)": "tl.full((), 0.0, tl.float32)"},
-)
-wrong_loop(
-    "three reads",
-    "x_ptr is read 3.0 times, the budget is 2",
-    edits={
-        "    total = tl.zeros": f"""    for start in range(0, columns, BLOCK):
-        {LONG_LOAD}
-        maximum = tl.maximum(maximum, tl.max(x, axis=0))
-    total = tl.zeros"""
-    },
-)
-wrong_loop("not divided", "the rows are not divided by their sums", edits={"scale = 1 / total": "scale = 1.0"})
-wrong_loop(
-    "tail never written",
-    "never written",
-    edits={},
-    more={
-        "last = (columns - 1) // BLOCK * BLOCK": "last = columns // BLOCK * BLOCK - BLOCK",
-        "for done in range(0, columns, BLOCK):": "for done in range(0, columns // BLOCK * BLOCK, BLOCK):",
-    },
+wrong(LONG, "last sum", "the sum holds the last block of columns only", edits={RESCALED: ""})
+wrong(
+    LONG,
+    "other is zero",
+    "lanes past the end of a row count as 0",
+    '"classic wrong answers" 3',
+    edits={'other=-float("inf")': "other=0.0"},
 )
 wrong(
-    "2.6",
-    "softmax",
+    LONG,
+    "starts at minus infinity",
+    "a block of columns that holds -inf only gives -inf - (-inf) = NaN",
+    '"classic wrong answers" 4',
+    edits={"-3.0e38": '-float("inf")'},
+)
+wrong(
+    LONG,
+    "no maximum",
+    "only large values go wrong",
+    edits={LONG_MAX: "new_maximum = maximum", "-3.0e38": "0.0"},
+)
+wrong(
+    LONG,
+    "three reads",
+    "x_ptr is read 3.0 times, the budget is 2",
+    edits={"for again": f"{FIRST_LOOP}for again"},
+)
+wrong(LONG, "not divided", "the rows are not divided by their sums", edits={" / total": ""})
+wrong(
+    LONG,
+    "tail never written",
+    "never written",
+    edits={"for again in range(0, columns, BLOCK)": "for again in range(0, columns // BLOCK * BLOCK, BLOCK)"},
+)
+wrong(
+    LONG,
     "sum not rescaled in a lane",
     "the running sum is not rescaled when a new maximum comes",
-    edits=change("total = tl.where(x > maximum, total * ratio + 1, total + ratio)", "total * ratio + 1", "total + 1"),
+    edits={
+        FIRST_LOOP: FIRST_LOOP.replace("tl.full((), ", "tl.full((BLOCK,), ")
+        .replace("tl.max(x, axis=0)", "x")
+        .replace(f"{RESCALED} tl.sum(tl.exp(x - new_maximum), axis=0)", "total + tl.exp(x - new_maximum)")
+        + "row_maximum = tl.max(maximum, axis=0)\n"
+        "        total = tl.sum(total * tl.exp(maximum - row_maximum), axis=0)\n"
+        "        maximum = row_maximum\n        ",
+    },
 )
 
 # ---- 2.7 tiled matmul
-TILED_A = (
-    "a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)  # (BLOCK_M, BLOCK_K)"
-)
-TILED_B = (
-    "b = tl.load(b_place, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)  # (BLOCK_K, BLOCK_N)"
-)
-TILED_DOT = 'total = tl.dot(a, b, total, input_precision="ieee")'
-TILED_STORE = "tl.store(c_place, total.to(c_ptr.dtype.element_ty), mask=(row[:, None] < M) & (column[None, :] < N))"
-TILED_GRID = "tiled_matmul_kernel[(triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n),)]"
-TILED_LOOP = "for start in range(0, K, BLOCK_K):"
-
+TILED, TILED_LAUNCH = "2.7: tiled matmul", "2.7: tiled matmul, the launch"
+DOT = 'total = tl.dot(a, b, total, input_precision="ieee")'
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "strides of b swapped",
     "the strides of b are swapped",
     '"classic wrong answers" 1',
-    edits={
-        "* stride_bk + column[None, :] * stride_bn": "* stride_bn + column[None, :] * stride_bk",
-        "b_place += BLOCK_K * stride_bk": "b_place += BLOCK_K * stride_bn",
-    },
-)
+    edits={"* stride_bk + column[None, :] * stride_bn": "* stride_bn + column[None, :] * stride_bk",
+           "+= BLOCK_K * stride_bk": "+= BLOCK_K * stride_bn"},
+)  # fmt: skip
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "strides of a swapped",
     "the strides of a are swapped",
-    edits={
-        "* stride_am + inner[None, :] * stride_ak": "* stride_ak + inner[None, :] * stride_am",
-        "a_place += BLOCK_K * stride_ak": "a_place += BLOCK_K * stride_am",
-    },
-)
+    edits={"* stride_am + inner[None, :] * stride_ak": "* stride_ak + inner[None, :] * stride_am",
+           "+= BLOCK_K * stride_ak": "+= BLOCK_K * stride_am"},
+)  # fmt: skip
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "tile stored transposed",
     "this is the product transposed",
     edits={"c_ptr + row[:, None] * stride_cm + column[None, :]": "c_ptr + column[None, :] * stride_cm + row[:, None]"},
 )
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "K not masked",
     "only sizes K that BLOCK_K does not divide go wrong",
-    edits={
-        TILED_A: "a = tl.load(a_place, mask=row[:, None] < M, other=0.0)",
-        TILED_B: "b = tl.load(b_place, mask=column[None, :] < N, other=0.0)",
-    },
+    '"classic wrong answers" 2',
+    edits={" & (inner[None, :] < K - start)": "", "(inner[:, None] < K - start) & ": ""},
 )
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "pointers stay",
     "each step multiplies the first tiles again",
     '"classic wrong answers" 3',
     edits={"a_place += BLOCK_K * stride_ak": "", "b_place += BLOCK_K * stride_bk": ""},
 )
+wrong(TILED, "last step only", "only the last step along K is left", edits={"tl.dot(a, b, total,": "tl.dot(a, b,"})
 wrong(
-    "2.7",
-    "tiled_matmul",
-    "last step only",
-    "only the last step along K is left",
-    edits={TILED_DOT: 'total = tl.dot(a, b, input_precision="ieee")'},
-)
-wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "accumulates in fp16",
     "the total stays float32 over all steps",
     '"classic wrong answers" 4',
-    edits={TILED_DOT: "total = (total + tl.dot(a, b)).to(c_ptr.dtype.element_ty).to(tl.float32)"},
+    edits={DOT: "total = (total + tl.dot(a, b)).to(c_ptr.dtype.element_ty).to(tl.float32)"},
 )
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "ragged step left out",
     "the last, ragged step along K is left out",
-    edits={TILED_LOOP: "for start in range(0, K // BLOCK_K * BLOCK_K, BLOCK_K):"},
+    edits={"range(0, K, BLOCK_K)": "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"},
 )
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "store not masked",
     "wrote c_ptr",
     "outside of its shape",
-    edits={TILED_STORE: "tl.store(c_place, total.to(c_ptr.dtype.element_ty))"},
+    edits={"total.to(c_ptr.dtype.element_ty), mask=mask": "total.to(c_ptr.dtype.element_ty)"},
 )
 wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED_LAUNCH,
     "grid rounded down",
     "never written",
-    edits={TILED_GRID: "tiled_matmul_kernel[(max(1, M // tile.m) * max(1, N // tile.n),)]"},
+    edits={"triton.cdiv(M, tile.m)": "max(1, M // tile.m)", "triton.cdiv(N, tile.n)": "max(1, N // tile.n)"},
 )
+wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 go wrong", edits={"if WIDE:": "if False:"})
 wrong(
-    "2.7",
-    "tiled_matmul",
-    "32-bit offsets",
-    "only offsets beyond 2^31 go wrong",
-    edits={"    if WIDE:": "    if False:"},
-)
-wrong(
-    "2.7",
-    "tiled_matmul",
+    TILED,
     "a loaded twice",
     "a_ptr is read",
     "keep it on chip",
-    edits={TILED_DOT: f"{TILED_A}\n        {TILED_DOT}"},
+    edits={
+        DOT: "a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)\n"
+        f"            {DOT}"
+    },
 )
 
-# ---- 2.8 grouped matmul
-GROUP_ROWS = "rows = min(tiles_m - first, GROUP_M)"
-GROUP_FIRST = "first = pid // tiles_per_group * GROUP_M"
-GROUP_RETURN = "return first + place % rows, place // rows"
-
+# ---- 2.8 grouped order, and descriptors
+GROUPED, DESCRIPTORS = "2.8: grouped order", "2.8: a tile through descriptors"
+GROUPED_ROWS, GROUPED_RETURN = "rows = min(tiles_m - first, GROUP_M)", "first + place % rows, place // rows"
 wrong(
-    "2.8",
-    "grouping",
+    GROUPED,
     "full groups only",
     "the last group has fewer rows than GROUP_M",
     '"classic wrong answers" 1',
-    edits={GROUP_ROWS: "rows = GROUP_M"},
+    edits={GROUPED_ROWS: "rows = GROUP_M"},
 )
 wrong(
-    "2.8",
-    "grouping",
+    GROUPED,
     "row by row",
     "tiles follow one another row by row",
     '"classic wrong answers" 2',
-    edits={GROUP_RETURN: "return first + place // tiles_n, place % tiles_n"},
+    edits={GROUPED_RETURN: "first + place // tiles_n, place % tiles_n"},
 )
+wrong(GROUPED, "column by column", "there are no groups", edits={GROUPED_RETURN: "pid % tiles_m, pid // tiles_m"})
 wrong(
-    "2.8",
-    "grouping",
-    "column by column",
-    "there are no groups",
-    edits={GROUP_RETURN: "return pid % tiles_m, pid // tiles_m"},
-)
-wrong(
-    "2.8",
-    "grouping",
+    GROUPED,
     "groups of columns",
     "the groups are made of columns",
     edits={
-        "tiles_per_group = GROUP_M * tiles_n": "tiles_per_group = GROUP_M * tiles_m",
-        GROUP_ROWS: "rows = min(tiles_n - first, GROUP_M)",
-        GROUP_RETURN: "return place // rows, first + place % rows",
+        "GROUP_M * tiles_n": "GROUP_M * tiles_m",
+        GROUPED_ROWS: "rows = min(tiles_n - first, GROUP_M)",
+        GROUPED_RETURN: "place // rows, first + place % rows",
     },
 )
 wrong(
-    "2.8",
-    "grouping",
+    GROUPED,
     "number of the group",
     "the group's number stands where its first row belongs",
-    edits={GROUP_FIRST: "first = pid // tiles_per_group"},
+    edits={"first = pid // tiles_per_group * GROUP_M": "first = pid // tiles_per_group"},
 )
 wrong(
-    "2.8",
-    "grouping",
+    GROUPED,
     "all rows that are left",
     "a group takes all the rows that are left",
-    edits={GROUP_ROWS: "rows = tiles_m - first"},
+    edits={GROUPED_ROWS: "rows = tiles_m - first"},
 )
 wrong(
-    "2.8",
-    "matmul",
+    DESCRIPTORS,
     "offsets of a swapped",
     "the offsets of a's tile are swapped",
     '"classic wrong answers" 4',
-    edits={"else a_desc.load([row, start])": "else a_desc.load([start, row])"},
+    edits={"a_desc.load([row, start])": "a_desc.load([start, row])"},
 )
 wrong(
-    "2.8",
-    "matmul",
+    DESCRIPTORS,
+    "offsets of b swapped",
+    "the offsets of b's tile are swapped",
+    edits={"b_desc.load([start, column])": "b_desc.load([column, start])"},
+)
+wrong(
+    DESCRIPTORS,
     "transposed operands forgotten",
     "their descriptor describes the transpose",
-    edits={
-        "a_desc.load([start, row]).T if A_TURNED else a_desc.load([row, start])": "a_desc.load([row, start])",
-        "b_desc.load([column, start]).T if B_TURNED else b_desc.load([start, column])": "b_desc.load([start, column])",
-    },
+    edits={"if A_TURNED:": "if False:", "if B_TURNED:": "if False:"},
 )
 wrong(
-    "2.8",
-    "matmul",
+    DESCRIPTORS,
     "last step only",
     "only the last step along K is left",
-    edits={TILED_DOT: 'total = tl.dot(a, b, input_precision="ieee")'},
+    '"classic wrong answers" 5',
+    edits={"tl.dot(a, b, total,": "tl.dot(a, b,"},
 )
 wrong(
-    "2.8",
-    "matmul",
+    DESCRIPTORS,
     "accumulates in fp16",
     "the total stays float32 over all steps",
-    edits={TILED_DOT: "total = (total + tl.dot(a, b)).to(DTYPE).to(tl.float32)"},
+    '"classic wrong answers" 6',
+    edits={DOT: "total = (total + tl.dot(a, b)).to(DTYPE).to(tl.float32)"},
 )

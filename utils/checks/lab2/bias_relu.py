@@ -71,7 +71,7 @@ def check_bias_relu(bias_relu: Callable[[torch.Tensor, torch.Tensor], torch.Tens
     seed = draw_seed(seed)
     tile = tile_sizes(bias_relu, (shapes.drawn(2, 700), shapes.drawn(700)), FORWARD, ROWS=4, BLOCK=256)
     shape = {"row": 2 * tile["ROWS"], "col": tile["BLOCK"]}
-    cases = Cases(shape, layouts=("transposed", "padded"), count=1, max_tiles=2, zero=True).draw(seed)
+    cases = Cases(shape, layouts=("transposed", "padded"), count=2, max_tiles=2, zero=True).draw(seed)
     tall = {"row": runtime.pick(cpu=600, gpu=300_000), "col": 5}
     check_kernel(
         Exercise("2.2", "bias and ReLU"),

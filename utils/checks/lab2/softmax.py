@@ -100,7 +100,7 @@ def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
     """
     seed = draw_seed(seed)
     cases = Cases(
-        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=1, zero=True, magnitude=100.0
+        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
     )
     longest = {"row": 2, "col": LONGEST_ROW}
     check_kernel(
@@ -185,7 +185,7 @@ def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
     cases = Cases(
         {"row": range(2, 5), "col": block},
         layouts=("transposed", "padded", "strided"),
-        count=1,
+        count=2,
         zero=True,
         magnitude=100.0,
     ).draw(seed)

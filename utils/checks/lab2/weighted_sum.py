@@ -103,7 +103,7 @@ def check_weighted_sum(weighted_sum: WeightedSum, seed: int | None = None) -> No
     seed = draw_seed(seed)
     cases = _cases(weighted_sum, seed)
     long = {"row": 2, "col": runtime.pick(cpu=10_000, gpu=50_000)}
-    cases += [Case("drifting", long, dtype, seed=seed) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+    cases += [Case("drifting", long, dtype, seed=seed) for dtype in (torch.float16, torch.bfloat16)]
     check_kernel(
         Exercise("2.3", "weighted sum"),
         weighted_sum,
@@ -127,18 +127,18 @@ def check_weighted_sum(weighted_sum: WeightedSum, seed: int | None = None) -> No
 
 def _inputs(case: Case) -> Sequence[torch.Tensor]:
     x, weight = shapes.tensor(case, "x"), case.tensor("weight", "col", layout="contiguous")
-    if case.kind == "drifting":  # partial sums grow to thirty times the result, and beyond float16
+    if case.kind == "drifting":  # partial sums grow to hundreds of times the result, and beyond float16
         half = x.shape[-1] // 2
-        x[:, :half] += 60
-        x[:, half:] -= 60
-        weight += 60
+        x[:, :half] += 20
+        x[:, half:] -= 20
+        weight += 20
     return x, weight
 
 
 def _cases(weighted_sum: WeightedSum, seed: int) -> list[Case]:
     tile = tile_sizes(weighted_sum, (shapes.drawn(2, 700), shapes.drawn(700)), FORWARD, ROWS=4, BLOCK=256)
     shape = {"row": 2 * tile["ROWS"], "col": tile["BLOCK"]}
-    cases = Cases(shape, layouts=("transposed", "padded"), count=1, max_tiles=2, zero=True).draw(seed)
+    cases = Cases(shape, layouts=("transposed", "padded"), count=2, max_tiles=2, zero=True).draw(seed)
     return [*cases, shapes.turned(seed, 21), *shapes.far(seed, 40)]
 
 
