@@ -70,9 +70,16 @@ OPERATORS: Mapping[str, tuple[Function, Function, str]] = {
 }  # fmt: skip
 
 
-def _tensor(draw: random.Random, shape: Sequence[int], dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+def _tensor(
+    draw: random.Random, shape: Sequence[int], dtype: torch.dtype, scale: float = 1.0, masked: float = 0.0
+) -> torch.Tensor:
+    """Random values in a random layout; ``masked`` of the columns at most, side by side, are -inf."""
     source = torch.Generator().manual_seed(draw.getrandbits(63))
     values = (torch.randn(tuple(shape), generator=source) * scale).to(dtype).to(runtime.DEVICE)
+    if masked:
+        width = int(draw.random() * masked * shape[-1])
+        start = draw.randint(0, shape[-1] - width)
+        values[..., start : start + width] = -float("inf")
     return cases.lay_out(values, draw.choice(LAYOUTS)) if values.ndim else values
 
 
@@ -83,7 +90,7 @@ def _draw_inputs(kind: str, draw: random.Random, dtype: torch.dtype, largest: in
         m, k, n = (unit * draw.randint(1, max(2, largest // (4 * unit))) for _ in range(3))
         return [_tensor(draw, (m, k), dtype), _tensor(draw, (k, n), dtype)]
     if kind == "long":
-        return [_tensor(draw, (draw.randint(1, 3), draw.randint(2 * largest, 60 * largest)), dtype, 4.0)]
+        return [_tensor(draw, (draw.randint(1, 3), draw.randint(2 * largest, 60 * largest)), dtype, 4.0, masked=0.5)]
     leading = [draw.randint(1, 6) for _ in range(draw.randint(0, 4))]
     x = _tensor(draw, (*leading, draw.choice([1, 3, 8, 17, 64, 100, largest // 2 + 1, largest])), dtype, 2.0)
     if draw.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Lab 2's benchmarks without a GPU: every script runs on small sizes, with known times, and fills its record's layout."""
+"""Lab 2's benchmarks without a GPU: each runs on small sizes, with known times, and fills its record's layout."""
 
 from __future__ import annotations
 

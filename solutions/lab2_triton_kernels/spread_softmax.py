@@ -26,7 +26,7 @@ import triton.language as tl  # isort: skip
 @triton.jit
 def publish(words_ptr, row, part, parts, x):
     """Write the maximum of ``x`` and the sum of exponentials relative to it as word ``part`` of ``row``."""
-    maximum = tl.max(x, axis=0)
+    maximum = tl.maximum(tl.max(x, axis=0), -3.4028234663852886e38)  # finite, so that a part of -inf adds up to 0
     total = tl.sum(tl.exp(x - maximum), axis=0)
     high = maximum.to(tl.int32, bitcast=True).to(tl.int64) << 32
     low = total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -47,7 +47,7 @@ def gather(words, place, mask):
 @triton.jit
 def spread_softmax_kernel(
     x_ptr, out_ptr, words_ptr, num_rows, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: part ``program_id % parts`` of every ``groups``-th row; ``parts`` programs make up a group.
 
@@ -65,6 +65,11 @@ def spread_softmax_kernel(
     for row in range(first, num_rows + groups, groups):
         before = row - groups
         next_row = x_ptr + row_offset(row + groups, size_1, size_2, stride_0, stride_1, stride_2)
+        row_before = x_ptr + row_offset(before, size_1, size_2, stride_0, stride_1, stride_2)
+        if EARLY:  # its latency overlaps with the next row's, at the price of registers
+            again = tl.load(
+                row_before + place, mask=mask & (before >= 0), eviction_policy="evict_first"
+            )  # (BLOCK,), from L2
         words_before = words_ptr + before * parts + word
         ahead = tl.load(
             next_row + place, mask=mask & (row + groups < num_rows), other=-float("inf"), eviction_policy="evict_last"
@@ -74,8 +79,8 @@ def spread_softmax_kernel(
             publish(words_ptr, row, part, parts, x.to(tl.float32))
         x = ahead
         if before >= 0:
-            row_before = x_ptr + row_offset(before, size_1, size_2, stride_0, stride_1, stride_2)
-            again = tl.load(row_before + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from the L2 cache
+            if not EARLY:
+                again = tl.load(row_before + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from L2
             maximum, scale = gather(words, words_before, word < parts)
             y = (tl.exp(again.to(tl.float32) - maximum) * scale).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + before * columns + column, y, mask=mask, eviction_policy="evict_first")
@@ -105,7 +110,7 @@ def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tens
     words = torch.zeros(rows.count, parts, dtype=torch.int64, device=x.device)
     spread_softmax_kernel[(groups * parts,)](
         x, out, words, rows.count, rows.columns, parts, *rows.place,
-        PARTS=tuning.power_of_two(parts), BLOCK=shared.block, WIDE=rows.wide,
+        PARTS=tuning.power_of_two(parts), BLOCK=shared.block, WIDE=rows.wide, EARLY=shared.early,
         num_warps=shared.warps, maxnreg=shared.registers, launch_cooperative_grid=True,
     )  # fmt: skip
     return out

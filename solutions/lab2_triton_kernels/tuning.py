@@ -9,9 +9,9 @@ kernel                     tile (rows x columns, warps[, stages]): share of the 
 =========================  ======================================================================================
 gelu                       2048, 8: 1.011   1024, 4: 1.009   4096, 4: 0.996   8192, 8: 0.994
 bias_relu                  1x2048, 8: 1.009   8x1024, 16: 1.010   4x1024, 8: 1.006   4x1024, 4: 0.994
-both, what L2 keeps        x evict_last and out evict_first: +0.006 to +0.008; x evict_first: -0.01
+what L2 keeps              x evict_last, out evict_first: +0.005 to +0.008 for gelu, bias_relu, short softmax
 weighted_sum               2x4096, 16: 1.033   2x2048, 8: 1.022   2x1024, 4: 1.010   1x8192, 4: 0.914
-  gradient of x            1x2048, 4: 1.073   1x4096, 8: 1.073   1x1024, 4: 1.019   (writes only)
+  gradient of x            1x2048, 4: 1.073   1x1024, 4: 1.019   (writes only; evict_first 1.084)
   gradient of the weight   2x1024, 4, 3: 0.997   the same, 1 stage: 0.92   4x1024, 8, 1: 0.913   (reads only)
   both in one kernel       8x1024, 8, 2: 0.955   4x1024, 8, 1: 0.907   4x512, 4, 1: 0.911
 softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
@@ -19,8 +19,8 @@ softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
   rows of 32768            32 warps: 0.954   16 warps: 0.922   8 warps: 0.700
 online_softmax, 65536      8192, 16: 0.751   4096, 16: 0.687   4096, 4: 0.563   (of one read, though it makes two)
   rows of 262144           8192, 32: 0.665   8192, 16: 0.663   4096, 8: 0.619
-spread_softmax, 65536      2048, 2: 0.929   4096, 4: 0.897   8192, 8: 0.888
-  rows of 262144           8192, 8: 0.917   4096, 4: 0.916   2048, 2: 0.884   (out not evict_first: 0.78)
+spread_softmax, 65536      2048, 2: 0.910, early 0.945   4096, 4: 0.881, early 0.929
+  rows of 262144           4096, 4: 0.918, early 0.887   2048, 2: 0.893   (out not evict_first: 0.78)
 =========================  ======================================================================================
 
 Products, relative to cuBLAS (785 TFLOP/s at 4096, 759 at 8192), for tiles m x n x k, warps, stages:
@@ -35,11 +35,22 @@ the same, groups of 16                                      0.997   1.023
 128 x 256 x 64, 8, 3, one tile a program                    0.969   1.001
 128 x 128 x 64, 8, 4, flattened                             0.902   0.936
 =========================================================  ======  ======
+
+Through pointers, in TFLOP/s, groups of 8 (row by row):
+
+=========================================================  ===========  ===========
+128 x 256 x 64, 8, 4                                       748 (731)    747 (713)
+128 x 256 x 64, 8, 3                                       684 (683)    661 (659)
+128 x 128 x 64, 4, 4                                       626 (610)    626 (573)
+128 x 128 x 64, 8, 3                                       600 (614)    548 (581)
+=========================================================  ===========  ===========
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import torch
 
 from utils import runtime
 
@@ -54,12 +65,16 @@ class Tile(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread."""
+    """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread.
+
+    ``early`` starts the second read of a part before the work that hides it, which takes more registers.
+    """
 
     block: int
     warps: int
     programs_per_sm: int
     registers: int
+    early: bool = False
 
 
 class MatmulTile(NamedTuple):
@@ -162,14 +177,24 @@ def spread_softmax(columns: int, element_size: int) -> Shared:
     """How spread_softmax shares out rows of ``columns`` elements."""
     if element_size == 4:
         return Shared(4096, 8, 3, 80)
-    return Shared(2048, 2, 10, 80) if columns <= 131072 else Shared(4096, 4, 6, 80)
+    return Shared(2048, 2, 10, 96, early=True) if columns <= 131072 else Shared(4096, 4, 6, 80)
 
 
-def tiled_matmul(element_size: int) -> MatmulTile:
-    """Tile of the product through pointers."""
+def tiled_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of the product through pointers: as large as the shared memory of the GPU's multiprocessors allows.
+
+    Args:
+        element_size: Bytes of an element.
+        capability: Of the GPU; by default of the one in use.
+    """
     if runtime.INTERPRET:
         return MatmulTile(32, 32, 32, 2, 4, 1)
-    return MatmulTile(128, 128, 64, 8, 8, 3) if element_size == 2 else MatmulTile(64, 64, 32, 8, 4, 3)
+    if element_size == 4:
+        return MatmulTile(64, 64, 32, 8, 4, 3)
+    capability = capability or torch.cuda.get_device_capability()
+    if capability[0] in (9, 10):  # 227 KiB
+        return MatmulTile(128, 256, 64, 8, 8, 4)
+    return MatmulTile(128, 256, 64, 8, 8, 3) if capability == (8, 0) else MatmulTile(128, 128, 64, 8, 8, 3)
 
 
 def descriptor_matmul(element_size: int) -> MatmulTile:
