@@ -192,6 +192,20 @@ def test_an_answer_that_uses_one_is_told_so():
 # ---- restoring
 
 
+def test_launches_are_seen_after_thousands_of_checks():
+    """CPython 3.13 loses track of a class whose ``__getitem__`` is replaced again and again."""
+    x = torch.zeros(4, 4)
+    for _ in range(3):
+        scale(x)
+    for _ in range(1500):
+        with watch():
+            pass
+    with watch() as seen:
+        scale(x)
+    assert seen.kernels == [("scale_kernel", "checked_kernels")]
+    assert seen.launching == 0
+
+
 def test_everything_is_restored_also_after_an_exception():
     before = (KernelInterface.__getitem__, torch.compile)
     with pytest.raises(RuntimeError, match="inside"), watch():

@@ -266,12 +266,34 @@ def test_an_owed_claim_of_another_kind_or_notebook_is_still_missing(tmp_path):
     ("text", "words"),
     [('[[claim]]\nid = "a.b"\n', "needs"), ("[[claim", "not valid TOML"),
      ('[[claim]]\nid="a.b"\nnotebook="n"\nkind="guess"\ntext="t"\n', "guess"),
-     (2 * '[[claim]]\nid="a.b"\nnotebook="n"\nkind="state"\ntext="t"\n', "listed twice")],
+     (2 * '[[claim]]\nid="a.b"\nnotebook="n"\nkind="state"\ntext="t"\n', "listed twice"),
+     ('[[claim]]\nid=3\nnotebook="n"\nkind="state"\ntext="t"\n', "got {'id': 3"), ("claim = 3", "got claim = 3")],
 )  # fmt: skip
 def test_a_damaged_owed_list_is_refused(tmp_path, text, words):
     (tmp_path / "owed.toml").write_text(text)
     with pytest.raises(LedgerError, match=words):
         owed(tmp_path / "owed.toml")
+
+
+def test_an_owed_list_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(LedgerError, match=r"owed\.toml: cannot be read: No such file"):
+        owed(tmp_path / "owed.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("computed", None, "computed must be a number"), ("computed", "98", "cannot be held against"),
+     ("expected", [1, 2, 3], "a range is"), ("tolerance", "0", "tolerance must be a number"),
+     ("unit", 3, "unit must be a string"), ("kind", "guess", "kind must be one of"), ("id", "Tiles", "got 'Tiles'")],
+)  # fmt: skip
+def test_a_stored_claim_that_was_edited_is_refused_by_value(tmp_path, key, value, words):
+    path = write_notebook(tmp_path, "01_gpu_model", [TILES])
+    notebook = json.loads(path.read_text())
+    (stored,) = [o["data"][MIME] for c in notebook["cells"] for o in c.get("outputs", []) if MIME in o.get("data", {})]
+    stored[key] = value
+    path.write_text(json.dumps(notebook))
+    with pytest.raises(LedgerError, match=f"01_gpu_model, cell 1: not a stored claim: .*{words}"):
+        ledger([path])
 
 
 def test_a_damaged_notebook_or_output_is_named(tmp_path):

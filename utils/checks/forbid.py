@@ -188,6 +188,42 @@ def kernel_name(kernel: Any) -> tuple[str, str]:
     return getattr(kernel, "__name__", repr(kernel)), getattr(kernel, "__module__", "") or ""
 
 
+#: The blocks of :func:`watch` that listen now, the innermost last.
+_LISTENING: list[Watch] = []
+
+
+def _note_launches() -> None:
+    """Let every ``kernel[grid]`` tell the blocks that listen.
+
+    Installed once, when this module is imported, and left in place: CPython 3.13 stops following changes of a class's
+    ``__getitem__`` once the class has been changed about a thousand times, and calls one that was put back long ago.
+    """
+    index = KernelInterface.__getitem__
+
+    def launcher(kernel, grid):
+        launch = index(kernel, grid)
+        if not _LISTENING:
+            return launch
+
+        def run(*args, **kwargs):
+            listening = tuple(_LISTENING)
+            for seen in listening:
+                seen.kernels.append(kernel_name(kernel))
+                seen.launching += 1
+            try:
+                return launch(*args, **kwargs)
+            finally:
+                for seen in listening:
+                    seen.launching -= 1
+
+        return run
+
+    KernelInterface.__getitem__ = launcher
+
+
+_note_launches()
+
+
 @contextlib.contextmanager
 def watch() -> Iterator[Watch]:
     """Listen to what runs inside the block; everything is as it was afterwards, also after an exception.
@@ -195,34 +231,19 @@ def watch() -> Iterator[Watch]:
     Memory from ``torch.empty`` and its relatives is filled with the value of :mod:`utils.checks.unwritten`.
     """
     seen = Watch()
-    index = KernelInterface.__getitem__
-
-    def launcher(kernel, grid):
-        launch = index(kernel, grid)
-
-        def run(*args, **kwargs):
-            seen.kernels.append(kernel_name(kernel))
-            seen.launching += 1
-            try:
-                return launch(*args, **kwargs)
-            finally:
-                seen.launching -= 1
-
-        return run
-
     compile_function = torch.compile
 
     def noted_compile(*args, **kwargs):
         seen.calls.append(Call("torch.compile", "compile", _caller()))
         return compile_function(*args, **kwargs)
 
-    KernelInterface.__getitem__ = launcher
     torch.compile = noted_compile
+    _LISTENING.append(seen)
     try:
         with _Operators(seen), _Functions(seen):
             yield seen
     finally:
-        KernelInterface.__getitem__ = index
+        _LISTENING.pop()
         torch.compile = compile_function
 
 

@@ -113,13 +113,23 @@ class Claim:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], notebook: str = "", cell: int = -1) -> Claim:
-        """Read back what :meth:`to_json` stored; LedgerError when a field is missing or unknown."""
+        """Read back what :meth:`to_json` stored; LedgerError when a field is missing, unknown or malformed."""
         names = {f.name for f in fields(cls)} - {"notebook", "cell"}
         if not isinstance(stored, dict) or set(stored) != names:
             raise LedgerError(f"{notebook}, cell {cell}: not a stored claim: {str(stored)[:120]!r}")
         expected = stored["expected"]
         values = stored | {"expected": tuple(expected) if isinstance(expected, list) else expected}
-        return cls(**values, notebook=notebook, cell=cell)
+        read = cls(**values, notebook=notebook, cell=cell)
+        try:
+            _checked_expected(read.expected, _checked_value("computed", read.computed, _checked_id(read.id)), read.id)
+            _checked_tolerance(read.tolerance, read.id)
+            _check_types_agree(read)
+            for name in ("unit", "source", "statement"):
+                _checked_text(name, getattr(read, name), read.id)
+            _checked_kind(read.kind, read.source, read.id)
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"{notebook}, cell {cell}: not a stored claim: {error}") from error
+        return read
 
 
 def claim(

@@ -29,15 +29,24 @@ class Owed:
 
 
 def owed(path: Path | str = OWED) -> list[Owed]:
-    """Read the list of owed claims; LedgerError when an entry is incomplete, of unknown kind, or listed twice."""
+    """Read the list of owed claims.
+
+    Raises:
+        LedgerError: the file cannot be read, or an entry is incomplete, of unknown kind, or listed twice.
+    """
     try:
         entries = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: not valid TOML: {error}") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise LedgerError(f"{path}: claims are tables that start with [[claim]], got claim = {entries!r}")
     names = {f.name for f in fields(Owed)}
     listed: dict[str, Owed] = {}
     for entry in entries:
-        if set(entry) != names or entry["kind"] not in KINDS:
+        texts = all(isinstance(value, str) for value in entry.values())
+        if set(entry) != names or not texts or entry["kind"] not in KINDS:
             raise LedgerError(f"{path}: a claim needs {', '.join(sorted(names))} and a kind of {KINDS}, got {entry}")
         if entry["id"] in listed:
             raise LedgerError(f"{path}: {entry['id']!r} is listed twice")
