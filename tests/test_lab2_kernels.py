@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from benchmarks import kernel_errors
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
 from solutions.lab2_triton_kernels.rows import as_elements, as_rows
+from solutions.lab2_triton_kernels.spread_softmax import spread_fits, spread_softmax_kernel
 from utils import runtime
 from utils.checks import cases
 from utils.kernel_profile import profile_kernel
@@ -127,6 +129,33 @@ def test_infinities_and_nan_go_where_pytorch_sends_them(columns):
     vector = torch.zeros(columns, device=runtime.DEVICE)
     torch.testing.assert_close(lab.bias_relu(x, vector), F.relu(x), equal_nan=True)
     torch.testing.assert_close(lab.gelu(x), F.gelu(x, approximate="tanh"), equal_nan=True)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spread_softmax(early):
+    # one part a row: a program waits for nobody but itself, so that the interpreter can run it
+    x = draw(7, 100, dtype=torch.bfloat16, layout="padded")
+    x[0, :] = -math.inf
+    x[1, :60] = -math.inf
+    x[2, 3] = math.nan
+    out = torch.full((7, 100), 9.0, dtype=x.dtype, device=x.device)
+    words = torch.zeros(7, 1, dtype=torch.int64, device=x.device)
+    _, rows = as_rows(x)
+    spread_softmax_kernel[(3,)](
+        x, out, words, rows.count, rows.columns, 1, *rows.place, PARTS=1, BLOCK=128, WIDE=rows.wide, EARLY=early
+    )
+    torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
+
+
+def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
+    x = draw(1, 8)
+    monkeypatch.setattr(runtime, "INTERPRET", True)
+    assert not spread_fits(x, 100_000)
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=10))
+    shared = tuning.spread_softmax(10**6, 4)
+    most = 10 * shared.programs_per_sm * shared.block
+    assert spread_fits(x, most) and not spread_fits(x, most + 1)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4)])
