@@ -233,7 +233,7 @@ wrong(
     RELU_BACK,
     "tail never written",
     "first at dx",
-    "never written",
+    "never written: a row has triton.cdiv(columns, BLOCK) blocks",
     edits={"tl.cdiv(columns, BLOCK)": "tl.maximum(columns // BLOCK, 1)"},
     also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
 )
@@ -342,8 +342,7 @@ wrong(
 wrong(
     DX,
     "weight along rows",
-    "elements differ",
-    "first at dx",
+    "dx takes one weight for each row",
     edits={
         "along(column, weight_step, WIDE), mask=column < columns": "row * weight_step, mask=row < columns",
         DX_PRODUCT: "(dout * weight)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)",
@@ -400,7 +399,8 @@ wrong(
 wrong(
     DWEIGHT,
     "strips overlap",
-    "first at dweight",
+    "strips overlap",
+    '"classic wrong answers" 4',
     edits={"(strip * tiles_per_strip + tile)": "(strip + tile)"},
 )
 wrong(
@@ -513,6 +513,8 @@ wrong(
     LONG,
     "three reads",
     "x_ptr is read 3.0 times, the budget is 2",
+    "maximum and sum come out of one pass",
+    '"classic wrong answers" 6',
     edits={"for again": f"{FIRST_LOOP}for again"},
 )
 wrong(LONG, "not divided", "the rows are not divided by their sums", edits={" / total": ""})

@@ -14,6 +14,7 @@ from utils.checks.kernel import check_kernel
 from utils.checks.lab2 import shapes
 from utils.checks.lab2.launches import every, launched, rows_tiling, tile_sizes, within
 from utils.checks.lab2.shapes import classic
+from utils.checks.problem import Problem
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget
@@ -206,6 +207,18 @@ def _long_input(case: Case) -> Sequence[torch.Tensor]:
     return (x,)
 
 
+def _not_three_reads(trial: Trial) -> Problem | None:
+    counters = trial.profile.by_argument.get("x_ptr")
+    one = every(trial.case).one_pass(trial.case)
+    if counters is None or one == 0 or counters.bytes_loaded != 3 * one:
+        return None
+    numbers = f"{counters.bytes_loaded:,} bytes loaded, {2 * one:,} allowed"
+    return Problem(
+        f"x_ptr is read 3.0 times, the budget is 2: {numbers}",
+        classic("maximum and sum come out of one pass: rescale the sum when a new maximum comes", 6),
+    )
+
+
 def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None:
     """Exercise 2.6: softmax of rows too long to stay on chip, by the online maximum and sum, in two reads.
 
@@ -221,9 +234,10 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
         _long_input,
         tiling=_long_tiles,
         inspections=[
+            _not_three_reads,
             within(
                 LONG, lambda case, launch: Budget({"x_ptr": every(case, times=2)}, {"out_ptr": every(case)}, exact=True)
-            )
+            ),
         ],
         diagnose=_LONG_MISTAKES,
         speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.9, "torch.softmax", bytes_moved=3 * 2**27),
@@ -238,4 +252,4 @@ def _long_tiles(trials: Sequence[Trial]) -> Tiling | None:
         return None
     *leading, col = trials[0].case.sizes
     grid = "*".join(leading) if tuple(found["grid"][1:]) == (1, 1) else ()
-    return Tiling([*leading, col], grid=grid, loops={col: found["BLOCK"]}, noun="row")
+    return Tiling([*leading, col], grid=grid, loops={col: found["BLOCK"]})

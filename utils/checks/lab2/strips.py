@@ -30,6 +30,13 @@ def _first_tiles(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
     return sum(strip[:rows].sum(0) for strip in strips)
 
 
+def _overlapping(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
+    """Strip s begins at tile s, not at tile s * tiles_per_strip."""
+    strips, rows = _strips(e, kernel, products)
+    tiles, most = products(e).split(rows), launched([e.trial], kernel)["tiles_per_strip"]
+    return sum(tile.sum(0) for s in range(len(strips)) for tile in tiles[s : s + most])
+
+
 def mistakes(kernel: str, output: str, products: Products, sharing: int, adding: int) -> tuple[Diagnosis, ...]:
     """Rules for the gradient ``output`` that ``kernel`` begins, with their places in the exercise's list.
 
@@ -41,20 +48,28 @@ def mistakes(kernel: str, output: str, products: Products, sharing: int, adding:
     def races(e: Evidence) -> list:
         return [race for race in e.findings("races") if race.argument == "partial_ptr"]
 
+    def unwritten(e: Evidence) -> list:
+        return [found for found in e.findings("uninitialized_reads") if found.argument == "partial_ptr"]
+
     def is_output(e: Evidence) -> bool:
         return e.difference.name == output
 
     return (
         Diagnosis(
-            races,
+            lambda e: not is_output(e) and bool(e.difference.never_written[e.bad].all()),
+            "these elements are never written: a row has triton.cdiv(columns, BLOCK) blocks, "
+            "in the grid and in the kernel",
+        ),
+        Diagnosis(
+            lambda e: is_output(e) and races(e),
             lambda e: classic(
                 f"strips write the same partial sums ({races(e)[0]}): strip s has row s to itself", sharing
             ),
         ),
         Diagnosis(
-            lambda e: any(found.argument == "partial_ptr" for found in e.findings("uninitialized_reads")),
+            lambda e: is_output(e) and unwritten(e),
             lambda e: classic(
-                f"partial sums are added up that no program has written ({e.findings('uninitialized_reads')[0]}): "
+                f"partial sums are added up that no program has written ({unwritten(e)[0]}): "
                 "strip s writes row s, all its columns",
                 sharing,
             ),
@@ -66,6 +81,10 @@ def mistakes(kernel: str, output: str, products: Products, sharing: int, adding:
         Diagnosis(
             lambda e: is_output(e) and e.close(_first_tiles(e, kernel, products)),
             classic(f"{output} holds the first tile of each strip only: go through all its tiles", adding),
+        ),
+        Diagnosis(
+            lambda e: is_output(e) and e.close(_overlapping(e, kernel, products)),
+            classic("strips overlap: tile t of strip s is tile s * tiles_per_strip + t of all", adding),
         ),
         Diagnosis(
             lambda e: is_output(e) and e.close(_strips(e, kernel, products)[0][0].sum(0)),

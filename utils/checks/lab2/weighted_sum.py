@@ -171,6 +171,10 @@ _BACKWARD_MISTAKES = (
     same_as(_gradients(lambda x, w, d: w.expand_as(x).clone()), classic("dx lacks the factor dout", 1)),
     same_as(_gradients(lambda x, w, d: d.expand_as(x).clone()), classic("dx lacks the factor weight", 1)),
     same_as(_gradients(lambda x, w, d: d * x), classic("dx holds dout x: the derivative by x is the weight", 1)),
+    same_as(
+        _gradients(lambda x, w, d: (d * w[: x.shape[-2], None]).expand_as(x).clone()),
+        classic("dx takes one weight for each row: the weight has one number for each column", 1),
+    ),
     same_as(_gradients(lambda x, w, d: _flat(x).sum(0)), classic("dweight lacks the factor dout", 2)),
     same_as(_gradients(lambda x, w, d: d.sum().expand_as(w).clone()), classic("dweight lacks the factor x", 2)),
     same_as(
