@@ -168,6 +168,12 @@ wrong(
 )
 wrong(
     RELU,
+    "bias without its stride",
+    "only inputs that are not contiguous go wrong",
+    edits={"along(column, bias_step, WIDE)": "column"},
+)
+wrong(
+    RELU,
     "ReLU first",
     "ReLU is applied before the bias is added",
     '"classic wrong answers" 2',
@@ -225,7 +231,8 @@ wrong(
     "bias_ptr is read",
     "keep it on chip",
     edits={
-        "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None] + column[None, :], mask=mask",
+        "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None]"
+        " + along(column, bias_step, WIDE)[None, :], mask=mask",
         "bias[None, :]": "bias",
     },
 )

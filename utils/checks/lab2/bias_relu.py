@@ -100,7 +100,7 @@ def check_bias_relu(bias_relu: Callable[[torch.Tensor, torch.Tensor], torch.Tens
 
 
 def _inputs(case: Case) -> Sequence[torch.Tensor]:
-    x, bias = shapes.tensor(case, "x"), case.tensor("bias", "col", layout="contiguous")
+    x, bias = shapes.tensor(case, "x"), shapes.vector(case, "bias")
     dout = case.tensor("dout", *case.sizes, layout="contiguous" if case.layout == "far" else None)
     return x, bias, dout
 

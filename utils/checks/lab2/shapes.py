@@ -87,6 +87,11 @@ MISTAKES = (
 )
 
 
+def vector(case: Case, name: str) -> torch.Tensor:
+    """One number for each column: a slice with a step where the matrix is a slice, too."""
+    return case.tensor(name, "col", layout="strided" if case.layout == "padded" else "contiguous")
+
+
 def with_gradient(function: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of (x, vector) and its backward pass as one: (x, vector, dout) to the output and both gradients."""
 

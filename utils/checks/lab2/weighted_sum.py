@@ -126,7 +126,7 @@ def check_weighted_sum(weighted_sum: WeightedSum, seed: int | None = None) -> No
 
 
 def _inputs(case: Case) -> Sequence[torch.Tensor]:
-    x, weight = shapes.tensor(case, "x"), case.tensor("weight", "col", layout="contiguous")
+    x, weight = shapes.tensor(case, "x"), shapes.vector(case, "weight")
     if case.kind == "drifting":  # partial sums grow to hundreds of times the result, and beyond float16
         half = x.shape[-1] // 2
         x[:, :half] += 20
@@ -223,7 +223,7 @@ def check_weighted_sum_backward(weighted_sum: WeightedSum, seed: int | None = No
 
 def _backward_inputs(case: Case) -> Sequence[torch.Tensor]:
     vectors = (
-        case.tensor("weight", "col", layout="contiguous"),
+        shapes.vector(case, "weight"),
         case.tensor("dout", *list(case.sizes)[:-1], layout="contiguous"),
     )
     return shapes.tensor(case, "x"), *vectors
