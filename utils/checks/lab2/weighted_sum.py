@@ -55,6 +55,12 @@ def _block_sums(e: Evidence) -> list[torch.Tensor]:
     return [(weight[s : s + block] * x[..., s : s + block]).sum(-1) for s in starts]
 
 
+def _is_ragged(e: Evidence) -> bool:
+    """Whether several blocks of columns make up a row, the last one cut short."""
+    sizes, columns = launched([e.trial, *e.trials], FORWARD), e.case.sizes["col"]
+    return columns > sizes["BLOCK"] and columns % sizes["BLOCK"] != 0
+
+
 def _first_weights(e: Evidence) -> torch.Tensor:
     block = launched([e.trial, *e.trials], FORWARD)["BLOCK"]
     x, weight = e.args64
@@ -84,12 +90,12 @@ _FORWARD_MISTAKES = (
         classic("only the last block of columns is summed: each block must be added to the total", 3),
     ),
     Diagnosis(
-        lambda e: e.close(_block_sums(e)[0]),
-        classic("only the first block of columns is summed: the loop ends too early, or does not move on", 3),
+        lambda e: _is_ragged(e) and e.close(sum(_block_sums(e)[:-1])),
+        classic("the last, ragged block of columns is left out: the loop must go up to `columns`", 3),
     ),
     Diagnosis(
-        lambda e: len(_block_sums(e)) > 1 and e.close(sum(_block_sums(e)[:-1])),
-        classic("the last, ragged block of columns is left out: the loop must go up to `columns`", 3),
+        lambda e: e.close(_block_sums(e)[0]),
+        classic("only the first block of columns is summed: the loop ends too early, or does not move on", 3),
     ),
 )
 
