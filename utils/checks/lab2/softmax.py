@@ -240,7 +240,7 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
             ),
         ],
         diagnose=_LONG_MISTAKES,
-        speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.9, "torch.softmax", bytes_moved=3 * 2**27),
+        speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.7, "torch.softmax", bytes_moved=3 * 2**27),
         seed=seed,
         notice="two reads instead of three: maximum and sum come out of the same pass",
     )
