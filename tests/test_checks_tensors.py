@@ -42,6 +42,17 @@ def test_a_map_of_two_tiled_axes_has_a_line_for_each_row_of_tiles():
     assert [line.strip() for line in lines[1:]] == ["...", "...", "..X"]
 
 
+def test_a_map_of_many_lines_begins_where_something_is_wrong():
+    tiling = Tiling("m n", tiles={"m": 16, "n": 16}, grid=("m", "n"))
+    bad = np.zeros((320, 32), dtype=bool)
+    bad[200, 20] = True
+    lines = [line.strip() for line in tiling.map(bad, (200, 20))[1:]]
+    assert lines == ["… 12 lines of tiles above", ".X", *[".."] * 7]
+    bad[10, 20] = True
+    lines = [line.strip() for line in tiling.map(bad, (10, 20))[1:]]
+    assert lines == [".X", *[".."] * 7, "… 12 more lines of tiles"]
+
+
 def test_flattened_axes_and_one_dimensional_grids_are_described():
     flat = Tiling("row col", tiles={"row*col": 1024}, grid="row*col")
     assert flat.describe((3, 0), (8, 500)) == "program (1): tile elements 1024..2047"

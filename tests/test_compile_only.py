@@ -101,6 +101,21 @@ def test_standalone_source_brings_functions_and_constants_along():
     assert source.count("import triton.language as tl") == 1
 
 
+x = object()  # a notebook's variable that happens to have the name of a kernel's own
+
+
+@triton.jit
+def shadowing_kernel(x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(x_ptr + tl.arange(0, BLOCK), FACTOR * x)
+
+
+def test_a_kernels_own_variable_is_not_taken_for_a_global_of_the_same_name():
+    source = standalone_source(shadowing_kernel.fn)
+    assert "FACTOR = tl.constexpr(3)" in source
+    assert source.count("x =") == 1
+
+
 def attention_types(dtype: str) -> dict[str, str]:
     strides = [f"stride_{t}{axis}" for t in "qkvo" for axis in "bhn"]
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), f"*{dtype}") | {"lse_ptr": "*fp32"}

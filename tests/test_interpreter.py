@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import warnings
@@ -437,6 +438,47 @@ def test_the_language_is_restored_after_a_launch_and_after_an_error():
         failing_kernel[(4,)](torch.full((4,), 7, dtype=torch.int32))
     after = [*map(vars(tl.tensor).get, ("__bool__", "__index__", "sum")), tl.load, tl.core.load, tl.reduce]
     assert after == before
+
+
+HELPERS = """import triton
+import triton.language as tl
+
+@triton.jit
+def factor(x):
+    return x * {factor}
+
+@triton.jit
+def scaled(x):
+    y = x + 0.0
+    return factor(y)
+"""
+KERNELS = """import triton
+import triton.language as tl
+from {helpers} import scaled
+
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, N), scaled(tl.load(x_ptr + tl.arange(0, N))))
+"""
+
+
+def test_a_kernel_notices_that_a_file_of_helpers_was_edited_and_reloaded(tmp_path, monkeypatch):
+    """As a notebook's autoreload does it: the file's names are emptied, then the new file is run."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "reloaded_helpers.py").write_text(HELPERS.format(factor=2))
+    (tmp_path / "reloading_kernels.py").write_text(KERNELS.format(helpers="reloaded_helpers"))
+    kernel = importlib.import_module("reloading_kernels").scale_kernel
+    x, out = torch.arange(8.0), torch.empty(8)
+    kernel[(1,)](x, out, N=8)
+    assert torch.equal(out, 2 * x)
+    (tmp_path / "reloaded_helpers.py").write_text(HELPERS.format(factor=30))
+    helpers = sys.modules["reloaded_helpers"]
+    kept = {name: value for name, value in vars(helpers).items() if name in ("__name__", "__spec__", "__loader__")}
+    vars(helpers).clear()
+    vars(helpers).update(kept)
+    importlib.reload(helpers)
+    kernel[(1,)](x, out, N=8)
+    assert torch.equal(out, 30 * x)
 
 
 def test_repair_is_idempotent_and_lists_what_it_did():

@@ -299,6 +299,25 @@ def test_a_block_without_a_launch_counts_nothing_and_says_so():
 
 
 @triton.jit
+def two_stores_kernel(out_ptr, n, BLOCK: tl.constexpr):
+    """Each program writes its block in two halves, the later one first."""
+    first = tl.program_id(0) * BLOCK
+    half = tl.arange(0, BLOCK // 2)
+    tl.store(out_ptr + first + BLOCK // 2 + half, half, mask=first + BLOCK // 2 + half < n)
+    tl.store(out_ptr + first + half, half, mask=first + half < n)
+
+
+def test_a_launch_says_what_it_was_given_and_which_elements_each_program_wrote():
+    out = torch.zeros(3, 7, dtype=torch.int32)
+    with profile_kernel() as profile:
+        two_stores_kernel[(4,)](out, out.numel(), BLOCK=8)
+    launch = profile.launches[0]
+    assert (launch.scalars["n"], launch.scalars["BLOCK"]) == (21, 8)
+    written = {program[0]: span for (program, argument), span in launch.written.items() if argument == "out_ptr"}
+    assert written == {0: (0, 7), 1: (8, 15), 2: (16, 20)}  # program 3 lies beyond the end
+
+
+@triton.jit
 def squares(x):
     return x * x
 

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -98,18 +99,22 @@ def test_the_command_line_reports_the_state_of_the_real_labs():
 
 # ---- no solution in what is released ----
 def solution_lines() -> dict[str, list[str]]:
-    """The telling lines in the solutions of each module: more than a bracket, and not also given outside a solution."""
+    """The telling lines in the solutions of each module: more than a bracket, and not also given in the lab."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "solutions").glob("lab*/**/*.py")):
-        inside, lines, given = False, [], set()
-        for line in path.read_text().splitlines():
-            if BEGIN.match(line) or END.match(line):
-                inside = BEGIN.match(line) is not None
-            elif not inside:
-                given.add(line.strip())
-            elif len(line.strip()) > 12:
-                lines.append(line.strip())
-        found[path.relative_to(ROOT / "solutions").as_posix()] = [line for line in lines if line not in given]
+    for lab in sorted((ROOT / "solutions").glob("lab*")):
+        given: set[str] = set()
+        for path in sorted(lab.rglob("*.py")):
+            inside, lines = False, []
+            for line in path.read_text().splitlines():
+                if BEGIN.match(line) or END.match(line):
+                    inside = BEGIN.match(line) is not None
+                elif not inside:
+                    given.add(line.strip())
+                elif len(line.strip()) > 12:
+                    lines.append(line.strip())
+            found[path.relative_to(lab.parent).as_posix()] = lines
+        for name in [name for name in found if name.startswith(f"{lab.name}/")]:
+            found[name] = [line for line in found[name] if line not in given]
     return found
 
 
@@ -124,7 +129,14 @@ def test_no_line_of_any_solution_appears_in_labs():
             assert "BEGIN SOLUTION" not in text and "END SOLUTION" not in text
 
 
-def test_every_function_with_a_solution_is_a_stub_that_only_checks_its_arguments_and_raises():
+def statements(function: ast.FunctionDef) -> Counter[str]:
+    """What the simple statements of a function say, at whatever depth."""
+    return Counter(
+        ast.dump(node) for node in ast.walk(function) if isinstance(node, ast.stmt) and not hasattr(node, "body")
+    )
+
+
+def test_every_function_with_a_solution_is_a_stub_that_raises_and_keeps_only_what_surrounds_the_solution():
     stubs = 0
     for name in solution_lines():
         solved = ast.parse((ROOT / "solutions" / name).read_text())
@@ -137,9 +149,12 @@ def test_every_function_with_a_solution_is_a_stub_that_only_checks_its_arguments
                 assert ast.get_docstring(node) == ast.get_docstring(original)
                 if ast.dump(node) != ast.dump(original):
                     stubs += 1
-                    last = node.body[-1]
-                    assert isinstance(last, ast.Raise) and last.exc.func.id == "NotImplementedError", node.name
-                    assert not [n for n in ast.walk(node) if isinstance(n, ast.Return)], node.name
+                    added = statements(node) - statements(original)
+                    assert len(added) == 1 and "NotImplementedError" in next(iter(added)), node.name
+                    assert statements(original) - statements(node), node.name
+                    early = [n for n in ast.walk(node) if isinstance(n, ast.If) and isinstance(n.body[-1], ast.Return)]
+                    returns = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+                    assert len(returns) == len(early), f"{node.name} returns something else than for an empty input"
     assert stubs > 15
 
 

@@ -94,6 +94,10 @@ _OPERATOR = {
 }
 _CLASSES = {"contraction": NOT_NEGATIVE, "normalisation": NOT_NEGATIVE, "element-wise": NOT_NEGATIVE}
 _SECTORS = {str: COUNT}
+#: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
+_RESOURCES = {"registers": COUNT, "spills": COUNT, "shared_bytes": COUNT}
+
+_ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGATIVE}
 
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
@@ -192,5 +196,155 @@ LAYOUTS: dict[str, object] = {
             }
         },
     },
+    "tuning": {
+        "dtype": TEXT,
+        "matmul": [
+            {
+                "name": TEXT,
+                "m": SIZE,
+                "n": SIZE,
+                "k": SIZE,
+                "points": [{"tile": [SIZE], **_RESOURCES, **TIMING, "flops_per_second": POSITIVE}],
+                "refused": {str: TEXT},
+            }
+        ],
+        "softmax": [
+            {"rows": SIZE, "columns": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}
+        ],
+        "gelu": [{"block": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}],
+    },
+    "tile_order": {
+        "dtype": TEXT,
+        "tile": [SIZE],
+        "points": [
+            {
+                "n": SIZE,
+                "group": SIZE,
+                "dram_sectors_read": COUNT,
+                "l2_sectors_read": COUNT,
+                "l1_sectors_received": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+    },
+    "weight_gradient": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "rows": SIZE,
+                "columns": SIZE,
+                "method": TEXT,
+                "rows_per_program": SIZE,
+                "programs_per_element": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                "repeats": SIZE,
+                "distinct_results": SIZE,
+            }
+        ],
+    },
     "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
+    # ---- lab 2 ----
+    "fused_operators": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "points": [
+            {
+                "name": TEXT,
+                "direction": TEXT,
+                "shape": [SIZE],
+                "bytes": SIZE,
+                "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+                "of_copy": RATIO,
+                "of_peer": {str: RATIO},
+            }
+        ],
+    },
+    "gemm": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "n": SIZE,
+                "layout": TEXT,
+                "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+                "of_cublas": RATIO,
+            }
+        ],
+    },
+    "kernel_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                "operator": TEXT,
+                "dtype": TEXT,
+                "shapes": TEXT,
+                "strides": TEXT,
+                **_ERROR,
+            }
+        ],
+        "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
+    },
+    # ---- notebook 03 ----
+    "number_formats": {
+        "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+        "n": SIZE,
+        "products": [{"format": TEXT, **TIMING, "flops_per_second": POSITIVE, **RATIO, "error": POSITIVE}],
+        "unavailable": {str: TEXT},
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE},
+        "step": [{"format": TEXT, **TIMING, **RATIO}],
+    },
+    "chains": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "fused": [{"operations": SIZE, **TIMING}],
+        "eager": [{"operations": SIZE, **TIMING}],
+        "relu_of_sum": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+        "sin2_cos2": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+    },
+    "gelu_five_ways": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "ways": [
+            {
+                "name": TEXT,
+                "kernels": SIZE,
+                "longest": TEXT,
+                "kernel_seconds": POSITIVE,
+                "bytes": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                **RATIO,
+            }
+        ],
+        "unavailable": {str: TEXT},
+    },
+    "checkpointing": {
+        "dtype": TEXT,
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE, "layers": SIZE},
+        "input_bytes": SIZE,
+        "layer_bytes": SIZE,
+        "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO}],
+    },
+    "recomputation": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "variants": [
+            {"name": TEXT, "accesses": SIZE, "kernels": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}
+        ],
+    },
+    "tiling": {
+        "matmul": [
+            {
+                "kernel": TEXT,
+                "dtype": TEXT,
+                "n": SIZE,
+                "tile": COUNT,
+                "bytes_loaded": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+        "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+    },
 }

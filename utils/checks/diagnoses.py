@@ -59,6 +59,11 @@ class Trial:
         self.configurations, self.constants = configurations, constants
 
 
+def _largest(values: torch.Tensor) -> float:
+    finite = values[values.isfinite()].abs()
+    return finite.max().item() if finite.numel() else 0.0
+
+
 @dataclass
 class Evidence:
     """What a rule may look at: the first wrong output of the simplest failed case, and which other cases failed.
@@ -114,7 +119,8 @@ class Evidence:
         dtype, allowed = self.trial.targets[self.position].dtype, self.difference.allowed
         if agrees(candidate, self.right, 4 * allowed, dtype).all():
             return False
-        return bool(agrees(self.got, candidate, 4 * allowed, dtype).all())
+        larger = max(1.0, _largest(candidate) / (_largest(self.right) or 1.0))  # and so is its rounding error
+        return bool(agrees(self.got, candidate, 4 * allowed * larger, dtype).all())
 
     def same_as(self, formula: Callable[..., Any], args: Sequence[Any] | None = None) -> bool:
         """Whether the answer equals what another formula gives for the same inputs (in float64)."""

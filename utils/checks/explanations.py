@@ -14,6 +14,9 @@ from utils.checks.stage import Stage
 from utils.checks.tiling import Tiling
 from utils.checks.trials import students_frame
 
+#: How a kernel covers an output, or a function of the trials (the failed one first) that says so.
+TilingOf = Tiling | Callable[[Sequence[Trial]], Tiling | None]
+
 _MOST_CASES_NAMED = 6
 _MOST_LINES = 6  # of an exception's text after its first line
 
@@ -40,7 +43,7 @@ def explain(
     trials: Sequence[Trial],
     reference: Callable[..., Any],
     outputs: Sequence[str],
-    tilings: Mapping[str, Tiling | None],
+    tilings: Mapping[str, TilingOf | None],
     names: Sequence[str],
     rules: Sequence[Diagnosis | tuple],
     seed: int,
@@ -72,6 +75,8 @@ def explain(
     wrong = trial.wrong[0]
     position = trial.differences.index(wrong)
     tiling = tilings.get(outputs[position])
+    if callable(tiling):
+        tiling = tiling([trial, *trials])
     headline, lines = tensors.describe(wrong, tiling)
     evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
     cause = diagnoses.diagnose(evidence, rules) or (_COMPILED_ONLY if stage.compiled else "")

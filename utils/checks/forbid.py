@@ -119,7 +119,8 @@ def is_library(file: str) -> bool:
 
 
 def _base(name: str) -> str:
-    return name.rsplit(".", 1)[-1].strip("_")
+    parts = name.split(".")
+    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).strip("_")  # aten.detach.default
 
 
 def _caller() -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from utils import runtime
 from utils.checks import core, forbid, lost_gpu, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import Diagnosis, Trial
-from utils.checks.explanations import explain, reproduce, stop_at
+from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
 from utils.checks.stage import Stage
-from utils.checks.tiling import Tiling
 from utils.checks.trials import argument_names, run_case
 
 
@@ -29,8 +30,9 @@ def check_kernel(
     baseline: Callable[..., Any] | None = None,
     factor: float = 2.0,
     atol: float = 0.0,
-    tiling: Tiling | Mapping[str, Tiling] | None = None,
+    tiling: TilingOf | Mapping[str, TilingOf] | None = None,
     budget: traffic.Budget | None = None,
+    inspections: Sequence[Callable[[Trial], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
     speed: Speed | None = None,
@@ -71,8 +73,10 @@ def check_kernel(
         inputs: Builds the arguments of a case (``lambda case: (case.tensor("x", "row", "col"),)``).
         outputs: Names of the outputs.
         baseline, factor, atol: The error allowed; see :func:`utils.checks.tensors.targets`.
-        tiling: How the grid covers the output, or each named output.
+        tiling: How the grid covers the output, or each named output; or a function that reads it off the trials.
         budget: Memory traffic allowed, on every case.
+        inspections: What else must hold of a right answer: each is asked about every case that the profiler ran, after
+            the budget, and says what is wrong.
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
             plain PyTorch pass ``Rules(kernel=False)``: nothing is then profiled.
         diagnose: The lab's own rules, tried before the generic ones.
@@ -112,7 +116,8 @@ def check_kernel(
                 if len(trials) == 1:
                     break  # it will not do better on a harder case
                 continue
-            empty = all(target.right.numel() == 0 for target in wanted)
+            nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in args)
+            empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
             stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
             if len(trials) == 1 and (used := forbid.ready_made(student)):
                 cause = "the exercise is to write what it does"
@@ -128,6 +133,9 @@ def check_kernel(
         for trial in trials:
             if trial.profile is not None and budget is not None and stage.configuration == 0:
                 stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
+        for trial in trials:
+            for inspect in inspections if trial.profile is not None and stage.configuration == 0 else ():
+                stop_at(exercise, inspect(trial), trial.case, seed)
         if stage.profiled and stage.configuration == 0:
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]

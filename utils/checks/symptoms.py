@@ -241,7 +241,7 @@ GENERIC: tuple[Diagnosis, ...] = (
         "nothing is ever written into the output: is the kernel launched on it, and does it end in tl.store?",
     ),
     Diagnosis(
-        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()) and e.only(_ragged(e)),
+        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()),
         "the last, ragged tile is never written: the grid has too few programs, it needs triton.cdiv(size, BLOCK), "
         "not size // BLOCK",
     ),

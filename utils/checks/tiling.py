@@ -184,6 +184,10 @@ class Tiling:
         rows = [row if len(row) <= _MAP_COLUMNS else row[: _MAP_COLUMNS - 1] + "…" for row in rows]
         if len(rows) == 1:
             return [f"{title}   {rows[0]}      {legend}"]
-        more = [f"… {len(rows) - _MAP_LINES} more lines of tiles"] if len(rows) > _MAP_LINES else []
+        line = tile[drawn[0].name]
+        start = 0 if len(rows) <= _MAP_LINES or line < _MAP_LINES else min(line, len(rows) - _MAP_LINES)
+        stop = min(start + _MAP_LINES, len(rows))
+        above = [f"… {start} lines of tiles above"] if start else []
+        below = [f"… {len(rows) - stop} more lines of tiles"] if stop < len(rows) else []
         names = f"a line for each tile of {drawn[0].name}, a mark for each tile of {drawn[1].name}"
-        return [f"{title}   {legend}, {names}", *(f"  {row}" for row in rows[:_MAP_LINES] + more)]
+        return [f"{title}   {legend}, {names}", *(f"  {row}" for row in above + rows[start:stop] + below)]

@@ -20,7 +20,8 @@ import triton.language as tl  # isort: skip
 
 #: What Triton compiles for here; 75 (T4) and older are out.
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
-_TYPE = re.compile(r"\*?(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))")
+_SCALAR = r"(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))"
+_TYPE = re.compile(rf"\*?{_SCALAR}|tensordesc<{_SCALAR}\[\d+(, \d+)*\]>")
 _ROOT = Path(__file__).resolve().parents[2]
 _CHILD = Path(__file__).resolve().with_name("child.py")
 
@@ -81,7 +82,8 @@ def resource_usage(
 
     Args:
         kernel: A ``@triton.jit`` function, interpreted or compiled, autotuned or not.
-        signature: Type of each argument that is no constexpr: ``*fp16`` (a pointer), ``i32``, ``fp32``...
+        signature: Type of each argument that is no constexpr: ``*fp16`` (a pointer), ``i32``, ``fp32``,
+            ``tensordesc<bf16[128, 64]>`` (a host's tensor descriptor)...
         constexprs: Value of each constexpr argument. Anything that JSON holds, or a ``tl`` dtype.
         capability: Compute capability times ten: 80, 86, 89, 90, 100...
         num_warps: Warps per program, a power of two.
@@ -151,7 +153,8 @@ def _order(request: Request) -> dict[str, Any]:
         if name in request.constexprs:
             raise ValueError(f"{name} is given both a type ({kind!r}) and a constexpr value")
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
-            raise ValueError(f"type of {name} must be like '*fp16', 'i32' or 'fp32', got {kind!r}")
+            known = "'*fp16', 'i32', 'fp32' or 'tensordesc<bf16[128, 64]>'"
+            raise ValueError(f"type of {name} must be like {known}, got {kind!r}")
     if request.capability not in CAPABILITIES:
         raise ValueError(f"capability must be one of {', '.join(map(str, CAPABILITIES))}, got {request.capability!r}")
     if request.num_warps not in (1, 2, 4, 8, 16, 32):

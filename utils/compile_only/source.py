@@ -35,7 +35,7 @@ def standalone_source(function: FunctionType) -> str:
 def _collect(function: FunctionType, lines: list[str], done: set[str]) -> None:
     done.add(function.__name__)
     source = _undecorated(function)
-    for name in _names(source):
+    for name in _names(source, set(function.__code__.co_varnames)):
         if name not in done and name in function.__globals__:
             done.add(name)
             _define(name, function.__globals__[name], lines, done, function.__name__)
@@ -51,9 +51,16 @@ def _undecorated(function: FunctionType) -> str:
     return "\n".join(source.splitlines()[tree.lineno - 1 :])
 
 
-def _names(source: str) -> list[str]:
-    """Names that a function reads, in order of appearance, those in annotations and defaults too."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+def _names(source: str, local: set[str]) -> list[str]:
+    """Names that a function takes from outside, in order of appearance: not ``local`` ones, which its body assigns.
+
+    Those in annotations and defaults always come from outside.
+    """
+    definition = ast.parse(source).body[0]
+    head = set(ast.walk(definition.args))
+    nodes = [
+        node for node in ast.walk(definition) if isinstance(node, ast.Name) and (node in head or node.id not in local)
+    ]
     return list(dict.fromkeys(node.id for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))))
 
 

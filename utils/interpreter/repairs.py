@@ -28,6 +28,9 @@ error messages
     infinities are silent, as a GPU is.
 copies of huge allocations
     In a GPU session upstream copies the whole allocation behind each argument; see :mod:`utils.interpreter.copies`.
+reloaded modules
+    A notebook that reloads an edited file empties the file's names, and upstream keeps names of its own among them: a
+    kernel of another file that still holds a helper of this one then raised ``NameError``.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -60,6 +63,7 @@ _REPAIRS = (
     "boolean arguments",
     "error messages",
     "copies of huge allocations",
+    "reloaded modules",
     "slow device functions",
 )
 _FLOAT_METHODS = [
@@ -109,6 +113,7 @@ def repair() -> None:
     observation.install()
     upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
     function = upstream.InterpretedFunction
+    function.rewrite = _survives_reload(function.rewrite)
     function.__call__ = launching.inside_launches_only(function.__call__)
     upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)
 
@@ -257,3 +262,17 @@ def _boolean_argument(convert: Callable) -> Callable:
         return convert(arg)
 
     return _implicit_cvt
+
+
+def _survives_reload(rewrite: Callable) -> Callable:
+    """Give a function's module the interpreter's names again if they are gone."""
+
+    @functools.wraps(rewrite)
+    def _rewrite(self: Any) -> Callable:
+        function, names = rewrite(self), self.fn.__globals__
+        if "interpreter_semantic" not in names:
+            for name, value in vars(upstream).items():
+                names.setdefault(name, value)
+        return function
+
+    return _rewrite

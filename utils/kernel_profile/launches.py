@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,14 +13,20 @@ from utils.kernel_profile.findings import Program
 
 @dataclass
 class LaunchProfile:
-    """One launch: ``grid``, counts by program and argument, and the error it ended with, if any."""
+    """One launch: its grid, its arguments that are no tensors, and the error it ended with, if any.
+
+    ``cells`` and ``flops`` count by program and argument; ``written`` holds the first and the last element (counted in
+    memory from the argument's pointer) that a program wrote, where races are looked for.
+    """
 
     kernel: str
     grid: tuple[int, int, int] = (0, 0, 0)
     error: BaseException | None = None
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
+    scalars: dict[str, Any] = field(default_factory=dict)
     cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
     flops: dict[Program, int] = field(default_factory=dict)
+    written: dict[tuple[Program, str], tuple[int, int]] = field(default_factory=dict)
     programs: int = 0
     done: bool = False
     _whole: Counters | None = None

@@ -47,7 +47,7 @@ class Recorder:
 
     def launch_begins(self, launch: Launch) -> None:
         extra = tuple(self._on_host(name, tensor, launch.arguments) for name, tensor in self.memory.items())
-        self._launch = LaunchProfile(launch.kernel)
+        self._launch = LaunchProfile(launch.kernel, scalars=dict(launch.scalars))
         self._launch.tensors = tuple((a.name, tuple(a.given.shape), a.given.dtype) for a in launch.arguments)
         self.launches.append(self._launch)
         self._regions: list[Region] = []
@@ -183,11 +183,19 @@ class Recorder:
             return None
         flat = access.addresses.reshape(-1) if mask is None else access.addresses[mask]
         offsets = (flat - region.start).astype(np.int64)
+        if access.writes:
+            self._note_written(region, flat)
         if self.check_races:
             units = storage.indices(offsets, access.itemsize)
             for racing, earlier, verb in storage.touch(units, self._number, access.writes, access.atomic):
                 self._report_races(access, region, racing, earlier, verb)
         return None if written is None else self._check_written(access, region, written, offsets, mask)
+
+    def _note_written(self, region: Region, addresses: np.ndarray) -> None:
+        key = (self._program, region.name)
+        first, last = region.element(int(addresses.min())), region.element(int(addresses.max()))
+        before = self._launch.written.get(key, (first, last))
+        self._launch.written[key] = (min(first, before[0]), max(last, before[1]))
 
     def _report_races(self, access: Access, region: Region, units: np.ndarray, earlier: np.ndarray, verb: str) -> None:
         for other in np.unique(earlier):

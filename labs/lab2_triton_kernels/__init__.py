@@ -1,0 +1,13 @@
+"""Lab 2, Triton kernels: GeLU, fused bias and ReLU, weighted sum, softmax and matrix product.
+
+Edit the modules beside this file; the notebook explains the exercises and checks your functions.
+"""
+
+from .bias_relu import bias_relu
+from .gelu import gelu
+from .matmul import matmul
+from .softmax import online_softmax, softmax
+from .tiled_matmul import tiled_matmul
+from .weighted_sum import weighted_sum
+
+__all__ = ["bias_relu", "gelu", "matmul", "online_softmax", "softmax", "tiled_matmul", "weighted_sum"]

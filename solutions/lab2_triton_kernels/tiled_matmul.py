@@ -1,0 +1,68 @@
+"""The product of two matrices in tiles, through pointers: any shape, any stride (exercise 2.7)."""
+
+from __future__ import annotations
+
+import torch
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+
+from . import tuning
+from .grouping import tile_of
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@triton.jit
+def tiled_matmul_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program: the tile of c (M, N) that ``tile_of`` gives it; a is (M, K), b is (K, N)."""
+    tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    ### BEGIN SOLUTION 2.7: tiled matmul
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    if WIDE:  # some offset passes 2^31
+        row, column, inner = row.to(tl.int64), column.to(tl.int64), inner.to(tl.int64)
+    a_place = a_ptr + row[:, None] * stride_am + inner[None, :] * stride_ak
+    b_place = b_ptr + inner[:, None] * stride_bk + column[None, :] * stride_bn
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)  # (BLOCK_M, BLOCK_K)
+        b = tl.load(b_place, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)  # (BLOCK_K, BLOCK_N)
+        total = tl.dot(a, b, total, input_precision="ieee")  # fp32 operands stay fp32, not TF32
+        a_place += BLOCK_K * stride_ak
+        b_place += BLOCK_K * stride_bk
+    c_place = c_ptr + row[:, None] * stride_cm + column[None, :]
+    tl.store(c_place, total.to(c_ptr.dtype.element_ty), mask=(row[:, None] < M) & (column[None, :] < N))
+    ### END SOLUTION
+
+
+def tiled_matmul(a: torch.Tensor, b: torch.Tensor, group: int = 1) -> torch.Tensor:
+    """``a @ b`` in tiles, each the work of one program; ``group`` rows of tiles at a time.
+
+    Args:
+        a: (M, K) of any strides; float32, float16 or bfloat16. The caller has checked a and b.
+        b: (K, N) of any strides, of a's dtype.
+        group: Rows of tiles in a group; with 1 the tiles follow one another row by row.
+
+    Returns:
+        (M, N), contiguous, of a's dtype; products are summed in float32.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    c = torch.empty((M, N), dtype=a.dtype, device=a.device)
+    tile = tuning.tiled_matmul(a.element_size())
+    wide = any(
+        sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) + tile.k * max(x.stride()) >= 2**31
+        for x in (a, b, c)
+    )
+    ### BEGIN SOLUTION 2.7: tiled matmul, the launch
+    tiled_matmul_kernel[(triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n),)](
+        a, b, c, M, N, K, *a.stride(), *b.stride(), c.stride(0),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=group, WIDE=wide,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return c
+    ### END SOLUTION

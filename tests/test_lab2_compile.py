@@ -1,0 +1,166 @@
+"""Lab 2's kernels compile for Ampere, Hopper and Blackwell as they are tuned, and no register spills."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+
+from utils import runtime
+from utils.compile_only import Request, resource_usages
+
+import triton.language as tl  # isort: skip
+
+PACKAGE = "solutions.lab2_triton_kernels"
+#: Compute capability times ten -> bytes of shared memory that one program may take.
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+#: A contiguous tensor: one leading axis and a step of 1, as the launcher specialises them.
+CONTIGUOUS = {"size_1": 1, "size_2": 1, "stride_1": 0, "stride_2": 0, "step": 1}
+TL_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """A copy of the tuning table that believes it is on a GPU, in a session that interprets its kernels."""
+    spec = importlib.util.find_spec(f"{PACKAGE}.tuning")
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def kernel(module, name):
+    return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+
+
+def request(module, name, capability, types, constants, warps, stages=3):
+    """Pointers and sizes are multiples of 16, as those of large tensors are."""
+    signature = {key: kind for key, kind in types.items() if key not in constants}
+    return Request(kernel(module, name), signature, constants, capability, warps, stages, _aligned(signature))
+
+
+def _aligned(signature):
+    return [name for name, kind in signature.items() if kind.startswith("*") or name in ("columns", "stride_0")]
+
+
+def row_requests(tuning, capability, dtype, columns):
+    """The kernels that work on rows of ``columns``."""
+    pointer, size = f"*{dtype}", 4 if dtype == "fp32" else 2
+    sizes = {"num_rows": "i32", "columns": "i32", "stride_0": "i32"}
+    x_out = {"x_ptr": pointer, "out_ptr": pointer}
+
+    def constants(tile, **more):
+        return {**CONTIGUOUS, "ROWS": tile.rows, "BLOCK": tile.block, "WIDE": False, **more}
+
+    tile = tuning.gelu(columns)
+    flat = {**CONTIGUOUS, "BLOCK": tile.block, "WIDE": False}
+    yield request("gelu", "gelu_kernel", capability, {**x_out, "columns": "i32", "stride_0": "i32"}, flat, tile.warps)
+    tile = tuning.bias_relu(columns)
+    types = {**x_out, "bias_ptr": pointer, **sizes}
+    yield request("bias_relu", "bias_relu_kernel", capability, types, constants(tile, bias_step=1), tile.warps)
+    tile = tuning.bias_relu_backward(columns)
+    types = {"dout_ptr": pointer, "out_ptr": pointer, "dx_ptr": pointer, "partial_ptr": "*fp32", **sizes}
+    types["tiles_per_strip"] = "i32"
+    staged = constants(tile, STAGES=tile.stages)
+    yield request("bias_relu", "bias_relu_backward_kernel", capability, types, staged, tile.warps)
+    tile = tuning.weighted_sum(columns)
+    types = {**x_out, "weight_ptr": pointer, **sizes}
+    yield request("weighted_sum", "weighted_sum_kernel", capability, types, constants(tile, weight_step=1), tile.warps)
+    tile = tuning.weighted_sum_dx(columns)
+    types = {"dout_ptr": pointer, "weight_ptr": pointer, "dx_ptr": pointer, "num_rows": "i32", "columns": "i32"}
+    plain = {"weight_step": 1, "ROWS": tile.rows, "BLOCK": tile.block, "WIDE": False}
+    yield request("weighted_sum", "weighted_sum_dx_kernel", capability, types, plain, tile.warps)
+    tile = tuning.weighted_sum_dweight(columns)
+    types = {"dout_ptr": pointer, "x_ptr": pointer, "partial_ptr": "*fp32", **sizes, "tiles_per_strip": "i32"}
+    staged = constants(tile, STAGES=tile.stages)
+    yield request("weighted_sum", "weighted_sum_dweight_kernel", capability, types, staged, tile.warps)
+    tile = tuning.online_softmax(columns)
+    flat = {**CONTIGUOUS, "BLOCK": tile.block, "WIDE": False}
+    types = {**x_out, "columns": "i32", "stride_0": "i32"}
+    yield request("softmax", "softmax_long_kernel", capability, types, flat, tile.warps)
+    if tuning.softmax_fits(columns, size):
+        tile = tuning.softmax_short(columns)
+        yield request("softmax", "softmax_short_kernel", capability, {**x_out, **sizes}, constants(tile), tile.warps)
+    else:
+        shared = tuning.spread_softmax(columns, size)
+        parts = -(-columns // shared.block)
+        flat = {
+            **CONTIGUOUS,
+            "BLOCK": shared.block,
+            "WIDE": False,
+            "PARTS": tuning.power_of_two(parts),
+            "EARLY": shared.early,
+        }
+        types = {**x_out, "words_ptr": "*i64", **sizes, "parts": "i32"}
+        yield request("spread_softmax", "spread_softmax_kernel", capability, types, flat, shared.warps)
+
+
+def matmul_requests(tuning, capability, dtype):
+    size = 4 if dtype == "fp32" else 2
+    tile = tuning.tiled_matmul(size, divmod(capability, 10))
+    names = ("M", "N", "K", "stride_am", "stride_bk", "stride_cm")
+    types = {"a_ptr": f"*{dtype}", "b_ptr": f"*{dtype}", "c_ptr": f"*{dtype}", **dict.fromkeys(names, "i32")}
+    blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": tile.group}
+    constants = {"stride_ak": 1, "stride_bn": 1, **blocks, "WIDE": False}
+    pointers = [*(f"{matrix}_ptr" for matrix in "abc"), *names]
+    product = kernel("tiled_matmul", "tiled_matmul_kernel")
+    yield Request(product, types, constants, capability, tile.warps, tile.stages, pointers)
+    if capability < 90:
+        return  # there matmul goes through pointers
+    tile = tuning.descriptor_matmul(size)
+    blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": tile.group}
+    for a_turned, b_turned in ((False, False), (True, True)):
+        a = (tile.k, tile.m) if a_turned else (tile.m, tile.k)
+        b = (tile.n, tile.k) if b_turned else (tile.k, tile.n)
+        c = (tile.m, tile.n // 2 if tile.halves else tile.n)
+        types = {f"{name}_desc": f"tensordesc<{dtype}[{x[0]}, {x[1]}]>" for name, x in (("a", a), ("b", b), ("c", c))}
+        types |= {"M": "i32", "N": "i32", "K": "i32"}
+        constants = {
+            **blocks, "A_TURNED": a_turned, "B_TURNED": b_turned, "HALVES": tile.halves, "FLATTEN": tile.flatten,
+            "DTYPE": TL_DTYPES[dtype],
+        }  # fmt: skip
+        product = kernel("matmul", "descriptor_matmul_kernel")
+        yield Request(product, types, constants, capability, tile.warps, tile.stages, [])
+
+
+def assert_no_spills(requests):
+    usages = resource_usages(requests)
+    for asked, used in zip(requests, usages, strict=True):
+        assert not used.spills, f"{used.name} spills {used.stack_bytes} bytes a thread: {asked.constexprs}"
+        assert used.registers * used.threads <= 65536, f"{used.name} does not fit an SM: {used}"
+        assert used.shared_bytes <= SHARED_MEMORY[asked.capability], (
+            f"{used.name} asks for too much shared memory: {used}"
+        )
+    return usages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_kernel_on_rows_spills(tuned, capability):
+    requests = [
+        asked
+        for dtype, widths in (("bf16", (1024, 8192, 32768, 65536, 262144)), ("fp32", (8192, 65536)), ("fp16", (8192,)))
+        for columns in widths
+        for asked in row_requests(tuned, capability, dtype, columns)
+    ]
+    assert_no_spills(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_matrix_product_spills(tuned, capability):
+    requests = [asked for dtype in ("bf16", "fp16", "fp32") for asked in matmul_requests(tuned, capability, dtype)]
+    assert_no_spills(requests)
+
+
+@pytest.mark.slow
+def test_as_many_programs_of_the_spread_softmax_fit_an_sm_as_its_launch_counts_on(tuned):
+    for dtype, size, columns in (("bf16", 2, 65536), ("bf16", 2, 262144), ("fp32", 4, 65536)):
+        shared = tuned.spread_softmax(columns, size)
+        requests = [each for each in row_requests(tuned, 90, dtype, columns) if "PARTS" in each.constexprs]
+        (used,) = assert_no_spills(requests)
+        assert used.registers <= shared.registers
+        assert shared.programs_per_sm * used.threads * shared.registers <= 65536
+        assert shared.programs_per_sm * used.threads <= 1536  # the fewest threads that an SM since Ampere holds

@@ -1,0 +1,328 @@
+"""Lab 2's kernels: right on any shape, stride and dtype, no byte more than needed, and clear about what they refuse."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks import kernel_errors
+from solutions import lab2_triton_kernels as lab
+from solutions.lab2_triton_kernels import tuning
+from solutions.lab2_triton_kernels.rows import as_elements, as_rows
+from solutions.lab2_triton_kernels.spread_softmax import spread_fits, spread_softmax_kernel
+from utils import runtime
+from utils.checks import cases
+from utils.kernel_profile import profile_kernel
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZE = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
+
+
+def draw(*shape, dtype=torch.float32, layout="contiguous", seed=0):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(runtime.DEVICE)
+    return cases.lay_out(values, layout)
+
+
+def cdiv(a, b):
+    return -(-a // b)
+
+
+# ---- right ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", kernel_errors.OPERATORS)
+def test_random_shapes_strides_and_dtypes_err_no_more_than_twice_what_pytorch_does(operator):
+    names = list(kernel_errors.OPERATORS)
+    for turn in range(5):
+        number = 1000 * len(names) + turn * len(names) + names.index(operator)
+        point = kernel_errors.case(number, largest=130)
+        assert point["operator"] == operator
+        assert kernel_errors.within(point), f"case {number}: {point}"
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_every_layout_gives_the_same_numbers(layout):
+    if layout == "far":
+        assert cases.far_fits(torch.float16), "needs room for offsets beyond 2^31"
+    x, dtype = draw(3, 70, layout=layout, dtype=torch.float16), torch.float16
+    vector = draw(70, dtype=dtype, seed=1)
+    plain = x.contiguous()
+    for function in (lab.gelu, lab.softmax, lab.online_softmax):
+        assert torch.equal(function(x), function(plain))
+    for function in (lab.bias_relu, lab.weighted_sum):
+        assert torch.equal(function(x, vector), function(plain, vector))
+    b = draw(70, 40, dtype=dtype, seed=2)
+    torch.testing.assert_close(lab.matmul(x, b), lab.matmul(plain, b))
+    torch.testing.assert_close(lab.tiled_matmul(x, b), lab.matmul(plain, b))
+
+
+def test_an_operand_whose_rows_lie_beyond_2_to_the_31_is_multiplied_from_either_side():
+    assert cases.far_fits(torch.float16), "needs room for offsets beyond 2^31"
+    a, b = draw(3, 40, dtype=torch.float16, layout="far"), draw(3, 24, dtype=torch.float16, layout="far", seed=1)
+    column = b.T[:, :1].expand(24, 40).T  # one row of b, 40 times
+    torch.testing.assert_close(lab.matmul(a, column), a.contiguous() @ column.contiguous())
+    torch.testing.assert_close(lab.matmul(a.T, b), a.T.contiguous() @ b.contiguous())
+
+
+def test_a_gradient_arrives_in_any_layout():
+    x, vector = draw(6, 50), draw(50, seed=1)
+    for grad in (torch.ones((), device=runtime.DEVICE).expand(6, 50), draw(50, 6, seed=2).T):
+        mine, theirs = (
+            kernel_errors.with_gradients(function)(x, vector, grad)
+            for function in (lab.bias_relu, lambda x, bias: F.relu(x + bias))
+        )
+        torch.testing.assert_close(mine, theirs)
+    rows = torch.ones((), device=runtime.DEVICE).expand(6)
+    mine, theirs = (
+        kernel_errors.with_gradients(function)(x, vector, rows)
+        for function in (lab.weighted_sum, lambda x, w: (w * x).sum(-1))
+    )
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    x, weight = draw(5, 33), draw(33, seed=1)
+    (dx,) = torch.autograd.grad(lab.weighted_sum(x.requires_grad_(), weight).sum(), x)
+    torch.testing.assert_close(dx, weight.expand(5, 33))
+    (dweight,) = torch.autograd.grad(lab.weighted_sum(x.detach(), weight.requires_grad_()).sum(), weight)
+    torch.testing.assert_close(dweight, x.detach().sum(0))
+
+
+def test_the_sum_over_rows_has_the_same_bits_on_every_run():
+    x, vector, rows = draw(301, 65), draw(65, seed=1), draw(301, seed=2)
+    for function, grad in ((lab.weighted_sum, rows), (lab.bias_relu, draw(301, 65, seed=3))):
+        first, *others = (kernel_errors.with_gradients(function)(x, vector, grad)[1] for _ in range(3))
+        assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    x, weight = draw(3, 8).requires_grad_(), draw(8, seed=1).requires_grad_()
+    for function in (lab.bias_relu, lab.weighted_sum):
+        (dx,) = torch.autograd.grad((function(x, weight) ** 2).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            dx.sum().backward()
+
+
+def test_large_values_overflow_nowhere():
+    x = torch.tensor([[-1e4, 0.0, 1e4, 88.0, 3e4]], dtype=torch.float16, device=runtime.DEVICE).repeat(2, 700)
+    torch.testing.assert_close(lab.gelu(x), F.gelu(x, approximate="tanh"))
+    for function in (lab.softmax, lab.online_softmax):
+        torch.testing.assert_close(function(x), torch.softmax(x, -1))
+    big = torch.tensor([-1e20, -3.0, 0.0, 3.0, 1e20], device=runtime.DEVICE)
+    torch.testing.assert_close(lab.gelu(big), F.gelu(big, approximate="tanh"))
+
+
+@pytest.mark.parametrize("columns", [7, 5000])
+def test_infinities_and_nan_go_where_pytorch_sends_them(columns):
+    x = draw(6, columns)
+    x[0, :] = -math.inf
+    x[1, : columns // 2] = -math.inf
+    x[2, columns // 2 :] = -math.inf
+    x[3, 1] = math.inf
+    x[4, -1] = math.nan
+    for function in (lab.softmax, lab.online_softmax):
+        torch.testing.assert_close(function(x), torch.softmax(x, -1), equal_nan=True)
+    vector = torch.zeros(columns, device=runtime.DEVICE)
+    torch.testing.assert_close(lab.bias_relu(x, vector), F.relu(x), equal_nan=True)
+    torch.testing.assert_close(lab.gelu(x), F.gelu(x, approximate="tanh"), equal_nan=True)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spread_softmax(early):
+    # one part a row: a program waits for nobody but itself, so that the interpreter can run it
+    x = draw(7, 100, dtype=torch.bfloat16, layout="padded")
+    x[0, :] = -math.inf
+    x[1, :60] = -math.inf
+    x[2, 3] = math.nan
+    out = torch.full((7, 100), 9.0, dtype=x.dtype, device=x.device)
+    words = torch.zeros(7, 1, dtype=torch.int64, device=x.device)
+    _, rows = as_rows(x)
+    spread_softmax_kernel[(3,)](
+        x, out, words, rows.count, rows.columns, 1, *rows.place, PARTS=1, BLOCK=128, WIDE=rows.wide, EARLY=early
+    )
+    torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
+
+
+def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
+    x = draw(1, 8)
+    monkeypatch.setattr(runtime, "INTERPRET", True)
+    assert not spread_fits(x, 100_000)
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=10))
+    shared = tuning.spread_softmax(10**6, 4)
+    most = 10 * shared.programs_per_sm * shared.block
+    assert spread_fits(x, most) and not spread_fits(x, most + 1)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4)])
+def test_tensors_without_elements_give_what_pytorch_gives(shape):
+    x, vector = torch.zeros(shape, device=runtime.DEVICE), torch.ones(shape[-1], device=runtime.DEVICE)
+    for mine, theirs in (
+        (lab.gelu(x), F.gelu(x, approximate="tanh")),
+        (lab.softmax(x), torch.softmax(x, -1)),
+        (lab.online_softmax(x), torch.softmax(x, -1)),
+        (lab.bias_relu(x, vector), F.relu(x + vector)),
+        (lab.weighted_sum(x, vector), (vector * x).sum(-1)),
+        (lab.matmul(x, torch.ones(shape[-1], 3, device=runtime.DEVICE)), x @ torch.ones(shape[-1], 3, device=x.device)),
+    ):
+        assert torch.equal(mine, theirs)
+    leaves = [x.requires_grad_(), vector.requires_grad_()]
+    for mine, theirs in ((lab.bias_relu, lambda x, v: F.relu(x + v)), (lab.weighted_sum, lambda x, v: (v * x).sum(-1))):
+        found, expected = (torch.autograd.grad(function(*leaves).sum(), leaves) for function in (mine, theirs))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_scalar_and_a_vector_are_tensors_too():
+    scalar = torch.tensor(1.5, device=runtime.DEVICE)
+    torch.testing.assert_close(lab.gelu(scalar), F.gelu(scalar, approximate="tanh"))
+    x, vector, b = draw(20), draw(20, seed=1), draw(20, 6, seed=2)
+    torch.testing.assert_close(lab.weighted_sum(x, vector), (vector * x).sum(-1))
+    torch.testing.assert_close(lab.matmul(x, b), x @ b)
+
+
+def test_five_leading_axes_in_any_order_are_found_in_memory():
+    x = draw(2, 3, 2, 3, 2, 9).permute(3, 1, 4, 0, 2, 5)
+    vector = draw(9, seed=1)
+    torch.testing.assert_close(lab.weighted_sum(x, vector), (vector * x).sum(-1))
+    torch.testing.assert_close(lab.gelu(x[..., ::2]), F.gelu(x[..., ::2], approximate="tanh"))
+
+
+def test_gelu_keeps_the_layout_of_a_dense_tensor_and_reads_it_as_one_row():
+    x = draw(4, 5, 6).permute(2, 0, 1)
+    assert lab.gelu(x).stride() == x.stride()
+    assert as_elements(x)[1].count == 1 and as_elements(x)[1].columns == 120
+
+
+def test_leading_axes_merge_where_one_stride_describes_them():
+    _, rows = as_rows(torch.zeros(4, 5, 6))
+    assert (rows.count, rows.columns, rows.sizes, rows.strides, rows.step) == (20, 6, (1, 1), (6, 0, 0), 1)
+    _, rows = as_rows(torch.zeros(4, 5, 6, 7).transpose(0, 1))
+    assert (rows.count, rows.sizes, rows.strides) == (120, (4, 6), (42, 210, 7))
+    _, rows = as_rows(torch.zeros(4, 9)[:, ::2])
+    assert (rows.columns, rows.step, rows.strides[0], rows.wide) == (5, 2, 9, False)
+
+
+# ---- no byte more --------------------------------------------------------------------------------------------------
+
+
+def counted(function, *args):
+    """A profile of one call, on which memory is found to be used properly."""
+    with torch.no_grad(), profile_kernel(check_races=True) as profile:
+        function(*args)
+    assert not profile.out_of_bounds and not profile.uninitialized_reads and not profile.races, profile.report()
+    return profile
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 1024), (7, 300), (2, 5, 33)])
+def test_gelu_and_softmax_of_short_rows_read_and_write_each_element_once(shape, dtype):
+    x = draw(*shape, dtype=dtype)
+    for function in (lab.gelu, lab.softmax):
+        profile = counted(function, x)
+        assert profile.bytes_loaded == profile.bytes_stored == x.numel() * SIZE[dtype]
+
+
+@pytest.mark.parametrize("shape", [(4, 256), (9, 300), (2, 7, 33)])
+def test_bias_relu_reads_the_bias_once_for_each_row_of_tiles(shape):
+    x, bias = draw(*shape), draw(shape[-1], seed=1)
+    profile = counted(lab.bias_relu, x, bias)
+    rows, columns = x.numel() // shape[-1], shape[-1]
+    tiles = cdiv(rows, tuning.bias_relu(columns).rows)
+    loads = {name: counts.bytes_loaded for name, counts in profile.by_argument.items()}
+    assert loads == {"x_ptr": 4 * x.numel(), "bias_ptr": 4 * columns * tiles, "out_ptr": 0}
+    assert profile.bytes_stored == 4 * x.numel()
+
+
+def test_bias_relu_on_one_row_of_tiles_moves_the_least_there_is():
+    x, bias = draw(4, 256), draw(256, seed=1)
+    profile = counted(lab.bias_relu, x, bias)
+    assert profile.bytes_loaded == 4 * (x.numel() + bias.numel()) and profile.bytes_stored == 4 * x.numel()
+
+
+@pytest.mark.parametrize("shape", [(4, 600), (9, 300), (2, 7, 33)])
+def test_weighted_sum_reads_x_once_and_the_weight_once_for_each_program(shape):
+    x, weight = draw(*shape), draw(shape[-1], seed=1)
+    profile = counted(lab.weighted_sum, x, weight)
+    rows, columns = x.numel() // shape[-1], shape[-1]
+    programs = cdiv(rows, tuning.weighted_sum(columns).rows)
+    loads = {name: counts.bytes_loaded for name, counts in profile.by_argument.items()}
+    assert loads == {"x_ptr": 4 * x.numel(), "weight_ptr": 4 * columns * programs, "out_ptr": 0}
+    assert profile.bytes_stored == 4 * rows
+
+
+def test_the_backward_of_the_weighted_sum_reads_x_once_and_writes_its_gradient_once():
+    x, weight, grad = draw(37, 300), draw(300, seed=1), draw(37, seed=2)
+    profile = counted(kernel_errors.with_gradients(lab.weighted_sum), x, weight, grad)
+    arguments = profile.by_argument
+    assert arguments["dx_ptr"].bytes_stored == 4 * x.numel()
+    strips, _ = tuning.strips(37, 300, tuning.weighted_sum_dweight(300))
+    assert strips > 1 and arguments["partial_ptr"].bytes_stored == 4 * strips * 300
+    assert arguments["partial_ptr"].bytes_loaded == 4 * strips * 300
+    forward = 4 * x.numel()  # the profile holds the forward pass, too
+    assert arguments["x_ptr"].bytes_loaded == forward + 4 * x.numel()
+
+
+def test_the_backward_of_bias_and_relu_reads_twice_and_writes_once():
+    x, bias, grad = draw(37, 300), draw(300, seed=1), draw(37, 300, seed=2)
+    arguments = counted(kernel_errors.with_gradients(lab.bias_relu), x, bias, grad).by_argument
+    assert arguments["dout_ptr"].bytes_loaded == arguments["dx_ptr"].bytes_stored == 4 * x.numel()
+
+
+@pytest.mark.parametrize("columns", [3000, 5001])
+def test_long_rows_are_read_twice_and_written_once(columns):
+    x = draw(2, columns)
+    profile = counted(lab.online_softmax, x)
+    assert profile.bytes_loaded == 2 * 4 * x.numel() and profile.bytes_stored == 4 * x.numel()
+
+
+@pytest.mark.parametrize("function", [lab.matmul, lab.tiled_matmul])
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 64, 64), (72, 40, 88), (32, 104, 200)])
+def test_products_read_each_operand_once_for_each_row_or_column_of_tiles(function, m, k, n):
+    a, b = draw(m, k), draw(k, n, seed=1)
+    tile = tuning.descriptor_matmul(4) if function is lab.matmul else tuning.tiled_matmul(4)
+    for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
+        profile = counted(function, left, right)
+        tiles_m, tiles_n = cdiv(m, tile.m), cdiv(n, tile.n)
+        assert profile.bytes_loaded == 4 * (m * k * tiles_n + k * n * tiles_m)
+        assert profile.bytes_stored == 4 * m * n
+        assert profile.flops == 2 * tiles_m * tile.m * tiles_n * tile.n * cdiv(k, tile.k) * tile.k
+
+
+# ---- refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: lab.gelu([1.0]), TypeError, "x must be a torch.Tensor, got list"),
+        (lambda: lab.gelu(draw(3).double()), TypeError, "x must be float32, float16 or bfloat16, got float64"),
+        (lambda: lab.softmax(draw(3).int()), TypeError, "got int32"),
+        (lambda: lab.softmax(draw(3)[0]), ValueError, r"x must have at least 1 axes, got shape \(\)"),
+        (lambda: lab.bias_relu(draw(4, 3), draw(4)), ValueError, r"bias must have shape \(3,\).*got \(4,\)"),
+        (lambda: lab.bias_relu(draw(4, 3), draw(1, 3)), ValueError, r"bias must have shape \(3,\).*got \(1, 3\)"),
+        (lambda: lab.weighted_sum(draw(4, 3), draw(3).half()), TypeError, "weight must have x's dtype float32"),
+        (lambda: lab.matmul(draw(4, 3), draw(4, 3)), ValueError, r"b must have shape \(3, N\).*got \(4, 3\)"),
+        (lambda: lab.matmul(draw(4, 3), draw(3)), ValueError, "b must have at least 2 axes"),
+        (lambda: lab.matmul(draw(4, 3), draw(2, 3, 5)), ValueError, r"got \(2, 3, 5\)"),
+        (lambda: lab.matmul(draw(4, 3), draw(3, 5).bfloat16()), TypeError, "must have a's dtype float32, got bf"),
+        (lambda: lab.gelu(torch.zeros(3, device="meta")), ValueError, "x must be on .*, got meta"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_takes_is_refused_by_value(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("function", [lab.gelu, lab.softmax, lab.online_softmax])
+def test_a_function_without_a_backward_pass_does_not_lose_a_gradient_silently(function):
+    x = draw(2, 3).requires_grad_()
+    with pytest.raises(
+        RuntimeError, match=r"has no backward pass: call it under torch.no_grad\(\), or on x.detach\(\)"
+    ):
+        function(x)
+    with torch.no_grad():
+        assert function(x).shape == x.shape
