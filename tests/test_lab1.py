@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from lab1_wrong_answers import WRONG_ANSWERS, WrongAnswer
+from lab_notebook import LabNotebook
 from nbclient import NotebookClient
 
 import utils.checks.lab1 as checks
@@ -106,17 +107,8 @@ def test_every_exercise_has_at_least_four_wrong_answers():
 
 
 # ---- the notebook ----
-NOTEBOOK = nbformat.read(ROOT / "solutions/lab1_roofline/lab1_roofline.ipynb", as_version=4)
-CHECK_CELLS = {cell.metadata.nbgrader.grade_id: cell for cell in NOTEBOOK.cells if "nbgrader" in cell.metadata}
-
-
-def text_of(exercise: str) -> str:
-    """The markdown that poses an exercise."""
-    return next(c.source for c in NOTEBOOK.cells if c.source.startswith(f"## Exercise {exercise}:"))
-
-
-def check_cell(exercise: str) -> nbformat.NotebookNode:
-    return CHECK_CELLS["check-" + exercise.replace(".", "-")]
+NOTEBOOK = LabNotebook(ROOT / "solutions/lab1_roofline/lab1_roofline.ipynb")
+text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -130,32 +122,18 @@ def test_a_check_cell_passes_on_the_solution_and_fails_on_the_stub(exercise, stu
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
+    NOTEBOOK.assert_graded_and_locked(exercise)
     cell = check_cell(exercise)
-    grading = dict(cell.metadata.nbgrader)
-    assert grading.pop("points") > 0
-    assert grading == {
-        "grade": True,
-        "grade_id": "check-" + exercise.replace(".", "-"),
-        "locked": True,
-        "schema_version": 3,
-        "solution": False,
-        "task": False,
-    }
     assert cell.source.startswith("check_") and re.search(r"seed=\d+\)$", cell.source)
 
 
 def test_the_points_add_up_to_what_the_notebook_promises():
-    assert len(CHECK_CELLS) == len(EXERCISES) == 10
-    assert sum(cell.metadata.nbgrader.points for cell in CHECK_CELLS.values()) == 100
-    assert "100 points in all" in NOTEBOOK.cells[0].source
-    for exercise in EXERCISES:
-        assert f"· {check_cell(exercise).metadata.nbgrader.points} points ·" in text_of(exercise)
+    assert len(EXERCISES) == 10
+    NOTEBOOK.assert_points_add_up(EXERCISES)
 
 
 def test_the_minutes_add_up_to_what_the_notebook_promises():
-    minutes = sum(int(re.search(r"· (\d+) minutes ·", text_of(exercise)).group(1)) for exercise in EXERCISES)
-    promised = int(re.search(r"about (\d+) hours", NOTEBOOK.cells[0].source).group(1))
-    assert abs(minutes - 60 * promised) <= 15
+    NOTEBOOK.assert_minutes_add_up(EXERCISES)
 
 
 def test_the_notebook_states_how_far_off_a_prediction_may_be():
@@ -175,9 +153,7 @@ def test_an_exercise_states_what_a_student_needs(exercise):
         assert re.search(part, text), part
     for name in EXERCISES[exercise][1]:
         assert f"`{name}(" in text, name
-    index = next(i for i, cell in enumerate(NOTEBOOK.cells) if cell.source == text)
-    assert NOTEBOOK.cells[index + 1] is check_cell(exercise)
-    assert NOTEBOOK.cells[index + 2].source.startswith("**When it passes, notice.**")
+    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
 
 
 #: What nearly is an exercise's solution, and may only stand in its second hint.
@@ -218,12 +194,11 @@ def questions_of(exercise: str) -> list[Question]:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_every_classic_wrong_answer_that_a_message_points_to_is_in_the_notebook(exercise):
-    listed = text_of(exercise).split("Classic wrong answers")[1]
-    numbers_listed = {int(number) for number in re.findall(r"^(\d+)\. ", listed, flags=re.MULTILINE)}
+    listed = NOTEBOOK.classic_numbers(exercise)
     pointed_to = {mistake.classic for q in questions_of(exercise) for mistake in q.mistakes} - {0}
     assert len(questions_of(exercise)) == len(EXERCISES[exercise][1])
-    assert numbers_listed == set(range(1, len(numbers_listed) + 1)) and len(numbers_listed) >= 4
-    assert pointed_to == numbers_listed
+    assert listed == list(range(1, len(listed) + 1)) and len(listed) >= 4
+    assert pointed_to == set(listed)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 import torch
 from lab2_plain_answers import ANSWERS, labels, write_lab
 from lab2_wrong_answers import WRONG_ANSWERS, WrongAnswer, package
+from lab_notebook import LabNotebook
 from nbclient import NotebookClient
 
 import utils.checks.lab2 as checks
@@ -157,7 +158,9 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_
     for words in wrong.says:
         assert words in text
     for number in re.findall(r'"classic wrong answers" (\d+)', text):
-        assert int(number) in classic_numbers(wrong.exercise), "the message points to a line that the notebook lacks"
+        assert int(number) in NOTEBOOK.classic_numbers(wrong.exercise), (
+            "the message points to a line that the notebook lacks"
+        )
 
 
 def test_every_exercise_has_at_least_five_wrong_answers():
@@ -217,54 +220,25 @@ def test_gradients_have_the_same_bits_on_each_run():
 
 
 # ---- the notebook ----
-NOTEBOOK = nbformat.read(SOURCES / "lab2_triton_kernels.ipynb", as_version=4)
-CHECK_CELLS = {cell.metadata.nbgrader.grade_id: cell for cell in NOTEBOOK.cells if "nbgrader" in cell.metadata}
-
-
-def text_of(exercise: str) -> str:
-    """The markdown that poses an exercise."""
-    return next(c.source for c in NOTEBOOK.cells if c.source.startswith(f"## Exercise {exercise}:"))
-
-
-def check_cell(exercise: str) -> nbformat.NotebookNode:
-    return CHECK_CELLS["check-" + exercise.replace(".", "-")]
-
-
-def classic_numbers(exercise: str) -> list[int]:
-    """The numbers in an exercise's list of classic wrong answers."""
-    listed = text_of(exercise).split("Classic wrong answers")[1]
-    return [int(number) for number in re.findall(r"^(\d+)\. ", listed, flags=re.MULTILINE)]
+NOTEBOOK = LabNotebook(SOURCES / "lab2_triton_kernels.ipynb")
+text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
+    NOTEBOOK.assert_graded_and_locked(exercise)
     cell = check_cell(exercise)
-    grading = dict(cell.metadata.nbgrader)
-    assert grading.pop("points") > 0
-    assert grading == {
-        "grade": True,
-        "grade_id": "check-" + exercise.replace(".", "-"),
-        "locked": True,
-        "schema_version": 3,
-        "solution": False,
-        "task": False,
-    }
     check, names, _ = EXERCISES[exercise]
     assert re.fullmatch(rf"{check.__name__}\({', '.join(names)}, seed=\d+\)", cell.source)
 
 
 def test_the_points_add_up_to_what_the_notebook_promises():
-    assert len(CHECK_CELLS) == len(EXERCISES) == 8
-    assert sum(cell.metadata.nbgrader.points for cell in CHECK_CELLS.values()) == 100
-    assert "100 points in all" in NOTEBOOK.cells[0].source
-    for exercise in EXERCISES:
-        assert f"· {check_cell(exercise).metadata.nbgrader.points} points ·" in text_of(exercise)
+    assert len(EXERCISES) == 8
+    NOTEBOOK.assert_points_add_up(EXERCISES)
 
 
 def test_the_minutes_add_up_to_what_the_notebook_promises():
-    minutes = sum(int(re.search(r"· (\d+) minutes ·", text_of(exercise)).group(1)) for exercise in EXERCISES)
-    promised = int(re.search(r"about (\d+) hours", NOTEBOOK.cells[0].source).group(1))
-    assert abs(minutes - 60 * promised) <= 15
+    NOTEBOOK.assert_minutes_add_up(EXERCISES)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -277,14 +251,12 @@ def test_an_exercise_states_what_a_student_needs(exercise):
         assert f"`{name}(" in text or exercise == "2.4", name
     files = {f"{module}.py" for module, label in labels() if label.startswith(exercise + ":")}
     assert set(re.findall(r"`(\w+\.py)`", text.split("\n")[2])) == files
-    index = next(i for i, cell in enumerate(NOTEBOOK.cells) if cell.source == text)
-    assert NOTEBOOK.cells[index + 1] is check_cell(exercise)
-    assert NOTEBOOK.cells[index + 2].source.startswith("**When it passes, notice.**")
+    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_classic_wrong_answers_are_numbered_and_at_least_five(exercise):
-    found = classic_numbers(exercise)
+    found = NOTEBOOK.classic_numbers(exercise)
     assert found == list(range(1, len(found) + 1)) and len(found) >= 5
 
 
@@ -293,8 +265,8 @@ def test_the_order_of_exercises_is_that_of_what_they_build_on(exercise):
     order = list(EXERCISES)
     for other in EXERCISES[exercise][2]:
         assert order.index(other) < order.index(exercise)
-        assert f"Exercise {exercise} needs {other}" in NOTEBOOK.cells[0].source or (
-            f"{exercise} needs {other}" in NOTEBOOK.cells[0].source
+        assert f"Exercise {exercise} needs {other}" in NOTEBOOK.opening or (
+            f"{exercise} needs {other}" in NOTEBOOK.opening
         )
 
 

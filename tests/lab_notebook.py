@@ -1,0 +1,71 @@
+"""A lab's notebook as the tests of every lab read it, and what each of them must keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+
+
+class LabNotebook:
+    """The hand-written notebook of a lab: its tasks and check cells by exercise (``"2.4"``)."""
+
+    def __init__(self, path: Path) -> None:
+        self.cells = nbformat.read(path, as_version=4).cells
+        self.check_cells = {c.metadata.nbgrader.grade_id: c for c in self.cells if "nbgrader" in c.metadata}
+
+    @property
+    def opening(self) -> str:
+        """The first cell: what the lab is about and what it promises."""
+        return self.cells[0].source
+
+    def text_of(self, exercise: str) -> str:
+        """The markdown that poses an exercise."""
+        return next(c.source for c in self.cells if c.source.startswith(f"## Exercise {exercise}:"))
+
+    def check_cell(self, exercise: str) -> nbformat.NotebookNode:
+        """The cell that checks an exercise."""
+        return self.check_cells["check-" + exercise.replace(".", "-")]
+
+    def classic_numbers(self, exercise: str) -> list[int]:
+        """The numbers in an exercise's list of classic wrong answers."""
+        listed = self.text_of(exercise).split("Classic wrong answers")[1]
+        return [int(number) for number in re.findall(r"^(\d+)\. ", listed, flags=re.MULTILINE)]
+
+    def assert_graded_and_locked(self, exercise: str) -> None:
+        """The check cell is what the grader expects: points, an id of its own, locked."""
+        grading = dict(self.check_cell(exercise).metadata.nbgrader)
+        assert grading.pop("points") > 0
+        assert grading == {
+            "grade": True,
+            "grade_id": "check-" + exercise.replace(".", "-"),
+            "locked": True,
+            "schema_version": 3,
+            "solution": False,
+            "task": False,
+        }
+
+    def assert_points_add_up(self, exercises: Iterable[str]) -> None:
+        """A hundred points in all, each exercise's stated beside its task, and no check cell beyond the exercises."""
+        exercises = list(exercises)
+        assert len(self.check_cells) == len(exercises)
+        assert sum(cell.metadata.nbgrader.points for cell in self.check_cells.values()) == 100
+        assert "100 points in all" in self.opening
+        for exercise in exercises:
+            points = self.check_cell(exercise).metadata.nbgrader.points
+            assert f"· {points} points ·" in self.text_of(exercise), exercise
+
+    def assert_minutes_add_up(self, exercises: Iterable[str]) -> None:
+        """The exercises' minutes make the hours that the opening promises, to a quarter of an hour."""
+        minutes = sum(int(re.search(r"· (\d+) minutes ·", self.text_of(e)).group(1)) for e in exercises)
+        promised = int(re.search(r"about (\d+) hours", self.opening).group(1))
+        assert abs(minutes - 60 * promised) <= 15
+
+    def assert_task_check_and_notice_follow(self, exercise: str) -> None:
+        """The check comes right after its task, and what to notice right after the check."""
+        text = self.text_of(exercise)
+        index = next(i for i, cell in enumerate(self.cells) if cell.source == text)
+        assert self.cells[index + 1] is self.check_cell(exercise)
+        assert self.cells[index + 2].source.startswith("**When it passes, notice.**")
