@@ -26,6 +26,20 @@ from utils.example_kernels.elementwise import (
     strided_copy_kernel,
     strided_copy_traffic,
 )
+from utils.example_kernels.fusion import (
+    add,
+    add_kernel,
+    add_relu,
+    add_relu_kernel,
+    add_relu_traffic,
+    chain,
+    chain_kernel,
+    chain_traffic,
+    gelu_tanh,
+    gelu_tanh_kernel,
+    relu,
+    relu_kernel,
+)
 from utils.example_kernels.matmul import (
     descriptor_matmul,
     descriptor_matmul_kernel,
@@ -50,6 +64,16 @@ from utils.example_kernels.reductions import (
     softmax_traffic,
     sum_kernel,
 )
+from utils.example_kernels.sigmoids import (
+    sigmoids_backward,
+    sigmoids_backward_kept,
+    sigmoids_backward_kept_kernel,
+    sigmoids_backward_kernel,
+    sigmoids_forward,
+    sigmoids_forward_kept,
+    sigmoids_forward_kernel,
+    sigmoids_traffic,
+)
 from utils.example_kernels.traffic import Traffic, cdiv
 from utils.example_kernels.transpose import (
     naive_transpose,
@@ -61,8 +85,16 @@ from utils.example_kernels.transpose import (
 
 __all__ = [
     "Traffic",
+    "add",
+    "add_kernel",
+    "add_relu",
+    "add_relu_kernel",
+    "add_relu_traffic",
     "attention_tiles",
     "cdiv",
+    "chain",
+    "chain_kernel",
+    "chain_traffic",
     "copy",
     "copy_kernel",
     "copy_traffic",
@@ -79,6 +111,8 @@ __all__ = [
     "gather_traffic",
     "gelu",
     "gelu_kernel",
+    "gelu_tanh",
+    "gelu_tanh_kernel",
     "gelu_traffic",
     "histogram",
     "histogram_kernel",
@@ -88,6 +122,16 @@ __all__ = [
     "naive_matmul_traffic",
     "naive_transpose",
     "naive_transpose_kernel",
+    "relu",
+    "relu_kernel",
+    "sigmoids_backward",
+    "sigmoids_backward_kept",
+    "sigmoids_backward_kept_kernel",
+    "sigmoids_backward_kernel",
+    "sigmoids_forward",
+    "sigmoids_forward_kept",
+    "sigmoids_forward_kernel",
+    "sigmoids_traffic",
     "softmax",
     "softmax_kernel",
     "softmax_long_kernel",
