@@ -24,10 +24,19 @@ FAMILIES = (
     "alignment",
     "vocabulary",
     "operator_classes",
+    "tuning",
+    "tile_order",
+    "weight_gradient",
     "profiler_truth",
     "fused_operators",
     "gemm",
     "kernel_errors",
+    "number_formats",
+    "chains",
+    "gelu_five_ways",
+    "checkpointing",
+    "recomputation",
+    "tiling",
 )
 
 

@@ -196,6 +196,54 @@ LAYOUTS: dict[str, object] = {
             }
         },
     },
+    "tuning": {
+        "dtype": TEXT,
+        "matmul": [
+            {
+                "name": TEXT,
+                "m": SIZE,
+                "n": SIZE,
+                "k": SIZE,
+                "points": [{"tile": [SIZE], **_RESOURCES, **TIMING, "flops_per_second": POSITIVE}],
+                "refused": {str: TEXT},
+            }
+        ],
+        "softmax": [
+            {"rows": SIZE, "columns": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}
+        ],
+        "gelu": [{"block": SIZE, "warps": SIZE, **_RESOURCES, **TIMING, "bytes_per_second": POSITIVE}],
+    },
+    "tile_order": {
+        "dtype": TEXT,
+        "tile": [SIZE],
+        "points": [
+            {
+                "n": SIZE,
+                "group": SIZE,
+                "dram_sectors_read": COUNT,
+                "l2_sectors_read": COUNT,
+                "l1_sectors_received": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+    },
+    "weight_gradient": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "rows": SIZE,
+                "columns": SIZE,
+                "method": TEXT,
+                "rows_per_program": SIZE,
+                "programs_per_element": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                "repeats": SIZE,
+                "distinct_results": SIZE,
+            }
+        ],
+    },
     "profiler_truth": {"kernels": [{"name": TEXT, "size": TEXT, "counted": _SECTORS, "measured": _SECTORS}]},
     # ---- lab 2 ----
     "fused_operators": {
@@ -238,4 +286,65 @@ LAYOUTS: dict[str, object] = {
         "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
     },
     # ---- notebook 03 ----
+    "number_formats": {
+        "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+        "n": SIZE,
+        "products": [{"format": TEXT, **TIMING, "flops_per_second": POSITIVE, **RATIO, "error": POSITIVE}],
+        "unavailable": {str: TEXT},
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE},
+        "step": [{"format": TEXT, **TIMING, **RATIO}],
+    },
+    "chains": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "fused": [{"operations": SIZE, **TIMING}],
+        "eager": [{"operations": SIZE, **TIMING}],
+        "relu_of_sum": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+        "sin2_cos2": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+    },
+    "gelu_five_ways": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "ways": [
+            {
+                "name": TEXT,
+                "kernels": SIZE,
+                "longest": TEXT,
+                "kernel_seconds": POSITIVE,
+                "bytes": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                **RATIO,
+            }
+        ],
+        "unavailable": {str: TEXT},
+    },
+    "checkpointing": {
+        "dtype": TEXT,
+        "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE, "layers": SIZE},
+        "input_bytes": SIZE,
+        "layer_bytes": SIZE,
+        "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO}],
+    },
+    "recomputation": {
+        "dtype": TEXT,
+        "elements": SIZE,
+        "variants": [
+            {"name": TEXT, "accesses": SIZE, "kernels": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}
+        ],
+    },
+    "tiling": {
+        "matmul": [
+            {
+                "kernel": TEXT,
+                "dtype": TEXT,
+                "n": SIZE,
+                "tile": COUNT,
+                "bytes_loaded": COUNT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+            }
+        ],
+        "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+    },
 }
