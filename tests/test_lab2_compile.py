@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 
 import pytest
 
@@ -84,17 +85,18 @@ def row_requests(tuning, capability, dtype, columns):
         tile = tuning.softmax_short(columns)
         yield request("softmax", "softmax_short_kernel", capability, {**x_out, **sizes}, constants(tile), tile.warps)
     else:
-        shared = tuning.spread_softmax(columns, size)
-        parts = -(-columns // shared.block)
-        flat = {
-            **CONTIGUOUS,
-            "BLOCK": shared.block,
-            "WIDE": False,
-            "PARTS": tuning.power_of_two(parts),
-            "EARLY": shared.early,
-        }
-        types = {**x_out, "words_ptr": "*i64", **sizes, "parts": "i32"}
-        yield request("spread_softmax", "spread_softmax_kernel", capability, types, flat, shared.warps)
+        types = {**x_out, "words_ptr": "*i64", "columns": "i32", "parts": "i32", "stride_0": "i32"}
+        for pairs in (False, True) if size == 2 else (False,):
+            shared = tuning.spread_softmax(pairs)
+            values = {**CONTIGUOUS, "BLOCK": shared.block, "PARTS": tuning.power_of_two(-(-columns // shared.block))}
+            if pairs:
+                del values["step"]
+                values["NOTHING"] = -8323200
+            else:
+                values["WIDE"] = False
+            name = "spread_pairs_softmax_kernel" if pairs else "spread_softmax_kernel"
+            asked = request("spread_softmax", name, capability, types, values, shared.warps)
+            yield asked._replace(maxnreg=shared.registers)
 
 
 def matmul_requests(tuning, capability, dtype):
@@ -156,11 +158,31 @@ def test_no_matrix_product_spills(tuned, capability):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_a_matrix_product_of_float32_adds_a_sum_for_each_step_to_its_total(tuned, monkeypatch, tmp_path, capability):
+    for number, asked in enumerate(matmul_requests(tuned, capability, "fp32")):
+        cache = tmp_path / str(number)
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+        (used,) = resource_usages([asked])
+        (ptx,) = cache.rglob("*.ptx")
+        sums = asked.constexprs["BLOCK_M"] * asked.constexprs["BLOCK_N"] // used.threads  # in each thread
+        fused = _count_float32("fma", ptx.read_text())
+        assert _count_float32("add", ptx.read_text()) == sums, "the compiler made one chain of the steps' sums"
+        assert fused == sums * asked.constexprs["BLOCK_K"]
+
+
+def _count_float32(operation, ptx):
+    """Float32 operations of one kind in a program's text; some instructions do two."""
+    found = re.findall(rf"\b{operation}(?:\.rn)?\.f32(x2)?\b", ptx)
+    return sum(2 if pair else 1 for pair in found)
+
+
+@pytest.mark.slow
 def test_as_many_programs_of_the_spread_softmax_fit_an_sm_as_its_launch_counts_on(tuned):
-    for dtype, size, columns in (("bf16", 2, 65536), ("bf16", 2, 262144), ("fp32", 4, 65536)):
-        shared = tuned.spread_softmax(columns, size)
+    for dtype, columns in (("bf16", 65536), ("fp16", 65536), ("bf16", 262144), ("fp32", 65536)):
         requests = [each for each in row_requests(tuned, 90, dtype, columns) if "PARTS" in each.constexprs]
-        (used,) = assert_no_spills(requests)
-        assert used.registers <= shared.registers
-        assert shared.programs_per_sm * used.threads * shared.registers <= 65536
-        assert shared.programs_per_sm * used.threads <= 1536  # the fewest threads that an SM since Ampere holds
+        for asked, used in zip(requests, assert_no_spills(requests), strict=True):
+            shared = tuned.spread_softmax("NOTHING" in asked.constexprs)
+            assert used.registers <= shared.registers
+            assert shared.programs_per_sm * used.threads * shared.registers <= 65536
+            assert shared.programs_per_sm * used.threads <= 1536  # the fewest threads that an SM since Ampere holds

@@ -48,7 +48,10 @@ def descriptor_matmul_kernel(
         for start in range(0, K, BLOCK_K):
             a = a_desc.load([start, row]).T if A_TURNED else a_desc.load([row, start])  # (BLOCK_M, BLOCK_K)
             b = b_desc.load([column, start]).T if B_TURNED else b_desc.load([start, column])  # (BLOCK_K, BLOCK_N)
-            total = tl.dot(a, b, total, input_precision="ieee")  # fp32 operands stay fp32, not TF32
+            if a.dtype == tl.float32:  # a sum for each step, and the sum of these: see tiled_matmul
+                total += tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=BLOCK_K)
+            else:
+                total = tl.dot(a, b, total)
         ### END SOLUTION
         if HALVES:  # half a tile at a time takes half the shared memory on the way out
             pair = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))

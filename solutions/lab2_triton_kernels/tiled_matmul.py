@@ -32,7 +32,13 @@ def tiled_matmul_kernel(
     for start in range(0, K, BLOCK_K):
         a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)  # (BLOCK_M, BLOCK_K)
         b = tl.load(b_place, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)  # (BLOCK_K, BLOCK_N)
-        total = tl.dot(a, b, total, input_precision="ieee")  # fp32 operands stay fp32, not TF32
+        if a.dtype == tl.float32:
+            # One chain of K additions rounds K times; a sum for each step, then the sum of these, rounds each product
+            # BLOCK_K + K / BLOCK_K times. The compiler would chain them again but for the last argument, which says
+            # how many products may be added up before a total takes them in. "ieee": fp32 operands, not TF32.
+            total += tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=BLOCK_K)
+        else:
+            total = tl.dot(a, b, total)
         a_place += BLOCK_K * stride_ak
         b_place += BLOCK_K * stride_bk
     c_place = c_ptr + row[:, None] * stride_cm + column[None, :]
