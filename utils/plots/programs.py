@@ -225,7 +225,12 @@ def program_owners(
     widest = max(shape[1] for _, shape in panels.values())
     heights = [7.0 * shape[0] / widest + 0.42 for _, shape in panels.values()]
     fig, axes = figure(
-        title, subtitle=subtitle, rows=len(panels), height=sum(heights), height_ratios=heights, grid="none"
+        title,
+        subtitle=subtitle,
+        rows=len(panels),
+        height=sum(heights),
+        grid="none",
+        height_ratios=[shape[0] for _, shape in panels.values()],
     )
     axes = [axes] if len(panels) == 1 else list(axes)
     said = []
