@@ -230,7 +230,7 @@ def program_owners(
         rows=len(panels),
         height=sum(heights),
         grid="none",
-        height_ratios=[shape[0] for _, shape in panels.values()],
+        height_ratios=[shape[0] + 0.2 for _, shape in panels.values()],
     )
     axes = [axes] if len(panels) == 1 else list(axes)
     said = []
