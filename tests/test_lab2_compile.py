@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import re
@@ -96,7 +97,7 @@ def row_requests(tuning, capability, dtype, columns):
                 values["WIDE"] = False
             name = "spread_pairs_softmax_kernel" if pairs else "spread_softmax_kernel"
             asked = request("spread_softmax", name, capability, types, values, shared.warps)
-            yield asked._replace(maxnreg=shared.registers)
+            yield dataclasses.replace(asked, maxnreg=shared.registers)
 
 
 def matmul_requests(tuning, capability, dtype):

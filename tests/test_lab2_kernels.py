@@ -13,7 +13,7 @@ from benchmarks import kernel_errors
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
 from solutions.lab2_triton_kernels.rows import as_elements, as_rows
-from solutions.lab2_triton_kernels.spread_softmax import spread_fits, spread_softmax_kernel
+from solutions.lab2_triton_kernels.spread_softmax import in_pairs, spread_fits, spread_softmax_kernel
 from utils import runtime
 from utils.checks import cases
 from utils.kernel_profile import profile_kernel
@@ -131,20 +131,41 @@ def test_infinities_and_nan_go_where_pytorch_sends_them(columns):
     torch.testing.assert_close(lab.gelu(x), F.gelu(x, approximate="tanh"), equal_nan=True)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spread_softmax(early):
+def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spread_softmax():
     # one part a row: a program waits for nobody but itself, so that the interpreter can run it
     x = draw(7, 100, dtype=torch.bfloat16, layout="padded")
     x[0, :] = -math.inf
     x[1, :60] = -math.inf
     x[2, 3] = math.nan
     out = torch.full((7, 100), 9.0, dtype=x.dtype, device=x.device)
-    words = torch.zeros(7, 1, dtype=torch.int64, device=x.device)
+    words = torch.zeros(1 + 7, dtype=torch.int64, device=x.device)
     _, rows = as_rows(x)
-    spread_softmax_kernel[(3,)](
-        x, out, words, rows.count, rows.columns, 1, *rows.place, PARTS=1, BLOCK=128, WIDE=rows.wide, EARLY=early
-    )
+    spread_softmax_kernel[(7,)](x, out, words, rows.columns, 1, *rows.place, PARTS=1, BLOCK=128, WIDE=rows.wide)
     torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
+    assert words[0] == 7 and (words[1:] != 0).all()
+
+
+def test_rows_go_in_pairs_where_two_elements_make_a_word():
+    even = torch.zeros(6, 100, dtype=torch.float16)
+    pairs = [in_pairs(*as_rows(x)) for x in (even, even[:, 2:], even[::2], even[:, :50])]
+    singles = [in_pairs(*as_rows(x)) for x in (even.float(), even[:, 1:99], even[:, :99], even.T, even[:, ::2])]
+    assert all(pairs) and not any(singles)
+    odd_rows = torch.zeros(5, 101, dtype=torch.float16)[:, :100]
+    assert not in_pairs(*as_rows(odd_rows))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("columns", runtime.pick(cpu=[2049, 5000], gpu=[40_000, 65_537, 131_072, 300_002]))
+def test_rows_that_no_program_holds_alone_give_what_pytorch_gives(dtype, shift, columns):
+    x = (4 * draw(9, columns + shift, dtype=torch.float32)).to(dtype)[:, shift:]
+    x[0] = -math.inf
+    x[1, : columns // 2] = -math.inf
+    x[2, 3] = math.nan
+    x[3] *= 1000
+    x[4, 5] = math.inf
+    for _ in range(3):
+        torch.testing.assert_close(lab.softmax(x), torch.softmax(x, -1), equal_nan=True)
 
 
 def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
@@ -153,7 +174,7 @@ def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
     assert not spread_fits(x, 100_000)
     monkeypatch.setattr(runtime, "INTERPRET", False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=10))
-    shared = tuning.spread_softmax(10**6, 4)
+    shared = tuning.spread_softmax(pairs=False)
     most = 10 * shared.programs_per_sm * shared.block
     assert spread_fits(x, most) and not spread_fits(x, most + 1)
 

@@ -67,6 +67,7 @@ class Request:
     num_warps: int = 4
     num_stages: int = 3
     divisible_by_16: Sequence[str] | None = None
+    maxnreg: int | None = None
 
 
 def resource_usage(
@@ -77,6 +78,7 @@ def resource_usage(
     num_warps: int = 4,
     num_stages: int = 3,
     divisible_by_16: Sequence[str] | None = None,
+    maxnreg: int | None = None,
 ) -> ResourceUsage:
     """Registers, stack and shared memory of ``kernel`` compiled for one GPU architecture.
 
@@ -90,12 +92,14 @@ def resource_usage(
         num_stages: Stages of software pipelining.
         divisible_by_16: Arguments that a launch would find to be multiples of 16; by default all pointers, as
             PyTorch aligns its memory.
+        maxnreg: Registers that a thread may take, from 24 to 255; by default the compiler's choice.
 
     Raises:
         TypeError, ValueError: An argument is missing, unknown, or not what it should be.
         CompileError: The kernel does not compile.
     """
-    request = Request(kernel, signature, constexprs or {}, capability, num_warps, num_stages, divisible_by_16)
+    constexprs = constexprs or {}
+    request = Request(kernel, signature, constexprs, capability, num_warps, num_stages, divisible_by_16, maxnreg)
     return resource_usages([request])[0]
 
 
@@ -161,6 +165,8 @@ def _order(request: Request) -> dict[str, Any]:
         raise ValueError(f"num_warps must be a power of two from 1 to 32, got {request.num_warps!r}")
     if not isinstance(request.num_stages, int) or request.num_stages < 1:
         raise ValueError(f"num_stages must be a positive integer, got {request.num_stages!r}")
+    if request.maxnreg is not None and not (isinstance(request.maxnreg, int) and 24 <= request.maxnreg <= 255):
+        raise ValueError(f"maxnreg must be between 24 and 255 registers a thread, got {request.maxnreg!r}")
     aligned = request.divisible_by_16
     if aligned is None:
         aligned = [name for name, kind in request.signature.items() if kind.startswith("*")]
@@ -174,7 +180,7 @@ def _order(request: Request) -> dict[str, Any]:
         "constexprs": {name: _as_json(name, value) for name, value in request.constexprs.items()},
         "divisible": [arguments.index(name) for name in aligned],
         "capability": request.capability,
-        "options": {"num_warps": request.num_warps, "num_stages": request.num_stages},
+        "options": {"num_warps": request.num_warps, "num_stages": request.num_stages, "maxnreg": request.maxnreg},
     }
 
 
