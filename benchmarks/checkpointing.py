@@ -4,6 +4,8 @@ A segment keeps only its input in the forward pass, and runs forward once more w
 ``peak_bytes`` is the most that a step has allocated beyond what was there before it (parameters, their gradients, the
 input): activations, and a few temporary tensors. ``layer_bytes`` is what autograd saves in one layer, ``input_bytes``
 its input.
+
+``seconds`` is a step as Python launches it, ``graph`` the same kernels replayed as one CUDA graph: the GPU's time.
 """
 
 from __future__ import annotations
@@ -16,10 +18,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks import family
-from benchmarks.operator_classes import EncoderLayer
+from benchmarks.operator_classes import EncoderLayer, replayed
 from utils import runtime, timing
 
-SOURCES = ["benchmarks/checkpointing.py", "benchmarks/operator_classes.py::EncoderLayer"]
+SOURCES = [
+    "benchmarks/checkpointing.py",
+    "benchmarks/operator_classes.py::EncoderLayer",
+    "benchmarks/operator_classes.py::replayed",
+]
 
 SHAPE = {"batch": 8, "seq_len": 1024, "hidden": 1024, "heads": 16, "layers": 24}
 QUICK_SHAPE = {"batch": 4, "seq_len": 512, "hidden": 1024, "heads": 16, "layers": 8}
@@ -103,7 +109,12 @@ def measure(
     layer_bytes = saved_bytes(lambda: layers[0](x), list(layers.parameters()))
     calls = {str(segment): lambda segment=segment: step(layers, x, segment, dy) for segment in segments}
     peaks = {segment: peak_bytes(call) for segment, call in calls.items()}
-    timed = timing.compare(calls, warmup=2, rounds=6 if quick else 12)
+    graphs = {f"graph {name}": replayed(call) for name, call in calls.items()}
+    timed = timing.compare(calls | graphs, warmup=2, rounds=6 if quick else 12)
+
+    def times(name: str, first: str) -> dict[str, Any]:
+        return {**timed[name].as_dict(), **timing.ratio(timed[name], timed[first]).as_dict()}
+
     return {
         "dtype": "bf16",
         "shape": shape,
@@ -113,8 +124,8 @@ def measure(
             {
                 "segment": segment,
                 "peak_bytes": peaks[str(segment)],
-                **timed[str(segment)].as_dict(),
-                **timing.ratio(timed[str(segment)], timed[str(segments[0])]).as_dict(),
+                **times(str(segment), str(segments[0])),
+                "graph": times(f"graph {segment}", f"graph {segments[0]}"),
             }
             for segment in segments
         ],
@@ -124,11 +135,12 @@ def measure(
 def table(results: dict[str, Any]) -> str:
     """One line a length of a segment."""
     rows = [
-        [v["segment"] or "none", f"{v['peak_bytes'] / 1e9:.3f}", f"{v['seconds'] * 1e3:,.2f}", f"{v['ratio']:.3f}"]
+        [v["segment"] or "none", f"{v['peak_bytes'] / 1e9:.3f}"]
+        + [text for t in (v, v["graph"]) for text in (f"{t['seconds'] * 1e3:,.2f}", f"{t['ratio']:.3f}")]
         for v in results["variants"]
     ]
     sizes = f"a layer saves {results['layer_bytes'] / 1e6:.1f} MB, its input is {results['input_bytes'] / 1e6:.1f} MB"
-    return sizes + "\n" + family.text_table(["layers a segment", "peak, GB", "ms", "of the time without"], rows)
+    return sizes + "\n" + family.text_table(["layers a segment", "peak, GB", "ms", "x", "graph, ms", "x"], rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
-"""Softmax of long rows at the speed of short ones: many programs share a row and tell each other what they saw.
+"""Softmax of long rows at the speed of short ones: several programs share a row and tell each other what they saw.
 
 Not an exercise: it goes beyond what a kernel may usually do. Programs normally know nothing of each other, because
-nothing says that two of them run at the same time. A *cooperative* launch does: either all programs of the grid are on
-the GPU together or the launch fails. Then one may wait for another.
+nothing says in which order they start, nor that two of them run at the same time. Here each program first draws a
+*ticket*, the next number of a counter in memory, and works on the part of a row that the ticket names. Parts are then
+begun in order, so that whoever waits for another part of its row waits for a program that runs already, or that starts
+as soon as an earlier row is done. It is enough that the GPU holds as many programs as a row has parts.
 
-A row is cut into parts that fit a program's registers. Each program finds the maximum and the sum of exponentials of
-its part and publishes both, as one 64-bit word, which memory reads and writes whole; a word of zeros says "not yet".
-Then it turns to the row before, whose words have arrived in the meantime, and scales its part of that. It reads that
-part a second time, but so soon that most of it still lies in the L2 cache: HBM is read once.
+A program keeps its part in registers, so that HBM is read once. It publishes the maximum of its part (as an exponent of
+2) and the sum of exponentials relative to it in one 64-bit word, which memory reads and writes whole; a word of zeros
+says "not yet". When the words of all parts of its row are there, they give the maximum and the sum of the row, and it
+scales its part.
+
+What hides the waiting is that other programs of the SM load their parts meanwhile: the more of them fit, the better.
+Therefore two 16-bit elements stay together in a 32-bit register where rows allow it, and every exponential is computed
+twice rather than kept.
 """
 
 from __future__ import annotations
@@ -22,81 +28,136 @@ from .rows import Rows, along, row_offset
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
+#: The lowest finite maximum, so that a part of nothing but -inf adds up to 0 instead of NaN.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def publish(words_ptr, row, part, parts, x):
-    """Write the maximum of ``x`` and the sum of exponentials relative to it as word ``part`` of ``row``."""
-    maximum = tl.maximum(tl.max(x, axis=0), -3.4028234663852886e38)  # finite, so that a part of -inf adds up to 0
-    total = tl.sum(tl.exp(x - maximum), axis=0)
-    high = maximum.to(tl.int32, bitcast=True).to(tl.int64) << 32
+def publish(words_ptr, turn, reference, total):
+    """Write as word ``turn`` the sum of the powers 2^(x log2(e) - reference) of a part, and their reference."""
+    high = reference.to(tl.int32, bitcast=True).to(tl.int64) << 32
     low = total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    tl.atomic_xchg(words_ptr + row * parts + part, high | low, sem="relaxed")
+    tl.atomic_xchg(words_ptr + turn, high | low, sem="relaxed")
 
 
 @triton.jit
-def gather(words, place, mask):
-    """Maximum of a whole row and the reciprocal of its sum, once every part has published its word at ``place``."""
+def gather(words_ptr, parts, PARTS: tl.constexpr):
+    """Reference of a whole row and the reciprocal of its sum, once all its parts have published at ``words_ptr``."""
+    word = tl.arange(0, PARTS)
+    words = tl.load(words_ptr + word, mask=word < parts, other=-1, volatile=True)
     while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet: look again
-        words = tl.load(place, mask=mask, other=-1, volatile=True)
-    maxima = tl.where(mask, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
-    totals = tl.where(mask, (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
-    maximum = tl.max(maxima, axis=0)
-    return maximum, 1 / tl.sum(totals * tl.exp(maxima - maximum), axis=0)
+        words = tl.load(words_ptr + word, mask=word < parts, other=-1, volatile=True)
+    references = tl.where(word < parts, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
+    totals = tl.where(word < parts, (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+    reference = tl.max(references, axis=0)
+    return reference, 1 / tl.sum(totals * tl.exp2(references - reference), axis=0)
+
+
+@triton.jit
+def unpair(pairs, BF16: tl.constexpr):
+    """The two elements of each 32-bit word, in float32.
+
+    In assembly, because the compiler would otherwise unpack once and keep both in registers of their own.
+    """
+    if BF16:  # the upper half of a float32
+        low, high = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r", [pairs], dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+            "=r,=r,r", [pairs], dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pair(low, high, BF16: tl.constexpr):
+    """Two float32 numbers, rounded to 16 bits, in one 32-bit word."""
+    if BF16:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=1
+        )
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], dtype=tl.int32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
 def spread_softmax_kernel(
-    x_ptr, out_ptr, words_ptr, num_rows, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: part ``program_id % parts`` of every ``groups``-th row; ``parts`` programs make up a group.
-
-    While it works on ``row``, its part of the next row is loading, and its part of the row before waits to be scaled.
-    """
-    part = tl.program_id(0) % parts
-    first = (tl.program_id(0) // parts).to(tl.int64)
-    groups = tl.num_programs(0) // parts
+    """One program: the part of ``BLOCK`` columns that its ticket names. ``words_ptr``: the counter, then the words."""
+    turn = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.int32)
+    row, part = (turn // parts).to(tl.int64), turn % parts
     column = part * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
-    place = along(column, step, WIDE)
-    word = tl.arange(0, PARTS)
-    first_row = x_ptr + row_offset(first, size_1, size_2, stride_0, stride_1, stride_2)
-    x = tl.load(first_row + place, mask=mask, other=-float("inf"), eviction_policy="evict_last")  # (BLOCK,)
-    for row in range(first, num_rows + groups, groups):
-        before = row - groups
-        next_row = x_ptr + row_offset(row + groups, size_1, size_2, stride_0, stride_1, stride_2)
-        row_before = x_ptr + row_offset(before, size_1, size_2, stride_0, stride_1, stride_2)
-        if EARLY:  # its latency overlaps with the next row's, at the price of registers
-            again = tl.load(
-                row_before + place, mask=mask & (before >= 0), eviction_policy="evict_first"
-            )  # (BLOCK,), from L2
-        words_before = words_ptr + before * parts + word
-        ahead = tl.load(
-            next_row + place, mask=mask & (row + groups < num_rows), other=-float("inf"), eviction_policy="evict_last"
-        )  # (BLOCK,), to stay in the L2 cache
-        words = tl.load(words_before, mask=(word < parts) & (before >= 0), other=-1, volatile=True)  # (PARTS,)
-        if row < num_rows:
-            publish(words_ptr, row, part, parts, x.to(tl.float32))
-        x = ahead
-        if before >= 0:
-            if not EARLY:
-                again = tl.load(row_before + place, mask=mask, eviction_policy="evict_first")  # (BLOCK,), from L2
-            maximum, scale = gather(words, words_before, word < parts)
-            y = (tl.exp(again.to(tl.float32) - maximum) * scale).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + before * columns + column, y, mask=mask, eviction_policy="evict_first")
+    x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+    x = tl.load(
+        x_row + along(column, step, WIDE), mask=mask, other=-float("inf"), eviction_policy="evict_first"
+    )  # (BLOCK,), once
+    x = x.to(tl.float32)
+    maximum = tl.maximum(tl.max(x, axis=0), LOWEST)
+    numerator = tl.exp2((x - maximum) * LOG2_E)
+    part_reference = tl.maximum(maximum * LOG2_E, LOWEST)
+    publish(words_ptr + 1, turn, part_reference, tl.sum(numerator, axis=0))
+    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
+    y = numerator * (tl.exp2(part_reference - reference) * scale)
+    tl.store(
+        out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first"
+    )
 
 
-def _programs_at_once(x: torch.Tensor, shared: tuning.Shared) -> int:
-    """How many programs of :func:`spread_softmax` the GPU of ``x`` holds at the same time."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count * shared.programs_per_sm
+@triton.jit
+def spread_pairs_softmax_kernel(
+    x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, NOTHING: tl.constexpr,
+):  # fmt: skip
+    """The same for rows of pairs of 16-bit elements; ``NOTHING`` is a pair of -inf, ``BLOCK`` still counts elements.
+
+    The exponent is one multiplication and subtraction, x log2(e) - reference, rounded once: any reference will do as
+    long as numerator and sum share it. (A maximum beyond 2.3e38, which only bfloat16 holds, overflows it to NaN.)
+    """
+    BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    turn = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.int32)
+    row, part = (turn // parts).to(tl.int64), turn % parts
+    column = part * (BLOCK // 2) + tl.arange(0, BLOCK // 2)  # of pairs
+    mask = column < columns // 2
+    x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+    x_place = x_row.to(tl.pointer_type(tl.int32), bitcast=True) + column
+    x = tl.load(x_place, mask=mask, other=NOTHING, eviction_policy="evict_first")  # (BLOCK // 2,) pairs, once
+    low, high = unpair(x, BF16)
+    reference = tl.maximum(tl.max(tl.maximum(low, high), axis=0) * LOG2_E, LOWEST)
+    low, high = unpair(x, BF16)
+    powers = tl.exp2(low * LOG2_E - reference) + tl.exp2(high * LOG2_E - reference)
+    publish(words_ptr + 1, turn, reference, tl.sum(powers, axis=0))
+    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
+    low, high = unpair(x, BF16)
+    y = pair(tl.exp2(low * LOG2_E - reference) * scale, tl.exp2(high * LOG2_E - reference) * scale, BF16)
+    out_row = (out_ptr + row * columns).to(tl.pointer_type(tl.int32), bitcast=True)
+    tl.store(out_row + column, y, mask=mask, eviction_policy="evict_first")
+
+
+#: Two elements of -inf as one 32-bit integer.
+_NOTHING = {torch.float16: 0xFC00FC00 - (1 << 32), torch.bfloat16: 0xFF80FF80 - (1 << 32)}
+
+
+def in_pairs(x: torch.Tensor, rows: Rows) -> bool:
+    """Whether every row of ``x`` is a row of 32-bit words, each two elements that follow one another in memory."""
+    even = (rows.columns, *rows.strides, x.storage_offset())
+    return x.element_size() == 2 and rows.step == 1 and x.data_ptr() % 4 == 0 and all(n % 2 == 0 for n in even)
 
 
 def spread_fits(x: torch.Tensor, columns: int) -> bool:
-    """Whether rows of ``columns`` elements are shared out to no more programs than the GPU holds at once."""
+    """Whether the GPU of ``x`` holds as many programs at once as a row of ``columns`` elements has parts."""
     if runtime.INTERPRET:  # one program at a time: nobody to wait for
         return False
-    shared = tuning.spread_softmax(columns, x.element_size())
-    return triton.cdiv(columns, shared.block) <= _programs_at_once(x, shared)
+    shared = tuning.spread_softmax(pairs=False)  # the smaller parts
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count * shared.programs_per_sm
+    return triton.cdiv(columns, shared.block) <= programs
 
 
 def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -104,13 +165,21 @@ def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tens
 
     The caller has seen that :func:`spread_fits`; needs a GPU.
     """
-    shared = tuning.spread_softmax(rows.columns, x.element_size())
+    pairs = in_pairs(x, rows)
+    shared = tuning.spread_softmax(pairs)
     parts = triton.cdiv(rows.columns, shared.block)
-    groups = min(rows.count, _programs_at_once(x, shared) // parts)
-    words = torch.zeros(rows.count, parts, dtype=torch.int64, device=x.device)
-    spread_softmax_kernel[(groups * parts,)](
-        x, out, words, rows.count, rows.columns, parts, *rows.place,
-        PARTS=tuning.power_of_two(parts), BLOCK=shared.block, WIDE=rows.wide, EARLY=shared.early,
-        num_warps=shared.warps, maxnreg=shared.registers, launch_cooperative_grid=True,
-    )  # fmt: skip
+    words = torch.zeros(1 + rows.count * parts, dtype=torch.int64, device=x.device)
+    options = {"num_warps": shared.warps, "maxnreg": shared.registers}
+    several = tuning.power_of_two(parts)
+    grid = (rows.count * parts,)
+    if pairs:
+        spread_pairs_softmax_kernel[grid](
+            x, out, words, rows.columns, parts, *rows.sizes, *rows.strides,
+            PARTS=several, BLOCK=shared.block, NOTHING=_NOTHING[x.dtype], **options,
+        )  # fmt: skip
+    else:
+        spread_softmax_kernel[grid](
+            x, out, words, rows.columns, parts, *rows.place,
+            PARTS=several, BLOCK=shared.block, WIDE=rows.wide, **options,
+        )  # fmt: skip
     return out

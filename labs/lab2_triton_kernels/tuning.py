@@ -19,8 +19,9 @@ softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
   rows of 32768            32 warps: 0.954   16 warps: 0.922   8 warps: 0.700
 online_softmax, 65536      8192, 16: 0.751   4096, 16: 0.687   4096, 4: 0.563   (of one read, though it makes two)
   rows of 262144           8192, 32: 0.665   8192, 16: 0.663   4096, 8: 0.619
-spread_softmax, 65536      2048, 2: 0.910, early 0.945   4096, 4: 0.881, early 0.929
-  rows of 262144           4096, 4: 0.918, early 0.887   2048, 2: 0.893   (out not evict_first: 0.78)
+spread_softmax, 65536      pairs 16384, 8: 0.984   8192, 4: 0.981   4096, 2: 0.969   4096, 4: 0.952
+  rows of 262144           pairs 4096, 2: 0.961   16384, 8: 0.959   8192, 4: 0.958   4096, 4: 0.868
+  single elements          65536: 4096, 4: 0.944   8192, 8: 0.942   262144: 8192, 4: 0.912   4096, 4: 0.862
 =========================  ======================================================================================
 
 Products, relative to cuBLAS (785 TFLOP/s at 4096, 759 at 8192), for tiles m x n x k, warps, stages:
@@ -65,16 +66,12 @@ class Tile(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread.
-
-    ``early`` starts the second read of a part before the work that hides it, which takes more registers.
-    """
+    """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread."""
 
     block: int
     warps: int
     programs_per_sm: int
     registers: int
-    early: bool = False
 
 
 class MatmulTile(NamedTuple):
@@ -173,11 +170,9 @@ def online_softmax(columns: int) -> Tile:
     return Tile(1, min(block, max(16, power_of_two(columns))), warps)
 
 
-def spread_softmax(columns: int, element_size: int) -> Shared:
-    """How spread_softmax shares out rows of ``columns`` elements."""
-    if element_size == 4:
-        return Shared(4096, 8, 3, 80)
-    return Shared(2048, 2, 10, 96, early=True) if columns <= 131072 else Shared(4096, 4, 6, 80)
+def spread_softmax(pairs: bool) -> Shared:
+    """How spread_softmax shares out rows: of pairs of 16-bit elements, or of single elements."""
+    return Shared(8192, 4, 7, 72) if pairs else Shared(8192, 4, 4, 112)
 
 
 def tiled_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:

@@ -6,9 +6,10 @@ nothing says in which order they start, nor that two of them run at the same tim
 begun in order, so that whoever waits for another part of its row waits for a program that runs already, or that starts
 as soon as an earlier row is done. It is enough that the GPU holds as many programs as a row has parts.
 
-A program keeps its part in registers, so that HBM is read once. It publishes the maximum of its part and the sum of
-exponentials relative to it as one 64-bit word, which memory reads and writes whole; a word of zeros says "not yet".
-When the words of all parts of its row are there, they give the maximum and the sum of the row, and it scales its part.
+A program keeps its part in registers, so that HBM is read once. It publishes the maximum of its part (as an exponent of
+2) and the sum of exponentials relative to it in one 64-bit word, which memory reads and writes whole; a word of zeros
+says "not yet". When the words of all parts of its row are there, they give the maximum and the sum of the row, and it
+scales its part.
 
 What hides the waiting is that other programs of the SM load their parts meanwhile: the more of them fit, the better.
 Therefore two 16-bit elements stay together in a 32-bit register where rows allow it, and every exponential is computed
@@ -33,24 +34,24 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def publish(words_ptr, turn, maximum, total):
-    """Write the maximum of a part and its sum of exponentials as word ``turn``."""
-    high = maximum.to(tl.int32, bitcast=True).to(tl.int64) << 32
+def publish(words_ptr, turn, reference, total):
+    """Write as word ``turn`` the sum of the powers 2^(x log2(e) - reference) of a part, and their reference."""
+    high = reference.to(tl.int32, bitcast=True).to(tl.int64) << 32
     low = total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     tl.atomic_xchg(words_ptr + turn, high | low, sem="relaxed")
 
 
 @triton.jit
 def gather(words_ptr, parts, PARTS: tl.constexpr):
-    """Maximum of a whole row and its sum of exponentials, once all its parts have published at ``words_ptr``."""
+    """Reference of a whole row and the reciprocal of its sum, once all its parts have published at ``words_ptr``."""
     word = tl.arange(0, PARTS)
     words = tl.load(words_ptr + word, mask=word < parts, other=-1, volatile=True)
     while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet: look again
         words = tl.load(words_ptr + word, mask=word < parts, other=-1, volatile=True)
-    maxima = tl.where(word < parts, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
+    references = tl.where(word < parts, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
     totals = tl.where(word < parts, (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
-    maximum = tl.max(maxima, axis=0)
-    return maximum, tl.sum(totals * tl.exp(maxima - maximum), axis=0)
+    reference = tl.max(references, axis=0)
+    return reference, 1 / tl.sum(totals * tl.exp2(references - reference), axis=0)
 
 
 @triton.jit
@@ -90,21 +91,24 @@ def spread_softmax_kernel(
     PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: the part of ``BLOCK`` columns that its ticket names. ``words_ptr``: the counter, then the words."""
-    turn = tl.atomic_add(words_ptr, 1, sem="relaxed")
-    row, part = turn // parts, turn % parts
-    column = part.to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    turn = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.int32)
+    row, part = (turn // parts).to(tl.int64), turn % parts
+    column = part * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
     x = tl.load(
         x_row + along(column, step, WIDE), mask=mask, other=-float("inf"), eviction_policy="evict_first"
     )  # (BLOCK,), once
     x = x.to(tl.float32)
-    part_maximum = tl.maximum(tl.max(x, axis=0), LOWEST)
-    numerator = tl.exp(x - part_maximum)
-    publish(words_ptr + 1, turn, part_maximum, tl.sum(numerator, axis=0))
-    maximum, total = gather(words_ptr + 1 + row * parts, parts, PARTS)
-    y = numerator * (tl.exp(part_maximum - maximum) / total)
-    tl.store(out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+    maximum = tl.maximum(tl.max(x, axis=0), LOWEST)
+    numerator = tl.exp2((x - maximum) * LOG2_E)
+    part_reference = tl.maximum(maximum * LOG2_E, LOWEST)
+    publish(words_ptr + 1, turn, part_reference, tl.sum(numerator, axis=0))
+    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
+    y = numerator * (tl.exp2(part_reference - reference) * scale)
+    tl.store(
+        out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first"
+    )
 
 
 @triton.jit
@@ -112,25 +116,27 @@ def spread_pairs_softmax_kernel(
     x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, NOTHING: tl.constexpr,
 ):  # fmt: skip
-    """The same for rows of pairs of 16-bit elements; ``NOTHING`` is a pair of -inf, ``BLOCK`` still counts elements."""
+    """The same for rows of pairs of 16-bit elements; ``NOTHING`` is a pair of -inf, ``BLOCK`` still counts elements.
+
+    The exponent is one multiplication and subtraction, x log2(e) - reference, rounded once: any reference will do as
+    long as numerator and sum share it. (A maximum beyond 2.3e38, which only bfloat16 holds, overflows it to NaN.)
+    """
     BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
-    turn = tl.atomic_add(words_ptr, 1, sem="relaxed")
-    row, part = turn // parts, turn % parts
-    column = part.to(tl.int32) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)  # of pairs
+    turn = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.int32)
+    row, part = (turn // parts).to(tl.int64), turn % parts
+    column = part * (BLOCK // 2) + tl.arange(0, BLOCK // 2)  # of pairs
     mask = column < columns // 2
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
     x_place = x_row.to(tl.pointer_type(tl.int32), bitcast=True) + column
     x = tl.load(x_place, mask=mask, other=NOTHING, eviction_policy="evict_first")  # (BLOCK // 2,) pairs, once
     low, high = unpair(x, BF16)
-    maximum = tl.maximum(tl.max(tl.maximum(low, high), axis=0), LOWEST)
+    reference = tl.maximum(tl.max(tl.maximum(low, high), axis=0) * LOG2_E, LOWEST)
     low, high = unpair(x, BF16)
-    low, high = (low - maximum) * LOG2_E, (high - maximum) * LOG2_E
-    publish(words_ptr + 1, turn, maximum, tl.sum(tl.exp2(low) + tl.exp2(high), axis=0))
-    maximum, total = gather(words_ptr + 1 + row * parts, parts, PARTS)
-    scale = tl.log2(total)  # taken off the exponent, a division costs nothing
+    powers = tl.exp2(low * LOG2_E - reference) + tl.exp2(high * LOG2_E - reference)
+    publish(words_ptr + 1, turn, reference, tl.sum(powers, axis=0))
+    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
     low, high = unpair(x, BF16)
-    low, high = (low - maximum) * LOG2_E - scale, (high - maximum) * LOG2_E - scale
-    y = pair(tl.exp2(low), tl.exp2(high), BF16)
+    y = pair(tl.exp2(low * LOG2_E - reference) * scale, tl.exp2(high * LOG2_E - reference) * scale, BF16)
     out_row = (out_ptr + row * columns).to(tl.pointer_type(tl.int32), bitcast=True)
     tl.store(out_row + column, y, mask=mask, eviction_policy="evict_first")
 

@@ -172,7 +172,7 @@ def online_softmax(columns: int) -> Tile:
 
 def spread_softmax(pairs: bool) -> Shared:
     """How spread_softmax shares out rows: of pairs of 16-bit elements, or of single elements."""
-    return Shared(16384, 8, 4, 64) if pairs else Shared(8192, 8, 4, 64)
+    return Shared(8192, 4, 7, 72) if pairs else Shared(8192, 4, 4, 112)
 
 
 def tiled_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:
