@@ -88,7 +88,7 @@ def row_requests(tuning, capability, dtype, columns):
     else:
         types = {**x_out, "words_ptr": "*i64", "columns": "i32", "parts": "i32", "stride_0": "i32"}
         for pairs in (False, True) if size == 2 else (False,):
-            shared = tuning.spread_softmax(pairs)
+            shared = tuning.spread_softmax(columns, pairs)
             values = {**CONTIGUOUS, "BLOCK": shared.block, "PARTS": tuning.power_of_two(-(-columns // shared.block))}
             if pairs:
                 del values["step"]
@@ -183,7 +183,7 @@ def test_as_many_programs_of_the_spread_softmax_fit_an_sm_as_its_launch_counts_o
     for dtype, columns in (("bf16", 65536), ("fp16", 65536), ("bf16", 262144), ("fp32", 65536)):
         requests = [each for each in row_requests(tuned, 90, dtype, columns) if "PARTS" in each.constexprs]
         for asked, used in zip(requests, assert_no_spills(requests), strict=True):
-            shared = tuned.spread_softmax("NOTHING" in asked.constexprs)
+            shared = tuned.spread_softmax(columns, "NOTHING" in asked.constexprs)
             assert used.registers <= shared.registers
             assert shared.programs_per_sm * used.threads * shared.registers <= 65536
             assert shared.programs_per_sm * used.threads <= 1536  # the fewest threads that an SM since Ampere holds

@@ -174,7 +174,7 @@ def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
     assert not spread_fits(x, 100_000)
     monkeypatch.setattr(runtime, "INTERPRET", False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=10))
-    shared = tuning.spread_softmax(pairs=False)
+    shared = tuning.spread_softmax(10**6, pairs=False)
     most = 10 * shared.programs_per_sm * shared.block
     assert spread_fits(x, most) and not spread_fits(x, most + 1)
 

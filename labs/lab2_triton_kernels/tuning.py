@@ -19,9 +19,10 @@ softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
   rows of 32768            32 warps: 0.954   16 warps: 0.922   8 warps: 0.700
 online_softmax, 65536      8192, 16: 0.751   4096, 16: 0.687   4096, 4: 0.563   (of one read, though it makes two)
   rows of 262144           8192, 32: 0.665   8192, 16: 0.663   4096, 8: 0.619
-spread_softmax, 65536      pairs 16384, 8: 0.984   8192, 4: 0.981   4096, 2: 0.969   4096, 4: 0.952
-  rows of 262144           pairs 4096, 2: 0.961   16384, 8: 0.959   8192, 4: 0.958   4096, 4: 0.868
-  single elements          65536: 4096, 4: 0.944   8192, 8: 0.942   262144: 8192, 4: 0.912   4096, 4: 0.862
+spread_softmax, 65536      pairs 8192, 4: 0.976   4096, 2: 0.966   16384, 8: 0.951   (64 registers 0.949)
+  rows of 262144           pairs 4096, 2: 0.959   8192, 4: 0.952   16384, 8: 0.905
+  rows of 1000000          pairs 8192, 4: 0.924   4096, 2: 0.812   16384, 8: 0.794
+  float32, 65536, 262144   8192, 4: 0.980, 0.978   4096, 4: 0.972, 0.969
 =========================  ======================================================================================
 
 Products, relative to cuBLAS (785 TFLOP/s at 4096, 759 at 8192), for tiles m x n x k, warps, stages:
@@ -170,9 +171,11 @@ def online_softmax(columns: int) -> Tile:
     return Tile(1, min(block, max(16, power_of_two(columns))), warps)
 
 
-def spread_softmax(pairs: bool) -> Shared:
-    """How spread_softmax shares out rows: of pairs of 16-bit elements, or of single elements."""
-    return Shared(8192, 4, 7, 72) if pairs else Shared(8192, 4, 4, 112)
+def spread_softmax(columns: int, pairs: bool) -> Shared:
+    """How spread_softmax shares out rows of ``columns`` elements: in pairs of 16 bits each, or one by one."""
+    if not pairs:
+        return Shared(8192, 4, 4, 112)
+    return Shared(4096, 2, 14, 72) if 131072 < columns <= 524288 else Shared(8192, 4, 7, 72)
 
 
 def tiled_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:

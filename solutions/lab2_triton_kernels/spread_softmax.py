@@ -106,9 +106,7 @@ def spread_softmax_kernel(
     publish(words_ptr + 1, turn, part_reference, tl.sum(numerator, axis=0))
     reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
     y = numerator * (tl.exp2(part_reference - reference) * scale)
-    tl.store(
-        out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first"
-    )
+    tl.store(out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -155,7 +153,7 @@ def spread_fits(x: torch.Tensor, columns: int) -> bool:
     """Whether the GPU of ``x`` holds as many programs at once as a row of ``columns`` elements has parts."""
     if runtime.INTERPRET:  # one program at a time: nobody to wait for
         return False
-    shared = tuning.spread_softmax(pairs=False)  # the smaller parts
+    shared = tuning.spread_softmax(columns, pairs=False)  # the fewest programs
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count * shared.programs_per_sm
     return triton.cdiv(columns, shared.block) <= programs
 
@@ -166,7 +164,7 @@ def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tens
     The caller has seen that :func:`spread_fits`; needs a GPU.
     """
     pairs = in_pairs(x, rows)
-    shared = tuning.spread_softmax(pairs)
+    shared = tuning.spread_softmax(rows.columns, pairs)
     parts = triton.cdiv(rows.columns, shared.block)
     words = torch.zeros(1 + rows.count * parts, dtype=torch.int64, device=x.device)
     options = {"num_warps": shared.warps, "maxnreg": shared.registers}
