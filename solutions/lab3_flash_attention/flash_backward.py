@@ -1,0 +1,237 @@
+"""The backward pass of FlashAttention: delta (exercise 3.5), dK and dV (3.6), dQ (3.7).
+
+Each gradient is written by the one program that owns it, so that nothing is added up across programs: no atomics, no
+zeroed buffers, and the same bits on every run.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+
+from . import tuning
+from .flash_forward import is_visible, keys_seen
+from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sequence_start, store_rows, tile_of
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, dlse_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_on, stride_od, stride_dob, stride_doh, stride_don, stride_dod,
+    stride_dlb, stride_dlh, stride_dln, heads, Nq, blind,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program: delta of ``BLOCK_M`` queries of one head; the first ``blind`` queries see no key."""
+    tiles = tl.cdiv(Nq, BLOCK_M)
+    sequence = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * BLOCK_M
+    row = first + tl.arange(0, BLOCK_M)
+    o_start = sequence_start(o_ptr, sequence, heads, stride_ob, stride_oh, 1)
+    do_start = sequence_start(do_ptr, sequence, heads, stride_dob, stride_doh, 1)
+    ### BEGIN SOLUTION 3.5: delta
+    o = load_rows(o_start, first, Nq, stride_on, stride_od, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    do = load_rows(do_start, first, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    ### END SOLUTION
+    if HAS_DLSE:  # dL/ds = p: the gradient of L adds to dP as -delta does
+        dlse_start = sequence_start(dlse_ptr, sequence, heads, stride_dlb, stride_dlh, 1)
+        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_dln, mask=row < Nq, other=0.0)
+    delta = tl.where(row < blind, 0.0, delta)
+    tl.store(delta_ptr + sequence.to(tl.int64) * Nq + row, delta, mask=row < Nq)
+
+
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    key_heads, sequences, Nq, Nk, scale, scale_log2, together,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program: dK and dV of ``BLOCK_N`` keys of one key head, from every query that sees them in its group of heads.
+
+    Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
+    """
+    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, together)  # causal: longest first
+    first = tile * BLOCK_N
+    key = first + tl.arange(0, BLOCK_N)
+    k_start = sequence_start(k_ptr, sequence, key_heads, stride_kb, stride_kh, 1)
+    v_start = sequence_start(v_ptr, sequence, key_heads, stride_vb, stride_vh, 1)
+    k = load_rows(k_start, first, Nk, stride_kn, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE)
+    v = load_rows(v_start, first, Nk, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    begin = 0
+    seen_from = 0  # queries from here on see all of the tile's keys
+    if CAUSAL:
+        ### BEGIN SOLUTION 3.6: queries that see a tile of keys
+        begin = tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M
+        seen_from = first + BLOCK_N - 1 - (Nk - Nq)
+        ### END SOLUTION
+    for member in range(0, GROUP):
+        head = sequence * GROUP + member
+        q_start = sequence_start(q_ptr, head, key_heads * GROUP, stride_qb, stride_qh, 1)
+        do_start = sequence_start(do_ptr, head, key_heads * GROUP, stride_dob, stride_doh, 1)
+        lse_start = lse_ptr + head.to(tl.int64) * Nq
+        delta_start = delta_ptr + head.to(tl.int64) * Nq
+        for start in range(begin, Nq, BLOCK_M):
+            ### BEGIN SOLUTION 3.6: one step of dK and dV
+            query = start + tl.arange(0, BLOCK_M)
+            q = load_rows(q_start, start, Nq, stride_qn, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE)
+            # beyond the last query q, dO, L and delta are 0: p is 1, and adds 0 to both gradients
+            lse = tl.load(lse_start + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+            p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[None, :])
+            if CAUSAL:
+                if start < seen_from:
+                    p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
+            do = load_rows(do_start, start, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            delta = tl.load(delta_start + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            ### END SOLUTION
+    dk_start = sequence_start(dk_ptr, sequence, key_heads, stride_dkb, stride_dkh, 1)
+    dv_start = sequence_start(dv_ptr, sequence, key_heads, stride_dvb, stride_dvh, 1)
+    store_rows(dk_start, dk * scale, first, Nk, stride_dkn, stride_dkd, BLOCK_N, HEAD_DIM, BLOCK_D, WIDE)
+    store_rows(dv_start, dv, first, Nk, stride_dvn, stride_dvd, BLOCK_N, HEAD_DIM, BLOCK_D, WIDE)
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
+    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+    heads, sequences, Nq, Nk, scale, scale_log2, together,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program: dQ of ``BLOCK_M`` queries of one head, from every key that they see."""
+    tiles = tl.cdiv(Nq, BLOCK_M)
+    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest first
+    first = tile * BLOCK_M
+    row = first + tl.arange(0, BLOCK_M)
+    q_start = sequence_start(q_ptr, sequence, heads, stride_qb, stride_qh, 1)
+    do_start = sequence_start(do_ptr, sequence, heads, stride_dob, stride_doh, 1)
+    k_start = sequence_start(k_ptr, sequence, heads, stride_kb, stride_kh, GROUP)
+    v_start = sequence_start(v_ptr, sequence, heads, stride_vb, stride_vh, GROUP)
+    q = load_rows(q_start, first, Nq, stride_qn, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    do = load_rows(do_start, first, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    lse = tl.load(lse_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
+    delta = tl.load(delta_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
+    for start in range(0, seen_by_one, BLOCK_N):
+        ### BEGIN SOLUTION 3.7: one step of dQ
+        k = load_rows(k_start, start, Nk, stride_kn, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
+        if start + BLOCK_N > seen_by_all:
+            column = start + tl.arange(0, BLOCK_N)
+            p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
+        v = load_rows(v_start, start, Nk, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        ### END SOLUTION
+    dq_start = sequence_start(dq_ptr, sequence, heads, stride_dqb, stride_dqh, 1)
+    store_rows(dq_start, dq * scale, first, Nq, stride_dqn, stride_dqd, BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)
+
+
+def attention_delta(
+    o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None, blind: int = 0
+) -> torch.Tensor:
+    """rowsum(dO * O), from which the gradient of L is taken off (Dao 2023, section 3.1.2).
+
+    Args:
+        o, do: (B, Hq, Nq, D), the output and its gradient, any strides.
+        dlse: (B, Hq, Nq) float32, the gradient of the logsumexp; None for 0.
+        blind: Queries at the start that see no key: their delta is 0.
+
+    Returns:
+        delta (B, Hq, Nq) float32.
+    """
+    B, Hq, Nq, D = o.shape
+    delta = torch.empty((B, Hq, Nq), dtype=torch.float32, device=o.device)
+    if not delta.numel():
+        return delta
+    rows = tuning.delta_rows(D)
+    delta_kernel[(triton.cdiv(Nq, rows) * B * Hq,)](
+        o, do, delta if dlse is None else dlse, delta, *o.stride(), *do.stride(),
+        *(delta if dlse is None else dlse).stride(), Hq, Nq, blind,
+        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, WIDE=is_wide(o, do),
+        num_warps=4,
+    )  # fmt: skip
+    return delta
+
+
+def flash_dkdv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of k and v, each in its shape and dtype; those of a group's query heads are added up.
+
+    Args:
+        q, k, v, causal, scale: As for :func:`.flash_forward.flash_forward`.
+        do: dO, (B, Hq, Nq, D), any strides.
+        lse, delta: (B, Hq, Nq) float32, contiguous.
+    """
+    (B, Hq, Nq, D), (Hkv, Nk) = q.shape, k.shape[1:3]
+    dk, dv = empty_in_order(k), empty_in_order(v)
+    if not lse.numel():
+        return dk.zero_(), dv.zero_()
+    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device))
+    group = Hq // Hkv
+    dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
+        q, k, v, do, lse, delta, dk, dv,
+        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+        Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nq * D * q.element_size() * group),
+        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
+        CAUSAL=causal, WHOLE_M=Nq % tile.m == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dk, dv),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return dk, dv
+
+
+def flash_dq(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """Gradient of q, in its shape and dtype; arguments as for :func:`flash_dkdv`."""
+    (B, Hq, Nq, D), (Hkv, Nk) = q.shape, k.shape[1:3]
+    dq = empty_in_order(q)
+    if not lse.numel():
+        return dq
+    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device))
+    group = Hq // Hkv
+    dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
+        q, k, v, do, lse, delta, dq,
+        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
+        Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
+        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
+        CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dq),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return dq
