@@ -54,7 +54,7 @@ def dkdv_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: dK and dV of ``BLOCK_N`` keys of one key head, from every query that sees them in its group of heads.
+    """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see them.
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
     """
@@ -88,7 +88,7 @@ def dkdv_kernel(
             lse = tl.load(lse_start + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
             p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[None, :])
-            if CAUSAL:
+            if CAUSAL:  # noqa: SIM102  (a constexpr decides what is compiled, the other what runs)
                 if start < seen_from:
                     p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
             do = load_rows(do_start, start, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE)

@@ -117,7 +117,7 @@ def tiled_attention_backward(
     """
     check_attention(q, k, v, on_device=False)
     scale = softmax_scale(scale, q.shape[3])
-    (B, Hq, Nq, D), (Hkv, Nk) = q.shape, k.shape[1:3]
+    (Hq, Nq), (Hkv, Nk) = q.shape[1:3], k.shape[1:3]
     group = Hq // max(1, Hkv)
     delta = (_wide(do) * _wide(o)).sum(-1)  # (B, Hq, Nq): rowsum(dO * O) = rowsum(P * dP)
     dq = torch.zeros(q.shape, device=q.device)
