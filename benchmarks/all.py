@@ -37,6 +37,8 @@ FAMILIES = (
     "checkpointing",
     "recomputation",
     "tiling",
+    "attention_speed",
+    "attention_determinism",
 )
 
 

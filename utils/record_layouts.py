@@ -97,6 +97,14 @@ _SECTORS = {str: COUNT}
 #: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
 _RESOURCES = {"registers": COUNT, "spills": COUNT, "shared_bytes": COUNT}
 
+_ATTENTION_SHAPE = {"batch": SIZE, "heads": SIZE, "seq_len": SIZE, "head_dim": SIZE, "causal": bool}
+_ATTENTION = {
+    "direction": TEXT,
+    **_ATTENTION_SHAPE,
+    "flops": SIZE,
+    "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+    "ours_over": {str: RATIO},
+}
 _ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGATIVE}
 
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
@@ -346,5 +354,26 @@ LAYOUTS: dict[str, object] = {
             }
         ],
         "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+    },
+    # ---- notebook 07 ----
+    "attention_speed": {"dtype": TEXT, "points": [_ATTENTION], "long": _ATTENTION, "unavailable": {str: TEXT}},
+    "attention_determinism": {
+        "dtype": TEXT,
+        "points": [
+            {
+                **_ATTENTION_SHAPE,
+                "way": TEXT,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+                **RATIO,
+                "repeats": SIZE,
+                "distinct_dq": SIZE,
+                "distinct_dk_dv": SIZE,
+                "elements": SIZE,
+                "elements_differ": COUNT,
+                "largest_difference": NOT_NEGATIVE,
+                "from_second_pass": NOT_NEGATIVE,
+            }
+        ],
     },
 }

@@ -12,6 +12,14 @@ from utils.example_kernels.attention import (
     flash_attention_forward_kernel,
     flash_attention_forward_traffic,
 )
+from utils.example_kernels.attention_backward import (
+    attention_delta_kernel,
+    backward_tiles,
+    flash_attention_backward,
+    flash_attention_backward_kernel,
+    flash_attention_backward_traffic,
+    flash_attention_dq_kernel,
+)
 from utils.example_kernels.elementwise import (
     copy,
     copy_kernel,
@@ -90,7 +98,9 @@ __all__ = [
     "add_relu",
     "add_relu_kernel",
     "add_relu_traffic",
+    "attention_delta_kernel",
     "attention_tiles",
+    "backward_tiles",
     "cdiv",
     "chain",
     "chain_kernel",
@@ -103,6 +113,10 @@ __all__ = [
     "dot_partial_kernel",
     "dot_product",
     "dot_product_traffic",
+    "flash_attention_backward",
+    "flash_attention_backward_kernel",
+    "flash_attention_backward_traffic",
+    "flash_attention_dq_kernel",
     "flash_attention_forward",
     "flash_attention_forward_kernel",
     "flash_attention_forward_traffic",

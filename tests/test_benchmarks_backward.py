@@ -1,0 +1,139 @@
+"""The benchmarks behind the backward lecture without a GPU: small sizes, known times, the layouts of their records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from fake_stopwatch import FakeStopwatch
+
+from benchmarks import attention_determinism, attention_speed, head_start, preheat
+from utils import record_layouts, reference, runtime, timing
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+
+
+def problems(name, results):
+    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
+
+
+# ---- attention_speed -------------------------------------------------------------------------------------------------
+
+
+def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times):
+    shapes = [(1, 2, 32, 16, False), (1, 2, 32, 16, True)]
+    results = attention_speed.measure(shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0)
+    assert problems("attention_speed", results) == []
+    assert [p["direction"] for p in results["points"]] == ["forward", "backward"] * 2
+    assert all(attention_speed.OURS in p["timed"] for p in results["points"])
+    assert all(set(p["ours_over"]) == set(p["timed"]) - {attention_speed.OURS} for p in results["points"])
+    assert set(results["unavailable"]) | set(results["long"]["timed"]) == {"ours", "flash", "efficient", "cudnn"}
+    assert results["long"]["direction"] == "both"
+    text = attention_speed.table(results)
+    assert "forward, D 16, N 32, causal" in text and "forward and backward, ms: ours" in text
+
+
+def test_the_eight_shapes_all_have_the_same_tokens_and_hidden_size():
+    assert len(set(attention_speed.SHAPES)) == 8
+    assert {b * n for b, _, n, _, _ in attention_speed.SHAPES} == {16384}
+    assert {h * d for _, h, _, d, _ in attention_speed.SHAPES} == {2048}
+    assert {(d, n, c) for _, _, n, d, c in attention_speed.SHAPES} == {
+        (d, n, c) for d in (64, 128) for n in (2048, 8192) for c in (False, True)
+    }
+
+
+def test_flops_follow_the_papers_convention():
+    full, causal = (2, 3, 100, 64, False), (2, 3, 100, 64, True)
+    assert attention_speed.flops(full, "forward") == 4 * 2 * 3 * 100**2 * 64
+    assert attention_speed.flops(full, "backward") == 2.5 * attention_speed.flops(full, "forward")
+    assert attention_speed.flops(full, "both") == 3.5 * attention_speed.flops(full, "forward")
+    assert attention_speed.flops(causal, "forward") == attention_speed.flops(full, "forward") / 2
+    with pytest.raises(ValueError, match="direction must be one of forward, backward, both, got 'sideways'"):
+        attention_speed.flops(full, "sideways")
+
+
+def test_a_ratio_above_one_means_that_ours_is_faster(monkeypatch):
+    def compare(calls, **options):
+        return {name: timing.summarize([1e-3 if name == attention_speed.OURS else 3e-3] * 3) for name in calls}
+
+    monkeypatch.setattr(timing, "compare", compare)
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    names = {("forward", "ours"): lambda: None, ("forward", "flash"): lambda: None}
+    point = attention_speed.point((1, 1, 4, 16, False), "forward", names, rounds=3)
+    assert point["ours_over"]["flash"]["ratio"] == pytest.approx(3)
+
+
+def test_everybody_computes_the_same_attention_and_gradients():
+    shape = (1, 2, 40, 16, True)
+    q, k, v, do = attention_speed.inputs(shape)
+    exact, _ = reference.attention(q, k, v, causal=True)
+    gradients = reference.attention_backward(q, k, v, do, causal=True)
+    for name, attention in attention_speed.functions().items():
+        try:
+            o = attention(q, k, v, True)
+        except RuntimeError:
+            assert name != attention_speed.OURS
+            continue
+        found = torch.autograd.grad(o, (q, k, v), do)
+        for mine, right in zip((o, *found), (exact, *gradients), strict=True):
+            torch.testing.assert_close(mine.detach().cpu().double(), right, rtol=0.05, atol=0.05)
+
+
+def test_an_error_of_ours_is_not_taken_for_a_missing_backend(monkeypatch):
+    def broken(q, k, v, causal):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        attention_speed.calls((1, 1, 16, 16, False), {attention_speed.OURS: broken})
+
+
+# ---- attention_determinism -------------------------------------------------------------------------------------------
+
+
+def test_determinism_fills_its_layout(known_times):
+    results = attention_determinism.measure(shapes=[(1, 1, 48, 16, True)], repeats=2, rounds=3, seconds=0)
+    assert problems("attention_determinism", results) == []
+    ways = {p["way"]: p for p in results["points"]}
+    assert list(ways) == ["second pass", "atomics", "race", "lab 3"]
+    for way in ("second pass", "lab 3"):
+        assert (ways[way]["distinct_dq"], ways[way]["distinct_dk_dv"], ways[way]["elements_differ"]) == (1, 1, 0)
+    assert ways["second pass"]["from_second_pass"] == 0
+    assert (
+        max(p["from_second_pass"] for p in results["points"]) < 0.01
+    )  # the interpreter runs one program after another
+    assert "atomics, D 16, causal" in attention_determinism.table(results)
+
+
+def test_results_differ_when_one_bit_does():
+    later = torch.tensor([1.0, 2.0])
+    later[1] = torch.nextafter(later[1], later[0])
+    values = iter([[1.0, 2.0]] * 3 + [later.tolist()])
+
+    def call():
+        dq = torch.tensor(next(values))
+        return dq, torch.zeros(2), torch.zeros(2)
+
+    found = attention_determinism.repeated(call, 3)
+    assert (found["distinct_dq"], found["distinct_dk_dv"], found["elements_differ"]) == (2, 1, 1)
+    assert 0 < found["largest_difference"] < 1e-6
+
+
+def test_minus_zero_and_zero_are_different_bits():
+    assert not torch.equal(attention_determinism.bits(torch.zeros(1)), attention_determinism.bits(-torch.zeros(1)))
+    assert attention_determinism.bits(torch.zeros(3, dtype=torch.bfloat16)).dtype == torch.int16
+
+
+# ---- preheat ---------------------------------------------------------------------------------------------------------
+
+
+def test_preheating_repeats_until_the_time_is_over(monkeypatch):
+    clock = iter([0.0, 0.5, 1.0, 1.5, 2.0])
+    monkeypatch.setattr(preheat.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    assert preheat.preheat(lambda: None, 2.0) == 3
+    with pytest.raises(ValueError, match="seconds must not be negative, got -1"):
+        preheat.preheat(lambda: None, -1)
