@@ -224,8 +224,8 @@ def flash_attention_backward_traffic(
     """Traffic of the kernels of :func:`flash_attention_backward` with as many keys as queries.
 
     The main kernel reads k and v once, and q, do, lse and delta once per tile of keys; its matrix products are
-    five, or four without dQ. The second pass reads q and do once and k and v once per tile of queries, with three products. Zeroing
-    and conversion of the float32 buffer are PyTorch's and not counted.
+    five, or four without dQ. The second pass reads q and do once and k and v once per tile of queries, with three
+    products. Zeroing and conversion of the float32 buffer are PyTorch's and not counted.
     """
     if way not in WAYS:
         raise ValueError(f"way must be one of {', '.join(map(repr, WAYS))}, got {way!r}")
