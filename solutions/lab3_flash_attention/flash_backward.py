@@ -12,7 +12,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sequence_start, store_rows, tile_of
+from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -28,17 +28,22 @@ def delta_kernel(
     """One program: delta of ``BLOCK_M`` queries of one head; the first ``blind`` queries see no key."""
     tiles = tl.cdiv(Nq, BLOCK_M)
     sequence = tl.program_id(0) // tiles
+    batch, head = sequence // heads, sequence % heads
     first = tl.program_id(0) % tiles * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
-    o_start = sequence_start(o_ptr, sequence, heads, stride_ob, stride_oh, 1)
-    do_start = sequence_start(do_ptr, sequence, heads, stride_dob, stride_doh, 1)
     ### BEGIN SOLUTION 3.5: delta
-    o = load_rows(o_start, first, Nq, stride_on, stride_od, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
-    do = load_rows(do_start, first, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    o = load_rows(
+        o_ptr, batch, head, first, Nq, stride_ob, stride_oh, stride_on, stride_od,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, False,
+    )  # fmt: skip
+    do = load_rows(
+        do_ptr, batch, head, first, Nq, stride_dob, stride_doh, stride_don, stride_dod,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, False,
+    )  # fmt: skip
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     ### END SOLUTION
     if HAS_DLSE:  # dL/ds = p: the gradient of L adds to dP as -delta does
-        dlse_start = sequence_start(dlse_ptr, sequence, heads, stride_dlb, stride_dlh, 1)
+        dlse_start = dlse_ptr + batch.to(tl.int64) * stride_dlb + head.to(tl.int64) * stride_dlh
         delta -= tl.load(dlse_start + row.to(tl.int64) * stride_dln, mask=row < Nq, other=0.0)
     delta = tl.where(row < blind, 0.0, delta)
     tl.store(delta_ptr + sequence.to(tl.int64) * Nq + row, delta, mask=row < Nq)
@@ -53,18 +58,24 @@ def dkdv_kernel(
     key_heads, sequences, Nq, Nk, scale, scale_log2, together,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see them.
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
     """
     tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, together)  # causal: longest first
+    batch, key_head = sequence // key_heads, sequence % key_heads
     first = tile * BLOCK_N
     key = first + tl.arange(0, BLOCK_N)
-    k_start = sequence_start(k_ptr, sequence, key_heads, stride_kb, stride_kh, 1)
-    v_start = sequence_start(v_ptr, sequence, key_heads, stride_vb, stride_vh, 1)
-    k = load_rows(k_start, first, Nk, stride_kn, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE)
-    v = load_rows(v_start, first, Nk, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE)
+    k = load_rows(
+        k_ptr, batch, key_head, first, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
+        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
+    v = load_rows(
+        v_ptr, batch, key_head, first, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
+        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
@@ -75,33 +86,40 @@ def dkdv_kernel(
         seen_from = first + BLOCK_N - 1 - (Nk - Nq)
         ### END SOLUTION
     for member in range(0, GROUP):
-        head = sequence * GROUP + member
-        q_start = sequence_start(q_ptr, head, key_heads * GROUP, stride_qb, stride_qh, 1)
-        do_start = sequence_start(do_ptr, head, key_heads * GROUP, stride_dob, stride_doh, 1)
-        lse_start = lse_ptr + head.to(tl.int64) * Nq
-        delta_start = delta_ptr + head.to(tl.int64) * Nq
+        head = key_head * GROUP + member
+        rows_before = (sequence * GROUP + member).to(tl.int64) * Nq
         for start in range(begin, Nq, BLOCK_M):
             ### BEGIN SOLUTION 3.6: one step of dK and dV
             query = start + tl.arange(0, BLOCK_M)
-            q = load_rows(q_start, start, Nq, stride_qn, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE)
+            q = load_rows(
+                q_ptr, batch, head, start, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
+                BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE, DESCRIPTORS,
+            )  # fmt: skip
             # beyond the last query q, dO, L and delta are 0: p is 1, and adds 0 to both gradients
-            lse = tl.load(lse_start + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
+            lse = tl.load(lse_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
             p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[None, :])
-            if CAUSAL:  # noqa: SIM102  (a constexpr decides what is compiled, the other what runs)
+            if CAUSAL:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
                 if start < seen_from:
                     p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
-            do = load_rows(do_start, start, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE)
+            do = load_rows(
+                do_ptr, batch, head, start, Nq, stride_dob, stride_doh, stride_don, stride_dod,
+                BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE, DESCRIPTORS,
+            )  # fmt: skip
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-            delta = tl.load(delta_start + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
+            delta = tl.load(delta_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             ds = p * (dp - delta[None, :])
             dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
             ### END SOLUTION
-    dk_start = sequence_start(dk_ptr, sequence, key_heads, stride_dkb, stride_dkh, 1)
-    dv_start = sequence_start(dv_ptr, sequence, key_heads, stride_dvb, stride_dvh, 1)
-    store_rows(dk_start, dk * scale, first, Nk, stride_dkn, stride_dkd, BLOCK_N, HEAD_DIM, BLOCK_D, WIDE)
-    store_rows(dv_start, dv, first, Nk, stride_dvn, stride_dvd, BLOCK_N, HEAD_DIM, BLOCK_D, WIDE)
+    store_rows(
+        dk_ptr, dk * scale, batch, key_head, first, Nk, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+        BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
+    )  # fmt: skip
+    store_rows(
+        dv_ptr, dv, batch, key_head, first, Nk, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+        BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -113,39 +131,53 @@ def dq_kernel(
     heads, sequences, Nq, Nk, scale, scale_log2, together,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of ``BLOCK_M`` queries of one head, from every key that they see."""
     tiles = tl.cdiv(Nq, BLOCK_M)
     tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    batch, head = sequence // heads, sequence % heads
+    key_head = head // GROUP
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first
     first = tile * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
-    q_start = sequence_start(q_ptr, sequence, heads, stride_qb, stride_qh, 1)
-    do_start = sequence_start(do_ptr, sequence, heads, stride_dob, stride_doh, 1)
-    k_start = sequence_start(k_ptr, sequence, heads, stride_kb, stride_kh, GROUP)
-    v_start = sequence_start(v_ptr, sequence, heads, stride_vb, stride_vh, GROUP)
-    q = load_rows(q_start, first, Nq, stride_qn, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
-    do = load_rows(do_start, first, Nq, stride_don, stride_dod, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    q = load_rows(
+        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
+    do = load_rows(
+        do_ptr, batch, head, first, Nq, stride_dob, stride_doh, stride_don, stride_dod,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
     lse = tl.load(lse_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     delta = tl.load(delta_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
     for start in range(0, seen_by_one, BLOCK_N):
         ### BEGIN SOLUTION 3.7: one step of dQ
-        k = load_rows(k_start, start, Nk, stride_kn, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        k = load_rows(
+            k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
+        )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
-        if start + BLOCK_N > seen_by_all:
-            column = start + tl.arange(0, BLOCK_N)
-            p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
-        v = load_rows(v_start, start, Nk, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+            if start + BLOCK_N > seen_by_all:
+                column = start + tl.arange(0, BLOCK_N)
+                p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
+        v = load_rows(
+            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
+        )  # fmt: skip
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         ### END SOLUTION
-    dq_start = sequence_start(dq_ptr, sequence, heads, stride_dqb, stride_dqh, 1)
-    store_rows(dq_start, dq * scale, first, Nq, stride_dqn, stride_dqd, BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)
+    store_rows(
+        dq_ptr, dq * scale, batch, head, first, Nq, stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+        BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
+    )  # fmt: skip
 
 
 def attention_delta(
@@ -198,13 +230,17 @@ def flash_dkdv(
         return dk.zero_(), dv.zero_()
     tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device))
     group = Hq // Hkv
+    (q_source, do_source, k_source, v_source), described = sources(
+        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
+    )
     dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
-        q, k, v, do, lse, delta, dk, dv,
+        q_source, k_source, v_source, do_source, lse, delta, dk, dv,
         *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
         Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nq * D * q.element_size() * group),
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_M=Nq % tile.m == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dk, dv),
-        num_warps=tile.warps, num_stages=tile.stages,
+        DESCRIPTORS=described,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
 
@@ -226,12 +262,16 @@ def flash_dq(
         return dq
     tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device))
     group = Hq // Hkv
+    (q_source, do_source, k_source, v_source), described = sources(
+        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
+    )
     dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
-        q, k, v, do, lse, delta, dq,
+        q_source, k_source, v_source, do_source, lse, delta, dq,
         *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
         Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dq),
-        num_warps=tile.warps, num_stages=tile.stages,
+        DESCRIPTORS=described,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dq

@@ -8,7 +8,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_attention, softmax_scale
-from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sequence_start, store_rows, tile_of
+from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -46,6 +46,7 @@ def flash_forward_kernel(
     heads, sequences, Nq, Nk, scale_log2, together,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """One program: ``BLOCK_M`` queries of one head, against all keys that they see, ``BLOCK_N`` at a time.
 
@@ -53,15 +54,17 @@ def flash_forward_kernel(
     """
     tiles = tl.cdiv(Nq, BLOCK_M)
     tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    batch, head = sequence // heads, sequence % heads
+    key_head = head // GROUP
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first, so that short ones fill the end
     first = tile * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
-    k_start = sequence_start(k_ptr, sequence, heads, stride_kb, stride_kh, GROUP)
-    v_start = sequence_start(v_ptr, sequence, heads, stride_vb, stride_vh, GROUP)
-    q_start = sequence_start(q_ptr, sequence, heads, stride_qb, stride_qh, 1)
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
-    q = load_rows(q_start, first, Nq, stride_qn, stride_qd, BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE)
+    q = load_rows(
+        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
 
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
     d = tl.zeros((BLOCK_M,), tl.float32)
@@ -71,18 +74,25 @@ def flash_forward_kernel(
     seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
     for start in range(0, seen_by_one, BLOCK_N):
         ### BEGIN SOLUTION 3.3: one step of the inner loop
-        k = load_rows(k_start, start, Nk, stride_kn, stride_kd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        k = load_rows(
+            k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
+        )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if PRESCALE:
             s = s * scale_log2
-        if start + BLOCK_N > seen_by_all:  # only here is there anything to mask
-            column = start + tl.arange(0, BLOCK_N)
-            s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+            if start + BLOCK_N > seen_by_all:
+                column = start + tl.arange(0, BLOCK_N)
+                s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s * factor - (m_new * factor)[:, None])
         rescale = tl.exp2((m - m_new) * factor)
         d = d * rescale + tl.sum(p, 1)
-        v = load_rows(v_start, start, Nk, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE)
+        v = load_rows(
+            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
+        )  # fmt: skip
         o = tl.dot(p.to(v.dtype), v, o * rescale[:, None], input_precision=PRECISION)
         m = m_new
         ### END SOLUTION
@@ -90,8 +100,10 @@ def flash_forward_kernel(
     o = o / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m * factor + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
     ### END SOLUTION
-    o_start = sequence_start(o_ptr, sequence, heads, stride_ob, stride_oh, 1)
-    store_rows(o_start, o, first, Nq, stride_on, stride_od, BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)
+    store_rows(
+        o_ptr, o, batch, head, first, Nq, stride_ob, stride_oh, stride_on, stride_od,
+        BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
+    )  # fmt: skip
     tl.store(lse_ptr + sequence.to(tl.int64) * Nq + row, lse, mask=row < Nq)
 
 
@@ -122,11 +134,13 @@ def flash_forward(
         return o, lse
     tile = tuning.forward(D, q.dtype, causal, tuning.capability_of(q.device))
     group = Hq // Hkv
+    (q_source, k_source, v_source), described = sources(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
     flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
-        q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+        q_source, k_source, v_source, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
         Hq, B * Hq, Nq, Nk, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRESCALE=scale <= 0, PRECISION="ieee", WIDE=is_wide(q, k, v, o),
-        num_warps=tile.warps, num_stages=tile.stages,
+        DESCRIPTORS=described,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return o, lse

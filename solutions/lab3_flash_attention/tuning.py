@@ -10,12 +10,18 @@ from utils import runtime
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile of scores, warps of a program, and stages of software pipelining."""
+    """Queries and keys of a tile of scores, warps of a program, and stages of software pipelining.
+
+    ``descriptors``: tiles come through tensor descriptors, where the tensors' strides allow. ``registers``: that a
+    thread may take; by default as many as the compiler wants.
+    """
 
     m: int
     n: int
     warps: int
     stages: int
+    descriptors: bool = False
+    registers: int | None = None
 
 
 #: Bytes of keys and values that programs running at the same time may share in the L2 cache.
