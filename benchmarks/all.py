@@ -39,6 +39,10 @@ FAMILIES = (
     "tiling",
     "attention_speed",
     "attention_determinism",
+    "attention_memory",
+    "attention_blocks",
+    "attention_stability",
+    "attention_traffic",
 )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from benchmarks import attention_blocks
+from solutions.lab3_flash_attention import flash_forward
 from utils import attention_math as am
-from utils import reference
+from utils import reference, runtime
 from utils.example_kernels import flash_attention_forward_traffic
+from utils.kernel_profile import profile_kernel
 
 SMALL = am.AttentionShape(batch=2, heads=3, seq_len=10, head_dim=4, num_keys=14)
 
@@ -61,6 +65,33 @@ def test_the_second_papers_traffic_is_the_example_kernels_where_key_tiles_are_wh
     shape = am.AttentionShape(2, 3, n, 64, num_keys=keys)
     exact = flash_attention_forward_traffic(2, 3, n, 64, 2, num_keys=keys, tile=(block_m, 32, 4, 1))
     assert am.flash2_bytes(shape, block_m, "bf16") == exact.bytes_moved
+    traffic = am.flash2_traffic(shape, block_m, 32)
+    assert (traffic.loaded, traffic.stored, traffic.flops) == (exact.bytes_loaded, exact.bytes_stored, exact.flops)
+
+
+@pytest.mark.parametrize("n", [1, 100, 1024])
+def test_causal_traffic_is_the_example_kernels(n):
+    exact = flash_attention_forward_traffic(2, 3, n, 64, 2, causal=True, tile=(64, 32, 4, 1))
+    traffic = am.flash2_traffic(am.AttentionShape(2, 3, n, 64), 64, 32, causal=True)
+    assert (traffic.loaded, traffic.stored, traffic.flops) == (exact.bytes_loaded, exact.bytes_stored, exact.flops)
+
+
+@pytest.mark.parametrize(
+    ("nq", "nk", "heads", "kv_heads", "head_dim", "causal"),
+    [(70, 70, 2, 2, 64, False), (70, 70, 2, 2, 64, True), (37, 90, 4, 2, 40, True), (90, 37, 2, 1, 16, True)],
+)
+def test_lab_3s_kernel_moves_exactly_what_the_formula_says(nq, nk, heads, kv_heads, head_dim, causal):
+    q = torch.randn(2, heads, nq, head_dim, device=runtime.DEVICE)
+    k, v = (torch.randn(2, kv_heads, nk, head_dim, device=runtime.DEVICE) for _ in range(2))
+    with attention_blocks.tile_of_forward((32, 16, 4, 1)), profile_kernel() as profile:
+        flash_forward(q, k, v, causal)
+    shape = am.AttentionShape(2, heads, nq, head_dim, num_keys=nk, kv_heads=kv_heads)
+    traffic = am.flash2_traffic(shape, 32, 16, "fp32", causal=causal)
+    assert (profile.bytes_loaded, profile.bytes_stored) == (traffic.loaded, traffic.stored)
+    assert profile.flops == traffic.flops and profile.findings == []
+    for name in ("q", "k", "v", "o", "lse"):
+        moved = profile.by_argument[f"{name}_ptr"]
+        assert moved.bytes_loaded + moved.bytes_stored == getattr(traffic, name), name
 
 
 def test_grouped_heads_share_keys_in_memory_but_each_reads_them():

@@ -174,12 +174,69 @@ def flash1_bytes(
     return elements * e + (passes * shape.rows * STATISTIC_BYTES if statistics else 0)
 
 
-def flash2_bytes(shape: AttentionShape, block_m: int, dtype: str = "fp16") -> int:
-    """HBM bytes of FlashAttention-2's forward pass, not causal: its outer loop goes over tiles of ``block_m`` queries.
+@dataclass(frozen=True)
+class ForwardTraffic:
+    """What FlashAttention-2's forward kernel asks of memory, in bytes by tensor, and the FLOPs of its two products.
 
-    Q once; K and V once for each tile of queries of each query head; O and a float32 logsumexp of each row once (Dao
-    2023, algorithm 1). ``utils.example_kernels.flash_attention_forward_traffic`` counts the causal case.
+    FLOPs are those of whole tiles, with ``head_dim`` padded to a power of two of at least 16, as the tensor cores do
+    them; bytes are those of elements that exist.
     """
+
+    q: int
+    k: int
+    v: int
+    o: int
+    lse: int
+    flops: int
+
+    @property
+    def loaded(self) -> int:
+        """Bytes of q, k and v."""
+        return self.q + self.k + self.v
+
+    @property
+    def stored(self) -> int:
+        """Bytes of o and the logsumexp."""
+        return self.o + self.lse
+
+    @property
+    def total(self) -> int:
+        """Loaded and stored."""
+        return self.loaded + self.stored
+
+
+def flash2_traffic(
+    shape: AttentionShape, block_m: int, block_n: int, dtype: str = "bf16", *, causal: bool = False
+) -> ForwardTraffic:
+    """Traffic of FlashAttention-2's forward pass, whose outer loop goes over tiles of ``block_m`` queries.
+
+    Q is read once; K and V once for each tile of queries of each query head, when causal in whole tiles of ``block_n``
+    keys up to the one with the tile's last visible key; O and a float32 logsumexp of each row are written once (Dao
+    2023, algorithm 1 and section 3.1).
+    """
+    require_sizes(block_m=block_m, block_n=block_n)
+    e, offset = element_size(dtype), shape.keys - shape.seq_len
+    rows = tiles = 0
+    for first in range(0, shape.seq_len, block_m):
+        seen = max(0, min(shape.keys, first + block_m + offset)) if causal else shape.keys
+        steps = -(-seen // block_n)
+        rows += min(shape.keys, steps * block_n)
+        tiles += steps
+    sequences = shape.batch * shape.heads
+    keys = sequences * rows * shape.head_dim * e
+    padded = max(16, 1 << (shape.head_dim - 1).bit_length())
+    return ForwardTraffic(
+        q=shape.query_elements * e,
+        k=keys,
+        v=keys,
+        o=shape.query_elements * e,
+        lse=shape.rows * STATISTIC_BYTES,
+        flops=FORWARD_MATMULS * 2 * sequences * tiles * block_m * block_n * padded,
+    )
+
+
+def flash2_bytes(shape: AttentionShape, block_m: int, dtype: str = "fp16") -> int:
+    """HBM bytes of FlashAttention-2's forward pass, not causal, in closed form: see :func:`flash2_traffic`."""
     require_sizes(block_m=block_m)
     tiles = -(-shape.seq_len // block_m)
     keys = shape.batch * shape.heads * shape.keys * shape.head_dim  # a group's heads each read their K and V

@@ -293,6 +293,20 @@ LAYOUTS: dict[str, object] = {
         ],
         "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
     },
+    "attention_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                "dtype": TEXT,
+                "shape": TEXT,
+                "head_dim": SIZE,
+                "causal": bool,
+                "layout": TEXT,
+                "scale": TEXT,
+                "outputs": {"o": _ERROR, "lse": _ERROR, "dq": _ERROR, "dk": _ERROR, "dv": _ERROR},
+            }
+        ],
+    },
     # ---- notebook 03 ----
     "number_formats": {
         "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
@@ -373,6 +387,76 @@ LAYOUTS: dict[str, object] = {
                 "elements_differ": COUNT,
                 "largest_difference": NOT_NEGATIVE,
                 "from_second_pass": NOT_NEGATIVE,
+            }
+        ],
+    },
+    # ---- notebook 06 ----
+    "attention_memory": {
+        "dtype": TEXT,
+        "shape": {"batch": SIZE, "heads": SIZE, "head_dim": SIZE},
+        "memory": [{"way": TEXT, "pass": TEXT, "seq_len": SIZE, "peak_bytes": SIZE}],
+        "times": [{"way": TEXT, "pass": TEXT, "seq_len": SIZE, **TIMING, "flops_per_second": POSITIVE}],
+        "refused": {str: TEXT},
+        "published": {
+            "shape": {"batch": SIZE, "heads": SIZE, "seq_len": SIZE, "head_dim": SIZE},
+            "dtype": TEXT,
+            "ways": [{"name": TEXT, "peak_bytes": SIZE, "flops": SIZE, **TIMING, **RATIO}],
+        },
+    },
+    "attention_blocks": {
+        "dtype": TEXT,
+        "shapes": [{"batch": SIZE, "heads": SIZE, "seq_len": SIZE, "head_dim": SIZE}],
+        "points": [
+            {
+                "head_dim": SIZE,
+                "tile": [SIZE],
+                **_RESOURCES,
+                **TIMING,
+                "flops_per_second": POSITIVE,
+                "chosen": bool,
+            }
+        ],
+        "refused": {str: TEXT},
+    },
+    "attention_stability": {
+        "heads": SIZE,
+        "head_dim": SIZE,
+        "points": [
+            {
+                "inputs": TEXT,
+                "dtype": TEXT,
+                "seq_len": SIZE,
+                "method": TEXT,
+                "softmax": TEXT,
+                "tile": COUNT,
+                "rms": POSITIVE,
+                "largest": POSITIVE,
+            }
+        ],
+        "rounded_result": [{"inputs": TEXT, "dtype": TEXT, "seq_len": SIZE, "rms": POSITIVE}],
+    },
+    "attention_traffic": {
+        "dtype": TEXT,
+        "cases": [
+            {
+                "name": TEXT,
+                "size": TEXT,
+                "tile": [SIZE],
+                "formula": {"q": SIZE, "k": SIZE, "v": SIZE, "o": SIZE, "lse": SIZE, "flops": SIZE},
+                "counted": _SECTORS,
+                "measured": _SECTORS,
+            }
+        ],
+        "large_shape": {"batch": SIZE, "heads": SIZE, "seq_len": SIZE, "head_dim": SIZE},
+        "large": [
+            {
+                "name": TEXT,
+                "kernels": SIZE,
+                "formula_bytes": SIZE,
+                "sm_bytes_read": COUNT,
+                "sm_bytes_written": COUNT,
+                "hbm_bytes_read": COUNT,
+                "hbm_bytes_written": COUNT,
             }
         ],
     },
