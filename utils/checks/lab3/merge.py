@@ -35,9 +35,7 @@ def _merge(m1: Tensor, d1: Tensor, m2: Tensor, d2: Tensor) -> tuple[Tensor, Tens
 
 def _merge_outputs(m1: Tensor, d1: Tensor, o1: Tensor, m2: Tensor, d2: Tensor, o2: Tensor) -> tuple[Tensor, ...]:
     m, d = _merge(m1, d1, m2, d2)
-    w1, w2 = d1 * _ratio(m1, m), d2 * _ratio(m2, m)
-    safe = torch.where(d == 0, 1.0, d)
-    return m, d, o1 * (w1 / safe)[..., None] + o2 * (w2 / safe)[..., None]
+    return m, d, o1 * _ratio(m1, m)[..., None] + o2 * _ratio(m2, m)[..., None]
 
 
 # ---- the mistakes
@@ -115,45 +113,58 @@ _MERGE_MISTAKES = (
 
 
 def _weighted(
-    weigh: Callable[[Tensor, Tensor, Tensor], Tensor], divide: bool = True
+    first: Callable[[Tensor, Tensor, Tensor], Tensor],
+    second: Callable[[Tensor, Tensor, Tensor], Tensor],
+    divide: bool = False,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """A wrong merge of outputs: each one's weight as a function of (m of the part, d of the part, m of both)."""
+    """A wrong merge of outputs: each one's weight as a function of (d of the part, m of the part, m of both)."""
 
     def merge(m1: Tensor, d1: Tensor, o1: Tensor, m2: Tensor, d2: Tensor, o2: Tensor) -> tuple[Tensor, ...]:
         m, d = _merge(m1, d1, m2, d2)
-        w1, w2 = weigh(m1, d1, m), weigh(m2, d2, m)
+        w1, w2 = first(d1, m1, m), second(d2, m2, m)
         total = torch.where(d == 0, 1.0, d) if divide else torch.ones_like(d)
         return m, d, o1 * (w1 / total)[..., None] + o2 * (w2 / total)[..., None]
 
     return merge
 
 
-def _mean(m1: Tensor, d1: Tensor, o1: Tensor, m2: Tensor, d2: Tensor, o2: Tensor) -> tuple[Tensor, ...]:
-    return *_merge(m1, d1, m2, d2), (o1 + o2) / 2
+def _one(d: Tensor, part: Tensor, m: Tensor) -> Tensor:
+    return torch.ones_like(d)
 
 
-def _by_sums(m1: Tensor, d1: Tensor, o1: Tensor, m2: Tensor, d2: Tensor, o2: Tensor) -> tuple[Tensor, ...]:
-    total = torch.where(d1 + d2 == 0, 1.0, d1 + d2)[..., None]
-    return *_merge(m1, d1, m2, d2), (o1 * d1[..., None] + o2 * d2[..., None]) / total
+def _ratio_of(d: Tensor, part: Tensor, m: Tensor) -> Tensor:
+    return _ratio(part, m)
+
+
+def _upside_down(d: Tensor, part: Tensor, m: Tensor) -> Tensor:
+    return _ratio(m, part)
 
 
 _OUTPUT_MISTAKES = (
-    Diagnosis(lambda e: e.position < 2, "the maximum or the sum is wrong already: merge_outputs can call merge"),
-    same_as(_weighted(lambda m1, d1, m: d1 * _ratio(m1, m), divide=False), classic("the sum of the outputs is not "
-            "divided by the new d: an output is an average, and stays one", 5)),
-    same_as(_weighted(lambda m1, d1, m: _ratio(m1, m)), classic("the old sum d is missing in an output's weight: "
-            "o d e^(m1 - m) is what it stands for, before it was divided", 5)),
-    same_as(_weighted(lambda m1, d1, m: _ratio(m1, m), divide=False), classic("these are the outputs before their "
-            "division by d: o is an average of values, so multiply it by its d first, and divide by the new one", 5)),
     Diagnosis(
-        _either(_by_sums, _weighted(lambda m1, d1, m: d1)),
-        classic("the outputs are weighted by their sums as they are: the ratio e^(m1 - m) is missing", 5),
+        lambda e: e.position < 2 and not bool(e.got.isnan().any()),
+        "the maximum or the sum is wrong already: merge_outputs can call merge",
     ),
-    same_as(lambda m1, d1, o1, m2, d2, o2: (*_merge(m1, d1, m2, d2), o1 + o2), classic("the outputs are added as they "
-            "are: each has a weight", 5)),
-    same_as(_mean, classic("this is the mean of the two outputs: the part with more weight must count more", 5)),
+    same_as(_weighted(_one, _one), classic("the outputs are added as they are: each is rescaled like its sum", 5)),
+    Diagnosis(
+        _either(_weighted(_ratio_of, _one), _weighted(_one, _ratio_of)),
+        classic("only one of the two outputs is rescaled: either part may hold the larger maximum", 5),
+    ),
+    same_as(_weighted(_upside_down, _upside_down), classic("the ratio of the outputs is upside down", 2)),
+    same_as(
+        _weighted(_ratio_of, _ratio_of, divide=True),
+        classic("the output is divided by d: o stays a plain sum, so that it can be merged again", 6),
+    ),
+    Diagnosis(
+        _either(_weighted(_rescaled, _rescaled), _weighted(_rescaled, _rescaled, divide=True)),
+        classic("the outputs are multiplied by their sums d: o is a sum already, not an average", 6),
+    ),
+    Diagnosis(
+        _either(_weighted(_as_it_is, _as_it_is), _weighted(_as_it_is, _as_it_is, divide=True)),
+        classic("the outputs are weighted by d: what rescales them is e^(m1 - m)", 6),
+    ),
     *_COMMON,
-)  # fmt: skip
+)
 
 
 # ---- the cases
@@ -170,7 +181,7 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _part(case: Case, name: str, length: int, empty: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Maximum, sum and output of ``length`` scores and values; half of the rows without any where ``empty``."""
+    """Maximum, sum and weighted values of ``length`` scores and values; half of the rows without any where ``empty``."""
     x = case.tensor(f"x{name}", "row", length)
     v = case.tensor(f"v{name}", "row", length, "D").div(case.magnitude)
     if empty:
@@ -178,7 +189,7 @@ def _part(case: Case, name: str, length: int, empty: bool) -> tuple[Tensor, Tens
     m = x.amax(-1)
     weight = torch.exp(x - torch.where(m == -math.inf, 0.0, m)[:, None])
     d = weight.sum(-1)
-    return m, d, (weight[..., None] * v).sum(1) / torch.where(d == 0, 1.0, d)[:, None]
+    return m, d, (weight[..., None] * v).sum(1)
 
 
 def _parts(case: Case) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:

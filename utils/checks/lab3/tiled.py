@@ -10,41 +10,41 @@ from utils.checks.core import Exercise, draw_seed, generator
 from utils.checks.diagnoses import Trial
 from utils.checks.forbid import Rules
 from utils.checks.kernel import check_kernel
-from utils.checks.lab3 import mistakes, shapes, tiles
+from utils.checks.lab3 import gradients, mistakes, shapes, tiles
 from utils.checks.lab3.shapes import sizes
 from utils.checks.tiling import Tiling
 
 
 def _cases(seed: int) -> list[Case]:
     draw = generator(seed)
-    m, n = draw.choice((4, 8, 12)), draw.choice((5, 8, 16))
+    m, n = draw.choice((4, 8, 12)), draw.choice((8, 12, 16))
     options = {"causal": False, "block_m": m, "block_n": n}
     causal = {**options, "causal": True}
-    odd = draw.choice((17, 19, 24))
+    odd = draw.choice((17, 19, 20))
     few, many = m + draw.randint(1, m - 1), 2 * n + draw.randint(1, n - 1)
 
     def case(kind: str, named: dict[str, int], with_options: dict[str, Any], **more: Any) -> Case:
         return Case(kind, named, options=with_options, seed=seed, **more)
 
-    ragged, shared = sizes(1, 2, 2, few, many, odd), sizes(2, 4, 2, few, many, 8)
+    ragged, shared = sizes(1, 2, 2, few, many, odd), sizes(2, 4, 2, few, many, 16)
     return [
-        case("one tile", sizes(1, 1, 1, m, n, 8), options),
-        case("whole tiles", sizes(1, 2, 2, 2 * m, 3 * n, 8), options),
+        case("one tile", sizes(1, 1, 1, m, n, 16), options),
+        case("whole tiles", sizes(1, 2, 2, 2 * m, 3 * n, 16), options),
         case("ragged", ragged, options),
         case("shared heads", shared, options),
-        case("one element", sizes(1, 1, 1, 1, 1, 8), options),
-        case(shapes.GROWING, sizes(1, 1, 1, few, 3 * n + 2, 8), options),
-        case("whole tiles", sizes(1, 1, 1, 3 * n, 3 * n, 8), causal),
+        case("one element", sizes(1, 1, 1, 1, 1, 16), options),
+        case(shapes.GROWING, sizes(1, 1, 1, few, 3 * n + 2, 16), options),
+        case("whole tiles", sizes(1, 1, 1, 3 * n, 3 * n, 16), causal),
         case("fewer queries than keys", ragged, causal),
-        case("more queries than keys", sizes(1, 1, 1, many + 2 * m, n + 2, 8), causal),
+        case("more queries than keys", sizes(1, 1, 1, many + 2 * m, n + 2, 16), causal),
         case("shared heads", shared, causal),
-        case("one element", sizes(1, 1, 1, 1, 1, 8), causal),
+        case("one element", sizes(1, 1, 1, 1, 1, 16), causal),
         case("given scale", ragged, {**options, "scale": 0.37}),
         case("large scores", ragged, options, magnitude=15.0),
         case("ragged", ragged, options, layout=shapes.HEADS_LAST),
         case("ragged", ragged, options, dtype=shapes.HALF),
         case("ragged", ragged, causal, dtype=shapes.BRAIN),
-        case(shapes.DRIFTING, sizes(1, 1, 1, m, 8 * n, 8), options, dtype=shapes.HALF),
+        case(shapes.DRIFTING, sizes(1, 1, 1, m, 8 * n, 16), options, dtype=shapes.HALF),
     ]  # fmt: skip
 
 
@@ -74,13 +74,31 @@ _MISTAKES = (
 )  # fmt: skip
 
 
-def check_tiled_attention(tiled_attention: Callable[..., Any], seed: int | None = None) -> None:
-    """Exercise 3.2: attention in tiles of queries and keys, output and logsumexp, in plain PyTorch.
+def _gradients(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, **options: Any) -> Any:
+    return shapes.attention_gradients(q, k, v, do, **options)
+
+
+def _backward_blocks(e: Any) -> dict[str, int]:
+    return {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]}
+
+
+_BACKWARD_MISTAKES = (
+    *tiles.only_where({"empty": 7}),
+    *gradients.mistakes(_backward_blocks, delta=9, scale=10, sums=11, mask=3, heads=5, softmax=12, products=12, do=5),
+    *tiles.only_where({"scale": 10, "heads": 5, "precision": 8}),
+)
+
+
+def check_tiled_attention(
+    tiled_attention: Callable[..., Any], tiled_attention_backward: Callable[..., Any], seed: int | None = None
+) -> None:
+    """Exercise 3.2: attention in tiles of queries and keys, forward and backward, in plain PyTorch.
 
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
+    rules = Rules(families=("softmax", "attention", "NumPy"), kernel=False, largest=_largest)
     check_kernel(
         Exercise("3.2", "tiled attention"),
         tiled_attention,
@@ -89,10 +107,24 @@ def check_tiled_attention(tiled_attention: Callable[..., Any], seed: int | None 
         shapes.qkv,
         outputs=("o", "lse"),
         tiling={"o": _tiles("b h row col"), "lse": _tiles("b h row")},
-        forbidden=Rules(families=("softmax", "attention", "NumPy"), kernel=False, largest=_largest),
+        forbidden=rules,
         diagnose=_MISTAKES,
         seed=seed,
         notice="no tensor had Nq x Nk elements: what is kept for a row is its maximum, its sum and its output",
     )
 
 
+    check_kernel(
+        Exercise("3.2", "tiled attention, backward"),
+        tiled_attention_backward,
+        _gradients,
+        gradients.without_large_scores(_cases(seed)),
+        gradients.inputs_with_output,
+        outputs=("dq", "dk", "dv"),
+        atol=gradients.ROUNDING,
+        tiling={"dq": _tiles("b h row col")},
+        forbidden=rules,
+        diagnose=_BACKWARD_MISTAKES,
+        seed=seed,
+        notice="the probabilities were computed again from the logsumexp, a tile at a time",
+    )

@@ -141,7 +141,7 @@ def gradients(
     score_factor: float = 1.0,
     softmax: str = "",
     shift: int | str = 0,
-    dp: str = "",
+    dv_factor: float = 1.0,
     heads: str = "group",
     over: str = "group",
     rows: str = "",
@@ -154,12 +154,13 @@ def gradients(
     Args:
         q, k, v, do: As for :func:`walk`, and the gradient of the output; float64.
         delta: ``"none"`` leaves it out, ``"added"`` adds it, ``"of dP"`` takes the mean of dP's row instead,
-            ``"after"`` subtracts it from P * dP.
+            ``"after"`` subtracts it from P * dP, ``"no p"`` forgets the factor P.
         ds_scale: How often dS is multiplied by the scale.
         score_factor: Multiplies the scores that P is recomputed from.
-        softmax: ``"no lse"``: P = exp(S); ``"base 2"``: P = 2^(S - L).
+        softmax: ``"no lse"``: P = exp(S); ``"base 2"``: P = 2^(S - L); ``"natural lse"``: P = 2^(log2(e) S - L);
+            ``"natural scores"``: P = 2^(S - log2(e) L).
         shift: As for :func:`walk`.
-        dp: ``"no v"``: dP = dO O^T's place holds P; ``"no p"``: dS = dP - delta.
+        dv_factor: Multiplies dV.
         heads: Which head of k and v a query head reads.
         over: Gradients of k and v: ``"group"`` sums over the heads that share them, ``"first"`` and ``"last"`` take
             one of them, ``"mean"``.
@@ -172,10 +173,17 @@ def gradients(
     k, v = shared(q, k, heads), shared(q, v, heads)
     by = 0 if isinstance(shift, str) else shift
     by = q.shape[2] - k.shape[2] if shift == "top left" else by
-    used = torch.zeros_like(lse) if softmax == "no lse" else lse
-    p = shapes.probabilities(q, k, used, causal and shift != "none", scale * score_factor, by)
-    if softmax == "base 2":
-        p = p ** _LN2
+    # P = exp(factor S - times L), in powers of e
+    factor, times = {
+        "": (1.0, 1.0),
+        "no lse": (1.0, 0.0),
+        "base 2": (_LN2, _LN2),
+        "natural lse": (1.0, _LN2),
+        "natural scores": (_LN2, 1.0),
+    }[softmax]
+    finite = torch.where(lse == -math.inf, 0.0, lse)
+    masked = causal and shift != "none"
+    p = shapes.probabilities(q, k, times * finite, masked, scale * score_factor * factor, by)
     row = (do * right_o).sum(-1, keepdim=True)
     if dlse is not None:
         row = row - dlse[..., None]
@@ -200,7 +208,7 @@ def gradients(
         only[keep] = 1
         query_ds = ds * only
     factor = scale**ds_scale
-    dq, dk, dv = query_ds @ query_k * factor, key_ds.transpose(-1, -2) @ q * factor, key_p.transpose(-1, -2) @ do
+    dq, dk, dv = query_ds @ query_k * factor, key_ds.transpose(-1, -2) @ q * factor, key_p.transpose(-1, -2) @ do * dv_factor
 
     def collected(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(1, (kv_heads, group))

@@ -1,0 +1,292 @@
+"""The checks of exercises 3.8 and 3.9: attention as an operator that autograd knows, and its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from utils.checks.cases import Case
+from utils.checks.core import Exercise, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.kernel import check_kernel
+from utils.checks.lab2.launches import no_atomics
+from utils.checks.lab2.shapes import classic
+from utils.checks.lab3 import forward, gradients, shapes, tiles, walk
+from utils.checks.lab3.shapes import sizes
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+
+Tensor = torch.Tensor
+Attention = Callable[..., Any]
+_OUTPUTS = ("o", "lse", "dq", "dk", "dv")
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor, causal: bool = False, scale: float | None = None,
+    upstream: str = "both",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Output, logsumexp and gradients by autograd through plain attention."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    shared = q.shape[1] // max(1, k.shape[1])
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.repeat_interleave(shared, 1).transpose(-1, -2) * factor).to(wide)
+    if causal:
+        seen = shapes.visible(q.shape[2], k.shape[2], device=q.device)
+        # rows that see nothing: finite scores, and a weight of zero for all that follows
+        some = seen.any(-1)
+        scores = scores.masked_fill(~(seen | ~some[:, None]), -torch.inf)
+    else:
+        some = torch.ones(q.shape[2], dtype=torch.bool, device=q.device)
+    lse = torch.logsumexp(scores, -1)
+    p = torch.where(some[:, None], torch.softmax(scores, -1), 0.0).to(q.dtype)
+    o = p @ v.repeat_interleave(shared, 1)
+    loss = o.new_zeros((), dtype=wide)
+    if upstream in ("both", "o"):
+        loss = loss + (o.to(wide) * do.to(wide)).sum()
+    if upstream in ("both", "lse"):
+        loss = loss + (lse * torch.where(some, dlse.to(wide), 0.0)).sum()
+    found = torch.autograd.grad(loss, (q, k, v), allow_unused=True)
+    found = [torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found)]
+    return o.detach(), torch.where(some, lse, -torch.inf).detach(), *found
+
+
+def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> Attention:
+    """One step of training through an operator: output, logsumexp and the three gradients.
+
+    ``kept`` receives the elements that each call keeps for its backward pass.
+    """
+
+    def run(q, k, v, do, dlse, causal=False, scale=None, upstream="both"):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        held: dict[int, int] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            held[x.untyped_storage().data_ptr()] = x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            if upstream == "o":
+                o, lse = flash_attention(q, k, v, causal, scale), None
+            else:
+                o, lse = attention(q, k, v, causal, scale)
+        kept.append(sum(held.values()))
+        outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
+        arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
+        dq, dk, dv = torch.autograd.grad(outputs, (q, k, v), arriving)
+        if lse is None:
+            with torch.no_grad():
+                lse = attention(q, k, v, causal, scale)[1]
+        return o.detach(), lse.detach(), dq, dk, dv
+
+    return run
+
+
+def _inputs(case: Case) -> tuple[Tensor, ...]:
+    q, k, v, do = shapes.with_do(case)
+    if case.kind == "gradient of a sum":
+        do = torch.ones((), dtype=q.dtype, device=q.device).expand(q.shape)
+    dlse = case.tensor("dlse", "B", "Hq", "Nq", dtype=torch.float32, layout="contiguous")
+    if case.kind == "no gradient where no key":
+        dlse[:, :, : case.sizes["Nq"] - case.sizes["Nk"]] = torch.nan
+    return q, k, v, do, dlse
+
+
+def _cases(seed: int) -> list[Case]:
+    draw = generator(seed)
+    n, more, odd = draw.randint(33, 47), draw.randint(5, 19), draw.choice((19, 24, 40))
+    square, shared = sizes(1, 2, 2, n, n, 16), sizes(2, 4, 2, n, n + more, odd)
+    plans: list[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = [
+        ("output only", square, {"upstream": "o"}, {}),
+        ("output only", square, {"upstream": "o", "causal": True}, {}),
+        ("both", square, {}, {}),
+        ("logsumexp only", square, {"upstream": "lse"}, {}),
+        ("shared heads", shared, {"causal": True}, {}),
+        ("given scale", square, {"scale": 0.41}, {}),
+        ("given scale", square, {"scale": -0.2, "causal": True}, {}),
+        ("fewer queries than keys", sizes(1, 1, 1, n, n + more, odd), {"causal": True}, {}),
+        ("more queries than keys", sizes(1, 1, 1, n + more, n, odd), {"causal": True}, {}),
+        ("no gradient where no key", sizes(1, 1, 1, n + more, n, 16), {"causal": True}, {}),
+        ("one element", sizes(1, 1, 1, 1, 1, 16), {}, {}),
+        ("no element", sizes(0, 2, 2, n, n, 16), {}, {}),
+        ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
+        ("gradient of a sum", square, {"upstream": "o"}, {}),
+        ("transposed", square, {"causal": True}, {"layout": "transposed"}),
+        ("float16", shared, {"causal": True}, {"dtype": shapes.HALF}),
+        ("bfloat16", shared, {}, {"dtype": shapes.BRAIN}),
+    ]
+    return [Case(kind, named, options=options, seed=seed, **more) for kind, named, options, more in plans]
+
+
+def _is_gradient(e: Evidence) -> bool:
+    return e.difference.name in ("dq", "dk", "dv")
+
+
+def _swap(names: tuple[str, str]) -> Callable[[Evidence], bool]:
+    """Whether two gradients stand in each other's place."""
+
+    def applies(e: Evidence) -> bool:
+        places = [_OUTPUTS.index(name) for name in names]
+        if e.position not in places:
+            return False
+        other = places[1 - places.index(e.position)]
+        return e.close(e.trial.targets[other].right)
+
+    return applies
+
+
+def _with(cause: str, place: int, where: Callable[[Evidence], bool] | None = None, **flags: Any) -> Diagnosis:
+    """A rule: the gradients are those of another step of the backward pass."""
+
+    def applies(e: Evidence) -> bool:
+        if not _is_gradient(e) or (where is not None and not where(e)):
+            return False
+        q, k, v, do, dlse = e.args64
+        upstream = e.case.options.get("upstream", "both")
+        do = torch.zeros_like(do) if upstream == "lse" else do
+        given = {"dlse": None if upstream == "o" else dlse, **flags}
+        given = {name: value(e) if callable(value) else value for name, value in given.items()}
+        options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
+        options |= {name: given.pop(name) for name in ("causal", "scale") if name in given}
+        return e.close(walk.gradients(q, k, v, do, **options, **given)[e.position - 2])
+
+    return Diagnosis(applies, classic(cause, place))
+
+
+_MISTAKES = (
+    Diagnosis(
+        _swap(("dk", "dv")),
+        classic("dk and dv stand in each other's place: backward returns gradients in the order of forward's inputs", 1),
+    ),
+    Diagnosis(
+        _swap(("dq", "dk")),
+        classic("dq and dk stand in each other's place: backward returns gradients in the order of forward's inputs", 1),
+    ),
+    Diagnosis(
+        lambda e: bool((e.got.isnan() & ~e.right.isnan()).any()) and e.only(lambda c: c.kind == "no gradient where no key"),
+        classic("queries that see no key pass on a NaN that arrives for their logsumexp: tell attention_delta how many "
+                "are blind, max(0, Nq - Nk) when causal", 5),
+    ),
+    _with("the gradient that arrives for the logsumexp is ignored: hand dlse to attention_delta", 4,
+          where=lambda e: e.case.options.get("upstream", "both") != "o", dlse=None),
+    _with("the gradient of the logsumexp has the wrong sign", 4,
+          where=lambda e: e.case.options.get("upstream", "both") != "o", dlse=lambda e: -e.args64[4]),
+    _with("delta is missing in the backward pass", 6, delta="none"),
+    _with("the backward pass forgets that attention was causal: keep causal on ctx", 2,
+          where=lambda e: bool(e.case.options.get("causal")), causal=False),
+    _with("the backward pass forgets the scale that was given: keep it on ctx", 2,
+          where=lambda e: e.case.options.get("scale") is not None, scale=None),
+    Diagnosis(
+        lambda e: not _is_gradient(e) and e.only(lambda case: case.options.get("scale") is not None),
+        classic("the scale that was given does not reach the forward kernel", 2),
+    ),
+    Diagnosis(
+        lambda e: not _is_gradient(e) and e.only(lambda case: bool(case.options.get("causal"))),
+        classic("causal does not reach the forward kernel", 2),
+    ),
+    Diagnosis(
+        lambda e: _is_gradient(e) and bool((e.got == 0).all()),
+        classic("this gradient is zero: is it returned?", 1),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == "gradient of a sum" or case.layout != "contiguous"),
+        classic("only tensors that are not contiguous go wrong: dO may have strides of 0", 3),
+    ),
+    *tiles.only_where({"heads": 3}),
+    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercises 3.3 and 3.4 first"),
+)  # fmt: skip
+
+
+def _keeps(kept: list[int]) -> Callable[[Trial], Problem | None]:
+    """An inspection: what a call keeps is q, k, v, o and the logsumexp."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        case = trial.case
+        queries, keys = case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D")
+        needed, most = 2 * queries + 2 * keys + case.numel("B", "Hq", "Nq"), max(kept, default=0)
+        if case.kind != "shared heads" or not kept or trial.error is not None:
+            return None
+        largest = kept[_cases(case.seed).index(case)] if len(kept) >= len(_cases(case.seed)) else most
+        if largest <= needed:
+            return None
+        return Problem(
+            f"{largest:,} elements are kept for the backward pass, {needed:,} are needed: q, k, v, o and the logsumexp",
+            classic("the backward pass computes the probabilities again: nothing else has to wait for it", 7),
+        )
+
+    return inspect
+
+
+def check_flash_attention(flash_attention: Attention, flash_attention_with_lse: Attention, seed: int | None = None) -> None:
+    """Exercise 3.8: attention as an operator: output and logsumexp, both differentiable.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    kept: list[int] = []
+    of_queries = tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
+    check_kernel(
+        Exercise("3.8", "autograd function"),
+        _run(flash_attention_with_lse, flash_attention, kept),
+        _reference,
+        _cases(seed),
+        _inputs,
+        outputs=_OUTPUTS,
+        atol=gradients.ROUNDING,
+        tiling={"o": of_queries("b h row col"), "lse": of_queries("b h row"), "dq": of_queries("b h row col")},
+        inspections=[no_atomics, _keeps(kept)],
+        forbidden=forward.RULES,
+        diagnose=_MISTAKES,
+        speed=Speed(_training_step, _peer_step, 0.5, "PyTorch's FlashAttention-2, forward and backward"),
+        seed=seed,
+        notice="five tensors wait for the backward pass, and none of them has Nq x Nk elements",
+    )
+
+
+def _training_step() -> tuple[Any, ...]:
+    q, k, v, causal = forward.large(True)
+    do = torch.randn_like(q)
+    dlse = torch.zeros(q.shape[:3], device=q.device)
+    return q, k, v, do, dlse, causal, None, "o"
+
+
+def _peer_step(q, k, v, do, dlse, causal, scale, upstream):
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    return torch.autograd.grad(forward.flash_peer(q, k, v, causal), (q, k, v), do)
+
+
+def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
+    """Exercise 3.9: the forward pass beside PyTorch's FlashAttention-2, for two head dimensions.
+
+    Without a GPU the tiles are checked to be right, and nothing is timed.
+
+    Raises:
+        CheckFailed: the answer is wrong or too slow; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    draw = generator(seed)
+    for head_dim in (64, 128):
+        n = draw.randint(130, 200)
+        cases = [
+            Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
+            for dtype in (shapes.BRAIN, shapes.HALF)
+            for causal in (False, True)
+        ]
+        check_kernel(
+            Exercise("3.9", f"speed challenge, D = {head_dim}"),
+            flash_attention,
+            lambda *args, **options: shapes.attention(*args, **options)[0],
+            cases,
+            shapes.qkv,
+            outputs=("o",),
+            tiling={"o": tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})("b h row col")},
+            forbidden=forward.RULES,
+            speed=Speed(
+                lambda head_dim=head_dim: forward.large(True, head_dim), forward.flash_peer, 0.9, "PyTorch's FlashAttention-2"
+            ),
+            seed=seed,
+            notice="causal, bfloat16, 16,384 tokens: the loop and the tile decide, the algorithm is the same",
+        )
