@@ -1,7 +1,7 @@
 """The tile of attention's forward kernel: time, registers and shared memory of lab 3's kernel by its size.
 
-Each tile runs with 4 and with 8 warps, through tensor descriptors where the lab's own tile does. Configurations that the GPU refuses, for want of shared memory, are recorded
-with what it said.
+Each tile runs with 4 and with 8 warps, through tensor descriptors where the lab's own tile does. Configurations that
+the GPU refuses, for want of shared memory, are recorded with what it said.
 """
 
 from __future__ import annotations
