@@ -50,6 +50,16 @@ def delta_kernel(
 
 
 @triton.jit
+def probabilities(s, lse, scale, scale_log2, dtype: tl.constexpr):
+    """exp(scale * s - L): the softmax again, from the scores of a tile and the logsumexp of its queries."""
+    if dtype == tl.float32:  # subtracted first: a product with log2(e) would round away digits of a large L
+        p = tl.exp2((s * scale - lse) * 1.4426950408889634)
+    else:
+        p = tl.exp2(s * scale_log2 - lse * 1.4426950408889634)
+    return p
+
+
+@triton.jit
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
@@ -98,7 +108,7 @@ def dkdv_kernel(
             # beyond the last query q, dO, L and delta are 0: p is 1, and adds 0 to both gradients
             lse = tl.load(lse_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-            p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[None, :])
+            p = probabilities(s, lse[None, :], scale, scale_log2, q.dtype)
             if CAUSAL:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
                 if start < seen_from:
                     p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
@@ -112,6 +122,7 @@ def dkdv_kernel(
             ds = p * (dp - delta[None, :])
             dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
             ### END SOLUTION
+    ### BEGIN SOLUTION 3.6: the end of dK and dV
     store_rows(
         dk_ptr, dk * scale, batch, key_head, first, Nk, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
         BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
@@ -120,6 +131,7 @@ def dkdv_kernel(
         dv_ptr, dv, batch, key_head, first, Nk, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
     )  # fmt: skip
+    ### END SOLUTION
 
 
 @triton.jit
@@ -161,7 +173,7 @@ def dq_kernel(
             BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
         )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
+        p = probabilities(s, lse[:, None], scale, scale_log2, q.dtype)
         if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
             if start + BLOCK_N > seen_by_all:
                 column = start + tl.arange(0, BLOCK_N)
@@ -174,10 +186,12 @@ def dq_kernel(
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         ### END SOLUTION
+    ### BEGIN SOLUTION 3.7: the end of dQ
     store_rows(
         dq_ptr, dq * scale, batch, head, first, Nq, stride_dqb, stride_dqh, stride_dqn, stride_dqd,
         BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
     )  # fmt: skip
+    ### END SOLUTION
 
 
 def attention_delta(
