@@ -1,0 +1,98 @@
+"""The places of a lab that a student fills, and the lab's modules with answers in them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from grading.strip import BEGIN, END
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def labels(lab: str) -> list[tuple[str, str]]:
+    """Module and label (``3.1: merge``) of every place in ``solutions/<lab>``."""
+    found = []
+    for path in sorted((ROOT / "solutions" / lab).glob("*.py")):
+        marks = (BEGIN.match(line) for line in path.read_text().splitlines())
+        found += [(path.stem, mark["label"].strip()) for mark in marks if mark]
+    return found
+
+
+def write_lab(lab: str, folder: Path, answers: Mapping[str, str]) -> None:
+    """Write a lab's modules into a folder, its places filled with ``answers``; one without an answer stays a stub."""
+    folder.mkdir()
+    for path in (ROOT / "solutions" / lab).glob("*.py"):
+        (folder / path.name).write_text(_filled(path.read_text(), answers, re.search(r"\d+", lab).group()))
+
+
+def _filled(text: str, answers: Mapping[str, str], lab: str) -> str:
+    lines, inside = [], False
+    for line in text.splitlines():
+        begin = BEGIN.match(line)
+        if begin:
+            inside, label = True, begin["label"].strip()
+            stub = f'raise NotImplementedError("Lab {lab}, exercise {label}")'
+            answer = textwrap.dedent(answers.get(label, stub)).strip("\n")
+            lines.append(textwrap.indent(answer, begin["indent"]))
+        elif END.match(line):
+            inside = False
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def forget(name: str) -> None:
+    """Let a package be imported anew."""
+    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
+        del sys.modules[loaded]
+
+
+@contextmanager
+def lab_with(lab: str, folder: Path, name: str, answers: Mapping[str, str]) -> Iterator[ModuleType]:
+    """A lab as a package called ``name``, its places filled with these answers."""
+    write_lab(lab, folder / name, answers)
+    sys.path.insert(0, str(folder))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(folder))
+        forget(name)
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A right answer with one mistake in it, made as the mistake is made: these words stand where those belong.
+
+    ``edits`` are, by place, pairs of words: what the right answer says, and what stands there instead. ``says`` are
+    words that the check's message must hold.
+    """
+
+    exercise: str
+    name: str
+    edits: Mapping[str, Mapping[str, str]]
+    says: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.exercise}-{self.name.replace(' ', '-')}"
+
+    def answers(self, right_answers: Mapping[str, str]) -> dict[str, str]:
+        """All places filled, one or two of them wrongly.
+
+        Raises:
+            ValueError: the right answer does not hold the words that are replaced.
+        """
+        filled = dict(right_answers)
+        for place, edits in self.edits.items():
+            for right, instead in edits.items():
+                if right not in filled[place]:
+                    raise ValueError(f"{self}: the answer to {place} does not say {right!r}")
+                filled[place] = filled[place].replace(right, instead)
+        return filled
