@@ -40,24 +40,26 @@ def load_rows(
     WIDE: an offset inside the head passes 2^31.
     """
     if DESCRIPTORS:
-        return source.load([batch, head, first, 0]).reshape(ROWS, BLOCK_D)
-    row = tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK_D)
-    left = N - first
-    if WIDE:
-        first = tl.cast(first, tl.int64)
-        row = row.to(tl.int64)
-        column = column.to(tl.int64)
-    start_ptr = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
-    place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
-    if WHOLE and HEAD_DIM == BLOCK_D:
-        return tl.load(place)
-    elif WHOLE:
-        return tl.load(place, mask=column[None, :] < HEAD_DIM, other=0.0)
-    elif HEAD_DIM == BLOCK_D:
-        return tl.load(place, mask=row[:, None] < left, other=0.0)
+        tile = source.load([batch, head, first, 0]).reshape(ROWS, BLOCK_D)
     else:
-        return tl.load(place, mask=(row[:, None] < left) & (column[None, :] < HEAD_DIM), other=0.0)
+        row = tl.arange(0, ROWS)
+        column = tl.arange(0, BLOCK_D)
+        left = N - first
+        if WIDE:
+            first = tl.cast(first, tl.int64)
+            row = row.to(tl.int64)
+            column = column.to(tl.int64)
+        start_ptr = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
+        place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
+        if WHOLE and HEAD_DIM == BLOCK_D:
+            tile = tl.load(place)
+        elif WHOLE:
+            tile = tl.load(place, mask=column[None, :] < HEAD_DIM, other=0.0)
+        elif HEAD_DIM == BLOCK_D:
+            tile = tl.load(place, mask=row[:, None] < left, other=0.0)
+        else:
+            tile = tl.load(place, mask=(row[:, None] < left) & (column[None, :] < HEAD_DIM), other=0.0)
+    return tile
 
 
 @triton.jit

@@ -39,17 +39,19 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 def forward(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int]) -> Tile:
-    """Tile of the forward kernel."""
+    """Tile of the forward kernel: a program owns ``m`` queries and takes ``n`` keys at a time."""
     if runtime.INTERPRET:
         return Tile(32, 16, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
         return Tile(32, 32, 4, 2) if width <= 64 else Tile(16, 32, 4, 2) if width <= 128 else Tile(16, 16, 4, 1)
+    if capability[0] >= 9:
+        if width <= 64:
+            return Tile(128, 64, 4, 3, True) if causal else Tile(64, 128, 4, 2, True)
+        return Tile(128, 64, 4, 2, True) if width == 128 else Tile(128, 64, 8, 2, True)
     if width <= 64:
         return Tile(128, 64, 4, 3) if causal else Tile(64, 128, 4, 2)
-    if width == 128:
-        return Tile(128, 64, 4 if capability[0] == 9 else 8, 2)
-    return Tile(64, 32, 8, 2)
+    return Tile(128, 64, 8, 2) if width == 128 else Tile(64, 32, 8, 2)
 
 
 def dkdv(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int]) -> Tile:
@@ -59,9 +61,11 @@ def dkdv(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int,
     width = block_d(head_dim)
     if dtype == torch.float32:
         return Tile(32, 32, 4, 1) if width <= 64 else Tile(16, 16, 4, 1)
-    if width <= 128:
-        return Tile(64, 64, 4, 2)
-    return Tile(32, 64, 8, 1)
+    if capability[0] >= 9:
+        return Tile(64, 64, 4, 2, True) if width <= 128 else Tile(32, 64, 8, 1, True)
+    if width <= 64:
+        return Tile(64, 32, 4, 2)
+    return Tile(64, 64, 8, 2) if width == 128 else Tile(32, 64, 8, 1)
 
 
 def dq(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int]) -> Tile:
@@ -70,10 +74,10 @@ def dq(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, i
         return Tile(32, 16, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 4, 1) if width <= 64 else Tile(16, 16, 4, 1)
-    if width <= 128:
-        return Tile(64, 64, 4, 2)
-    return Tile(64, 32, 8, 1)
+        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 8 if width == 128 else 16, 1)
+    if capability[0] >= 9:
+        return Tile(64, 64, 4, 2, True) if width <= 128 else Tile(64, 64, 8, 1, True)
+    return Tile(64, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Tile(64, 32, 8, 1)
 
 
 def delta_rows(head_dim: int) -> int:
