@@ -128,8 +128,9 @@ def online_animation(
     frames += [(len(steps) - 1, "divide")] if values else [(tile, "write") for tile in range(len(steps))]
     captions = [_caption(steps, values, tile, phase) for tile, phase in frames]
     draw = [partial(_draw_row, steps=steps, values=values, tile=tile, phase=phase) for tile, phase in frames]
+    poster = frames.index((len(steps) - 1, "rescale"))  # the step that the row is about
     return animate(
-        draw, title=title, alt=alt, captions=captions, subtitle=subtitle,
+        draw, title=title, alt=alt, captions=captions, subtitle=subtitle, poster=poster,
         height=2.62 if values else 2.3, seconds_per_frame=seconds_per_frame,
     )  # fmt: skip
 
