@@ -59,7 +59,7 @@ def probabilities(s, lse, scale, scale_log2, dtype: tl.constexpr):
     return p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["together"])
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
@@ -134,7 +134,7 @@ def dkdv_kernel(
     ### END SOLUTION
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["together"])
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,

@@ -38,7 +38,7 @@ def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
         return (column < Nk) & (row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["together"])
 def flash_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
