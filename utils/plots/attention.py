@@ -1,0 +1,394 @@
+"""FlashAttention's forward pass in pictures: the walk over tiles, the tiles that causality skips, and HBM traffic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from utils.plots.animate import Animation, animate
+from utils.plots.sm import IDLE
+from utils.plots.style import (
+    ARITHMETIC,
+    HBM,
+    INK,
+    LIMIT,
+    MUTED,
+    ON_CHIP,
+    SMALL,
+    TEXT,
+    WASTE_HATCH,
+    bare,
+    canvas,
+    figure,
+    mix,
+    styled,
+)  # fmt: skip
+from utils.plots.ticks import quantity_axis
+from utils.units import number, quantity
+
+if TYPE_CHECKING:
+    from utils.kernel_profile.lanes import Lanes
+
+#: Tiles along one side of a walk, and of a causal map, that can still be told apart.
+MOST_WALK_TILES, MOST_MAP_TILES = 8, 40
+_NAMES = {"q_ptr": "Q", "k_ptr": "K", "v_ptr": "V", "o_ptr": "O", "lse_ptr": "L"}
+
+
+@dataclass(frozen=True)
+class TileAccess:
+    """One tile that a program of the forward kernel read or wrote: rows ``first`` to ``last - 1`` of ``tensor``.
+
+    ``tensor`` is Q, K, V, O or L, ``bytes`` what the unmasked lanes moved.
+    """
+
+    program: int
+    tensor: str
+    access: str
+    first: int
+    last: int
+    bytes: int
+
+
+def tile_accesses(
+    lanes: Sequence[Lanes], head_dim: int, element_size: int, statistic_size: int = 4
+) -> list[TileAccess]:
+    """What a forward kernel of one head touched, tile by tile, in order.
+
+    Args:
+        lanes: ``trace_lanes().lanes`` of one launch whose arguments are q_ptr, k_ptr, v_ptr, o_ptr and lse_ptr, each
+            contiguous with rows of ``head_dim`` elements; lse_ptr has one element a row.
+        element_size, statistic_size: bytes of an element of q, k, v and o, and of the logsumexp.
+
+    Raises:
+        ValueError: an argument has another name, or an access is empty.
+    """
+    found = []
+    for one in lanes:
+        if one.argument not in _NAMES:
+            raise ValueError(f"the arguments of a forward kernel are {', '.join(_NAMES)}; this one has {one.argument}")
+        tensor = _NAMES[one.argument]
+        elements = one.elements[one.mask]
+        if not elements.size:
+            raise ValueError(f"program {one.program[0]} touches nothing of {tensor}")
+        rows = elements if tensor == "L" else elements // head_dim
+        size = statistic_size if tensor == "L" else element_size
+        found.append(
+            TileAccess(one.program[0], tensor, one.access, int(rows.min()), int(rows.max()) + 1, elements.size * size)
+        )
+    if not found:
+        raise ValueError("tile_accesses needs at least one access")
+    return found
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """One frame of the walk: what moves in it, and what the chip holds."""
+
+    program: int
+    moves: tuple[TileAccess, ...]
+    queries: tuple[int, int]
+    keys: tuple[int, int] | None
+    moved: int  # bytes since the start
+    done: frozenset[tuple[int, int, int, int]]  # finished tiles of scores: first and last query, first and last key
+
+
+def _frames(accesses: Sequence[TileAccess]) -> list[_Frame]:
+    """Group accesses: the load of Q, then K with V for each tile of keys, then the stores."""
+    frames: list[_Frame] = []
+    done: set[tuple[int, int, int, int]] = set()
+    moved, queries, keys = 0, (0, 0), None
+    pending: list[TileAccess] = []
+
+    def close() -> None:
+        nonlocal pending
+        if pending:
+            frames.append(_Frame(pending[0].program, tuple(pending), queries, keys, moved, frozenset(done)))
+        pending = []
+
+    for one in accesses:
+        opens = one.tensor in ("Q", "K") or (one.tensor == "O" and one.access == "write")
+        if opens:
+            close()
+        if one.tensor == "Q":
+            queries, keys = (one.first, one.last), None
+        elif one.tensor == "K":
+            keys = (one.first, one.last)
+            done.add((*queries, *keys))
+        elif one.tensor in ("O", "L"):
+            keys = None
+        pending.append(one)
+        moved += one.bytes
+    close()
+    return frames
+
+
+def tile_walk_animation(
+    accesses: Sequence[TileAccess],
+    *,
+    num_queries: int,
+    num_keys: int,
+    on_chip: Mapping[str, int],
+    title: str,
+    alt: str,
+    subtitle: str = "",
+    seconds_per_frame: float = 0.9,
+) -> Animation:
+    """Show FlashAttention's walk: which tiles of Q, K and V come from HBM, what the chip holds, what is written.
+
+    Args:
+        accesses: of :func:`tile_accesses`, what a kernel really touched.
+        num_queries, num_keys: rows of Q and O, and of K and V.
+        on_chip: bytes that a program holds while it works on a tile of scores, by tensor, such as ``{"Q": 4096}``.
+
+    Raises:
+        ValueError: too many tiles to tell apart, or accesses outside of the matrices.
+    """
+    frames = _frames(accesses)
+    tiles = {(f.queries, f.keys) for f in frames if f.keys}
+    for axis, name in ((0, "queries"), (1, "keys")):
+        if len({pair[axis] for pair in tiles}) > MOST_WALK_TILES:
+            raise ValueError(f"at most {MOST_WALK_TILES} tiles of {name} can be told apart")
+    for one in accesses:
+        limit = num_keys if one.tensor in ("K", "V") else num_queries
+        if not 0 <= one.first < one.last <= limit:
+            raise ValueError(f"rows {one.first} to {one.last - 1} of {one.tensor} are outside of its {limit}")
+    draw = partial(_draw_walk, frames=frames, num_queries=num_queries, num_keys=num_keys, on_chip=on_chip)
+    captions = ["Q, K and V lie in HBM. The scores are a grid that nobody stores."]
+    captions += [_walk_caption(frame) for frame in frames]
+    steps = [partial(draw, step=k) for k in range(-1, len(frames))]
+    poster = next(k for k in range(len(frames) - 1, -1, -1) if frames[k].keys) + 1
+    return animate(
+        steps, title=title, alt=alt, captions=captions, subtitle=subtitle, height=3.35,
+        seconds_per_frame=seconds_per_frame, poster=poster,
+    )  # fmt: skip
+
+
+def _walk_caption(frame: _Frame) -> str:
+    names = " and ".join(dict.fromkeys(one.tensor for one in frame.moves))
+    rows = f"{frame.moves[0].first} to {frame.moves[0].last - 1}"
+    size = quantity(sum(one.bytes for one in frame.moves), "B", 4)
+    if frame.moves[0].access == "write":
+        return (
+            f"program {frame.program} divides by d and writes {names}, rows {rows}: {size}. Then it forgets everything."
+        )
+    if frame.keys is None:
+        return f"program {frame.program} reads its rows {rows} of {names}, {size}: they stay until it ends."
+    return (
+        f"program {frame.program} reads {names}, rows {rows}, {size}: scores, weights, and a better O, all on the chip."
+    )
+
+
+def _draw_walk(
+    ax: Axes,
+    *,
+    step: int,
+    frames: Sequence[_Frame],
+    num_queries: int,
+    num_keys: int,
+    on_chip: Mapping[str, int],
+) -> None:
+    bare(ax)
+    frame = frames[step] if step >= 0 else None
+    unit = 5.2 / max(num_queries, num_keys)  # drawing units a row
+    height, width, thick, gap = num_queries * unit, num_keys * unit, 0.75, 0.45
+    pale = mix(HBM, 0.28)
+    left, right = -gap - thick, width + gap
+
+    def block(x: float, y: float, w: float, h: float, **look: object) -> None:
+        ax.add_patch(Rectangle((x, y), w, h, **{"edgecolor": "none", **look}))
+
+    def name(x: float, y: float, text: str, **look: object) -> None:
+        ax.text(x, y, text, **{"size": TEXT, "ha": "center", "va": "center", "color": INK, "weight": "bold", **look})
+
+    places = {  # tensor -> its rectangle; rows run down for Q and O, to the right for K and V
+        "Q": (left, 0.0, thick, height), "O": (right, 0.0, thick, height),
+        "L": (right + thick + 0.12, 0.0, 0.16, height),
+        "K": (0.0, -gap - thick, width, thick), "V": (0.0, -2 * gap - 2 * thick + 0.15, width, thick),
+    }  # fmt: skip
+    written = {
+        t: [f for f in frames[: step + 1] for f in f.moves if f.access == "write" and f.tensor == t] for t in "OL"
+    }
+    for tensor, (x, y, w, h) in places.items():
+        block(x, y, w, h, facecolor=IDLE if tensor in "OL" else pale)
+        parts = [(one, pale) for one in written.get(tensor, [])]
+        if frame:
+            parts += [(one, HBM) for one in frame.moves if one.tensor == tensor]
+            if tensor == "Q" and frame.moves[0].access != "write" and frame.keys:
+                parts.append((TileAccess(0, "Q", "read", *frame.queries, 0), ON_CHIP))
+        for one, colour in parts:
+            start, length = one.first * unit, (one.last - one.first) * unit
+            if tensor in "KV":
+                block(x + start, y, length, h, facecolor=colour)
+            else:
+                block(x, y + start, w, length, facecolor=colour)
+        block(x, y, w, h, fill=False, edgecolor=LIMIT, linewidth=0.8)
+    name(left + thick / 2, height + 0.3, "Q")
+    name(right + thick / 2, height + 0.3, "O")
+    name(right + thick + 0.2, height + 0.3, "L", ha="center")
+    name(-0.3, places["K"][1] + thick / 2, "Kᵀ")
+    name(-0.3, places["V"][1] + thick / 2, "Vᵀ")
+
+    tiles = sorted({(*f.queries, *f.keys) for f in frames if f.keys})
+    for q0, q1, k0, k1 in tiles:
+        active = frame is not None and frame.keys == (k0, k1) and frame.queries == (q0, q1)
+        past = frame is not None and (q0, q1, k0, k1) in frame.done
+        face = ON_CHIP if active else mix(ON_CHIP, 0.14) if past else "#FFFFFF"
+        size = {"linewidth": 0.7, "linestyle": (0, (3, 2)), "edgecolor": "#8A8A8A"}
+        block(k0 * unit, q0 * unit, (k1 - k0) * unit, (q1 - q0) * unit, facecolor=face, **size)
+        if active:
+            name((k0 + k1) / 2 * unit, (q0 + q1) / 2 * unit, "S, P", color="white", size=SMALL)
+    name(width / 2, height + 0.3, "S and P: never in HBM", color=MUTED, weight="normal", size=SMALL)
+    _draw_chip(ax, right + 2.0, places["V"][1], height - places["V"][1], frame, on_chip)
+    ax.set_xlim(left - 0.1, right + 6.9)
+    ax.set_ylim(height + 0.55, places["V"][1] - 0.1)
+
+
+def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None, on_chip: Mapping[str, int]) -> None:
+    """The box on the right: what the SM of this program holds, and what HBM has moved so far."""
+    width = 4.8
+    box = {"facecolor": mix(ON_CHIP, 0.10), "edgecolor": ON_CHIP, "linewidth": 1.2}
+    ax.add_patch(Rectangle((x, y), width, 0.66 * height, **box))
+    writing = frame is not None and frame.moves[0].access == "write"
+    head = "on the chip" if frame is None else f"on the chip of program {frame.program}"
+    ax.text(x + 0.2, y + 0.35, head, size=TEXT, weight="bold", color=INK, va="center")
+    held = set()
+    if frame is not None:
+        held = set(on_chip) if frame.keys else {n for n in on_chip if n in (("O", "m, d") if writing else ("Q",))}
+    for k, (name, size) in enumerate(on_chip.items()):
+        line = y + 0.95 + 0.58 * k
+        here = name in held
+        ax.add_patch(Rectangle((x + 0.2, line - 0.2), 0.4, 0.4, facecolor=ON_CHIP if here else IDLE, edgecolor="none"))
+        ax.text(x + 0.8, line, name, size=TEXT, color=INK if here else "#B0B0B0", va="center")
+        text = quantity(size, "B", 4) if here else "–"
+        ax.text(x + width - 0.2, line, text, size=TEXT, color=INK if here else "#B0B0B0", va="center", ha="right")
+    moved = 0 if frame is None else frame.moved
+    below = y + 0.66 * height + 0.45
+    ax.text(x, below, "moved from and to HBM so far", size=SMALL, color=MUTED, va="center")
+    ax.text(x, below + 0.6, quantity(moved, "B", 5), size=13, weight="bold", color=HBM, va="center")
+
+
+@styled
+def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str = "", subtitle: str = "") -> Figure:
+    """Draw what a causal kernel does with each tile of the scores, panels side by side: skip, mask, or just compute.
+
+    Args:
+        panels: name -> rows of ``skip``, ``diagonal`` or ``full``, as :func:`utils.attention_math.causal_tiles` says.
+
+    Raises:
+        ValueError: no panel or more than three, an unknown kind, ragged rows, or too many tiles to tell apart.
+    """
+    if not 1 <= len(panels) <= 3:
+        raise ValueError(f"causal_tile_map draws one to three panels, got {len(panels)}")
+    for name, rows in panels.items():
+        if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
+            raise ValueError(f"panel {name!r} must have rows of one length")
+        if max(len(rows), len(rows[0])) > MOST_MAP_TILES:
+            raise ValueError(f"at most {MOST_MAP_TILES} tiles a side can be told apart, panel {name!r} has more")
+        unknown = {kind for row in rows for kind in row} - {"skip", "diagonal", "full"}
+        if unknown:
+            raise ValueError(f"panel {name!r}: a tile is skip, diagonal or full, got {sorted(unknown)[0]!r}")
+    counts = {
+        n: {k: sum(row.count(k) for row in rows) for k in ("full", "diagonal", "skip")} for n, rows in panels.items()
+    }
+    last = list(counts.values())[-1]
+    share = 100 * last["skip"] / sum(last.values())
+    title = title or f"{number(share, 3)} % of the tiles are never computed, and few of the others need a mask"
+    subtitle = (
+        subtitle
+        or "rows: tiles of queries; columns: tiles of keys. Blue: computed; pale: with a mask; hatched: skipped"
+    )
+    fig, axes = figure(
+        title, subtitle=subtitle, columns=len(panels), height=7.2 / max(2.4, len(panels)) + 0.45, grid="none",
+        width_ratios=[len(rows[0]) for rows in panels.values()],
+    )  # fmt: skip
+    looks = {
+        "full": {"facecolor": ARITHMETIC, "edgecolor": "white"},
+        "diagonal": {"facecolor": mix(ARITHMETIC, 0.42), "edgecolor": "white"},
+        "skip": {"facecolor": "#FFFFFF", "edgecolor": "#B5B5B5", "hatch": WASTE_HATCH},
+    }
+    said = []
+    for ax, (name, rows) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        bare(ax)
+        for i, row in enumerate(rows):
+            for j, kind in enumerate(row):
+                ax.add_patch(Rectangle((j, i), 1, 1, linewidth=0.8, **looks[kind]))
+        ax.set_xlim(-0.05, len(rows[0]) + 0.05)
+        ax.set_ylim(len(rows) + 0.05, -0.05)
+        ax.set_aspect("equal")
+        ax.set_anchor("NW")
+        ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=5)
+        c = counts[name]
+        foot = f"{c['full']} full, {c['diagonal']} on the diagonal, {c['skip']} skipped"
+        ax.text(0, -0.03, foot, transform=ax.transAxes, va="top", size=SMALL, color=MUTED)
+        said.append(f"{name}: {foot}")
+    fig.alt = f"Tiles of the scores, by what a causal kernel does with them. {'; '.join(said)}."
+    return fig
+
+
+@styled
+def traffic_bars(
+    rows: Mapping[str, Mapping[str, float]],
+    *,
+    marks: Mapping[str, tuple[float, str]] | None = None,
+    shades: Mapping[str, float] | None = None,
+    title: str,
+    subtitle: str = "",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw bytes that move between HBM and the chip, one stacked bar a row; published figures as thin black lines.
+
+    Args:
+        rows: label -> part -> bytes.
+        marks: label -> (bytes, text) of a line across that row's bar.
+        shades: part -> share of HBM's colour in it; by default darker to paler.
+
+    Raises:
+        ValueError: no rows, a part that is negative or not finite, or a mark for a row that is not there.
+    """
+    if not rows:
+        raise ValueError("traffic_bars needs at least one row")
+    for label, parts in rows.items():
+        for part, value in parts.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{label!r}: {part!r} must be a finite number, not negative, got {value!r}")
+    if unknown := set(marks or {}) - set(rows):
+        raise ValueError(f"a mark for {sorted(unknown)[0]!r}, which is no row")
+    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
+    tones = dict(zip(names, np.linspace(1, 0.25, max(2, len(names))), strict=False)) | dict(shades or {})
+    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.62 * len(rows) + 1.0, grid="x")
+    longest = max([sum(p.values()) for p in rows.values()] + [value for value, _ in (marks or {}).values()])
+    said = []
+    for y, (label, parts) in enumerate(rows.items()):
+        left = 0.0
+        for part, value in parts.items():
+            look = {"color": mix(HBM, tones[part]), "edgecolor": "white", "linewidth": 0.9}
+            ax.barh(y + 0.1, value, left=left, height=0.44, **look)
+            left += value
+        end, text = left, quantity(float(left), "B", 3)
+        if marks and label in marks:
+            value, words = marks[label]
+            ax.plot([value, value], [y - 0.2, y + 0.4], color=LIMIT, linewidth=1.4)
+            end, text = max(left, value), f"{text}  ({words} {quantity(float(value), 'B', 3)})"
+        ax.annotate(text, (end, y + 0.1), (6, 0), textcoords="offset points", va="center", size=TEXT, weight="bold")
+        ax.text(0, y - 0.16, label, size=TEXT, color=INK, va="bottom")
+        split = ", ".join(f"{part} {quantity(float(value), 'B', 3)}" for part, value in parts.items())
+        said.append(f"{label}: {text}, of it {split}")
+    ax.set_xlim(0, longest * (1.42 if marks else 1.15))
+    ax.set_ylim(len(rows) - 0.5, -0.6)
+    ax.set_yticks([])
+    quantity_axis(ax.xaxis, "B", "HBM traffic")
+    handles = [ax.barh([0], [0], color=mix(HBM, tones[part]), label=part) for part in names]
+    ax.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(-0.01, -0.42 / (0.62 * len(rows) + 0.6)), ncol=4,
+        frameon=False, fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.6, borderaxespad=0.4,
+    )  # fmt: skip
+    fig.alt = f"HBM traffic by part. {'; '.join(said)}."
+    return fig
