@@ -60,9 +60,10 @@ def dkdv(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int,
         return Tile(16, 32, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 4, 1) if width <= 64 else Tile(16, 16, 4, 1)
+        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 4, 1)
     if capability[0] >= 9:
-        return Tile(64, 64, 4, 2, True) if width <= 128 else Tile(32, 64, 8, 1, True)
+        warps = 8 if capability[0] > 9 and width == 128 else 4
+        return Tile(64, 64, warps, 2, True) if width <= 128 else Tile(32, 64, 8, 1, True)
     if width <= 64:
         return Tile(64, 32, 4, 2)
     return Tile(64, 64, 8, 2) if width == 128 else Tile(32, 64, 8, 1)
@@ -74,10 +75,12 @@ def dq(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, i
         return Tile(32, 16, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 8 if width == 128 else 16, 1)
+        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 8, 1)
     if capability[0] >= 9:
         return Tile(64, 64, 4, 2, True) if width <= 128 else Tile(64, 64, 8, 1, True)
-    return Tile(64, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Tile(64, 32, 8, 1)
+    if width <= 64:
+        return Tile(64, 32, 4, 2)
+    return Tile(64, 64, 8, 2) if width == 128 else Tile(64, 32, 8, 1)
 
 
 def delta_rows(head_dim: int) -> int:

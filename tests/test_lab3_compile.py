@@ -1,0 +1,124 @@
+"""Lab 3's kernels compile for Ampere, Hopper and Blackwell as they are tuned; what spills is listed here, with why."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from utils import runtime
+from utils.compile_only import Request, resource_usages
+
+PACKAGE = "solutions.lab3_flash_attention"
+#: Compute capability times ten -> bytes of shared memory that one program may take.
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+#: Kernel -> its module, the (B, H, N, D) tensors that it takes, those of them that it loads tiles of, and its sizes.
+KERNELS = {
+    "flash_forward_kernel": ("flash_forward", "q k v o", "q k v", "heads sequences Nq Nk together", "forward"),
+    "dkdv_kernel": ("flash_backward", "q k v do dk dv", "q k v do", "key_heads sequences Nq Nk together", "dkdv"),
+    "dq_kernel": ("flash_backward", "q k v do dq", "q k v do", "heads sequences Nq Nk together", "dq"),
+}
+#: Kernel, dtype and head_dim -> bytes of its registers that a thread keeps in memory. In float32 each thread holds
+#: rows of both operands of a product, and of 256 columns even the smallest tile that tl.dot takes is too many.
+SPILLS = {("dq_kernel", "fp32", 256): 192}
+HEAD_DIMS = (16, 40, 64, 80, 128, 192, 256)
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """A copy of the tuning table that believes it is on a GPU, in a session that interprets its kernels."""
+    spec = importlib.util.find_spec(f"{PACKAGE}.tuning")
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def kernel(module, name):
+    return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+
+
+def request(tuning, name, capability, dtype, head_dim, causal, group=1, whole=True):
+    """One kernel as its launch specialises it for large contiguous tensors: sizes are multiples of 16."""
+    module, tensors, tiled, sizes, table = KERNELS[name]
+    tile = getattr(tuning, table)(head_dim, DTYPES[dtype], causal, divmod(capability, 10))
+    block_d = tuning.block_d(head_dim)
+    signature = {f"{x}_ptr": f"*{dtype}" for x in tensors.split()}
+    if tile.descriptors:
+        rows = {"q": tile.m, "do": tile.m, "k": tile.n, "v": tile.n}
+        signature |= {f"{x}_ptr": f"tensordesc<{dtype}[1, 1, {rows[x]}, {block_d}]>" for x in tiled.split()}
+    signature |= {"lse_ptr": "*fp32"} | ({} if table == "forward" else {"delta_ptr": "*fp32", "scale": "fp32"})
+    signature |= {f"stride_{x}{axis}": "i32" for x in tensors.split() for axis in "bhn"}
+    signature |= dict.fromkeys(sizes.split(), "i32") | {"scale_log2": "fp32"}
+    constants = {f"stride_{x}d": 1 for x in tensors.split()} | {
+        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GROUP": group,
+        "CAUSAL": causal, "WHOLE_M" if table == "dkdv" else "WHOLE_N": whole, "PRECISION": "ieee", "WIDE": False,
+        "DESCRIPTORS": tile.descriptors,
+    }  # fmt: skip
+    if table == "forward":
+        constants["PRESCALE"] = False
+    aligned = [
+        key
+        for key, kind in signature.items()
+        if kind.startswith("*") or key.startswith("stride") or key in ("Nq", "Nk")
+    ]
+    return Request(
+        kernel(module, name), signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers
+    )
+
+
+def assert_fit(requests):
+    """Every kernel fits an SM and keeps its values in registers."""
+    for asked, used in zip(requests, resource_usages(requests), strict=True):
+        case = {key: asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL", "BLOCK_M", "BLOCK_N", "GROUP")}
+        case |= {"q": asked.signature["q_ptr"], "capability": asked.capability}
+        assert used.registers * used.threads <= 65536, f"{used.name} does not fit an SM: {used}"
+        assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{used.name} takes too much shared memory: {used}"
+        dtype = re.search(r"(bf16|fp16|fp32)", asked.signature["q_ptr"])[0]
+        allowed = SPILLS.get((used.name, dtype, asked.constexprs["HEAD_DIM"]), 0)
+        assert used.stack_bytes <= allowed, f"{used.name} spills {used.stack_bytes} bytes a thread: {case}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_kernel_of_half_precision_spills(tuned, capability, name):
+    requests = [request(tuned, name, capability, "bf16", D, causal) for D in HEAD_DIMS for causal in (False, True)]
+    requests += [request(tuned, name, capability, "fp16", D, True) for D in (64, 128)]
+    assert_fit(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability, name):
+    requests = [request(tuned, name, capability, "bf16", D, True, group=4, whole=False) for D in (64, 128)]
+    assert_fit(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_kernel_of_float32_spills(tuned, capability, name):
+    assert_fit(
+        [request(tuned, name, capability, "fp32", D, causal) for D in (16, 64, 128, 256) for causal in (False, True)]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_hopper_multiplies_by_warpgroups_and_loads_tiles_by_its_copy_engine(tuned, monkeypatch, tmp_path, name):
+    for head_dim in (64, 128):
+        cache = tmp_path / str(head_dim)
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+        asked = request(tuned, name, 90, "bf16", head_dim, True)
+        resource_usages([asked])
+        (ptx,) = cache.rglob("*.ptx")
+        products = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\b", ptx.read_text()))
+        assert products == {"wgmma.mma_async"}, products
+        assert "cp.async.bulk.tensor" in ptx.read_text() and "cp.async.cg" not in ptx.read_text()
