@@ -155,6 +155,13 @@ def _blocks(kernel: str) -> Callable[[Evidence], dict[str, int]]:
 
 def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
     return (
+        Diagnosis(
+            lambda e: e.findings("races"),
+            lambda e: classic(
+                f"programs race for the same rows ({e.findings('races')[0]}): each tile of the gradient is stored by one",
+                places["sums"],
+            ),
+        ),
         *tiles.only_where({"empty": places["empty"]}),
         *gradients.mistakes(
             _blocks(kernel), **{name: place for name, place in places.items() if name not in ("empty", "precision")}

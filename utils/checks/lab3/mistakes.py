@@ -55,6 +55,10 @@ def forward(blocks: BlocksOf, *, sums: int, scale: int, mask: int, last: int, he
 
     neither = {"rescale_sum": False, "rescale_output": False}
     return (
+        Diagnosis(
+            lambda e: is_lse(e) and bool((e.got[e.bad].isfinite() & (e.got[e.bad] < -1e20)).any()),
+            classic("the running maximum stays where it started: the next step needs the new one, m = m_new", sums),
+        ),
         rule("the logsumexp lacks the maximum: it is m + log d", lse, {"lse": "sum"}, where=is_lse),
         rule("the logsumexp is the maximum alone: add the logarithm of the sum, m + log d", lse, {"lse": "max"}, where=is_lse),
         rule("the logsumexp is in powers of 2: multiply it by ln 2, or divide by log2 e", lse, {"lse": "base 2"}, where=is_lse),
@@ -77,20 +81,22 @@ def forward(blocks: BlocksOf, *, sums: int, scale: int, mask: int, last: int, he
         rule("only the last tile of keys counts: add to sum and accumulator", sums, {"last_tile": True}),
         rule("the accumulator is not divided by the running sum at the end", sums, {"divide": False}),
         rule("the scale 1/sqrt(D) of the scores is missing", scale, {"factor": scaled}),
-        rule("the scale 1/sqrt(D) is applied twice", scale, {"factor": lambda e: 1 / scaled(e)}),
-        rule("the scores are divided by D: the scale is 1/sqrt(D)", scale, {"factor": lambda e: scaled(e) / e.case.sizes["D"]}),
+        rule("the scale 1/sqrt(D) is applied twice, or the scores are divided by D", scale, {"factor": lambda e: 1 / scaled(e)}),
         rule("these are powers of 2 where powers of e belong: exp2 needs scores that are multiplied by log2 e", scale,
              {"factor": math.log(2)}),
         rule("log2 e multiplies the scores, but their exponential is e^x: use exp2", scale, {"factor": 1 / math.log(2)}),
         rule("log2 e is multiplied twice", scale, {"factor": 1 / math.log(2)}),
-        rule("the causal mask is missing: query i sees key j only if j <= i + Nk - Nq", mask, {"shift": "none"}, where=causal),
+        rule("the causal mask is missing: query i sees key j only if j <= i + Nk - Nq", mask, {"shift": "none"},
+             {"shift": "none", "leave_out": "unseen"}, where=causal),
         rule("the causal mask is aligned at the top left: with Nq != Nk the last query sees the last key, "
-             "j <= i + Nk - Nq", mask, {"shift": "top left"}, {"shift": "top left", "leave_out": "top left"}, where=causal),
+             "j <= i + Nk - Nq", mask, {"shift": "top left"},
+             {"shift": "top left", "leave_out": "top left"}, {"shift": "top left", "leave_out": "unseen"}, where=causal),
         rule("the blocks that are skipped are those of a square mask: with Nq != Nk the last block that a query tile "
              "sees lies Nk - Nq keys further", mask, {"leave_out": "top left"}, where=causal),
         rule("the causal mask is off by one: a query does not see its own key; j <= i + Nk - Nq includes equality", mask,
              {"shift": -1}, where=causal),
-        rule("the causal mask is off by one: a query sees the key after its own", mask, {"shift": 1}, where=causal),
+        rule("the causal mask is off by one: a query sees the key after its own", mask, {"shift": 1},
+             {"shift": 1, "leave_out": "unseen"}, where=causal),
         rule("the block on the diagonal is skipped: its lower half is visible", mask, {"leave_out": "diagonal"}, where=causal),
         rule("keys past the end count, with score 0: give them -inf before the maximum is taken", last, {"padded": True}),
         rule("the last, ragged tile of keys is left out: tl.cdiv(Nk, BLOCK_N) tiles cover the keys", last,

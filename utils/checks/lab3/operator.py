@@ -155,6 +155,18 @@ def _with(cause: str, place: int, where: Callable[[Evidence], bool] | None = Non
     return Diagnosis(applies, classic(cause, place))
 
 
+def _default_scale(e: Evidence) -> bool:
+    """Whether the backward pass computes with 1/sqrt(D) in place of the scale that was given."""
+    given = e.case.options.get("scale")
+    if given is None or not _is_gradient(e):
+        return False
+    q, k, v, do, dlse = e.args64
+    ratio = q.shape[-1] ** -0.5 / given
+    causal = bool(e.case.options.get("causal"))
+    found = walk.gradients(q, k, v, do, causal, given, score_factor=ratio, dlse=dlse)[e.position - 2]
+    return e.close(found if e.difference.name == "dv" else found * ratio)
+
+
 _MISTAKES = (
     Diagnosis(
         _swap(("dk", "dv")),
@@ -175,9 +187,9 @@ _MISTAKES = (
           where=lambda e: e.case.options.get("upstream", "both") != "o", dlse=lambda e: -e.args64[4]),
     _with("delta is missing in the backward pass", 6, delta="none"),
     _with("the backward pass forgets that attention was causal: keep causal on ctx", 2,
-          where=lambda e: bool(e.case.options.get("causal")), causal=False),
-    _with("the backward pass forgets the scale that was given: keep it on ctx", 2,
-          where=lambda e: e.case.options.get("scale") is not None, scale=None),
+          where=lambda e: bool(e.case.options.get("causal")), shift="none"),
+    Diagnosis(_default_scale,
+              classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
     Diagnosis(
         lambda e: not _is_gradient(e) and e.only(lambda case: case.options.get("scale") is not None),
         classic("the scale that was given does not reach the forward kernel", 2),

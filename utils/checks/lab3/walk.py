@@ -61,7 +61,8 @@ def walk(
         shift: Query i sees keys up to i + Nk - Nq + shift; ``"top left"`` up to i, ``"none"`` every key.
         padded: Keys past the end, up to a whole tile, count with score 0.
         leave_out: ``"ragged"`` the last, ragged tile of keys; ``"last"`` the last tile; ``"diagonal"`` tiles in which
-            a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square.
+            a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square;
+            ``"unseen"`` (rightly) tiles of which no query sees a key.
         divide: Whether the accumulator is divided by the sum.
         heads, value_heads: Which head of k (and v) a query head reads; see :func:`shared`.
         lse: What stands for the logsumexp: ``"sum"`` without the maximum, ``"max"`` without the sum, ``"base 2"``,
@@ -97,11 +98,14 @@ def walk(
             taken &= stop - 1 <= first + offset
         elif leave_out == "top left":
             taken &= start <= last
+        elif leave_out == "unseen":
+            taken &= start <= last + offset
         part, tile = scores[..., start:stop], v[:, :, start:stop]
         here = part.amax(-1, True).clamp(min=_LOWEST)
         new = torch.maximum(here, maximum) if carry else here
         weight = torch.exp(part - new)
         ratio = torch.exp(new - maximum) if inverse else torch.exp(maximum - new)
+        ratio = torch.where(total == 0, 0.0, ratio)  # nothing to rescale yet
         if each_tile:
             weight, ratio = weight / weight.sum(-1, True), torch.ones_like(ratio)
         old_total = total * ratio if rescale_sum else total
