@@ -65,6 +65,14 @@ def test_traffic_bars_name_their_sums_and_the_published_figure():
     assert len(plots.png(fig)) > 1000
 
 
+def test_the_map_of_rates_names_the_tiles_that_spill_or_were_refused():
+    fig = attention.tile_rates(
+        {(64, 64): (4e14, False), (128, 64): (2e14, True), (64, 128): (3e14, False)}, title="Rates"
+    )
+    assert "64 x 64: 400; 128 x 64: 200, spills" in fig.alt
+    assert len(plots.png(fig)) > 1000
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -74,6 +82,8 @@ def test_traffic_bars_name_their_sums_and_the_published_figure():
         (lambda a: attention.causal_tile_map({"odd": [["full"], []]}), "rows of one length"),
         (lambda a: attention.causal_tile_map({"odd": [["half"]]}), "skip, diagonal or full, got 'half'"),
         (lambda a: attention.causal_tile_map({"fine": causal_tiles(640, 640, 8, 8)}), "at most 40 tiles"),
+        (lambda a: attention.tile_rates({}, title="Rates"), "at least one tile"),
+        (lambda a: attention.tile_rates({(1, 1): (0.0, False)}, title="Rates"), "must be positive, got 0"),
         (lambda a: attention.traffic_bars({}, title="Nothing"), "at least one row"),
         (lambda a: attention.traffic_bars({"x": {"y": -1}}, title="Less"), "not negative, got -1"),
         (lambda a: attention.traffic_bars({"x": {"y": 1}}, marks={"z": (1, "?")}, title="A"), "'z', which is no row"),

@@ -305,8 +305,10 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
         subtitle
         or "rows: tiles of queries; columns: tiles of keys. Blue: computed; pale: with a mask; hatched: skipped"
     )
+    columns = sum(len(rows[0]) for rows in panels.values())
+    tallest = max(len(rows) for rows in panels.values())
     fig, axes = figure(
-        title, subtitle=subtitle, columns=len(panels), height=7.2 / max(2.4, len(panels)) + 0.45, grid="none",
+        title, subtitle=subtitle, columns=len(panels), height=min(5.0, 6.5 * tallest / columns) + 0.85, grid="none",
         width_ratios=[len(rows[0]) for rows in panels.values()],
     )  # fmt: skip
     looks = {
@@ -327,7 +329,8 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
         ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=5)
         c = counts[name]
         foot = f"{c['full']} full, {c['diagonal']} on the diagonal, {c['skip']} skipped"
-        ax.text(0, -0.03, foot, transform=ax.transAxes, va="top", size=SMALL, color=MUTED)
+        lines = foot.replace("diagonal, ", "diagonal,\n")
+        ax.text(0, -0.03, lines, transform=ax.transAxes, va="top", size=SMALL, color=MUTED, linespacing=1.3)
         said.append(f"{name}: {foot}")
     fig.alt = f"Tiles of the scores, by what a causal kernel does with them. {'; '.join(said)}."
     return fig
@@ -391,4 +394,47 @@ def traffic_bars(
         frameon=False, fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.6, borderaxespad=0.4,
     )  # fmt: skip
     fig.alt = f"HBM traffic by part. {'; '.join(said)}."
+    return fig
+
+
+@styled
+def tile_rates(
+    rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: str, subtitle: str = "", ax: Axes | None = None
+) -> Figure:
+    """Draw the rate of a kernel by its tile as a map: queries down, keys to the right, the best in bold.
+
+    Args:
+        rates: (BLOCK_M, BLOCK_N) -> FLOP/s, and whether registers spill; a tile that is missing was refused.
+
+    Raises:
+        ValueError: no tiles, or a rate that is not positive.
+    """
+    if not rates:
+        raise ValueError("tile_rates needs at least one tile")
+    for tile, (rate, _) in rates.items():
+        if not (math.isfinite(rate) and rate > 0):
+            raise ValueError(f"the rate of tile {tile} must be positive, got {rate!r}")
+    down, right = (sorted({tile[axis] for tile in rates}) for axis in (0, 1))
+    top = max(rate for rate, _ in rates.values())
+    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.5 * len(down) + 0.75, grid="none")
+    for i, block_m in enumerate(down):
+        for j, block_n in enumerate(right):
+            rate, spills = rates.get((block_m, block_n), (0.0, False))
+            share = rate / top
+            face = mix(ARITHMETIC, 0.06 + 0.9 * share) if rate else IDLE
+            ax.add_patch(Rectangle((j + 0.02, i + 0.03), 0.96, 0.94, facecolor=face, edgecolor="none"))
+            text = f"{rate / 1e12:.0f}" + (", spills" if spills else "") if rate else "refused"
+            ax.text(
+                j + 0.5, i + 0.5, text, ha="center", va="center", size=TEXT, color="white" if share > 0.55 else INK,
+                weight="bold" if share == 1 else "normal",
+            )  # fmt: skip
+    ax.set_xlim(0, len(right))
+    ax.set_ylim(len(down), 0)
+    ax.set_xticks([j + 0.5 for j in range(len(right))], right)
+    ax.set_yticks([i + 0.5 for i in range(len(down))], down)
+    ax.set_xlabel("keys of a tile")
+    ax.set_ylabel("queries of a tile")
+    ax.spines["bottom"].set_visible(False)
+    said = (f"{m} x {n}: {rate / 1e12:.0f}{', spills' if spills else ''}" for (m, n), (rate, spills) in rates.items())
+    fig.alt = f"Rates in TFLOP/s by queries and keys of a tile. {'; '.join(said)}."
     return fig
