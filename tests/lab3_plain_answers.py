@@ -9,7 +9,9 @@ from __future__ import annotations
 LAB = "lab3_flash_attention"
 
 
-def _rows(tensor: str, head: str, first: str, count: str, block: str, whole: str = "False", more: str = "DESCRIPTORS") -> str:
+def _rows(
+    tensor: str, head: str, first: str, count: str, block: str, whole: str = "False", more: str = "DESCRIPTORS"
+) -> str:
     """A call that loads rows of q, k, v or dO, as the stub's neighbours show it."""
     return (
         f"load_rows({tensor}_ptr, batch, {head}, {first}, {count}, stride_{tensor}b, stride_{tensor}h, "

@@ -67,7 +67,9 @@ _DELTA_MISTAKES = (
     same_as(lambda o, do: do.sum(-1), classic("the factor O is missing", 2)),
     same_as(lambda o, do: o.sum(-1), classic("the factor dO is missing", 2)),
     same_as(lambda o, do: o.sum(-1) * do.sum(-1), classic("this is a product of two sums, not a sum of products", 3)),
-    same_as(lambda o, do: -(o * do).sum(-1), classic("the sign is wrong: delta is subtracted later, where it is used", 3)),
+    same_as(
+        lambda o, do: -(o * do).sum(-1), classic("the sign is wrong: delta is subtracted later, where it is used", 3)
+    ),
     same_as(lambda o, do: (o * do).amax(-1), classic("this is the largest product: delta is their sum", 3)),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
@@ -85,13 +87,15 @@ _DELTA_MISTAKES = (
         lambda e: e.only(lambda case: case.sizes["D"] & (case.sizes["D"] - 1) != 0),
         classic("only head dimensions that are no power of two go wrong: mask the columns from D to BLOCK_D", 5),
     ),
-)  # fmt: skip
+)
 
 
 def _delta_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     rows = ("B", "Hq", "Nq")
     return Budget(
-        {"o_ptr": Times(*rows, "D"), "do_ptr": Times(*rows, "D")}, {"delta_ptr": Times(*rows, element_size=4)}, exact=True
+        {"o_ptr": Times(*rows, "D"), "do_ptr": Times(*rows, "D")},
+        {"delta_ptr": Times(*rows, element_size=4)},
+        exact=True,
     )
 
 
@@ -145,7 +149,9 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     masked = [case for case in masked if case.dtype != shapes.BRAIN and case.kind != shapes.DRIFTING]
     options = {"causal": True}
     masked.insert(0, Case("square", sizes(1, 1, 1, square, square, 16), options=options, seed=seed))
-    masked.append(Case("many more queries than keys", sizes(1, 1, 1, 3 * block_m + 5, 3, 16), options=options, seed=seed))
+    masked.append(
+        Case("many more queries than keys", sizes(1, 1, 1, 3 * block_m + 5, 3, 16), options=options, seed=seed)
+    )
     return gradients.without_large_scores([*without, *masked])
 
 
@@ -158,7 +164,7 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
         Diagnosis(
             lambda e: e.findings("races"),
             lambda e: classic(
-                f"programs race for the same rows ({e.findings('races')[0]}): each tile of the gradient is stored by one",
+                f"programs race for the same rows ({e.findings('races')[0]}): each tile is stored by one of them",
                 places["sums"],
             ),
         ),
@@ -167,24 +173,53 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
             _blocks(kernel), **{name: place for name, place in places.items() if name not in ("empty", "precision")}
         ),
         *tiles.only_where(
-            {"scale": places["scale"], "heads": places["heads"], "head_dim": places["do"], "precision": places["precision"]}
+            {
+                "scale": places["scale"],
+                "heads": places["heads"],
+                "head_dim": places["do"],
+                "precision": places["precision"],
+            }
         ),
         Diagnosis(
             lambda e: e.only(lambda case: bool(case.options.get("causal"))),
-            classic("only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
-                    places["mask"]),
+            classic(
+                "only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
+                places["mask"],
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 _DKDV_MISTAKES = _mistakes(
     DKDV,
-    {"delta": 1, "scale": 2, "softmax": 3, "products": 4, "mask": 5, "heads": 6, "sums": 7, "empty": 5, "precision": 8, "do": 9},
+    {
+        "delta": 1,
+        "scale": 2,
+        "softmax": 3,
+        "products": 4,
+        "mask": 5,
+        "heads": 6,
+        "sums": 7,
+        "empty": 5,
+        "precision": 8,
+        "do": 9,
+    },
 )
 _DQ_MISTAKES = _mistakes(
     DQ,
-    {"delta": 1, "scale": 2, "softmax": 3, "products": 4, "mask": 5, "heads": 6, "sums": 7, "empty": 5, "precision": 8, "do": 9},
-)  # fmt: skip
+    {
+        "delta": 1,
+        "scale": 2,
+        "softmax": 3,
+        "products": 4,
+        "mask": 5,
+        "heads": 6,
+        "sums": 7,
+        "empty": 5,
+        "precision": 8,
+        "do": 9,
+    },
+)
 
 
 def _queries_read(case: Case, block_m: int, block_n: int) -> tuple[int, int]:
@@ -283,5 +318,3 @@ def check_dq(flash_dq: Gradients, seed: int | None = None) -> None:
         seed=seed,
         notice="the scores are computed a third time: two more products a tile, and no two programs share a row of dQ",
     )
-
-

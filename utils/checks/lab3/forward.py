@@ -175,7 +175,7 @@ def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None
         diagnose=_FORWARD_MISTAKES,
         speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
         seed=seed,
-        notice="q is read once, o written once; k and v are read once for each tile of queries; no score is ever stored",
+        notice="q is read once, o written once; k and v are read once for each tile of queries; no score is stored",
     )
 
 

@@ -101,7 +101,7 @@ def mistakes(
         def applies(e: Evidence) -> bool:
             q, k, v = e.args64[:3]
             d_o, factor = _do_of(e), 1 / scaled(e)
-            if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2] and wrong in _SQUARE:
+            if q.shape[1] != k.shape[1] or (q.shape[2] != k.shape[2] and wrong in _SQUARE):
                 return False
             o, lse = shapes.attention(q, k, v, bool(e.case.options.get("causal")), factor)
             p = shapes.probabilities(q, k, lse, causal(e), factor)
@@ -113,28 +113,56 @@ def mistakes(
     return (
         rule("delta is missing: dS = P * (dP - delta)", delta, {"delta": "none"}),
         rule("delta is added: dS = P * (dP - delta)", delta, {"delta": "added"}),
-        rule("delta is taken off after the product: dS = P * (dP - delta), not P * dP - delta", delta, {"delta": "after"}),
+        rule(
+            "delta is taken off after the product: dS = P * (dP - delta), not P * dP - delta", delta, {"delta": "after"}
+        ),
         rule("the factor P is missing: dS = P * (dP - delta)", delta, {"delta": "no p"}),
-        rule("dS is not multiplied by the scale: S = scale Q K^T, so dQ and dK carry the factor", scale, {"ds_scale": 0}),
+        rule(
+            "dS is not multiplied by the scale: S = scale Q K^T, so dQ and dK carry the factor", scale, {"ds_scale": 0}
+        ),
         rule("the scale is multiplied twice: once in dS, or once at the end", scale, {"ds_scale": 2}),
-        rule("dV carries the scale: only dQ and dK do", scale,
-             {"ds_scale": 1, "dv_factor": lambda e: 1 / scaled(e)}, where=is_dv),
+        rule(
+            "dV carries the scale: only dQ and dK do",
+            scale,
+            {"ds_scale": 1, "dv_factor": lambda e: 1 / scaled(e)},
+            where=is_dv,
+        ),
         rule("P is recomputed from scores without the scale", softmax, {"score_factor": scaled}),
-        rule("P is recomputed in powers of 2 from a natural logsumexp: exp2 needs both S and L multiplied by log2 e",
-             softmax, {"softmax": "base 2"}),
-        rule("P is recomputed in powers of 2: the scores are multiplied by log2 e and the logsumexp is not", softmax,
-             {"softmax": "natural lse"}),
-        rule("P is recomputed in powers of 2: the logsumexp is multiplied by log2 e and the scores are not", softmax,
-             {"softmax": "natural scores"}),
-        rule("P is exp(S) without the logsumexp: the rows are not divided by their sums", softmax, {"softmax": "no lse"}),
+        rule(
+            "P is recomputed in powers of 2 from a natural logsumexp: exp2 needs both S and L multiplied by log2 e",
+            softmax,
+            {"softmax": "base 2"},
+        ),
+        rule(
+            "P is recomputed in powers of 2: the scores are multiplied by log2 e and the logsumexp is not",
+            softmax,
+            {"softmax": "natural lse"},
+        ),
+        rule(
+            "P is recomputed in powers of 2: the logsumexp is multiplied by log2 e and the scores are not",
+            softmax,
+            {"softmax": "natural scores"},
+        ),
+        rule(
+            "P is exp(S) without the logsumexp: the rows are not divided by their sums", softmax, {"softmax": "no lse"}
+        ),
         rule("the causal mask is missing where P is computed again", mask, {"shift": "none"}, where=causal),
-        rule("the causal mask is aligned at the top left: with Nq != Nk, j <= i + Nk - Nq", mask, {"shift": "top left"}, where=causal),
+        rule(
+            "the causal mask is aligned at the top left: with Nq != Nk, j <= i + Nk - Nq",
+            mask,
+            {"shift": "top left"},
+            where=causal,
+        ),
         rule("the causal mask is off by one: a query does not see its own key", mask, {"shift": -1}, where=causal),
         rule("the causal mask is off by one: a query sees the key after its own", mask, {"shift": 1}, where=causal),
         rule("only the last tile is left: each step adds to the gradient", sums, {"rows": "last tile"}),
         rule("only the first tile counts: go through all tiles that see this one", sums, {"rows": "first tile"}),
-        rule("only one query head counts: gradients of K and V are summed over the heads that share them", heads,
-             {"over": "first"}, {"over": "last"}),
+        rule(
+            "only one query head counts: gradients of K and V are summed over the heads that share them",
+            heads,
+            {"over": "first"},
+            {"over": "last"},
+        ),
         rule("the gradients of the heads that share K and V are averaged: they are summed", heads, {"over": "mean"}),
         rule("query head h reads key head h % Hkv: heads that share keys are neighbours", heads, {"heads": "modulo"}),
         *(Diagnosis(product(wrong), classic(cause, products)) for wrong, cause in _PRODUCTS),
@@ -142,7 +170,7 @@ def mistakes(
             lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
             classic("only inputs that are not contiguous go wrong: each tensor has strides of its own, dO too", do),
         ),
-    )  # fmt: skip
+    )
 
 
 def _dv_untransposed(p, ds, q, k, v, d_o, factor):

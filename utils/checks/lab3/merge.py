@@ -181,7 +181,7 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _part(case: Case, name: str, length: int, empty: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Maximum, sum and weighted values of ``length`` scores and values; half of the rows without any where ``empty``."""
+    """Maximum, sum and weighted values of ``length`` scores and values; every other row without any if ``empty``."""
     x = case.tensor(f"x{name}", "row", length)
     v = case.tensor(f"v{name}", "row", length, "D").div(case.magnitude)
     if empty:

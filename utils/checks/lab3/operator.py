@@ -170,26 +170,46 @@ def _default_scale(e: Evidence) -> bool:
 _MISTAKES = (
     Diagnosis(
         _swap(("dk", "dv")),
-        classic("dk and dv stand in each other's place: backward returns gradients in the order of forward's inputs", 1),
+        classic(
+            "dk and dv stand in each other's place: backward returns gradients in the order of forward's inputs", 1
+        ),
     ),
     Diagnosis(
         _swap(("dq", "dk")),
-        classic("dq and dk stand in each other's place: backward returns gradients in the order of forward's inputs", 1),
+        classic(
+            "dq and dk stand in each other's place: backward returns gradients in the order of forward's inputs", 1
+        ),
     ),
     Diagnosis(
-        lambda e: bool((e.got.isnan() & ~e.right.isnan()).any()) and e.only(lambda c: c.kind == "no gradient where no key"),
-        classic("queries that see no key pass on a NaN that arrives for their logsumexp: tell attention_delta how many "
-                "are blind, max(0, Nq - Nk) when causal", 5),
+        lambda e: (
+            bool((e.got.isnan() & ~e.right.isnan()).any()) and e.only(lambda c: c.kind == "no gradient where no key")
+        ),
+        classic(
+            "queries that see no key pass on a NaN that arrives for their logsumexp: tell attention_delta how many "
+            "are blind, max(0, Nq - Nk) when causal",
+            5,
+        ),
     ),
-    _with("the gradient that arrives for the logsumexp is ignored: hand dlse to attention_delta", 4,
-          where=lambda e: e.case.options.get("upstream", "both") != "o", dlse=None),
-    _with("the gradient of the logsumexp has the wrong sign", 4,
-          where=lambda e: e.case.options.get("upstream", "both") != "o", dlse=lambda e: -e.args64[4]),
+    _with(
+        "the gradient that arrives for the logsumexp is ignored: hand dlse to attention_delta",
+        4,
+        where=lambda e: e.case.options.get("upstream", "both") != "o",
+        dlse=None,
+    ),
+    _with(
+        "the gradient of the logsumexp has the wrong sign",
+        4,
+        where=lambda e: e.case.options.get("upstream", "both") != "o",
+        dlse=lambda e: -e.args64[4],
+    ),
     _with("delta is missing in the backward pass", 6, delta="none"),
-    _with("the backward pass forgets that attention was causal: keep causal on ctx", 2,
-          where=lambda e: bool(e.case.options.get("causal")), shift="none"),
-    Diagnosis(_default_scale,
-              classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
+    _with(
+        "the backward pass forgets that attention was causal: keep causal on ctx",
+        2,
+        where=lambda e: bool(e.case.options.get("causal")),
+        shift="none",
+    ),
+    Diagnosis(_default_scale, classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
     Diagnosis(
         lambda e: not _is_gradient(e) and e.only(lambda case: case.options.get("scale") is not None),
         classic("the scale that was given does not reach the forward kernel", 2),
@@ -208,7 +228,7 @@ _MISTAKES = (
     ),
     *tiles.only_where({"heads": 3}),
     Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercises 3.3 and 3.4 first"),
-)  # fmt: skip
+)
 
 
 def _keeps(kept: list[int]) -> Callable[[Trial], Problem | None]:
@@ -231,7 +251,9 @@ def _keeps(kept: list[int]) -> Callable[[Trial], Problem | None]:
     return inspect
 
 
-def check_flash_attention(flash_attention: Attention, flash_attention_with_lse: Attention, seed: int | None = None) -> None:
+def check_flash_attention(
+    flash_attention: Attention, flash_attention_with_lse: Attention, seed: int | None = None
+) -> None:
     """Exercise 3.8: attention as an operator: output and logsumexp, both differentiable.
 
     Raises:
@@ -297,7 +319,10 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
             tiling={"o": tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})("b h row col")},
             forbidden=forward.RULES,
             speed=Speed(
-                lambda head_dim=head_dim: forward.large(True, head_dim), forward.flash_peer, 0.9, "PyTorch's FlashAttention-2"
+                lambda head_dim=head_dim: forward.large(True, head_dim),
+                forward.flash_peer,
+                0.9,
+                "PyTorch's FlashAttention-2",
             ),
             seed=seed,
             notice="causal, bfloat16, 16,384 tokens: the loop and the tile decide, the algorithm is the same",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -142,12 +141,14 @@ def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case
     odd = draw.choice([d for d in range(17, 48) if d not in (32,)])
     uneven = sizes(1, 2, 2, few, many, odd)
     shared = sizes(1, 4, 2, ragged(block_m, 1), ragged(block_n, 1), 16)
-    base = dict(seed=seed, options=options)
+    base = {"seed": seed, "options": options}
     plans = [
         Case("one tile", sizes(1, 1, 1, block_m, block_n, 16), **base),
         Case("whole tiles", sizes(1, 2, 2, 2 * block_m, 3 * block_n, 16), **base),
         Case("fewer queries than keys", sizes(2, 1, 1, few, few + block_n + draw.randint(1, 9), 16), **base),
-        Case("more queries than keys", sizes(1, 1, 1, 2 * block_m + draw.randint(1, 9), ragged(block_n, 1), 32), **base),
+        Case(
+            "more queries than keys", sizes(1, 1, 1, 2 * block_m + draw.randint(1, 9), ragged(block_n, 1), 32), **base
+        ),
         Case("odd head dimension", uneven, **base),
         Case("shared heads", shared, **base),
         Case("short", sizes(1, 1, 1, draw.randint(2, block_m - 1), draw.randint(2, block_n - 1), 16), **base),
@@ -165,5 +166,3 @@ def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case
         plans.append(Case("odd head dimension", uneven, dtype, **base))
         plans.append(Case(DRIFTING, sizes(1, 1, 1, block_m, 8 * block_n, 16), dtype, **base))
     return [*plans, *far(seed, **options)]
-
-

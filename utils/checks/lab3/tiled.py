@@ -113,7 +113,6 @@ def check_tiled_attention(
         notice="no tensor had Nq x Nk elements: what is kept for a row is its maximum, its sum and its output",
     )
 
-
     check_kernel(
         Exercise("3.2", "tiled attention, backward"),
         tiled_attention_backward,

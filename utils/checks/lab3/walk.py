@@ -54,7 +54,7 @@ def walk(
     Args:
         q, k, v: (B, Hq, Nq, D), (B, Hkv, Nk, D) and the same, float64.
         factor: Multiplies the scores.
-        rescale_sum, rescale_output: Whether the sum and the accumulator follow a new maximum; ``inverse``: the wrong way.
+        rescale_sum, rescale_output: Whether sum and accumulator follow a new maximum; ``inverse``: the wrong way.
         carry: Whether the maximum is that of all tiles so far, or of the tile alone.
         each_tile: Each tile is a softmax of its own, and their outputs add up.
         last_tile: Sum and accumulator hold the last tile only.
@@ -212,7 +212,11 @@ def gradients(
         only[keep] = 1
         query_ds = ds * only
     factor = scale**ds_scale
-    dq, dk, dv = query_ds @ query_k * factor, key_ds.transpose(-1, -2) @ q * factor, key_p.transpose(-1, -2) @ do * dv_factor
+    dq, dk, dv = (
+        query_ds @ query_k * factor,
+        key_ds.transpose(-1, -2) @ q * factor,
+        key_p.transpose(-1, -2) @ do * dv_factor,
+    )
 
     def collected(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(1, (kv_heads, group))

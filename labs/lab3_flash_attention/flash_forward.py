@@ -1,0 +1,115 @@
+"""The forward pass of FlashAttention: the inner loop (exercise 3.3), and causal with blocks skipped (exercise 3.4)."""
+
+from __future__ import annotations
+
+import torch
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+
+from . import tuning
+from .arguments import check_attention, softmax_scale
+from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
+
+@triton.jit
+def keys_seen(first, Nq, Nk, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr):
+    """How many keys the queries ``first`` to ``first + BLOCK_M - 1`` see: (all of them, at least one of them)."""
+    if CAUSAL:
+        raise NotImplementedError("Lab 3, exercise 3.4: keys that a tile of queries sees")
+    else:
+        return Nk, Nk
+
+
+@triton.jit
+def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
+    """Which of the keys ``column`` (1, BLOCK_N) the queries ``row`` (BLOCK_M, 1) see: (BLOCK_M, BLOCK_N)."""
+    if CAUSAL:
+        raise NotImplementedError("Lab 3, exercise 3.4: the causal mask")
+    else:
+        return (column < Nk) & (row >= 0)
+
+
+@triton.jit(do_not_specialize=["together"])
+def flash_forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_on, stride_od,
+    heads, sequences, Nq, Nk, scale_log2, together,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """One program: ``BLOCK_M`` queries of one head, against all keys that they see, ``BLOCK_N`` at a time.
+
+    Scores are kept as powers of two: exp(scale * s) = exp2(scale_log2 * s) with scale_log2 = scale * log2(e).
+    """
+    tiles = tl.cdiv(Nq, BLOCK_M)
+    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    batch, head = sequence // heads, sequence % heads
+    key_head = head // GROUP
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest first, so that short ones fill the end
+    first = tile * BLOCK_M
+    row = first + tl.arange(0, BLOCK_M)
+    # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
+    q = load_rows(
+        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
+        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
+    )  # fmt: skip
+
+    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
+    d = tl.zeros((BLOCK_M,), tl.float32)
+    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    # a scale that is not positive would not keep the order of the scores: there they are scaled before the maximum
+    factor = 1.0 if PRESCALE else scale_log2
+    seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
+    for start in range(0, seen_by_one, BLOCK_N):
+        raise NotImplementedError("Lab 3, exercise 3.3: one step of the inner loop")
+    raise NotImplementedError("Lab 3, exercise 3.3: the end of a row of tiles")
+    store_rows(
+        o_ptr, o, batch, head, first, Nq, stride_ob, stride_oh, stride_on, stride_od,
+        BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
+    )  # fmt: skip
+    tl.store(lse_ptr + sequence.to(tl.int64) * Nq + row, lse, mask=row < Nq)
+
+
+def flash_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and its logsumexp; no gradient is recorded.
+
+    Args:
+        q: (B, Hq, Nq, D), float32 (multiplied as such, not as TF32), float16 or bfloat16, any strides, D 16 to 256.
+        k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq, and query head h reads key head h // (Hq / Hkv).
+        causal: Query i sees keys j <= i + Nk - Nq.
+        scale: Factor of the scores, by default 1 / sqrt(D).
+
+    Returns:
+        o, of q's shape and dtype, and L (B, Hq, Nq) float32, the natural logsumexp of each row of scores. A query that
+        sees no key has o = 0 and L = -inf.
+
+    Raises:
+        TypeError, ValueError: as :func:`.arguments.check_attention`.
+    """
+    check_attention(q, k, v)
+    scale = softmax_scale(scale, q.shape[3])
+    (B, Hq, Nq, D), (Hkv, Nk) = q.shape, k.shape[1:3]
+    o = empty_in_order(q)
+    lse = torch.empty((B, Hq, Nq), dtype=torch.float32, device=q.device)
+    if not lse.numel():
+        return o, lse
+    tile = tuning.forward(D, q.dtype, causal, tuning.capability_of(q.device))
+    group = Hq // Hkv
+    (q_source, k_source, v_source), described = sources(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
+    flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
+        q_source, k_source, v_source, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+        Hq, B * Hq, Nq, Nk, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
+        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
+        CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRESCALE=scale <= 0, PRECISION="ieee", WIDE=is_wide(q, k, v, o),
+        DESCRIPTORS=described,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
+    )  # fmt: skip
+    return o, lse

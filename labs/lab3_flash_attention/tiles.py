@@ -1,0 +1,126 @@
+"""What the kernels share: which tile a program owns, how a tile is loaded and stored, which keys a query sees."""
+
+from __future__ import annotations
+
+import torch
+
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+
+from .tuning import block_d
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def tile_of(program, tiles, sequences, together):
+    """Tile and sequence (a head of a batch entry) of a program; ``tiles`` tiles for each of ``sequences``.
+
+    The programs of ``together`` sequences follow one another tile by tile, so that they run at the same time and find
+    each other's keys and values in the L2 cache.
+    """
+    first = program // (together * tiles) * together
+    size = tl.minimum(together, sequences - first)
+    rest = program - first * tiles
+    return rest // size, first + rest % size
+
+
+@triton.jit
+def load_rows(
+    source, batch, head, first, N, stride_b, stride_h, stride_n, stride_d,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    WHOLE: tl.constexpr, WIDE: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """Rows ``first`` to ``first + ROWS - 1`` of the N of one head: (ROWS, BLOCK_D), zeros beyond the edges.
+
+    ``source`` is a descriptor of the (B, H, N, D) tensor (DESCRIPTORS) or a pointer to it. WHOLE: no row is beyond N.
+    WIDE: an offset inside the head passes 2^31.
+    """
+    if DESCRIPTORS:
+        tile = source.load([batch, head, first, 0]).reshape(ROWS, BLOCK_D)
+    else:
+        row = tl.arange(0, ROWS)
+        column = tl.arange(0, BLOCK_D)
+        left = N - first
+        if WIDE:
+            first = tl.cast(first, tl.int64)
+            row = row.to(tl.int64)
+            column = column.to(tl.int64)
+        start_ptr = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
+        place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
+        if WHOLE and HEAD_DIM == BLOCK_D:
+            tile = tl.load(place)
+        elif WHOLE:
+            tile = tl.load(place, mask=column[None, :] < HEAD_DIM, other=0.0)
+        elif HEAD_DIM == BLOCK_D:
+            tile = tl.load(place, mask=row[:, None] < left, other=0.0)
+        else:
+            tile = tl.load(place, mask=(row[:, None] < left) & (column[None, :] < HEAD_DIM), other=0.0)
+    return tile
+
+
+@triton.jit
+def store_rows(
+    ptr, value, batch, head, first, N, stride_b, stride_h, stride_n, stride_d,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Store (ROWS, BLOCK_D) as rows ``first`` to ``first + ROWS - 1`` of one head, in the tensor's dtype."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_D)
+    left = N - first
+    if WIDE:
+        first = tl.cast(first, tl.int64)
+        row = row.to(tl.int64)
+        column = column.to(tl.int64)
+    start_ptr = ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
+    place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
+    inside = (row[:, None] < left) & (column[None, :] < HEAD_DIM)
+    tl.store(place, value.to(ptr.dtype.element_ty), mask=inside)
+
+
+def is_wide(*tensors: torch.Tensor, rows: int = 256) -> bool:
+    """Whether an offset inside one head of a (B, H, N, D) tensor, a tile's padding included, passes 2^31."""
+    return any((x.shape[2] + rows) * abs(x.stride(2)) + 512 * abs(x.stride(3)) >= 2**31 for x in tensors)
+
+
+def empty_in_order(x: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of x's shape and dtype, its axes in memory in x's order, without gaps."""
+    return torch.empty_like(x, memory_format=torch.preserve_format)
+
+
+def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.Tensor | TensorDescriptor], bool]:
+    """What the kernels load from: descriptors of all tensors where that is ``wanted`` and possible, else the tensors.
+
+    The hardware asks of a descriptor for a last stride of 1, and for the start and all other strides at multiples of
+    16 bytes.
+
+    Args:
+        wanted: Whether the table of tuned numbers chooses descriptors.
+        tiles: (B, H, N, D) tensors, each with the rows of its tiles.
+
+    Returns:
+        The sources in order, and whether they are descriptors.
+    """
+    tensors = [x for x, _ in tiles]
+    if not wanted or not all(map(_describable, tensors)):
+        return tensors, False
+    return [_describe(x, rows) for x, rows in tiles], True
+
+
+def _describable(x: torch.Tensor) -> bool:
+    if x.data_ptr() % 16 or x.stride(3) != 1:
+        return False
+    return all(
+        size == 1 or (stride > 0 and stride * x.element_size() % 16 == 0)
+        for size, stride in zip(x.shape[:3], x.stride()[:3])
+    )
+
+
+def _describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """A descriptor for tiles of ``rows`` rows; the stride of an axis of one is never used, but must be a legal one."""
+    strides = [stride if size > 1 else 16 for size, stride in zip(x.shape, x.stride())]
+    strides[3] = 1
+    return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, block_d(x.shape[3])])

@@ -1,0 +1,241 @@
+"""Lab 3: stubs fail with their own message, solutions pass, and every wrong answer is caught and named."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+import torch
+from lab3_plain_answers import ANSWERS, LAB
+from lab3_wrong_answers import WRONG_ANSWERS
+from lab_notebook import LabNotebook
+from lab_places import WrongAnswer, forget, lab_with, labels
+from nbclient import NotebookClient
+
+import utils.checks.lab3 as checks
+from solutions import lab3_flash_attention as solution
+from utils import reference
+from utils.checks.core import CheckFailed
+from utils.checks.lab3 import shapes, walk
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Exercise -> its check, the functions that the check takes, and the exercises that it builds on.
+EXERCISES: dict[str, tuple[Callable, tuple[str, ...], tuple[str, ...]]] = {
+    "3.1": (checks.check_merge, ("merge", "merge_outputs"), ()),
+    "3.2": (checks.check_tiled_attention, ("tiled_attention", "tiled_attention_backward"), ()),
+    "3.3": (checks.check_flash_forward, ("flash_forward",), ()),
+    "3.4": (checks.check_flash_causal, ("flash_forward",), ("3.3",)),
+    "3.5": (checks.check_delta, ("attention_delta",), ()),
+    "3.6": (checks.check_dkdv, ("flash_dkdv",), ()),
+    "3.7": (checks.check_dq, ("flash_dq",), ("3.4",)),
+    "3.8": (
+        checks.check_flash_attention,
+        ("flash_attention", "flash_attention_with_lse"),
+        ("3.3", "3.4", "3.5", "3.6", "3.7"),
+    ),
+    "3.9": (checks.check_speed, ("flash_attention",), ("3.3", "3.4", "3.8")),
+}
+#: Exercises with places of their own.
+WRITTEN = [exercise for exercise in EXERCISES if exercise != "3.9"]
+#: What an exercise's check meets first before anything is solved.
+FIRST = {**{exercise: exercise for exercise in EXERCISES}, "3.4": "3.3", "3.9": "3.8"}
+
+
+def run_check(exercise: str, lab: object, seed: int) -> None:
+    """Run an exercise's check on a package's functions."""
+    check, names, _ = EXERCISES[exercise]
+    check(*(getattr(lab, name) for name in names), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[ModuleType]:
+    """The released package, imported by its own name as the notebook imports it."""
+    sys.path.insert(0, str(ROOT / "labs"))
+    try:
+        yield importlib.import_module(LAB)
+    finally:
+        sys.path.remove(str(ROOT / "labs"))
+        forget(LAB)
+
+
+# ---- stubs and solutions ----
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_stub_fails_with_its_own_message(exercise, stub):
+    with pytest.raises(NotImplementedError, match=rf"^Lab 3, exercise {re.escape(FIRST[exercise])}: \w"):
+        run_check(exercise, stub, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_passes_on_several_seeds(exercise, capsys):
+    for seed in (7, 1000, 1234):
+        run_check(exercise, solution, seed=seed)
+    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 3
+
+
+def test_every_place_has_a_plain_answer():
+    assert sorted(ANSWERS) == sorted(label for _, label in labels(LAB))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
+    with lab_with(LAB, tmp_path, "lab3_plain", ANSWERS) as lab:
+        for seed in (2, 5):
+            run_check(exercise, lab, seed)
+    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 2
+
+
+@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise not in ("3.8", "3.9")])
+def test_an_exercise_can_be_solved_before_those_it_does_not_build_on(exercise, tmp_path, capsys):
+    filled = (exercise, *EXERCISES[exercise][2])
+    answers = {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
+    with lab_with(LAB, tmp_path, f"lab3_only_{exercise.replace('.', '_')}", answers) as lab:
+        run_check(exercise, lab, seed=5)
+    assert f"✓ exercise {exercise} (" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ANSWERS)
+def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(label, tmp_path):
+    answers = {other: answer for other, answer in ANSWERS.items() if other != label}
+    name = f"lab3_without_{list(ANSWERS).index(label)}"
+    with (
+        lab_with(LAB, tmp_path, name, answers) as lab,
+        pytest.raises(NotImplementedError, match=f"^Lab 3, exercise {re.escape(label)}$"),
+    ):
+        run_check(label.split(":")[0], lab, seed=1)
+
+
+# ---- wrong answers ----
+def message(wrong: WrongAnswer, folder: Path, seed: int) -> str:
+    """What a wrong answer is told."""
+    name = f"lab3_wrong_{WRONG_ANSWERS.index(wrong)}"
+    with lab_with(LAB, folder, name, wrong.answers(ANSWERS)) as lab, pytest.raises(CheckFailed) as failed:
+        run_check(wrong.exercise, lab, seed)
+    print(failed.value)
+    return str(failed.value)
+
+
+def first_of_each_exercise() -> list[WrongAnswer]:
+    return [next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in WRITTEN]
+
+
+@pytest.mark.parametrize("wrong", first_of_each_exercise(), ids=str)
+def test_a_frequent_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_path):
+    text = message(wrong, tmp_path, seed=3)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"exercise {wrong.exercise} (")
+    assert re.match(r"  reproduce: seed 3, shape \w+=\d+ .*\(.+\)$", lines[-1])
+    for words in wrong.says:
+        assert words in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS, ids=str)
+def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_path):
+    text = message(wrong, tmp_path, seed=14)
+    assert text.startswith(f"exercise {wrong.exercise} (") and "\n  reproduce: seed 14, shape " in text
+    for words in wrong.says:
+        assert words in text
+    for number in re.findall(r'"classic wrong answers" (\d+)', text):
+        assert int(number) in NOTEBOOK.classic_numbers(wrong.exercise), (
+            "the message points to a line that the notebook lacks"
+        )
+
+
+def test_every_exercise_has_at_least_six_wrong_answers():
+    for exercise in WRITTEN:
+        assert sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS) >= 6, exercise
+    assert len({str(wrong) for wrong in WRONG_ANSWERS}) == len(WRONG_ANSWERS)
+
+
+# ---- what the checks compute with ----
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiled_attention_without_a_mistake_is_attention(causal):
+    for case in shapes.drawn(3, 16, 16, causal=causal):
+        if case.kind == "no element" or case.layout == "far":
+            continue
+        *qkv, do = (x.cpu().double() for x in shapes.with_do(case))
+        right = reference.attention(*qkv, **case.options)
+        for found in (walk.walk(*qkv, **case.options, block_m=16, block_n=16), shapes.attention(*qkv, **case.options)):
+            for one, other in zip(found, right):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        right = reference.attention_backward(*qkv, do, **case.options)
+        for function in (walk.gradients, shapes.attention_gradients):
+            for one, other in zip(function(*qkv, do, **case.options), right):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_the_cases_hold_every_edge():
+    cases = shapes.drawn(5, 32, 16, causal=True)
+    sizes = [case.sizes for case in cases]
+    assert any(s["Nq"] < s["Nk"] for s in sizes) and any(s["Nq"] > s["Nk"] for s in sizes)
+    assert any(s["Hq"] > s["Hkv"] > 1 for s in sizes) and any(s["D"] & (s["D"] - 1) for s in sizes)
+    assert any(s["Nq"] == s["Nk"] == 1 for s in sizes) and any(s["B"] == 0 for s in sizes)
+    assert {case.dtype for case in cases} == {torch.float32, torch.float16, torch.bfloat16}
+    assert {"padded", "transposed", shapes.HEADS_LAST} <= {case.layout for case in cases}
+
+
+# ---- the notebook ----
+NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
+text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
+    NOTEBOOK.assert_graded_and_locked(exercise)
+    check, names, _ = EXERCISES[exercise]
+    assert re.fullmatch(rf"{check.__name__}\({', '.join(names)}, seed=\d+\)", check_cell(exercise).source)
+
+
+def test_the_points_add_up_to_what_the_notebook_promises():
+    assert len(EXERCISES) == 9
+    NOTEBOOK.assert_points_add_up(EXERCISES)
+
+
+def test_the_minutes_add_up_to_what_the_notebook_promises():
+    NOTEBOOK.assert_minutes_add_up(EXERCISES)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_an_exercise_states_what_a_student_needs(exercise):
+    text = text_of(exercise)
+    for part in (r"Difficulty [●○]{5} · importance [●○]{5}", r"edit `\w+\.py`", "Predict", "<summary>Hint</summary>"):
+        assert re.search(part, text), part
+    assert "budget" in text
+    for name in EXERCISES[exercise][1]:
+        assert f"`{name}(" in text or exercise == "3.4", name
+    files = {f"{module}.py" for module, label in labels(LAB) if label.startswith(exercise + ":")}
+    assert set(re.findall(r"`(\w+\.py)`", text.split("\n")[2])) == (files or {"tuning.py"})
+    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_classic_wrong_answers_are_numbered_and_at_least_five(exercise):
+    found = NOTEBOOK.classic_numbers(exercise)
+    assert found == list(range(1, len(found) + 1)) and len(found) >= 5
+
+
+@pytest.mark.slow
+def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
+    """As a student opens it: in labs/, through a kernel, before anything is solved."""
+    notebook = nbformat.read(ROOT / "labs" / LAB / f"{LAB}.ipynb", as_version=4)
+    where = {"metadata": {"path": str(ROOT / "labs" / LAB)}}
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources=where).execute()
+    for exercise in EXERCISES:
+        cell = next(c for c in notebook.cells if c.id == "check-" + exercise.replace(".", "-"))
+        error = next(output for output in cell.outputs if output.output_type == "error")
+        assert (error.ename, error.evalue.split(":")[0]) == (
+            "NotImplementedError",
+            f"Lab 3, exercise {FIRST[exercise]}",
+        )
+    failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
+    assert failed.isdisjoint({"setup", "imports"})
