@@ -1,7 +1,9 @@
 """FlashAttention forward and backward beside PyTorch's three backends: flash (FA2), memory-efficient and cuDNN, bf16.
 
-Eight shapes of 16,384 tokens and a hidden size of 2048, each direction. All four functions run in every round on a card
-that was warmed first, and a ratio is the median of the ratios within rounds, since the clock drifts with heat.
+Eight shapes of 16,384 tokens and a hidden size of 2048, each direction. The card is warmed for 2 s before each shape and
+kept busy: a lap repeats its call until the quickest function has worked for 5 ms, the same number of calls for all four
+(``calls_a_lap``), and a time is the lap's divided by it. All four run in every round, and a ratio is the median of the
+ratios within rounds, since the clock drifts with heat.
 
 The forward pass is the one that training runs: inputs ask for gradients, so that everybody writes a logsumexp. The
 backward pass is all that autograd does for it: ours computes delta, PyTorch's also zero and convert buffers.
@@ -18,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import family, head_start
+from benchmarks import family, head_start, sustained
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
@@ -27,6 +29,7 @@ SOURCES = [
     "benchmarks/attention_speed.py",
     "benchmarks/head_start.py",
     "benchmarks/preheat.py",
+    "benchmarks/sustained.py",
     *(
         f"solutions/lab3_flash_attention/{name}.py"
         for name in ("flash_attention", "flash_backward", "flash_forward", "tiles", "tuning")
@@ -50,7 +53,7 @@ PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 DIRECTIONS = ("forward", "backward")
-ROUNDS = 40
+ROUNDS = 30
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
@@ -124,10 +127,18 @@ def calls(shape: Shape, attentions: Mapping[str, Attention]) -> tuple[dict[tuple
     return found, unavailable
 
 
-def point(shape: Shape, direction: str, timed_calls: Mapping[tuple[str, str], Callable], rounds: int) -> dict[str, Any]:
+def point(
+    shape: Shape,
+    direction: str,
+    timed_calls: Mapping[tuple[str, str], Callable],
+    rounds: int,
+    lap_seconds: float = sustained.LAP_SECONDS,
+) -> dict[str, Any]:
     """Measure one direction of one shape."""
     chosen = {name: call for (which, name), call in timed_calls.items() if which == direction}
-    timed = timing.compare(chosen, warmup=3, rounds=rounds, stopwatch=head_start.stopwatch())
+    timed, calls_a_lap = sustained.compare(
+        chosen, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds
+    )
     amount = flops(shape, direction)
     batch, heads, seq_len, head_dim, causal = shape
     return {
@@ -138,6 +149,7 @@ def point(shape: Shape, direction: str, timed_calls: Mapping[tuple[str, str], Ca
         "head_dim": head_dim,
         "causal": causal,
         "flops": amount,
+        "calls_a_lap": calls_a_lap,
         "timed": {name: {**t.as_dict(), "flops_per_second": amount / t.median} for name, t in timed.items()},
         "ours_over": {name: timing.ratio(timed[name], timed[OURS]).as_dict() for name in chosen if name != OURS},
     }
@@ -150,11 +162,13 @@ def measure(
     long: Shape = LONG,
     rounds: int = ROUNDS,
     seconds: float | None = None,
+    lap_seconds: float = sustained.LAP_SECONDS,
 ) -> dict[str, Any]:
     """Every shape in both directions, and the long sequence; ``quick`` takes two shapes and few rounds.
 
     Args:
         seconds: How long the card is warmed before each shape.
+        lap_seconds: Work of the quickest function in one lap; 0 for single calls.
 
     Raises:
         RuntimeError: there is no GPU here.
@@ -166,13 +180,13 @@ def measure(
         found, missing = calls(shape, functions())
         unavailable |= missing
         preheat(found["both", OURS], *(() if seconds is None else (seconds,)))
-        points += [point(shape, direction, found, rounds) for direction in DIRECTIONS]
+        points += [point(shape, direction, found, rounds, lap_seconds) for direction in DIRECTIONS]
     found, missing = calls(long, functions())
     preheat(found["both", OURS], *(() if seconds is None else (seconds,)))
     return {
         "dtype": "bf16",
         "points": points,
-        "long": point(long, "both", found, rounds),
+        "long": point(long, "both", found, rounds, lap_seconds),
         "unavailable": unavailable | missing,
     }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_determinism, attention_speed, head_start, preheat
+from benchmarks import attention_determinism, attention_speed, head_start, preheat, sustained
 from utils import record_layouts, reference, runtime, timing
 
 
@@ -26,13 +26,14 @@ def problems(name, results):
 
 def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times):
     shapes = [(1, 2, 32, 16, False), (1, 2, 32, 16, True)]
-    results = attention_speed.measure(shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0)
+    results = attention_speed.measure(shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0, lap_seconds=0)
     assert problems("attention_speed", results) == []
     assert [p["direction"] for p in results["points"]] == ["forward", "backward"] * 2
     assert all(attention_speed.OURS in p["timed"] for p in results["points"])
     assert all(set(p["ours_over"]) == set(p["timed"]) - {attention_speed.OURS} for p in results["points"])
     assert set(results["unavailable"]) | set(results["long"]["timed"]) == {"ours", "flash", "efficient", "cudnn"}
     assert results["long"]["direction"] == "both"
+    assert {p["calls_a_lap"] for p in (*results["points"], results["long"])} == {1}
     text = attention_speed.table(results)
     assert "forward, D 16, N 32, causal" in text and "forward and backward, ms: ours" in text
 
@@ -63,7 +64,7 @@ def test_a_ratio_above_one_means_that_ours_is_faster(monkeypatch):
     monkeypatch.setattr(timing, "compare", compare)
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
     names = {("forward", "ours"): lambda: None, ("forward", "flash"): lambda: None}
-    point = attention_speed.point((1, 1, 4, 16, False), "forward", names, rounds=3)
+    point = attention_speed.point((1, 1, 4, 16, False), "forward", names, rounds=3, lap_seconds=0)
     assert point["ours_over"]["flash"]["ratio"] == pytest.approx(3)
 
 
@@ -89,6 +90,19 @@ def test_an_error_of_ours_is_not_taken_for_a_missing_backend(monkeypatch):
 
     with pytest.raises(RuntimeError, match="a bug"):
         attention_speed.calls((1, 1, 16, 16, False), {attention_speed.OURS: broken})
+
+
+# ---- sustained -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lap_holds_the_same_number_of_calls_of_everybody_and_times_are_those_of_one():
+    calls = []
+    functions = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
+    timed, times = sustained.compare(functions, warmup=2, rounds=4, stopwatch=FakeStopwatch(), lap_seconds=35e-6)
+    assert times == 4  # a call takes 10 microseconds and more, says the stopwatch
+    assert calls.count("a") == calls.count("b") == 2 + 3 + (1 + 4) * times
+    assert calls[-8:] in (["a"] * 4 + ["b"] * 4, ["b"] * 4 + ["a"] * 4)  # one lap, then the other
+    assert all(10e-6 <= t * times <= 12e-6 for timing in timed.values() for t in timing.samples)
 
 
 # ---- attention_determinism -------------------------------------------------------------------------------------------

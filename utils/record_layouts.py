@@ -102,6 +102,7 @@ _ATTENTION = {
     "direction": TEXT,
     **_ATTENTION_SHAPE,
     "flops": SIZE,
+    "calls_a_lap": SIZE,
     "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
     "ours_over": {str: RATIO},
 }
