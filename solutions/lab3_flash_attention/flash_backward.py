@@ -107,19 +107,19 @@ def dkdv_kernel(
             )  # fmt: skip
             # beyond the last query q, dO, L and delta are 0: p is 1, and adds 0 to both gradients
             lse = tl.load(lse_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-            p = probabilities(s, lse[None, :], scale, scale_log2, q.dtype)
-            if CAUSAL:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
-                if start < seen_from:
-                    p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
             do = load_rows(
                 do_ptr, batch, head, start, Nq, stride_dob, stride_doh, stride_don, stride_dod,
                 BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE, DESCRIPTORS,
             )  # fmt: skip
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            p = probabilities(s, lse[None, :], scale, scale_log2, q.dtype)
+            if CAUSAL:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+                if start < seen_from:
+                    p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
             delta = tl.load(delta_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             ds = p * (dp - delta[None, :])
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
             ### END SOLUTION
     ### BEGIN SOLUTION 3.6: the end of dK and dV
@@ -172,17 +172,17 @@ def dq_kernel(
             k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
             BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
         )  # fmt: skip
+        v = load_rows(
+            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
+            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
+        )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = probabilities(s, lse[:, None], scale, scale_log2, q.dtype)
         if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
             if start + BLOCK_N > seen_by_all:
                 column = start + tl.arange(0, BLOCK_N)
                 p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
-        v = load_rows(
-            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         ### END SOLUTION
