@@ -59,6 +59,12 @@ def _delta_cases(seed: int, block: int) -> list[Case]:
     ]
 
 
+def _one_number_a_tile(e: Evidence) -> bool:
+    block = tiles.blocks_of_rows(e, DELTA)
+    tile = e.got[..., : min(block, e.got.shape[-1])]
+    return tile.shape[-1] > 1 and bool((tile == tile[..., :1]).all()) and bool(tile.any())
+
+
 _DELTA_TILES = tiles.query_tiles(DELTA, "delta_ptr")
 _DELTA_MISTAKES = (
     same_as(lambda o, do: (o * do).mean(-1), classic("this is the mean of the products: delta is their sum", 3)),
@@ -70,9 +76,13 @@ _DELTA_MISTAKES = (
     same_as(
         lambda o, do: -(o * do).sum(-1), classic("the sign is wrong: delta is subtracted later, where it is used", 3)
     ),
+    Diagnosis(
+        _one_number_a_tile,
+        classic("all rows of a tile get the same number: the sum runs along axis 1 alone", 3),
+    ),
     same_as(lambda o, do: (o * do).amax(-1), classic("this is the largest product: delta is their sum", 3)),
     Diagnosis(
-        lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
+        tiles.not_contiguous,
         classic("only inputs that are not contiguous go wrong: o and dO have four strides each", 4),
     ),
     Diagnosis(
@@ -115,7 +125,7 @@ def check_delta(attention_delta: Callable[[Tensor, Tensor], Tensor], seed: int |
         _o_and_do,
         outputs=("delta",),
         tiling={"delta": _DELTA_TILES("b h row")},
-        inspections=[within(DELTA, _delta_budget)],
+        inspections=[within(DELTA, _delta_budget), tiles.one_launch(DELTA, "delta_ptr")],
         forbidden=forward.RULES,
         diagnose=_DELTA_MISTAKES,
         seed=seed,
@@ -152,7 +162,22 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     masked.append(
         Case("many more queries than keys", sizes(1, 1, 1, 3 * block_m + 5, 3, 16), options=options, seed=seed)
     )
+    whole = block_m * (cdiv(block_n, block_m) + 2)  # ends with a tile, while no tile of keys begins with one
+    masked.append(
+        Case(
+            "whole query tiles",
+            sizes(1, 2, 2, whole, whole + draw.randint(1, block_m - 1), 16),
+            options=options,
+            seed=seed,
+        )
+    )
     return gradients.without_large_scores([*without, *masked])
+
+
+def _low(seed: int, block_m: int, block_n: int) -> Case:
+    """Scores so far below 0 that a key past the end, with score 0, has an infinite P; the last tile is ragged."""
+    keys = block_n + generator(seed).randint(1, block_n - 1)
+    return Case(shapes.LOW, sizes(1, 1, 1, block_m, keys, 16), options={"causal": False}, seed=seed)
 
 
 def _blocks(kernel: str) -> Callable[[Evidence], dict[str, int]]:
@@ -175,13 +200,30 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
         *tiles.only_where(
             {
                 "scale": places["scale"],
+                "negative": places["scale"],
                 "heads": places["heads"],
                 "head_dim": places["do"],
                 "precision": places["precision"],
             }
         ),
         Diagnosis(
-            lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+            lambda e: e.only(lambda case: case.kind == shapes.LOW),
+            classic(
+                "only scores far below 0 go wrong: a key past the end has score 0, and e^(0 - L) is infinite for a low "
+                "L; mask P in the last, ragged tile too",
+                places["empty"],
+            ),
+        ),
+        Diagnosis(
+            lambda e: e.only(lambda case: case.kind == "whole query tiles"),
+            classic(
+                "only queries that fill their tiles go wrong: `begin` is no multiple of BLOCK_M, so that the last tile "
+                "passes the end, which WHOLE_M promises it does not",
+                places["mask"],
+            ),
+        ),
+        Diagnosis(
+            lambda e: e.only(lambda case: bool(case.options.get("causal"))) and not e.findings("out_of_bounds"),
             classic(
                 "only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
                 places["mask"],
@@ -287,7 +329,7 @@ def check_dkdv(flash_dkdv: Gradients, seed: int | None = None) -> None:
         outputs=("dk", "dv"),
         atol=gradients.ROUNDING,
         tiling={"dk": of_keys, "dv": of_keys},
-        inspections=[no_atomics, within(DKDV, _dkdv_budget)],
+        inspections=[no_atomics, within(DKDV, _dkdv_budget), tiles.one_launch(DKDV, "dk_ptr", "dv_ptr")],
         forbidden=forward.RULES,
         diagnose=_DKDV_MISTAKES,
         seed=seed,
@@ -302,17 +344,18 @@ def check_dq(flash_dq: Gradients, seed: int | None = None) -> None:
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
+    tile = _asked(flash_dq, DQ, 32, 16)
     of_queries = tiles.query_tiles(DQ, "dq_ptr", loop={"Nk": "BLOCK_N"})("b h row col")
     check_kernel(
         Exercise("3.7", "dQ"),
         _with_scale(flash_dq),
         lambda *args, **options: _gradients(*args, **options)[0],
-        _cases(seed, *_asked(flash_dq, DQ, 32, 16)),
+        [*_cases(seed, *tile), _low(seed, *tile)],
         gradients.inputs_with_delta,
         outputs=("dq",),
         atol=gradients.ROUNDING,
         tiling={"dq": of_queries},
-        inspections=[no_atomics, within(DQ, _dq_budget)],
+        inspections=[no_atomics, within(DQ, _dq_budget), tiles.one_launch(DQ, "dq_ptr")],
         forbidden=forward.RULES,
         diagnose=_DQ_MISTAKES,
         seed=seed,

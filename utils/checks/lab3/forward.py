@@ -28,6 +28,7 @@ Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 #: What the functions of this lab may not do.
 RULES = forbid.Rules(largest=lambda case: largest(case))
 _TILES = tiles.query_tiles(FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
+_ALONE = tiles.one_launch(FORWARD, "o_ptr", "lse_ptr")
 TILING = {"o": _TILES("b h row col"), "lse": _TILES("b h row")}
 
 
@@ -116,8 +117,10 @@ def _blocks(e: Any) -> dict[str, int]:
 
 _FORWARD_MISTAKES = (
     *tiles.only_where({"empty": 8}),
-    *mistakes.forward(_blocks, sums=1, scale=2, mask=3, last=3, heads=5, lse=4),
-    *tiles.only_where({"scale": 2, "heads": 5, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}),
+    *mistakes.forward(_blocks, sums=1, scale=2, mask=3, last=3, heads=5, lse=4, empty=8),
+    *tiles.only_where(
+        {"scale": 2, "negative": 2, "heads": 5, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}
+    ),
 )
 
 _CAUSAL_MISTAKES = (
@@ -125,8 +128,8 @@ _CAUSAL_MISTAKES = (
         lambda e: e.only(lambda case: bool(case.options.get("causal"))) and e.case.kind == "not causal",
         "attention without a mask is wrong already: finish exercise 3.3 first",
     ),
-    *tiles.only_where({"empty": 5}),
-    *mistakes.forward(_blocks, sums=6, scale=6, mask=1, last=4, heads=6, lse=6),
+    *tiles.only_where({"empty": 5, "negative": 6}),
+    *mistakes.forward(_blocks, sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
     Diagnosis(
         lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),
         classic("only Nq != Nk goes wrong: the last query sees the last key, j <= i + Nk - Nq", 2),
@@ -170,7 +173,7 @@ def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=TILING,
-        inspections=[within(FORWARD, _budget)],
+        inspections=[within(FORWARD, _budget), _ALONE],
         forbidden=RULES,
         diagnose=_FORWARD_MISTAKES,
         speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
@@ -212,7 +215,7 @@ def check_flash_causal(flash_forward: Forward, seed: int | None = None) -> None:
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=TILING,
-        inspections=[skips_blocks(), within(FORWARD, _budget)],
+        inspections=[skips_blocks(), within(FORWARD, _budget), _ALONE],
         forbidden=RULES,
         diagnose=_CAUSAL_MISTAKES,
         speed=Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2"),

@@ -10,7 +10,7 @@ import torch
 from utils.checks.cases import Case
 from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.lab2.shapes import classic
-from utils.checks.lab3 import shapes
+from utils.checks.lab3 import shapes, tiles
 from utils.checks.lab3.mistakes import BlocksOf, scaled
 from utils.checks.lab3.walk import gradients
 
@@ -127,6 +127,12 @@ def mistakes(
             {"ds_scale": 1, "dv_factor": lambda e: 1 / scaled(e)},
             where=is_dv,
         ),
+        rule("the logsumexp is taken off where delta belongs: dS = P * (dP - delta)", delta, {"delta": "lse"}),
+        rule(
+            "the scale multiplies the scores twice: probabilities() takes products and applies it",
+            softmax,
+            {"score_factor": lambda e: 1 / scaled(e)},
+        ),
         rule("P is recomputed from scores without the scale", softmax, {"score_factor": scaled}),
         rule(
             "P is recomputed in powers of 2 from a natural logsumexp: exp2 needs both S and L multiplied by log2 e",
@@ -167,7 +173,7 @@ def mistakes(
         rule("query head h reads key head h % Hkv: heads that share keys are neighbours", heads, {"heads": "modulo"}),
         *(Diagnosis(product(wrong), classic(cause, products)) for wrong, cause in _PRODUCTS),
         Diagnosis(
-            lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
+            tiles.not_contiguous,
             classic("only inputs that are not contiguous go wrong: each tensor has strides of its own, dO too", do),
         ),
     )

@@ -27,7 +27,7 @@ def _answers(e: Evidence, blocks: Mapping[str, int], flags: Mapping[str, Any]) -
 
 
 def forward(
-    blocks: BlocksOf, *, sums: int, scale: int, mask: int, last: int, heads: int, lse: int
+    blocks: BlocksOf, *, sums: int, scale: int, mask: int, last: int, heads: int, lse: int, empty: int
 ) -> tuple[Diagnosis, ...]:
     """Rules for the output and the logsumexp, each with its place in the exercise's list.
 
@@ -39,6 +39,7 @@ def forward(
         last: Of the last tile of keys, and of what lies past the end.
         heads: Of shared heads.
         lse: Of the logsumexp.
+        empty: Of queries that see no key.
     """
 
     def rule(cause: str, place: int, *alternatives: Mapping[str, Any], where: Callable[[Evidence], bool] | None = None):
@@ -54,6 +55,11 @@ def forward(
 
     def causal(e: Evidence) -> bool:
         return bool(e.case.options.get("causal"))
+
+    def only_blind(e: Evidence) -> bool:
+        blind = max(0, e.case.sizes["Nq"] - e.case.sizes["Nk"])
+        rows = e.bad.any(-1) if e.difference.name == "o" else e.bad
+        return blind > 0 and not bool(rows[..., blind:].any())
 
     neither = {"rescale_sum": False, "rescale_output": False}
     return (
@@ -164,6 +170,30 @@ def forward(
             mask,
             {"shift": 1},
             {"shift": 1, "leave_out": "unseen"},
+            where=causal,
+        ),
+        Diagnosis(
+            lambda e: causal(e) and only_blind(e) and not bool(e.got.isnan().any()),
+            classic(
+                "queries that see no key get something: their output is 0 and their logsumexp -inf; hide scores with "
+                "-inf, since what a large negative number leaves of them counts once nothing larger comes",
+                empty,
+            ),
+        ),
+        rule(
+            "the last query of a tile lacks its last key: seen_by_one counts first + BLOCK_M + Nk - Nq keys",
+            last,
+            {"leave_out": "short"},
+            where=causal,
+        ),
+        rule(
+            "tiles that need the mask go without: seen_by_all is what query `first` sees, first + 1 + Nk - Nq keys; a "
+            "tile needs a mask if it ends after them, start + BLOCK_N > seen_by_all",
+            last,
+            {"unmasked": 1},
+            {"unmasked": lambda e: blocks(e)["block_m"] - 1},
+            {"unmasked": lambda e: blocks(e)["block_m"]},
+            {"unmasked": lambda e: blocks(e)["block_n"] - 1},
             where=causal,
         ),
         rule(

@@ -74,7 +74,7 @@ def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> A
                 o, lse = flash_attention(q, k, v, causal, scale), None
             else:
                 o, lse = attention(q, k, v, causal, scale)
-        kept.append(sum(held.values()))
+        kept.append(sum(held.values()) + _beside(o))
         outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
         arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
         dq, dk, dv = torch.autograd.grad(outputs, (q, k, v), arriving)
@@ -84,6 +84,16 @@ def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> A
         return o.detach(), lse.detach(), dq, dk, dv
 
     return run
+
+
+def _beside(o: Tensor) -> int:
+    """Elements of the tensors that wait for the backward pass as attributes of ctx, past ``save_for_backward``."""
+    waiting = {
+        x.untyped_storage().data_ptr(): x.numel()
+        for x in torch.utils._pytree.tree_leaves(dict(getattr(o.grad_fn, "__dict__", {})))
+        if isinstance(x, Tensor)
+    }
+    return sum(waiting.values())
 
 
 def _inputs(case: Case) -> tuple[Tensor, ...]:
@@ -113,9 +123,10 @@ def _cases(seed: int) -> list[Case]:
         ("no gradient where no key", sizes(1, 1, 1, n + more, n, 16), {"causal": True}, {}),
         ("one element", sizes(1, 1, 1, 1, 1, 16), {}, {}),
         ("no element", sizes(0, 2, 2, n, n, 16), {}, {}),
+        ("more queries than keys", sizes(1, 1, 1, n + more, n, odd), {}, {}),
         ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
         ("gradient of a sum", square, {"upstream": "o"}, {}),
-        ("transposed", square, {"causal": True}, {"layout": "transposed"}),
+        ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),
         ("float16", shared, {"causal": True}, {"dtype": shapes.HALF}),
         ("bfloat16", shared, {}, {"dtype": shapes.BRAIN}),
     ]
@@ -169,6 +180,13 @@ def _default_scale(e: Evidence) -> bool:
     return e.close(found if e.difference.name == "dv" else found * ratio)
 
 
+def _default_scale_forward(e: Evidence) -> bool:
+    """Whether the forward pass computes with 1/sqrt(D) in place of the scale that was given."""
+    if e.case.options.get("scale") is None or _is_gradient(e):
+        return False
+    return e.close(shapes.attention(*e.args64[:3], causal=bool(e.case.options.get("causal")))[e.position])
+
+
 _MISTAKES = (
     Diagnosis(
         _swap(("dk", "dv")),
@@ -212,8 +230,13 @@ _MISTAKES = (
         shift="none",
     ),
     Diagnosis(_default_scale, classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
+    _with(
+        "too many queries are taken for blind: max(0, Nq - Nk) of them, and only when causal",
+        5,
+        blind=lambda e: abs(e.case.sizes["Nq"] - e.case.sizes["Nk"]),
+    ),
     Diagnosis(
-        lambda e: not _is_gradient(e) and e.only(lambda case: case.options.get("scale") is not None),
+        _default_scale_forward,
         classic("the scale that was given does not reach the forward kernel", 2),
     ),
     Diagnosis(
@@ -230,6 +253,11 @@ _MISTAKES = (
     ),
     *tiles.only_where({"heads": 3}),
     Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercises 3.3 and 3.4 first"),
+    Diagnosis(
+        _is_gradient,
+        "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
+        "tensors in the order in which they were saved, and delta from o and do",
+    ),
 )
 
 

@@ -12,10 +12,17 @@ from utils.checks.core import generator
 HALF, BRAIN = torch.float16, torch.bfloat16
 #: Layout of (B, H, N, D) cut out of a (B, N, H, D) tensor, as a projection's output is.
 HEADS_LAST = "heads last"
+#: Layout in which each tensor has strides of its own: those of another one do not fit.
+MIXED = "mixed strides"
+_OWN = {"q": "padded", "k": "contiguous", "v": HEADS_LAST, "do": "transposed"}
 #: Kind of the cases whose values cancel: partial sums grow to hundreds of times the result.
 DRIFTING = "drifting"
 #: Kind of the cases whose scores grow from the first key to the last, so that each tile brings a new maximum.
 GROWING = "growing"
+#: Kind of the cases whose scores all lie near -105: e^-L overflows where a key past the end counts with score 0.
+LOW = "low scores"
+#: Kind of the cases with a scale below 0, for which the largest product is the smallest score.
+NEGATIVE = "negative scale"
 
 
 def sizes(B: int, Hq: int, Hkv: int, Nq: int, Nk: int, D: int) -> dict[str, int]:
@@ -31,6 +38,7 @@ def group(case: Case) -> int:
 def tensor(case: Case, name: str, *axes: str, layout: str | None = None) -> torch.Tensor:
     """An input of a case, in the case's layout."""
     layout = layout or case.layout
+    layout = _OWN.get(name, "contiguous") if layout == MIXED else layout
     if layout != HEADS_LAST:
         return case.tensor(name, *axes, layout=layout)
     b, h, n, *rest = axes
@@ -48,6 +56,8 @@ def qkv(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     v = tensor(case, "v", "B", "Hkv", "Nk", "D", layout=near)
     if case.kind == GROWING:  # in place, so that the layout stays
         k *= torch.linspace(0.2, 2.5, case.sizes["Nk"], dtype=torch.float32, device=k.device).to(k.dtype)[:, None]
+    if case.kind == LOW:  # every score is shifted alike, so that the softmax stays
+        q[..., 0], k[..., 0] = 105.0 * case.sizes["D"] ** 0.5, -1.0
     if case.kind == DRIFTING:
         half = case.sizes["Nk"] // 2
         v[:, :, :half] += 20
@@ -155,8 +165,10 @@ def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case
         Case("one element", sizes(1, 1, 1, 1, 1, 16), **base),
         Case("no element", sizes(0, 2, 2, few, many, 16), **base),
         Case(GROWING, sizes(1, 1, 1, few, 3 * block_n + 5, 16), **base),
-        Case("large scores", uneven, magnitude=12.0, **base),
+        Case("odd head dimension", uneven, magnitude=12.0, **base),
         Case("given scale", sizes(1, 1, 1, few, many, 16), seed=seed, options={**options, "scale": 0.37}),
+        Case(NEGATIVE, sizes(1, 1, 1, few, many, 16), seed=seed, options={**options, "scale": -0.29}),
+        Case("odd head dimension", uneven, layout=MIXED, **base),
         Case("shared heads", shared, layout=HEADS_LAST, **base),
         Case("odd head dimension", uneven, layout="padded", **base),
         Case("odd head dimension", uneven, layout="transposed", **base),

@@ -36,11 +36,12 @@ def _cases(seed: int) -> list[Case]:
         case(shapes.GROWING, sizes(1, 1, 1, few, 3 * n + 2, 16), options),
         case("whole tiles", sizes(1, 1, 1, 3 * n, 3 * n, 16), causal),
         case("fewer queries than keys", ragged, causal),
-        case("more queries than keys", sizes(1, 1, 1, many + 2 * m, n + 2, 16), causal),
+        case("more queries than keys", sizes(1, 1, 1, n + 2 + 2 * m + draw.randint(1, m - 1), n + 2, 16), causal),
         case("shared heads", shared, causal),
         case("one element", sizes(1, 1, 1, 1, 1, 16), causal),
         case("given scale", ragged, {**options, "scale": 0.37}),
-        case("large scores", ragged, options, magnitude=15.0),
+        case(shapes.NEGATIVE, ragged, {**causal, "scale": -0.29}),
+        case("ragged", ragged, options, magnitude=15.0),
         case("ragged", ragged, options, layout=shapes.HEADS_LAST),
         case("ragged", ragged, options, dtype=shapes.HALF),
         case("ragged", ragged, causal, dtype=shapes.BRAIN),
@@ -68,7 +69,7 @@ def _tiles(axes: str) -> Callable[[Sequence[Trial]], Tiling | None]:
 _MISTAKES = (
     *mistakes.forward(
         lambda e: {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]},
-        sums=1, scale=2, mask=3, last=4, heads=5, lse=6,
+        sums=1, scale=2, mask=3, last=4, heads=5, lse=6, empty=7,
     ),
     *tiles.only_where({"empty": 7, "scale": 2, "heads": 5, "precision": 8, "maximum": 1}),
 )  # fmt: skip

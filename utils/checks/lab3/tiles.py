@@ -8,6 +8,8 @@ from typing import Any
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.lab2.launches import launched
 from utils.checks.lab2.shapes import classic
+from utils.checks.lab3 import shapes
+from utils.checks.problem import Problem
 from utils.checks.tiling import Tiling
 from utils.kernel_profile import LaunchProfile
 
@@ -69,6 +71,11 @@ def blocks(e: Evidence, kernel: str) -> dict[str, int]:
     return {"block_m": found["BLOCK_M"], "block_n": found["BLOCK_N"]}
 
 
+def blocks_of_rows(e: Evidence, kernel: str) -> int:
+    """``BLOCK_M`` of the launch that led to this evidence."""
+    return (launched([e.trial, *e.trials], kernel) or {})["BLOCK_M"]
+
+
 def _has(name: str) -> Callable[[Evidence], bool]:
     return lambda e: e.only(lambda case: case.kind == name)
 
@@ -76,8 +83,8 @@ def _has(name: str) -> Callable[[Evidence], bool]:
 def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
     """Rules that look at which cases fail, with their places in the exercise's list.
 
-    ``numbers`` holds places for ``strides``, ``heads``, ``head_dim``, ``keys``, ``precision``, ``maximum``, ``scale``
-    and ``empty``; a rule whose place is missing is left out.
+    ``numbers`` holds places for ``strides``, ``heads``, ``head_dim``, ``precision``, ``maximum``, ``scale``,
+    ``negative`` and ``empty``; a rule whose place is missing is left out.
     """
     rules = {
         "empty": Diagnosis(
@@ -93,8 +100,13 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
             lambda e: e.only(lambda case: case.sizes["Hq"] != case.sizes["Hkv"]),
             "only heads that share keys and values go wrong: query head h reads head h // (Hq // Hkv)",
         ),
+        "negative": Diagnosis(
+            _has(shapes.NEGATIVE),
+            "only a negative scale goes wrong: the largest product is then the smallest score, -inf times the scale is "
+            "inf; multiply by the scale before the mask and the maximum",
+        ),
         "strides": Diagnosis(
-            lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
+            not_contiguous,
             "only inputs that are not contiguous go wrong: each axis of each tensor has a stride of its own, "
             "the last one too",
         ),
@@ -108,7 +120,7 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
             "only large scores go wrong: exp overflows unless the running maximum is subtracted first",
         ),
         "precision": Diagnosis(
-            lambda e: e.only(lambda case: case.dtype.itemsize < 4),
+            lambda e: e.case.layout != "far" and e.only(lambda case: case.dtype.itemsize < 4),
             lambda e: (
                 f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: scores, maximum, sum "
                 "and accumulator are float32; only what tl.dot multiplies is rounded"
@@ -122,6 +134,35 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
         return Diagnosis(rule.applies, lambda e: classic(rule.cause(e), place))
 
     return tuple(numbered(rule, numbers[name]) for name, rule in rules.items() if name in numbers)
+
+
+def not_contiguous(e: Evidence) -> bool:
+    """Whether only tensors go wrong whose strides are not those of their shape; rows that lie far apart among them."""
+    return e.only(lambda case: case.layout != "contiguous")
+
+
+def one_launch(kernel: str, *stored: str) -> Callable[[Trial], Problem | None]:
+    """An inspection: one launch of ``kernel`` does the whole call, and writes to the arguments ``stored`` alone."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        if trial.profile is None:
+            return None
+        launches = [launch for launch in trial.profile.launches if launch.kernel == kernel]
+        if len(launches) > 1:
+            return Problem(
+                f"{kernel} is launched {len(launches)} times, once is enough",
+                "the grid holds every tile of every head and batch entry: no loop around the launch is needed",
+            )
+        for launch in launches:
+            other = {name for (_, name), cell in launch.cells.items() if cell.bytes_stored} - set(stored)
+            if other:
+                return Problem(
+                    f"{kernel} also writes to {', '.join(sorted(other))}",
+                    f"only {' and '.join(stored)} leave the kernel: scores and probabilities stay on chip",
+                )
+        return None
+
+    return inspect
 
 
 def _has_empty_rows(case: Any) -> bool:

@@ -44,6 +44,7 @@ def walk(
     shift: int | str = 0,
     padded: bool = False,
     leave_out: str = "",
+    unmasked: int = 0,
     divide: bool = True,
     heads: str = "group",
     value_heads: str = "",
@@ -62,7 +63,9 @@ def walk(
         padded: Keys past the end, up to a whole tile, count with score 0.
         leave_out: ``"ragged"`` the last, ragged tile of keys; ``"last"`` the last tile; ``"diagonal"`` tiles in which
             a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square;
-            ``"unseen"`` (rightly) tiles of which no query sees a key.
+            ``"unseen"`` (rightly) tiles of which no query sees a key; ``"short"`` also those
+            of which only the last query sees one.
+        unmasked: Keys by which the tiles that need no mask are taken to reach too far; negative for a mask everywhere.
         divide: Whether the accumulator is divided by the sum.
         heads, value_heads: Which head of k (and v) a query head reads; see :func:`shared`.
         lse: What stands for the logsumexp: ``"sum"`` without the maximum, ``"max"`` without the sum, ``"base 2"``,
@@ -81,6 +84,11 @@ def walk(
     if causal and shift != "none":
         by = num_queries - num_keys if shift == "top left" else shift
         seen = torch.nn.functional.pad(shapes.visible(num_queries, num_keys, by), (0, missing), value=padded)
+        if unmasked:
+            tile_end = torch.arange(num_keys + missing) // block_n * block_n + block_n
+            start = torch.arange(num_queries) // block_m * block_m
+            all_see = (start + num_keys - num_queries + 1 + unmasked).clamp(max=num_keys)
+            seen = seen | (tile_end <= all_see[:, None])
         scores = scores.masked_fill(~seen, -math.inf)
     first = torch.arange(num_queries) // block_m * block_m
     last = (first + block_m - 1).clamp(max=num_queries - 1)
@@ -100,6 +108,8 @@ def walk(
             taken &= start <= last
         elif leave_out == "unseen":
             taken &= start <= last + offset
+        elif leave_out == "short":
+            taken &= start < first + block_m - 1 + offset
         part, tile = scores[..., start:stop], v[:, :, start:stop]
         here = part.amax(-1, True).clamp(min=_LOWEST)
         new = torch.maximum(here, maximum) if carry else here
@@ -152,13 +162,14 @@ def gradients(
     block_m: int = 0,
     block_n: int = 0,
     dlse: torch.Tensor | None = None,
+    blind: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv of attention with a step done wrongly.
 
     Args:
         q, k, v, do: As for :func:`walk`, and the gradient of the output; float64.
         delta: ``"none"`` leaves it out, ``"added"`` adds it, ``"of dP"`` takes the mean of dP's row instead,
-            ``"after"`` subtracts it from P * dP, ``"no p"`` forgets the factor P.
+            ``"after"`` subtracts it from P * dP, ``"no p"`` forgets the factor P, ``"lse"`` takes the logsumexp off.
         ds_scale: How often dS is multiplied by the scale.
         score_factor: Multiplies the scores that P is recomputed from.
         softmax: ``"no lse"``: P = exp(S); ``"base 2"``: P = 2^(S - L); ``"natural lse"``: P = 2^(log2(e) S - L);
@@ -170,6 +181,7 @@ def gradients(
             one of them, ``"mean"``.
         rows: ``"last tile"``, ``"first tile"``: dk and dv hold one tile of queries, dq one tile of keys.
         dlse: Gradient that arrives for the logsumexp.
+        blind: Queries at the start whose delta is 0.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
@@ -191,6 +203,7 @@ def gradients(
     row = (do * right_o).sum(-1, keepdim=True)
     if dlse is not None:
         row = row - dlse[..., None]
+    row = torch.where(torch.arange(row.shape[2])[:, None] < blind, 0.0, row)
     grad_p = do @ v.transpose(-1, -2)
     ds = {
         "": lambda: p * (grad_p - row),
@@ -199,6 +212,7 @@ def gradients(
         "of dP": lambda: p * (grad_p - grad_p.mean(-1, keepdim=True)),
         "after": lambda: p * grad_p - row,
         "no p": lambda: grad_p - row,
+        "lse": lambda: p * (grad_p - finite[..., None]),
     }[delta]()
     key_p, key_ds, query_ds, query_k = p, ds, ds, k
     if rows:
