@@ -127,6 +127,10 @@ def matmul_types(dtype: str, strides: tuple[str, ...]) -> dict[str, str]:
     return types | dict.fromkeys(("M", "N", "K", *(f"stride_{s}" for s in strides)), "i32")
 
 
+def vectors(*names: str) -> dict[str, str]:
+    return {**{f"{name}_ptr": "*bf16" for name in names}, "n": "i32"}
+
+
 PAIR = {"x_ptr": "*bf16", "out_ptr": "*bf16"}
 UNIT_STRIDES = {"stride_ak": 1, "stride_bn": 1}  # a launch treats an argument that is 1 as a constant
 MATMUL_TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "PRECISION": "ieee"}
@@ -135,6 +139,14 @@ KERNELS = [
     (ek.copy_kernel, PAIR | {"n": "i32"}, {"BLOCK": 1024}, 4, 3),
     (ek.strided_copy_kernel, PAIR | {"n_out": "i32", "stride": "i32"}, {"BLOCK": 1024}, 4, 3),
     (ek.gelu_kernel, PAIR | {"n": "i32"}, {"BLOCK": 1024}, 4, 3),
+    (ek.gelu_tanh_kernel, PAIR | {"n": "i32"}, {"BLOCK": 1024}, 4, 3),
+    (ek.relu_kernel, PAIR | {"n": "i32"}, {"BLOCK": 1024}, 4, 3),
+    (ek.add_kernel, vectors("x", "y", "out"), {"BLOCK": 1024}, 4, 3),
+    (ek.add_relu_kernel, vectors("x", "y", "out"), {"BLOCK": 1024}, 4, 3),
+    (ek.chain_kernel, PAIR | {"n": "i32", "scale": "fp32", "shift": "fp32"}, {"LINKS": 8, "BLOCK": 1024}, 4, 3),
+    (ek.sigmoids_forward_kernel, vectors("x", "s1", "s2", "y"), {"KEEP": True, "BLOCK": 1024}, 4, 3),
+    (ek.sigmoids_backward_kept_kernel, vectors("dy", "s1", "s2", "dx"), {"BLOCK": 1024}, 4, 3),
+    (ek.sigmoids_backward_kernel, vectors("dy", "x", "dx"), {"BLOCK": 1024}, 4, 3),
     (
         ek.gather_kernel,
         {"table_ptr": "*bf16", "index_ptr": "*i64", "out_ptr": "*bf16", "width": "i32", "stride_table": "i32"},

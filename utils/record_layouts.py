@@ -347,7 +347,7 @@ LAYOUTS: dict[str, object] = {
         "shape": {"batch": SIZE, "seq_len": SIZE, "hidden": SIZE, "heads": SIZE, "layers": SIZE},
         "input_bytes": SIZE,
         "layer_bytes": SIZE,
-        "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO, "graph": {**TIMING, **RATIO}}],
+        "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO}],
     },
     "recomputation": {
         "dtype": TEXT,

@@ -33,11 +33,9 @@ def gelu_kernel(
     u = 0.7978845608028654 * x * (1 + 0.044715 * x * x)  # sqrt(2 / pi) (x + 0.044715 x^3)
     y = x / (1 + tl.exp(-2 * u))
     tl.store(
-        out_ptr + row * columns + start + lanes,
-        y.to(out_ptr.dtype.element_ty),
-        mask=mask,
+        out_ptr + row * columns + start + lanes, y.to(out_ptr.dtype.element_ty), mask=mask,
         eviction_policy="evict_first",
-    )
+    )  # fmt: skip
     ### END SOLUTION
 
 
