@@ -29,8 +29,8 @@ SOURCES = [
     ),
 ]
 
-CASES = 360
-WORKERS = 12
+CASES = 312
+WORKERS = 15
 FACTOR = 2.0
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
