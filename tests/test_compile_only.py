@@ -122,6 +122,14 @@ def attention_types(dtype: str) -> dict[str, str]:
     return types | dict.fromkeys((*strides, "heads", "N_q", "N_k"), "i32") | {"scale_log2": "fp32"}
 
 
+BACKWARD_TYPES = {
+    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "do_ptr", "dq_ptr"), "*bf16"),
+    **dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32"),
+    **{"N_q": "i32", "N_k": "i32", "scale": "fp32", "scale_log2": "fp32"},
+}
+BACKWARD_TILE = {"HEAD_DIM": 32, "BLOCK_M": 64, "BLOCK_N": 64, "CAUSAL": True, "PRECISION": "ieee"}
+
+
 def matmul_types(dtype: str, strides: tuple[str, ...]) -> dict[str, str]:
     types = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), f"*{dtype}")
     return types | dict.fromkeys(("M", "N", "K", *(f"stride_{s}" for s in strides)), "i32")
@@ -181,6 +189,21 @@ KERNELS = [
         for head_dim, (m, n, warps, stages) in GPU_TILES.items()
         for causal in (False, True)
     ),
+    (
+        ek.attention_delta_kernel,
+        {"o_ptr": "*bf16", "do_ptr": "*bf16", "delta_ptr": "*fp32", "rows": "i32"},
+        {"HEAD_DIM": 32, "BLOCK": 32},
+        4,
+        3,
+    ),
+    (
+        ek.flash_attention_backward_kernel,
+        {**BACKWARD_TYPES, "dk_ptr": "*bf16", "dv_ptr": "*bf16"},
+        {**BACKWARD_TILE, "DQ": "none"},
+        4,
+        2,
+    ),
+    (ek.flash_attention_dq_kernel, BACKWARD_TYPES, BACKWARD_TILE, 4, 2),
 ]
 
 
