@@ -128,7 +128,8 @@ _CAUSAL_MISTAKES = (
         lambda e: e.only(lambda case: bool(case.options.get("causal"))) and e.case.kind == "not causal",
         "attention without a mask is wrong already: finish exercise 3.3 first",
     ),
-    *tiles.only_where({"empty": 5, "negative": 6}),
+    *tiles.only_where({"negative": 6}),
+    *tiles.only_where({"empty": 5}),
     *mistakes.forward(_blocks, sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
     Diagnosis(
         lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),

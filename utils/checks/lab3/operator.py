@@ -187,6 +187,13 @@ def _default_scale_forward(e: Evidence) -> bool:
     return e.close(shapes.attention(*e.args64[:3], causal=bool(e.case.options.get("causal")))[e.position])
 
 
+def _not_causal_forward(e: Evidence) -> bool:
+    """Whether the forward pass computes without the mask that was asked for."""
+    if not e.case.options.get("causal") or _is_gradient(e):
+        return False
+    return e.close(shapes.attention(*e.args64[:3], scale=e.case.options.get("scale"))[e.position])
+
+
 _MISTAKES = (
     Diagnosis(
         _swap(("dk", "dv")),
@@ -240,7 +247,7 @@ _MISTAKES = (
         classic("the scale that was given does not reach the forward kernel", 2),
     ),
     Diagnosis(
-        lambda e: not _is_gradient(e) and e.only(lambda case: bool(case.options.get("causal"))),
+        _not_causal_forward,
         classic("causal does not reach the forward kernel", 2),
     ),
     Diagnosis(
