@@ -583,3 +583,119 @@ wrong(
     also={BACKWARD: {"q, k, v, o, lse = ctx": "q, k, v, o, lse, _ = ctx"}},
 )
 wrong(BACKWARD, "no dv", "this gradient is zero", edits={"return dq, dk, dv": "dv.zero_(); return dq, dk, dv"})
+
+# ---- found by trying: what an earlier form of the checks let pass, or told something misleading about
+LOG_SUM = "(m1 + torch.log(d1)).logaddexp(m2 + torch.log(d2))"
+wrong(MERGE, "logaddexp", "by rounding: m + log d", edits={"d = d1 * r1 + d2 * r2": f"d = torch.exp({LOG_SUM} - safe)"})
+wrong(MERGE, "replaced maximum", "the maximum of two empty parts is -inf", edits={"return m, d": "return safe, d"})
+wrong(MERGE, "in another order", "maximum and sum stand in each other's place", edits={"return m, d": "return d, m"})
+wrong(MERGE, "in place", "the input d1 was changed in place", edits={"d = d1 * r1": "d1 *= r1; d = d1"})
+wrong(
+    LOOP,
+    "values with the keys' strides",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_vb, stride_vh, stride_vn, stride_vd": "stride_kb, stride_kh, stride_kn, stride_kd"},
+)
+RAW = {
+    "input_precision=PRECISION) * scale_log2": "input_precision=PRECISION)",
+    "s - m_new[:, None]": "(s - m_new[:, None]) * scale_log2",
+    "tl.exp2(m - m_new)": "tl.exp2((m - m_new) * scale_log2)",
+}
+wrong(
+    LOOP,
+    "scale after the maximum",
+    "only a negative scale goes wrong",
+    edits=RAW,
+    also={LAST: {"(m + tl": "(m * scale_log2 + tl"}},
+)
+Q_BACK = (
+    "store_rows(q_ptr, q, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd, "
+    "BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)"
+)
+wrong(
+    LAST,
+    "more than the output leaves the kernel",
+    "flash_forward_kernel also writes to q_ptr",
+    edits={"seen = d > 0": "seen = d > 0\n        " + Q_BACK},
+)
+wrong(
+    VISIBLE,
+    "hidden by a large number",
+    "queries that see no key get something",
+    edits={"column <= row": "column <= 0 + row"},
+    also={LOOP: {'-float("inf")': "-1e30"}},
+)
+NEEDED = "if start + BLOCK_N > seen_by_all:\n            " + MASK
+wrong(
+    SEEN,
+    "one key too many is seen by all",
+    "tiles that need the mask go without",
+    edits={"first + Nk - Nq + 1": "first + Nk - Nq + 2"},
+    also={LOOP: {MASK: NEEDED}},
+)
+wrong(
+    SEEN,
+    "one key too few is seen by one",
+    '"classic wrong answers" ',
+    edits={"first + BLOCK_M + Nk": "first + BLOCK_M - 1 + Nk"},
+)
+wrong(DELTA, "one number a tile", "all rows of a tile get the same number", edits={"tl.float32), 1)": "tl.float32))"})
+wrong(
+    FIRST,
+    "not rounded",
+    "`begin` is no multiple of BLOCK_M",
+    edits={" // BLOCK_M * BLOCK_M": ""},
+    also={DKDV: {"BLOCK_D, False, WIDE": "BLOCK_D, WHOLE_M, WIDE"}},
+)
+wrong(
+    FIRST, "negative", "the kernel leaves its tensor", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"}
+)
+wrong(
+    DKDV, "L for delta", "the logsumexp is taken off where delta belongs", edits={"delta_ptr + rows": "lse_ptr + rows"}
+)
+wrong(
+    DKDV,
+    "scores scaled twice",
+    "the scale multiplies the scores twice",
+    edits={"s * scale - lse": "s * scale * scale - lse"},
+)
+wrong(
+    DKDV,
+    "dO with q's strides",
+    "each tensor has strides of its own, dO too",
+    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, stride_qn, stride_qd"},
+)
+wrong(
+    STORE,
+    "dV with dK's strides",
+    "each tensor has strides of its own",
+    edits={"stride_dvb, stride_dvh, stride_dvn, stride_dvd": "stride_dkb, stride_dkh, stride_dkn, stride_dkd"},
+)
+wrong(
+    DQ,
+    "last tile not masked",
+    "only scores far below 0 go wrong",
+    edits={
+        "is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL)": "(column[None, :] <= row[:, None] + Nk - Nq) | "
+        "(not CAUSAL)"
+    },
+)
+wrong(BACKWARD, "blind without a mask", "too many queries are taken for blind", edits={" if ctx.causal else 0": ""})
+wrong(
+    BACKWARD,
+    "blind the other way",
+    "too many queries are taken for blind",
+    edits={"q.shape[2] - k.shape[2]": "k.shape[2] - q.shape[2]"},
+)
+wrong(
+    KEEP,
+    "keeps a copy on ctx",
+    "are kept for the backward pass",
+    edits={"ctx.causal = causal": "ctx.copy = [o.clone()]; ctx.causal = causal"},
+)
+wrong(
+    BACKWARD,
+    "another order than saved",
+    "the tensors in the order in which they were saved",
+    edits={"q, k, v, o, lse = ctx": "q, v, k, o, lse = ctx"},
+)

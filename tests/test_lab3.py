@@ -42,6 +42,8 @@ EXERCISES: dict[str, tuple[Callable, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "3.9": (checks.check_speed, ("flash_attention",), ("3.3", "3.4", "3.8")),
 }
+#: Exercises whose checks take seconds and resemble another one's: `make test` runs them.
+BROAD = ("3.4", "3.7", "3.8")
 #: Exercises with places of their own.
 WRITTEN = [exercise for exercise in EXERCISES if exercise != "3.9"]
 #: What an exercise's check meets first before anything is solved.
@@ -93,7 +95,14 @@ def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
     assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 2
 
 
-@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise not in ("3.8", "3.9")])
+@pytest.mark.parametrize(
+    "exercise",
+    [
+        pytest.param(exercise, marks=[pytest.mark.slow] if exercise in (*BROAD, "3.6") else [])
+        for exercise in EXERCISES
+        if exercise not in ("3.8", "3.9")
+    ],
+)
 def test_an_exercise_can_be_solved_before_those_it_does_not_build_on(exercise, tmp_path, capsys):
     filled = (exercise, *EXERCISES[exercise][2])
     answers = {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
@@ -124,8 +133,11 @@ def message(wrong: WrongAnswer, folder: Path, seed: int) -> str:
     return str(failed.value)
 
 
-def first_of_each_exercise() -> list[WrongAnswer]:
-    return [next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in WRITTEN]
+def first_of_each_exercise() -> list:
+    first = {exercise: next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in WRITTEN}
+    return [
+        pytest.param(wrong, marks=[pytest.mark.slow] if exercise in BROAD else []) for exercise, wrong in first.items()
+    ]
 
 
 @pytest.mark.parametrize("wrong", first_of_each_exercise(), ids=str)
@@ -181,7 +193,7 @@ def test_the_cases_hold_every_edge():
     assert any(s["Hq"] > s["Hkv"] > 1 for s in sizes) and any(s["D"] & (s["D"] - 1) for s in sizes)
     assert any(s["Nq"] == s["Nk"] == 1 for s in sizes) and any(s["B"] == 0 for s in sizes)
     assert {case.dtype for case in cases} == {torch.float32, torch.float16, torch.bfloat16}
-    assert {"padded", "transposed", shapes.HEADS_LAST} <= {case.layout for case in cases}
+    assert {"padded", "transposed", shapes.HEADS_LAST, shapes.MIXED} <= {case.layout for case in cases}
 
 
 # ---- the notebook ----

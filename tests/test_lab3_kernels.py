@@ -59,25 +59,32 @@ def descriptors(request, monkeypatch):
 # ---- right ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", range(15))
+def slowly(*values: object) -> list:
+    """Parameters of a broader sweep, which `make test` runs and `make check` leaves out."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
+
+
+@pytest.mark.parametrize("number", [*range(4), *slowly(*range(4, 15))])
 def test_random_cases_err_no_more_than_twice_what_pytorch_does(number):
     point = attention_errors.case(10_000 + number, longest=runtime.pick(cpu=50, gpu=512))
     assert attention_errors.within(point), point
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("Nq", "Nk"), [(64, 64), (1, 97), (70, 33), (33, 70), (1, 1), (17, 15)])
+@pytest.mark.parametrize(("Nq", "Nk"), [(1, 97), (70, 33), (33, 70), *slowly((64, 64), (1, 1), (17, 15))])
 def test_lengths_that_divide_nothing_and_more_queries_than_keys(Nq, Nk, causal, descriptors):
     assert_right(*inputs(Hq=1, Nq=Nq, Nk=Nk, D=16), causal)
 
 
-@pytest.mark.parametrize("D", [17, 40, 59, 80, 256])
+@pytest.mark.parametrize("D", [17, *slowly(40, 59, 80, 256)])
 def test_head_dimensions_that_are_no_power_of_two(D, descriptors):
     assert_right(*inputs(Hq=1, Nq=37, Nk=41, D=D), causal=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("Hq", "Hkv"), [(4, 2), (3, 1)])
+@pytest.mark.parametrize(("Hq", "Hkv"), [(4, 2), *slowly((3, 1))])
 def test_query_heads_that_share_a_key_head(Hq, Hkv, causal, descriptors):
     found = assert_right(*inputs(2, Hq, Hkv, 21, 35, 16), causal)
     assert found[3].shape == (2, Hkv, 35, 16)
@@ -88,7 +95,7 @@ def test_any_finite_scale_even_one_that_turns_the_order_of_the_scores_round(scal
     assert_right(*inputs(Nq=37, Nk=41, D=16), causal=True, scale=scale)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "padded", "strided", "offset", "expanded"])
+@pytest.mark.parametrize("layout", ["transposed", "padded", *slowly("strided", "offset", "expanded")])
 def test_every_layout_gives_the_same_numbers(layout, descriptors):
     plain = inputs(2, 2, 1, 21, 35, 24, torch.float16)
     moved = [cases.lay_out(x, layout) for x in plain]
@@ -121,7 +128,7 @@ def test_results_lie_in_memory_as_their_inputs_do():
         assert mine.stride() == theirs.stride()
 
 
-@pytest.mark.parametrize("D", [16, 40])
+@pytest.mark.parametrize("D", [16, *slowly(40)])
 def test_a_row_that_sees_no_key_gives_zeros_not_nan(D, descriptors):
     q, k, v, do, dlse = inputs(1, 4, 2, 70, 30, D)
     dlse[:, :, :40] = math.nan  # whatever the gradient of a constant -inf is: it goes nowhere
@@ -210,7 +217,7 @@ def test_no_batch_and_no_heads_give_nothing(shape):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("Hq", "Hkv", "Nq", "Nk"), [(4, 2, 50, 70), (2, 2, 70, 50), (3, 1, 1, 33), (1, 1, 64, 64)])
-@pytest.mark.parametrize(("block_m", "block_n"), [(16, 32), (64, 64), (7, 5)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 32), *slowly((64, 64), (7, 5))])
 def test_tiled_attention_gives_the_reference_whatever_the_tiles(Hq, Hkv, Nq, Nk, causal, block_m, block_n):
     q, k, v, do, _ = inputs(2, Hq, Hkv, Nq, Nk, 20)
     o, lse = lab.tiled_attention(q, k, v, causal, None, block_m, block_n)
@@ -254,7 +261,9 @@ def forward_bytes(B, Hq, Nq, Nk, D, element_size, causal):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("Hq", "Hkv", "Nq", "Nk", "D"), [(2, 2, 64, 64, 16), (4, 2, 50, 70, 40), (1, 1, 70, 33, 24)])
+@pytest.mark.parametrize(
+    ("Hq", "Hkv", "Nq", "Nk", "D"), [(2, 2, 64, 64, 16), *slowly((4, 2, 50, 70, 40), (1, 1, 70, 33, 24))]
+)
 def test_forward_traffic_is_the_formula_exactly(Hq, Hkv, Nq, Nk, D, causal, dtype, descriptors):
     q, k, v, _, _ = inputs(2, Hq, Hkv, Nq, Nk, D, dtype)
     with profile_kernel() as profile:
@@ -266,7 +275,7 @@ def test_forward_traffic_is_the_formula_exactly(Hq, Hkv, Nq, Nk, D, causal, dtyp
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("Hq", "Hkv", "Nq", "Nk", "D"), [(2, 1, 50, 70, 40), (1, 1, 70, 33, 24)])
+@pytest.mark.parametrize(("Hq", "Hkv", "Nq", "Nk", "D"), [*slowly((2, 1, 50, 70, 40)), (1, 1, 70, 33, 24)])
 def test_no_race_no_access_out_of_bounds_and_nothing_read_before_it_is_written(Hq, Hkv, Nq, Nk, D, causal, descriptors):
     args = inputs(2, Hq, Hkv, Nq, Nk, D)
     with profile_kernel(check_races=True) as profile:
@@ -294,7 +303,7 @@ def test_what_is_kept_for_the_backward_pass_grows_linearly_with_the_length():
     assert kept(64) == 2 * kept(32) == 64 * (2 * 16 + 2 * 16 + 2 * 16 + 2)
 
 
-@pytest.mark.parametrize("together", [1, 2, 5, 100])
+@pytest.mark.parametrize("together", [2, *slowly(1, 5, 100)])
 def test_every_tile_has_one_program_however_many_heads_run_side_by_side(together, monkeypatch):
     monkeypatch.setattr(tuning, "heads_together", lambda bytes_per_head: together)
     q, k, v, _, _ = inputs(1, 7, 7, 100, 40, 16)
