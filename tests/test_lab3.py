@@ -98,7 +98,7 @@ def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
 @pytest.mark.parametrize(
     "exercise",
     [
-        pytest.param(exercise, marks=[pytest.mark.slow] if exercise in (*BROAD, "3.6") else [])
+        pytest.param(exercise, marks=[pytest.mark.slow] if exercise in (*BROAD, "3.2", "3.3", "3.6") else [])
         for exercise in EXERCISES
         if exercise not in ("3.8", "3.9")
     ],
