@@ -37,7 +37,6 @@ FAMILIES = (
     "checkpointing",
     "recomputation",
     "tiling",
-    "attention_errors",
     "attention_speed",
     "attention_determinism",
     "attention_memory",
