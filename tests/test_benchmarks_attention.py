@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
+from fake_stopwatch import FakeStopwatch
 
 from benchmarks import attention_blocks, attention_memory, attention_stability, attention_traffic, attention_ways, truth
 from solutions.lab3_flash_attention import flash_forward
-from tests.fake_stopwatch import FakeStopwatch
 from utils import record_layouts, reference, runtime, timing
 from utils.attention_math import AttentionShape, attention_flops, flash2_traffic
 

@@ -8,26 +8,11 @@ import sys
 
 import pytest
 import torch
+from fake_stopwatch import FakeStopwatch
 
 from benchmarks import profiler_truth, tile_order, tuning, weight_gradient
 from utils import record_layouts, runtime, timing
 from utils.kernel_profile import profile_kernel
-
-
-class FakeStopwatch:
-    """Runs each call and says that the i-th one took 10, 11, 12, 10... microseconds."""
-
-    def __init__(self) -> None:
-        self.times = itertools.cycle([10e-6, 11e-6, 12e-6])
-        self.laps: list[float] = []
-
-    def lap(self, fn, flush_l2):
-        fn()
-        self.laps.append(next(self.times))
-
-    def seconds(self):
-        laps, self.laps = self.laps, []
-        return laps
 
 
 @pytest.fixture
