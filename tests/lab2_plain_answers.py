@@ -6,12 +6,7 @@ answers are edits of these.
 
 from __future__ import annotations
 
-import textwrap
-from pathlib import Path
-
-from grading.strip import BEGIN, END
-
-SOLUTION = Path(__file__).resolve().parent.parent / "solutions/lab2_triton_kernels"
+LAB = "lab2_triton_kernels"
 
 #: What stands in each place, by the label that the place has in the solution.
 ANSWERS: dict[str, str] = {
@@ -233,35 +228,3 @@ ANSWERS: dict[str, str] = {
             total = tl.dot(a, b, total, input_precision="ieee")
         """,
 }
-
-
-def labels() -> list[tuple[str, str]]:
-    """Module and label (``2.1: GeLU``) of every place that a student fills."""
-    found = []
-    for path in sorted(SOLUTION.glob("*.py")):
-        marks = (BEGIN.match(line) for line in path.read_text().splitlines())
-        found += [(path.stem, mark["label"].strip()) for mark in marks if mark]
-    return found
-
-
-def write_lab(folder: Path, answers: dict[str, str]) -> None:
-    """Write the lab's modules into a folder, its places filled with ``answers``; one without an answer stays a stub."""
-    folder.mkdir()
-    for path in SOLUTION.glob("*.py"):
-        (folder / path.name).write_text(_filled(path.read_text(), answers))
-
-
-def _filled(text: str, answers: dict[str, str]) -> str:
-    lines, inside = [], False
-    for line in text.splitlines():
-        begin = BEGIN.match(line)
-        if begin:
-            inside, label = True, begin["label"].strip()
-            stub = f'raise NotImplementedError("Lab 2, exercise {label}")'
-            answer = textwrap.dedent(answers.get(label, stub)).strip("\n")
-            lines.append(textwrap.indent(answer, begin["indent"]))
-        elif END.match(line):
-            inside = False
-        elif not inside:
-            lines.append(line)
-    return "\n".join(lines) + "\n"

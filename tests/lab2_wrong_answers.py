@@ -6,47 +6,15 @@ stand where those belong.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 
-from lab2_plain_answers import ANSWERS, write_lab
+from lab2_plain_answers import ANSWERS, LAB
+from lab_places import WrongAnswer, lab_with
 
 Edits = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """``edits`` are, by place, pairs of words: what the right answer says, and what stands there instead.
-
-    ``says`` are words that the check's message must hold.
-    """
-
-    exercise: str
-    name: str
-    edits: Mapping[str, Edits]
-    says: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.exercise}-{self.name.replace(' ', '-')}"
-
-    def answers(self) -> dict[str, str]:
-        """All places filled, one or two of them wrongly.
-
-        Raises:
-            ValueError: the right answer does not hold the words that are replaced.
-        """
-        filled = dict(ANSWERS)
-        for place, edits in self.edits.items():
-            for right, instead in edits.items():
-                if right not in filled[place]:
-                    raise ValueError(f"{self}: the answer to {place} does not say {right!r}")
-                filled[place] = filled[place].replace(right, instead)
-        return filled
 
 
 WRONG_ANSWERS: list[WrongAnswer] = []
@@ -57,18 +25,9 @@ def wrong(place: str, name: str, *says: str, edits: Edits, also: Mapping[str, Ed
     WRONG_ANSWERS.append(WrongAnswer(place.split(":")[0], name, {place: edits, **(also or {})}, says))
 
 
-@contextmanager
-def package(answer: WrongAnswer, folder: Path) -> Iterator[ModuleType]:
+def package(answer: WrongAnswer, folder: Path) -> AbstractContextManager[ModuleType]:
     """The lab with a wrong answer in it, imported under a name of its own."""
-    name = f"lab2_wrong_{WRONG_ANSWERS.index(answer)}"
-    write_lab(folder / name, answer.answers())
-    sys.path.insert(0, str(folder))
-    try:
-        yield importlib.import_module(name)
-    finally:
-        sys.path.remove(str(folder))
-        for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
-            del sys.modules[loaded]
+    return lab_with(LAB, folder, f"lab2_wrong_{WRONG_ANSWERS.index(answer)}", answer.answers(ANSWERS))
 
 
 ROW_OFFSET = "row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"

@@ -7,16 +7,16 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import nbformat
 import pytest
 import torch
-from lab2_plain_answers import ANSWERS, labels, write_lab
-from lab2_wrong_answers import WRONG_ANSWERS, WrongAnswer, package
+from lab2_plain_answers import ANSWERS, LAB
+from lab2_wrong_answers import WRONG_ANSWERS, package
 from lab_notebook import LabNotebook
+from lab_places import WrongAnswer, forget, lab_with, labels
 from nbclient import NotebookClient
 
 import utils.checks.lab2 as checks
@@ -48,12 +48,6 @@ def run_check(exercise: str, lab: object, seed: int) -> None:
     check(*(getattr(lab, name) for name in names), seed=seed)
 
 
-def forget(name: str) -> None:
-    """Let a package be imported anew."""
-    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
-        del sys.modules[loaded]
-
-
 @pytest.fixture(scope="module")
 def stub() -> Iterator[ModuleType]:
     """The released package, imported by its own name as the notebook imports it."""
@@ -81,26 +75,14 @@ def test_the_solution_passes_on_several_seeds(exercise, capsys):
     assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 3
 
 
-@contextmanager
-def lab_with(folder: Path, name: str, answers: dict[str, str]) -> Iterator[ModuleType]:
-    """The lab as a package of its own, its places filled with these answers."""
-    write_lab(folder / name, answers)
-    sys.path.insert(0, str(folder))
-    try:
-        yield importlib.import_module(name)
-    finally:
-        sys.path.remove(str(folder))
-        forget(name)
-
-
 def test_every_place_has_a_plain_answer():
-    assert sorted(ANSWERS) == sorted(label for _, label in labels())
+    assert sorted(ANSWERS) == sorted(label for _, label in labels(LAB))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
-    with lab_with(tmp_path, "lab2_plain", ANSWERS) as lab:
+    with lab_with(LAB, tmp_path, "lab2_plain", ANSWERS) as lab:
         for seed in (2, 3, 5, 8):
             run_check(exercise, lab, seed)
     assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 4
@@ -110,7 +92,7 @@ def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
 def test_an_exercise_can_be_solved_before_those_it_does_not_build_on(exercise, tmp_path, capsys):
     filled = (exercise, *EXERCISES[exercise][2])
     answers = {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
-    with lab_with(tmp_path, f"lab2_only_{exercise.replace('.', '_')}", answers) as lab:
+    with lab_with(LAB, tmp_path, f"lab2_only_{exercise.replace('.', '_')}", answers) as lab:
         run_check(exercise, lab, seed=5)
     assert f"✓ exercise {exercise} (" in capsys.readouterr().out
 
@@ -120,7 +102,7 @@ def test_an_exercise_can_be_solved_before_those_it_does_not_build_on(exercise, t
 def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(label, tmp_path):
     answers = {other: answer for other, answer in ANSWERS.items() if other != label}
     with (
-        lab_with(tmp_path, f"lab2_without_{list(ANSWERS).index(label)}", answers) as lab,
+        lab_with(LAB, tmp_path, f"lab2_without_{list(ANSWERS).index(label)}", answers) as lab,
         pytest.raises(NotImplementedError, match=f"^Lab 2, exercise {re.escape(label)}$"),
     ):
         run_check(label.split(":")[0], lab, seed=1)
@@ -249,7 +231,7 @@ def test_an_exercise_states_what_a_student_needs(exercise):
     assert "budget" in text
     for name in EXERCISES[exercise][1]:
         assert f"`{name}(" in text or exercise == "2.4", name
-    files = {f"{module}.py" for module, label in labels() if label.startswith(exercise + ":")}
+    files = {f"{module}.py" for module, label in labels(LAB) if label.startswith(exercise + ":")}
     assert set(re.findall(r"`(\w+\.py)`", text.split("\n")[2])) == files
     NOTEBOOK.assert_task_check_and_notice_follow(exercise)
 
