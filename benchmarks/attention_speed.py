@@ -1,9 +1,9 @@
 """FlashAttention forward and backward beside PyTorch's three backends: flash (FA2), memory-efficient and cuDNN, bf16.
 
 Eight shapes of 16,384 tokens and a hidden size of 2048, each direction. The card is warmed for 2 s before each shape
-and kept busy: a lap repeats its call until the quickest function has worked for 5 ms, the same number of calls for
-all four (``calls_a_lap``), and a time is the lap's divided by it. All four run in every round, and a ratio is the
-median of the ratios within rounds, since the clock drifts with heat.
+and kept busy: a lap repeats its call until the quickest function has worked for 0.2 s, the same number of calls for
+all four (``calls_a_lap``), and a time is the lap's divided by it (:mod:`benchmarks.sustained` says why so long). All
+four run in every round, each after each of the others equally often, and a ratio is the median of those within rounds.
 
 The forward pass is the one that training runs: inputs ask for gradients, so that everybody writes a logsumexp. The
 backward pass is all that autograd does for it: ours computes delta, PyTorch's also zero and convert buffers.
@@ -53,7 +53,7 @@ PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 DIRECTIONS = ("forward", "backward")
-ROUNDS = 30
+ROUNDS = 8
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 

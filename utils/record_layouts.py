@@ -294,6 +294,20 @@ LAYOUTS: dict[str, object] = {
         ],
         "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
     },
+    "attention_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                "dtype": TEXT,
+                "shape": TEXT,
+                "head_dim": SIZE,
+                "causal": bool,
+                "layout": TEXT,
+                "scale": TEXT,
+                "outputs": {"o": _ERROR, "lse": _ERROR, "dq": _ERROR, "dk": _ERROR, "dv": _ERROR},
+            }
+        ],
+    },
     # ---- notebook 03 ----
     "number_formats": {
         "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
