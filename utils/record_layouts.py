@@ -371,7 +371,23 @@ LAYOUTS: dict[str, object] = {
         "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
     },
     # ---- notebook 07 ----
-    "attention_speed": {"dtype": TEXT, "points": [_ATTENTION], "long": _ATTENTION, "unavailable": {str: TEXT}},
+    "attention_speed": {
+        "dtype": TEXT,
+        "points": [_ATTENTION],
+        "long": _ATTENTION,
+        "alone": [
+            {
+                "name": TEXT,
+                **_ATTENTION_SHAPE,
+                "seconds": POSITIVE,
+                "flops_per_second": POSITIVE,
+                "clock_hz": POSITIVE,
+                "watts": POSITIVE,
+                "celsius": POSITIVE,
+            }
+        ],
+        "unavailable": {str: TEXT},
+    },
     "attention_determinism": {
         "dtype": TEXT,
         "points": [
