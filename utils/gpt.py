@@ -1,7 +1,8 @@
 """The common test model of the chapters on parallel training: a small pre-norm GPT with everything that trips them.
 
 Its embedding and its head share one weight, its table of positions is a parameter that is never trained, and on request
-it has a parameter that no forward pass uses. :data:`TINY` has layers, heads, widths and a vocabulary that 2, 3 or 4 ranks cannot share evenly.
+it has a parameter that no forward pass uses. Widths, heads, layers and vocabulary of :data:`TINY` are such that 2, 3 or
+4 ranks cannot share them evenly.
 
 The parts have the field's shapes: B batch, N sequence, C hidden width, V vocabulary::
 
@@ -36,7 +37,7 @@ class GPTConfig:
         tied: the head's weight is the embedding's.
         bias: linear layers and norms have biases (the head has none).
         frozen_positions: the table of positions is a parameter with ``requires_grad=False`` (sines); otherwise trained.
-        unused_parameter: the model has a trainable parameter, ``unused`` (context,), that takes no part in the forward pass.
+        unused_parameter: the model has a trainable parameter, ``unused`` (context,), that the forward pass leaves out.
         checkpointing: blocks keep only their input and compute their activations again in the backward pass.
 
     Raises:
