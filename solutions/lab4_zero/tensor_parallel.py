@@ -223,9 +223,7 @@ class RowParallelLinear(ParallelLinear):
         super().__init__(nn.Linear(in_features, out_features, bias), group, dim=1, unit=unit, parts=1)
 
     @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, group: ProcessGroup | None = None, *, unit: int = 1
-    ) -> RowParallelLinear:
+    def from_linear(cls, linear: nn.Linear, group: ProcessGroup | None = None, *, unit: int = 1) -> RowParallelLinear:
         """This rank's share of a whole layer, which is the same on all ranks; copied, not shared with it."""
         layer = cls.__new__(cls)
         ParallelLinear.__init__(layer, linear, group, dim=1, unit=unit, parts=1)

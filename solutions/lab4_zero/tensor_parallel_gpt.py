@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -56,39 +56,47 @@ def whole_parameters(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Sum of the squares of all elements, a float32 scalar (0 for no tensor)."""
-    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float32).square() for gradient in gradients]
-    return torch.stack(squares).sum() if squares else torch.zeros(())
-
-
-def scale_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Multiply the gradients by max_norm / norm where that is below 1, as ``torch.nn.utils.clip_grad_norm_`` does."""
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.device, parameter.grad.dtype))
-
-
-def clip_grad_norm(module: nn.Module, max_norm: float, group: ProcessGroup | None = None) -> Tensor:
-    """Clip the gradient of a tensor-parallel module by the norm of the whole.
+def squared_norm(module: nn.Module, without: nn.Parameter | None = None) -> Tensor:
+    """Sum of the squares of a module's whole gradient, a float32 scalar, the same on all ranks that share the module.
 
     Every rank has a part of what is cut: those squares are summed over the ranks. What is whole on every rank is there
     several times, but counts once.
 
     Args:
-        group: the ranks that share the module, by default all.
+        without: a parameter that does not count.
+    """
+    cut, whole, group = [], [], None
+    device = next((parameter.device for parameter in module.parameters()), None)
+    for _, parameter, owner in named_owners(module):
+        if parameter.grad is None or parameter is without:
+            continue
+        square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
+        if owner is None:
+            whole.append(square)
+        else:
+            cut.append(square)
+            group = owner.group
+    nothing = torch.zeros((), device=device)
+    total = sum(cut, nothing)
+    if cut:
+        dist.all_reduce(total, group=group)
+    return sum(whole, nothing) + total
+
+
+def scale_gradients(module: nn.Module, norm: Tensor, max_norm: float) -> None:
+    """Multiply the gradients by max_norm / norm where that is below 1, as ``torch.nn.utils.clip_grad_norm_`` does."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor.to(parameter.grad.dtype))
+
+
+def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
+    """Clip the gradient of a tensor-parallel module by the norm of the whole (see :func:`squared_norm`).
 
     Returns:
         The norm before clipping, a float32 scalar, the same on all ranks.
     """
-    cut, whole = [], []
-    for _, parameter, owner in named_owners(module):
-        if parameter.grad is not None:
-            (whole if owner is None else cut).append(parameter.grad)
-    device = next(module.parameters()).device
-    total = squared_norm(cut).to(device)
-    dist.all_reduce(total, group=group)
-    norm = (total + squared_norm(whole).to(device)).sqrt()
-    scale_gradients(module.parameters(), norm, max_norm)
+    norm = squared_norm(module).sqrt()
+    scale_gradients(module, norm, max_norm)
     return norm
