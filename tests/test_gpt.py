@@ -93,7 +93,7 @@ def test_checkpointed_blocks_give_the_same_gradients_bit_by_bit():
 
 def test_checkpointed_blocks_run_twice_in_training_and_once_without_gradients():
     model, calls = GPT(TINY.replace(checkpointing=True)), []
-    model.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     model(*batch(TINY, 1)).backward()
     assert len(calls) == 2
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_targets_are_the_tokens_moved_on_by_one():
     tokens, targets = batch(TINY, 4, seed=1)
     assert tokens.shape == targets.shape == (4, TINY.context) and tokens.dtype == torch.int64
     assert tokens[:, 1:].equal(targets[:, :-1])
-    assert 0 <= tokens.min() and targets.max() < TINY.vocabulary
+    assert tokens.min() >= 0 and targets.max() < TINY.vocabulary
 
 
 def test_a_smaller_batch_is_the_beginning_of_a_larger_one():
