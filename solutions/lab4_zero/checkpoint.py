@@ -105,7 +105,9 @@ def read_checkpoint(path: str | Path) -> State:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file raises nearly anything: RuntimeError, EOFError, UnpicklingError, ...
-        raise CheckpointError(f"{path} is no complete checkpoint (cut short, or another kind of file): {error}") from None
+        raise CheckpointError(
+            f"{path} is no complete checkpoint (cut short, or another kind of file): {error}"
+        ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this course: its format must be {FORMAT!r}")
     if content.get("version") != VERSION:
