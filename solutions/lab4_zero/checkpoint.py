@@ -9,8 +9,8 @@ What can be saved and loaded is anything with two methods (:class:`Trainer`); ev
     Gathers a dictionary of tensors on the CPU, the same on every rank::
 
         {
-            "parameters": {name: tensor},        # the weights that the optimizer steps: the float32 masters, shape as in
-                                                 # the model; of tied weights the first name only; frozen ones too
+            "parameters": {name: tensor},        # the weights that the optimizer steps: the float32 masters, shaped as
+                                                 # in the model; of tied weights the first name only; frozen too
             "optimizer": {name: {key: tensor}},  # "exp_avg" and "exp_avg_sq" in the parameter's shape, "step" a scalar;
                                                  # no entry for a parameter that has never been stepped
             "groups": [{"names": [...], "lr": 1e-3, ...}],  # the optimizer's parameter groups, by name
@@ -21,8 +21,8 @@ What can be saved and loaded is anything with two methods (:class:`Trainer`); ev
 ``load_state_dict(state: State) -> None``
     Takes such a dictionary from any world size; :func:`check_state` says what does not fit.
 
-``Zero1Optimizer`` and ``Zero2`` are such objects; :class:`TrainingState` makes one of a ``FullyShardedDataParallel`` and
-the optimizer over its parameters.
+``Zero1Optimizer`` and ``Zero2`` are such objects; ``TrainingState`` (in ``training_state``) makes one of a
+``FullyShardedDataParallel`` and the optimizer over its parameters.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def read_checkpoint(path: str | Path) -> State:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file raises nearly anything: RuntimeError, EOFError, UnpicklingError, ...
-        raise CheckpointError(
-            f"{path} is no complete checkpoint (cut short, or another kind of file): {error}"
-        ) from None
+        raise CheckpointError(f"{path} is no whole checkpoint (cut short, or another kind of file): {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this course: its format must be {FORMAT!r}")
     if content.get("version") != VERSION:

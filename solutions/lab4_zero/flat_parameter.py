@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -77,7 +78,7 @@ class FlatParameter:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.trainable = slots[0].parameter.requires_grad
         self.compute_dtype, self.master_dtype = _dtypes(slots, compute_dtype)
-        for before, slot in zip(slots, slots[1:], strict=False):
+        for before, slot in pairwise(slots):
             slot.start = before.stop
         self.numel = slots[-1].stop
         self.size = shard_size(self.numel, self.world_size)

@@ -75,7 +75,7 @@ class ShardedUnit:
         return self.trained is not None and any(parameter.grad is not None for parameter in self.trained.parameters)
 
     def add_gradient(self) -> None:
-        """Move the full parameters' gradients, not yet reduced, into one flat tensor (and add them to what is there)."""
+        """Move the full parameters' gradients, not yet reduced, into one flat tensor, added to what is there."""
         flat, found = self.trained.full_gradient(self.reduce_dtype or self.trained.compute_dtype)
         self.used |= found
         self.unreduced = flat if self.unreduced is None else self.unreduced.add_(flat)
