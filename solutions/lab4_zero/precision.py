@@ -15,8 +15,8 @@ ELEMENTS_AT_A_TIME = 2**25
 class MasterWeightOptimizer:
     """An optimizer that keeps a float32 copy of each 16-bit parameter and steps that one.
 
-    A bfloat16 weight has 8 significant bits: a step smaller than 1/512 of it is lost in rounding. So the steps add up in
-    a float32 master, and the parameter is its rounded copy (Micikevicius et al. 2018, section 3.1). With Adam, that is
+    A bfloat16 weight has 8 significant bits: a step smaller than 1/512 of it is lost in rounding. So the steps add up
+    in a float32 master, and the parameter is its rounded copy (Micikevicius et al. 2018, section 3.1). With Adam, that is
     2 + 2 bytes of weight and gradient, and 4 + 4 + 4 of master, momentum and variance (Rajbhandari et al. 2020, section
     3.1).
 

@@ -42,9 +42,7 @@ class TrainingState:
         names = [group["names"] for group in self._groups()]
         saved = [group["names"] for group in state["groups"]]
         if saved != names:
-            raise CheckpointError(
-                f"the optimizer's groups must hold {_counts(names)}; the checkpoint's: {_counts(saved)}"
-            )
+            raise CheckpointError(f"the optimizer's parameter groups differ: {_difference(names, saved)}")
         self.model.load_whole_parameters(state["parameters"])
         slots, numbers = self.model.slots(), [name for group in names for name in group]
         packed = {}
