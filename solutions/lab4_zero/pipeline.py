@@ -30,8 +30,8 @@ class Pipeline:
             their order.
 
     Attributes:
-        peak_in_flight: the most micro-batches of the last step that waited for their backward pass at once, each with its
-            input and its autograd graph: min(stages - stage, micro_batches) under 1F1B, micro_batches under GPipe.
+        peak_in_flight: the most micro-batches of the last step that waited for their backward pass at once, each with
+            its input and its autograd graph: min(stages - stage, micro_batches) under 1F1B, micro_batches under GPipe.
 
     Raises:
         ValueError: an unknown schedule.
@@ -57,8 +57,8 @@ class Pipeline:
         Each micro-batch counts by its number of targets, so that micro-batches of any sizes give the batch's own mean.
 
         Args:
-            tokens, targets: (B, N) int64, the same on all ranks: the first stage reads the tokens, the last the targets,
-                the others only their shape and how many there are. Targets of -100 count as none.
+            tokens, targets: (B, N) int64, the same on all ranks: the first stage reads the tokens, the last the
+                targets, the others only their shape. Targets of -100 count as none.
             micro_batches: pieces that the batch is cut into; the first ones have one row more if it does not divide.
             scale: factor of the loss, such as a batch's share in accumulated gradients.
 
@@ -84,7 +84,7 @@ class Pipeline:
         """Clip by the norm of the whole model's gradient; a tied weight, which two stages have, counts once.
 
         Returns:
-            The norm before clipping, a float32 scalar, the same on all ranks.
+            The norm before clipping, a scalar, the same on all ranks.
         """
         total = squared_norm(self.stage, without=self.stage.tied if self.stage.last else None)
         dist.all_reduce(total, group=self.group)
@@ -113,9 +113,9 @@ class _Run:
     def __init__(self, pipeline: Pipeline, tokens: Tensor, targets: Tensor, micro_batches: int, scale: float) -> None:
         self.stage, self.group, self.ranks = pipeline.stage, pipeline.group, pipeline.ranks
         self.tokens, self.targets = tokens.tensor_split(micro_batches), targets.tensor_split(micro_batches)
-        counted = (targets != -100).sum()
+        counted = (targets != -100).sum().double()
         self.weights = [scale * (piece != -100).sum() / counted for piece in self.targets]
-        self.loss = torch.zeros((), device=targets.device) if self.stage.last else None
+        self.loss: Tensor | None = None
         self.peak = 0
         #: micro-batch -> its input (None: tokens) and the end of its graph (None: nothing to train), from F to B
         self.in_flight: dict[int, tuple[Tensor | None, GradientEdge | Tensor | None]] = {}
@@ -129,8 +129,8 @@ class _Run:
         y = self.stage(self.tokens[i] if x is None else x, self.targets[i] if self.stage.last else None)
         end: GradientEdge | Tensor | None = None
         if self.stage.last:
-            end = y * self.weights[i]
-            self.loss += end.detach()
+            end = y * self.weights[i].to(y.dtype)
+            self.loss = end.detach() if self.loss is None else self.loss + end.detach()
         else:
             self.made["activation", i] = y.detach()
             if y.requires_grad:

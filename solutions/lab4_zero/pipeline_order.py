@@ -43,7 +43,7 @@ def check_stage(stage: int, stages: int, micro_batches: int) -> None:
 
 
 def gpipe_order(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """GPipe (Huang et al. 2019): all micro-batches forward, then all backward, so that all of them are in flight at once.
+    """GPipe (Huang et al. 2019): all micro-batches forward, then all backward: all of them are in flight at once.
 
     Returns:
         2 micro_batches actions: F 0, F 1, ..., then B 0, B 1, ...; the same on each stage.
@@ -58,12 +58,12 @@ def gpipe_order(stage: int, stages: int, micro_batches: int) -> list[Action]:
 def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[Action]:
     """1F1B (Narayanan et al. 2019, PipeDream; flushed after each batch as in Narayanan et al. 2021, section 2.2).
 
-    A stage first runs as many micro-batches forward as there are stages after it, so that the last stage can start; from
-    then on one forward, one backward in turn; at the end the backwards that are left.
+    A stage first runs as many micro-batches forward as there are stages after it, so that the last stage can start;
+    from then on one forward, one backward in turn; at the end the backwards that are left.
 
     Returns:
-        2 micro_batches actions, each micro-batch forward once and backward once, both in ascending order. Never are more
-        than min(stages - stage, micro_batches) in flight, and the pipeline takes no longer than GPipe's.
+        2 micro_batches actions, each micro-batch forward once and backward once, both in ascending order. Never are
+        more than min(stages - stage, micro_batches) in flight, and the pipeline takes no longer than GPipe's.
 
     Raises:
         ValueError: a stage that there is not, or no micro-batch.

@@ -1,4 +1,4 @@
-"""A GPT cut into the stages of a pipeline: some of its blocks each, the embedding on the first, the head on the last."""
+"""A GPT cut into the stages of a pipeline: some blocks each, the embedding on the first, the head on the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one layer's matrices cut over the ranks, one all-reduce a half block and direction (exercise 4.7).
+"""Tensor parallelism: one layer's matrices cut over the ranks, one all-reduce a half block each way (exercise 4.7).
 
 Shoeybi et al. 2019 (Megatron-LM), section 3. A matrix cut by columns turns the same input into different features; one
 cut by rows turns different features into summands of the same output. First the one, then the other: between them
@@ -172,8 +172,8 @@ class ColumnParallelLinear(ParallelLinear):
     """A linear layer of which each rank computes some output features: (..., in) to (..., its share of out).
 
     Args:
-        in_features, out_features, bias: sizes of the whole layer, drawn as ``nn.Linear`` draws them and then cut: the same
-            seed on all ranks gives the same whole on any number of ranks.
+        in_features, out_features, bias: of the whole layer, drawn as ``nn.Linear`` draws it and then cut: the same seed
+            on all ranks gives the same whole on any number of ranks.
         group: the ranks that share the layer, by default all.
         unit, parts: see :func:`owned_indices`.
     """

@@ -1,4 +1,4 @@
-"""A GPT whose blocks are cut over the ranks, and what training one needs: its whole weights, the norm of its gradient."""
+"""A GPT whose blocks are cut over the ranks, and what training it needs: whole weights, the gradient's norm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def whole_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def squared_norm(module: nn.Module, without: nn.Parameter | None = None) -> Tensor:
-    """Sum of the squares of a module's whole gradient, a float32 scalar, the same on all ranks that share the module.
+    """Sum of the squares of a module's whole gradient, a scalar, the same on all ranks that share the module.
+
+    It is computed in float32 at least.
 
     Every rank has a part of what is cut: those squares are summed over the ranks. What is whole on every rank is there
     several times, but counts once.
@@ -70,17 +72,17 @@ def squared_norm(module: nn.Module, without: nn.Parameter | None = None) -> Tens
     for _, parameter, owner in named_owners(module):
         if parameter.grad is None or parameter is without:
             continue
-        square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        square = torch.linalg.vector_norm(parameter.grad, dtype=wide).square()
         if owner is None:
             whole.append(square)
         else:
             cut.append(square)
             group = owner.group
-    nothing = torch.zeros((), device=device)
-    total = sum(cut, nothing)
+    total = sum(cut, torch.zeros((), device=device))
     if cut:
         dist.all_reduce(total, group=group)
-    return sum(whole, nothing) + total
+    return sum(whole, total)
 
 
 def scale_gradients(module: nn.Module, norm: Tensor, max_norm: float) -> None:
@@ -95,7 +97,7 @@ def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
     """Clip the gradient of a tensor-parallel module by the norm of the whole (see :func:`squared_norm`).
 
     Returns:
-        The norm before clipping, a float32 scalar, the same on all ranks.
+        The norm before clipping, a scalar, the same on all ranks.
     """
     norm = squared_norm(module).sqrt()
     scale_gradients(module, norm, max_norm)
