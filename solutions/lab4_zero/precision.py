@@ -16,9 +16,9 @@ class MasterWeightOptimizer:
     """An optimizer that keeps a float32 copy of each 16-bit parameter and steps that one.
 
     A bfloat16 weight has 8 significant bits: a step smaller than 1/512 of it is lost in rounding. So the steps add up
-    in a float32 master, and the parameter is its rounded copy (Micikevicius et al. 2018, section 3.1). With Adam, that is
-    2 + 2 bytes of weight and gradient, and 4 + 4 + 4 of master, momentum and variance (Rajbhandari et al. 2020, section
-    3.1).
+    in a float32 master, and the parameter is its rounded copy (Micikevicius et al. 2018, section 3.1). With Adam, this
+    is 2 + 2 bytes of weight and gradient, and 4 + 4 + 4 of master, momentum and variance (Rajbhandari et al. 2020,
+    section 3.1).
 
     Parameters of at least 32 bits are their own masters. Gradients are widened a part of the parameters at a time, so
     that no float32 gradient of the whole model ever exists.
