@@ -16,7 +16,7 @@ from .flat_parameter import FlatParameter
 from .nested import call_after_backward, cast_floats, tensors_of
 from .overlap import SideStream
 from .sharded_module import ShardedModule
-from .sharded_unit import Reduction, ShardedUnit
+from .sharded_unit import Reduction, ShardedUnit, drop_gradients_of_nobody
 from .unit_slots import canonical_names, slots_of_units
 
 
@@ -103,15 +103,15 @@ class FullyShardedDataParallel(ShardedModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass; it returns what the module does."""
         args, kwargs = cast_floats((args, kwargs), self.compute_dtype)
-        again = torch._C._current_graph_task_id() != -1  # a checkpoint around the whole model, in its backward pass
-        if not again:
-            self._start_forward()
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint around the whole model, in its backward pass
+            return self.module(*args, **kwargs)
+        self._start_forward()
         try:
             output = self.module(*args, **kwargs)
         except BaseException:
             self._free_all()
             raise
-        return output if again else self._end_forward(output)
+        return self._end_forward(output)
 
     def _start_forward(self) -> None:
         if self._in_backward:
@@ -187,29 +187,23 @@ class FullyShardedDataParallel(ShardedModule):
         self._complete_reduction()
         self._free_all()
         self._in_backward = False
-        self._drop_gradients_of_nobody()
-
-    def _drop_gradients_of_nobody(self) -> None:
-        """Take the gradient from pieces of parameters that this rank has not used, and as it is zero, no other has."""
-        doubtful = [piece for unit in self.units for piece in unit.doubtful]
-        if doubtful:  # the one place that waits for the device, and only for a model with unused parameters
-            used = torch.stack([piece.grad.any() for piece in doubtful]).tolist()
-            for piece, by_others in zip(doubtful, used, strict=True):
-                piece.grad = piece.grad if by_others else None
-        for unit in self.units:
-            unit.doubtful = []
+        drop_gradients_of_nobody(self.units)
 
     def _abandon_backward(self) -> None:
         """Forget a backward pass that an exception has ended."""
-        self._complete_reduction()
+        if self._reduction is not None:
+            self._reduction.discard()
+            self._reduction = None
         for unit in self.units:
             unit.forget_gradient()
         self._in_backward = False
 
     # ---- steps of the passes ----
     def _gather(self, unit: ShardedUnit) -> None:
-        unit.gather(self._gathers, self._may_gather)
-        self.peak_gathered_bytes = max(self.peak_gathered_bytes, self.gathered_bytes)
+        if not unit.gathered:
+            unit.gather(self._gathers, self._may_gather)
+            held = sum(other.full_bytes for other in self.units if other.gathered)
+            self.peak_gathered_bytes = max(self.peak_gathered_bytes, held)
 
     def _gather_ahead(self) -> None:
         """Start to gather the blocks that come next, until ``1 + prefetch`` are gathered."""

@@ -20,11 +20,14 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class SideStream:
-    """A stream beside the compute stream; on a CPU there is none, and its methods do nothing."""
+    """A stream beside the compute stream; on a CPU there is none, and its methods do nothing.
+
+    It has a higher priority: a collective's few thread blocks then start while a large matrix product runs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def moment(self) -> torch.cuda.Event | None:
         """The end of what the current stream has been given so far, to be waited for by another stream."""

@@ -32,6 +32,7 @@ class ShardedUnit:
         self.flats = [FlatParameter(part, group, device, compute_dtype) for part in parts if part]
         self.trained = next((flat for flat in self.flats if flat.trainable), None)
         self.reduce_dtype = reduce_dtype
+        self.full_bytes = sum(flat.padded * flat.full.element_size() for flat in self.flats)  # of memory, when gathered
         self.gathered = False
         self.unreduced: Tensor | None = None  # gradients of micro-batches in no_sync, (N size,)
         self.used: set[int] = set()  # slots that had a gradient since the last reduction
@@ -41,14 +42,12 @@ class ShardedUnit:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of gathered parameters that the unit holds now."""
+        """Bytes of gathered parameters that the unit really holds now."""
         return sum(flat.gathered_bytes for flat in self.flats)
 
     # ---- parameters ----
     def gather(self, stream: SideStream, moment: torch.cuda.Event | None) -> None:
-        """Start to gather the parameters, on ``stream`` after ``moment``; nothing if they are gathered already."""
-        if self.gathered:
-            return
+        """Start to gather the parameters, on ``stream`` after ``moment``."""
         with stream.after(moment):
             self._works = [work for flat in self.flats if (work := flat.gather()) is not None]
             self._arrived = stream.moment()
@@ -118,6 +117,13 @@ class Reduction:
         self.stream.current_waits(self.done)
         self.full = self.shard = self.work = None
 
+    def discard(self) -> None:
+        """Let the reduction end, without a gradient."""
+        if self.work is not None:
+            self.work.wait()
+        self.stream.current_waits(self.done)
+        self.full = self.shard = self.work = None
+
     @torch.no_grad()
     def _add_to_pieces(self) -> None:
         """Hand the mean over to the pieces' ``grad``, in the dtype of the shards."""
@@ -132,3 +138,17 @@ class Reduction:
             if number not in unit.used:
                 unit.doubtful.append(piece)
         unit.used = set()
+
+
+def drop_gradients_of_nobody(units: list[ShardedUnit]) -> None:
+    """Take the gradient from pieces of parameters that this rank has not used and, as it is zero, no other has.
+
+    The one place where the host waits for the device, and only for a model with unused parameters.
+    """
+    doubtful = [piece for unit in units for piece in unit.doubtful]
+    if doubtful:
+        used_by_others = torch.stack([piece.grad.any() for piece in doubtful]).tolist()
+        for piece, used in zip(doubtful, used_by_others, strict=True):
+            piece.grad = piece.grad if used else None
+    for unit in units:
+        unit.doubtful = []
