@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism, and the mesh of tensor and data parallelism, against one process (lab 4).
+"""Tensor and pipeline parallelism, and meshes of two parallelisms, against one process (lab 4).
 
 Each world size is launched once and runs all cases; the tests read what the ranks brought back.
 """
@@ -6,260 +6,42 @@ Each world size is launched once and runs all cases; the tests read what the ran
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import itertools
 
-import parallel_training
 import pytest
 import torch
-import torch.distributed as dist
-from parallel_training import (
-    STEPS,
-    Run,
-    assert_same_run,
-    batch_of_step,
-    reference,
-    shard_of_batch,
-    train,
+from lab4_tensor_pipeline_counts import Found, everything
+from lab4_tensor_pipeline_runs import (
+    FULL,
+    MESHES,
+    ORDERS,
+    PIPELINE,
+    ROWS,
+    SMALL,
+    TENSOR,
+    Case,
+    one_process,
 )
+from parallel_training import Run, assert_same_run, mean_losses
 
 from solutions.lab4_zero.held_activations import HeldActivations
-from solutions.lab4_zero.pipeline import Pipeline
-from solutions.lab4_zero.pipeline_order import gpipe_order, one_f_one_b_order
+from solutions.lab4_zero.pipeline_order import Transfer, communication_plan, gpipe_order, one_f_one_b_order
 from solutions.lab4_zero.pipeline_stages import split_gpt
-from solutions.lab4_zero.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-)
-from solutions.lab4_zero.tensor_parallel_gpt import clip_grad_norm, tensor_parallel_gpt, whole_parameters
-from utils.distributed import Ledger, launch, record_collectives
-from utils.gpt import GPT, TINY, GPTConfig, batch
-
-#: Five blocks, five heads of 7, an MLP of 245: nothing that 2, 3 or 4 ranks share evenly; tied, frozen, unused.
-FULL = TINY.replace(layers=3, unused_parameter=True)
-#: Nothing tied: every gradient is then a sum over micro-batches in their order, in one process as in a pipeline.
-UNTIED = TINY.replace(tied=False, bias=False, frozen_positions=False)
-#: For counting and for many short runs.
-SMALL = GPTConfig(vocabulary=11, context=5, layers=3, heads=2, hidden=6)
-ROWS = 7
-#: A larger epsilon than other tests': among more layers a bias whose gradient nearly cancels errs by 1e-6 itself.
-ADAMW = {**parallel_training.ADAMW, "eps": 1e-4}
-ORDERS = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One training run of ten AdamW steps."""
-
-    config: GPTConfig
-    clip: float | None = None
-    accumulation: int = 1
-    micro_batches: int = 1  # of a pipeline
-    schedule: str = "1f1b"
-    dtype: torch.dtype = torch.float32
-    exact: bool = False  # compare bit for bit, with one process that takes the pipeline's micro-batches one by one
-
-
-TENSOR = {
-    "plain": Case(FULL),
-    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2),
-    "ranks without a head": Case(FULL.replace(heads=1, layers=2), clip=0.5),
-    "untied, checkpointed": Case(UNTIED.replace(checkpointing=True)),
-    "float64": Case(FULL, clip=0.5, dtype=torch.float64),
-}
-PIPELINE = {
-    "1f1b": Case(FULL, micro_batches=5),
-    "gpipe": Case(FULL, micro_batches=5, schedule="gpipe"),
-    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2, micro_batches=5),
-    "stages without a block": Case(FULL.replace(layers=1), micro_batches=7),
-    "untied, checkpointed": Case(UNTIED.replace(checkpointing=True), clip=0.5, micro_batches=3, schedule="gpipe"),
-    "float64": Case(FULL, clip=0.5, micro_batches=5, dtype=torch.float64),
-    "1f1b, exact": Case(UNTIED, micro_batches=4, exact=True),
-    "gpipe, exact": Case(UNTIED, micro_batches=4, schedule="gpipe", exact=True),
-}
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made within are of this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+from solutions.lab4_zero.tensor_parallel import owned_indices
+from utils import schedules
+from utils.distributed import launch
+from utils.gpt import GPT, batch
 
 
 @functools.cache
-def one_process(case: Case) -> Run:
-    """What a case must give."""
-    accumulation = case.micro_batches if case.exact else case.accumulation
-    with default_dtype(case.dtype):
-        return reference(case.config, accumulation=accumulation, clip=case.clip, optimizer=ADAMW)
-
-
-def model_of(case: Case) -> GPT:
-    with default_dtype(case.dtype):
-        return GPT(case.config)
-
-
-def train_tensor_parallel(case: Case) -> Run:
-    """On each rank: all rows, a part of each layer."""
-    model = tensor_parallel_gpt(model_of(case))
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
-
-    def step_and_clear() -> float | None:
-        norm = None if case.clip is None else float(clip_grad_norm(model, case.clip))
-        optimizer.step()
-        optimizer.zero_grad()
-        return norm
-
-    run = train(model, step_and_clear, 0, 1, config=case.config, accumulation=case.accumulation)
-    run.parameters = whole_parameters(model)
-    return run
-
-
-def train_pipeline(case: Case) -> Run:
-    """On each rank: its stage; the losses are the last stage's."""
-    stage = split_gpt(model_of(case), dist.get_world_size())[dist.get_rank()]
-    pipeline = Pipeline(stage, schedule=case.schedule)
-    return train_stage(case, pipeline)
-
-
-def train_stage(case: Case, pipeline: Pipeline) -> Run:
-    stage, run = pipeline.stage, Run([], {})
-    trained = [p for p in stage.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **ADAMW) if trained else None  # a stage may have no parameter
-    for step in range(STEPS):
-        rows = batch_of_step(case.config, step)
-        losses = [
-            pipeline.step(*shard_of_batch(rows, k, case.accumulation), case.micro_batches, 1 / case.accumulation)
-            for k in range(case.accumulation)
-        ]
-        if case.clip is not None:
-            run.norms.append(float(pipeline.clip_grad_norm(case.clip)))
-        if optimizer:
-            optimizer.step()
-            optimizer.zero_grad()
-        if stage.last:
-            run.losses.append(float(sum(losses)))
-    run.parameters = whole_parameters(stage)
-    return run
-
-
-def count_tensor_parallel() -> tuple[Ledger, Ledger]:
-    """What a forward and a backward pass of :data:`SMALL` send."""
-    model = tensor_parallel_gpt(GPT(SMALL))
-    tokens, targets = batch(SMALL, ROWS)
-    with record_collectives() as forward:
-        loss = model(tokens, targets)
-    with record_collectives() as backward:
-        loss.backward()
-    return forward, backward
-
-
-def layers_against_whole() -> dict[str, float]:
-    """Largest differences of parallel layers, drawn from one seed, from the whole ones: outputs and gradients."""
-    torch.manual_seed(3)
-    rank, differences = dist.get_rank(), {}
-    x, g = torch.randn(2, 5, 7), torch.randn(2, 5, 11)
-    whole = torch.nn.Linear(7, 11)
-    theirs = x.clone().requires_grad_()
-    y = whole(theirs)
-    y.backward(g)
-    for name, layer_class in {"column": ColumnParallelLinear, "row": RowParallelLinear}.items():
-        torch.manual_seed(3)
-        torch.randn(2, 5, 7), torch.randn(2, 5, 11)  # the same draws before the layer as before the whole one
-        layer = layer_class(7, 11)
-        mine = layer.indices(rank)
-        given = (x if name == "column" else x[..., mine]).clone().requires_grad_()
-        out = layer(given)
-        out.backward(g[..., mine] if name == "column" else g)
-        pairs = {
-            "output": (out, y[..., mine] if name == "column" else y),
-            "input's gradient": (given.grad, theirs.grad if name == "column" else theirs.grad[..., mine]),
-            "weight's gradient": (layer.whole_of("weight", layer.weight.grad), whole.weight.grad),
-            "bias's gradient": (layer.whole_of("bias", layer.bias.grad), whole.bias.grad),
-            "weight": (layer.whole_of("weight", layer.weight), whole.weight),
-        }
-        for what, (found, right) in pairs.items():
-            assert found.shape == right.shape
-            differences[f"{name}: {what}"] = float((found - right).abs().max()) if right.numel() else 0.0
-    return differences
-
-
-@dataclass
-class Swept:
-    """One pipeline step of :data:`SMALL`, its gradients held against the whole model's on the spot."""
-
-    schedule: str
-    micro_batches: int
-    peak: int
-    difference: float  # largest, of loss and gradients
-    ledger: Ledger
-
-
-def sweep() -> list[Swept]:
-    """Each schedule with 1 to 6 micro-batches of 7 rows."""
-    rank, stages, found = dist.get_rank(), dist.get_world_size(), []
-    tokens, targets = batch(SMALL, ROWS)
-    targets[0, :3] = -100  # micro-batches differ in the number of targets too
-    whole = GPT(SMALL)
-    loss = whole(tokens, targets)
-    loss.backward()
-    expected = dict(whole.named_parameters(remove_duplicate=False))
-    for schedule in ORDERS:
-        for micro_batches in range(1, 7):
-            pipeline = Pipeline(split_gpt(GPT(SMALL), stages)[rank], schedule=schedule)
-            with record_collectives() as ledger:
-                mine = pipeline.step(tokens, targets, micro_batches)
-            pairs = [(p.grad, expected[name].grad) for name, p in pipeline.stage.named_parameters() if p.requires_grad]
-            pairs += [(mine, loss)] if rank == stages - 1 else []
-            difference = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
-            found.append(Swept(schedule, micro_batches, pipeline.peak_in_flight, difference, ledger))
-    return found
-
-
-def held_bytes() -> dict[str, int]:
-    """Most bytes that autograd holds on this stage: of one row at a time, of six rows under each schedule."""
-    stage = split_gpt(GPT(FULL), dist.get_world_size())[dist.get_rank()]
-    found = {}
-    for name, rows, schedule in (("one", 1, "1f1b"), ("1f1b", 6, "1f1b"), ("gpipe", 6, "gpipe")):
-        with HeldActivations() as held:
-            Pipeline(stage, schedule=schedule).step(*batch(FULL, rows), rows)
-        assert held.bytes == 0, "a backward pass has left something behind"
-        found[name] = held.peak
-    return found
-
-
-@dataclass
-class Found:
-    """What a rank brings back."""
-
-    tensor: dict[str, Run]
-    pipeline: dict[str, Run]
-    counted: tuple[Ledger, Ledger]
-    layers: dict[str, float]
-    swept: list[Swept]
-    held: dict[str, int]
-
-
-def everything() -> Found:
-    """On each rank: all cases."""
-    return Found(
-        tensor={name: train_tensor_parallel(case) for name, case in TENSOR.items()},
-        pipeline={name: train_pipeline(case) for name, case in PIPELINE.items()},
-        counted=count_tensor_parallel(),
-        layers=layers_against_whole(),
-        swept=sweep(),
-        held=held_bytes(),
-    )
+def on(world_size: int) -> list[Found]:
+    """What the ranks of one launch brought back."""
+    return launch(everything, world_size=world_size)
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4], ids="{} ranks".format)
 def found(request: pytest.FixtureRequest) -> list[Found]:
-    return launch(everything, world_size=request.param)
+    return on(request.param)
 
 
 def with_tied_head(run: Run) -> Run:
@@ -351,3 +133,133 @@ def test_what_autograd_holds_is_what_is_in_flight(found: list[Found]) -> None:
     for stage, rank in enumerate(found):
         assert rank.held["gpipe"] == 6 * rank.held["one"]
         assert rank.held["1f1b"] == (len(found) - stage) * rank.held["one"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_of_two_by_two_trains_as_one_process_does(name: str) -> None:
+    case, runs = MESHES[name][1], [rank.meshes[name] for rank in on(4)]
+    if "pipeline" in name:  # ranks 2 and 3 have the last stage; the losses of data ranks are summands of a mean
+        losses = runs[2].losses if name.startswith("tensor") else mean_losses(runs[2:])
+        for run in runs:
+            run.losses = losses
+    assert_same_run(runs, with_tied_head(one_process(case)))
+
+
+@pytest.mark.slow
+def test_ranks_with_different_numbers_of_rows_have_the_batchs_gradient() -> None:
+    assert max(rank.uneven for rank in on(4)) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_mesh_sends_what_its_two_parallelisms_send() -> None:
+    stream = ROWS * SMALL.context * SMALL.hidden
+    for rank in on(4):
+        ledger, trained = rank.counted_mesh
+        floats = [entry for entry in ledger.entries if entry.dtype == "float32"]  # not which parameters were used
+        assert {(entry.kind, entry.group_size) for entry in floats} == {("all_reduce", 2)}
+        assert sorted(entry.elements for entry in floats) == [stream] * 4 * SMALL.layers + [trained]
+
+
+def test_rows_are_shared_in_whole_heads_of_each_part() -> None:
+    # queries, keys and values of 5 heads of 2 rows: 30 rows; the first of 3 ranks has heads 0 and 1
+    shares = [owned_indices(30, rank, 3, unit=2, parts=3).tolist() for rank in range(3)]
+    assert shares[0] == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert shares[2] == [8, 9, 18, 19, 28, 29]
+    assert sorted(itertools.chain(*shares)) == list(range(30))
+    assert [len(owned_indices(2, rank, 4)) for rank in range(4)] == [1, 1, 0, 0]
+
+
+def test_rows_that_are_no_whole_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="31 rows are not 3 parts of whole units of 2"):
+        owned_indices(31, 0, 2, unit=2, parts=3)
+
+
+SIZES = [(stages, micro_batches) for stages in range(1, 7) for micro_batches in range(1, 13)]
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_the_orders_are_those_of_the_simulated_schedules(schedule: str) -> None:
+    expected = {"1f1b": schedules.one_f_one_b, "gpipe": schedules.gpipe}[schedule]
+    for stages, micro_batches in SIZES:
+        for stage, order in enumerate(expected(stages, micro_batches).orders):
+            assert ORDERS[schedule](stage, stages, micro_batches) == list(order)
+
+
+def rendezvous(plans: list[list]) -> None:
+    """Run plans as strictly as NCCL may: an exchange ends once all its messages are taken, and the next waits for it.
+
+    Raises:
+        AssertionError: stages that wait for one another, a message that meets another one than it should.
+    """
+    left = [list(plan) for plan in plans]
+    open_transfers: list[list[Transfer]] = [[] for _ in plans]
+    while any(left) or any(open_transfers):
+        moved = False
+        for stage, plan in enumerate(left):
+            if plan and not open_transfers[stage]:
+                item, moved = plan.pop(0), True
+                open_transfers[stage] = [] if isinstance(item, schedules.Action) else list(item)
+            for transfer in [t for t in open_transfers[stage] if t.kind == "send"]:
+                peers = [t for t in open_transfers[transfer.peer] if t.kind == "recv" and t.peer == stage]
+                if peers:
+                    assert (peers[0].content, peers[0].micro_batch) == (transfer.content, transfer.micro_batch)
+                    open_transfers[stage].remove(transfer)
+                    open_transfers[transfer.peer].remove(peers[0])
+                    moved = True
+        assert moved, f"stages wait for one another: {open_transfers}"
+
+
+def plans_of(schedule: str, stages: int, micro_batches: int) -> list[list]:
+    orders = [ORDERS[schedule](stage, stages, micro_batches) for stage in range(stages)]
+    return [communication_plan(order, stage, stages) for stage, order in enumerate(orders)]
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_no_stage_waits_for_ever_even_if_every_message_waits_for_its_reader(schedule: str) -> None:
+    for stages, micro_batches in SIZES:
+        rendezvous(plans_of(schedule, stages, micro_batches))
+
+
+def test_1f1b_would_wait_for_ever_if_neighbours_did_not_exchange_at_once() -> None:
+    plans = [
+        [part for item in plan for part in ([item] if isinstance(item, schedules.Action) else [(t,) for t in item])]
+        for plan in plans_of("1f1b", 4, 6)
+    ]
+    with pytest.raises(AssertionError, match="wait for one another"):
+        rendezvous(plans)
+
+
+def test_a_stage_that_there_is_not_and_no_micro_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="stage must be between 0 and 2, got 3"):
+        one_f_one_b_order(3, 3, 4)
+    with pytest.raises(ValueError, match="micro_batches must be at least 1, got 0"):
+        gpipe_order(0, 3, 0)
+
+
+def test_stages_in_a_row_are_the_model() -> None:
+    model, (tokens, targets) = GPT(FULL), batch(FULL, 2)
+    for count in (1, 2, 3, 4):
+        x = tokens
+        stages = split_gpt(model, count)
+        for stage in stages:
+            x = stage(x, targets if stage.last else None)
+        assert torch.equal(x, model(tokens, targets))
+        assert [len(stage.blocks) for stage in stages] == [len(p) for p in torch.arange(3).tensor_split(count)]
+        assert {name for stage in stages for name in stage.state_dict()} == set(model.state_dict())
+
+
+def test_no_stage_is_refused() -> None:
+    with pytest.raises(ValueError, match="stages must be at least 1, got 0"):
+        split_gpt(GPT(SMALL), 0)
+
+
+def test_held_activations_count_a_storage_once_and_no_parameter() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    x = torch.ones(2, 4, requires_grad=True)
+    with HeldActivations() as held:
+        y = (x @ weight).exp()  # holds x, the weight and exp's own result
+        z = (y * y).sum()  # holds y, which is there already
+    assert held.bytes == 2 * 2 * 4 * 4
+    z.backward()
+    assert (held.bytes, held.peak) == (0, 64)

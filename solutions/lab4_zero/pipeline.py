@@ -47,6 +47,8 @@ class Pipeline:
         self.rank, self.stages = dist.get_rank(group), dist.get_world_size(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.peak_in_flight = 0
+        if self.stages > 1:  # NCCL makes a group's communicator at its first call, which has to be one of all its ranks
+            dist.all_reduce(torch.zeros(1, device=stage.boundary.device), group=group)
         self._ends = group  # the first and the last stage: of two stages both
         if stage.tied is not None and self.stages > 2:
             self._ends = dist.new_group([self.ranks[0], self.ranks[-1]], use_local_synchronization=True)
@@ -132,7 +134,7 @@ class _Run:
             end = y * self.weights[i].to(y.dtype)
             self.loss = end.detach() if self.loss is None else self.loss + end.detach()
         else:
-            self.made["activation", i] = y.detach()
+            self.made["activation", i] = y.detach().contiguous()
             if y.requires_grad:
                 end = get_gradient_edge(y)  # the graph without y itself, which may go once it is sent
         self.in_flight[i] = (x, end)
@@ -174,7 +176,13 @@ class _Run:
         return self.stage.empty_activation(self.tokens[transfer.micro_batch])
 
     def finish(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until everything is sent.
+
+        Raises:
+            RuntimeError: the order left a micro-batch without its backward pass.
+        """
+        if self.in_flight:
+            raise RuntimeError(f"the schedule ended before the backward pass of micro-batches {sorted(self.in_flight)}")
         for work, _ in self.sending:
             work.wait()
         self.sending.clear()
