@@ -119,6 +119,7 @@ def train(
     *,
     config: gpt.GPTConfig = CONFIG,
     steps: int = STEPS,
+    first_step: int = 0,
     seed: int = 0,
     accumulation: int = 1,
     before_micro: Callable[[int], AbstractContextManager] | None = None,
@@ -130,6 +131,7 @@ def train(
         forward: tokens and targets to the loss, a scalar.
         step_and_clear: clips, steps and clears the gradients; returns the gradient's norm, or None.
         rank, world_size: which rows of each batch are this rank's.
+        steps, first_step: how many steps, and which batch comes first.
         accumulation: micro-batches of a step.
         before_micro: called with the number of each micro-batch; returns a context manager for its forward and backward
             pass (``no_sync`` of all but the last).
@@ -138,7 +140,7 @@ def train(
         The losses of this rank and the norms; the parameters are for the caller to add.
     """
     run = Run([], {})
-    for step in range(steps):
+    for step in range(first_step, first_step + steps):
         rows = shard_of_batch(batch_of_step(config, step, seed, device=device), rank, world_size)
         total = 0.0
         for micro in range(accumulation):
