@@ -73,7 +73,7 @@ def save_checkpoint(path: str | Path, trainer: Trainer, group: ProcessGroup | No
         content = {"format": FORMAT, "version": VERSION, "world_size": dist.get_world_size(group), "state": state}
         try:
             _write(Path(path), content)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, the other ranks must be told
             outcome = [f"could not write the checkpoint {path}: {error}"]
     dist.broadcast_object_list(outcome, group=group, group_src=0)
     if outcome[0] is not None:

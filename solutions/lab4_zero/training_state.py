@@ -49,8 +49,9 @@ class TrainingState:
         for number, name in enumerate(numbers):
             if name in state["optimizer"]:
                 flat, slot, _ = slots[name]
+                alone = not slot.parameter.ndim  # of a parameter of one number, every tensor is a scalar
                 packed[number] = {
-                    key: (flat.piece_of(slot, value) if value.ndim else value).clone()
+                    key: (flat.piece_of(slot, value) if value.ndim or (alone and key != "step") else value).clone()
                     for key, value in state["optimizer"][name].items()
                 }
         first = 0
