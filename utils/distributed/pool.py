@@ -32,7 +32,7 @@ class Agent:
         preload = _PRELOAD + ([] if torch.cuda.device_count() else _PRELOAD_CPU)
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from utils.distributed.agent import main; main({preload!r}, {IDLE_SECONDS})"],
             stdin=subprocess.PIPE,
