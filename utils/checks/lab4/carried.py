@@ -32,7 +32,11 @@ def carried(value: Any) -> Any:
     """
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", "<")
-    if module in (None, "__main__") or "<" in name or getattr(sys.modules.get(module), "__file__", None) is None:
+    if (
+        module in (None, "__main__")
+        or "<" in name
+        or getattr(sys.modules.get(module), "__file__", None) is None
+    ):
         return value
     return Named(module, name)
 
@@ -44,4 +48,7 @@ def carried_answer(answer: Mapping[str, Callable]) -> dict[str, Any]:
 
 def arrived(answer: Mapping[str, Any]) -> dict[str, Any]:
     """On a rank: the functions of a student's answer."""
-    return {name: value.find() if isinstance(value, Named) else value for name, value in answer.items()}
+    return {
+        name: value.find() if isinstance(value, Named) else value
+        for name, value in answer.items()
+    }
