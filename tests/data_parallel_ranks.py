@@ -1,0 +1,340 @@
+"""What each rank does in the tests of data parallelism: many cases in one job, since starting ranks takes seconds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import parallel_training as training
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from solutions import lab4_zero as lab
+from solutions.lab4_zero.averages import all_reduce_mean
+from solutions.lab4_zero.buckets import Bucket
+from solutions.lab4_zero.collectives import all_to_all, broadcast, reduce
+from utils import gpt
+from utils.distributed import Ledger, record_collectives
+
+BUCKET_BYTES = 20_000  # a few of the test model's parameters, so that there are several buckets
+KINDS = ("ddp", "zero1", "zero2")
+CASES = {"plain": {}, "accumulated": {"accumulation": 2}, "clipped": {"clip": 0.5}}
+SIZES = (0, 1, 2, 3, 5, 7, 24, 1001)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+
+
+# ---- collectives ---------------------------------------------------------------------------------------------------
+
+
+def values(numel: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rank's numbers of a test; small integers where the dtype counts, so that their sum is exact."""
+    generator = torch.Generator().manual_seed(100 * numel + rank)
+    if dtype == torch.float32:
+        return torch.randn(numel, generator=generator)
+    return torch.randint(-8, 9, (numel,), generator=generator).to(dtype)
+
+
+def collectives() -> dict[Any, Any]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    found: dict[Any, Any] = {}
+    for numel in SIZES:
+        for dtype in DTYPES:
+            mine = values(numel, rank, dtype)
+            with record_collectives() as ledger:
+                found["all_reduce", numel, dtype] = lab.ring_all_reduce(mine.clone())
+            found["sent", numel, dtype] = ledger.elements("send")
+            chunk = lab.ring_reduce_scatter(mine)
+            found["reduce_scatter", numel, dtype] = chunk
+            found["all_gather", numel, dtype] = lab.ring_all_gather(chunk, numel=numel)
+            found["kept", numel, dtype] = mine
+        found["mean", numel] = lab.ring_all_reduce(values(numel, rank), op="mean")
+    strided = values(24, rank).view(4, 6).t()
+    lab.ring_all_reduce(strided)
+    found["strided"] = strided
+    for root in range(world_size):
+        found["broadcast", root] = broadcast(values(7, rank), src=root)
+        found["reduce", root] = reduce(values(7, rank), dst=root, op="mean")
+    found["all_to_all"] = all_to_all(10 * rank + torch.arange(2 * world_size).view(world_size, 2))
+    pair = dist.new_group([world_size - 1, 0])
+    if rank in (0, world_size - 1):
+        found["pair"] = lab.ring_all_reduce(torch.tensor([float(rank), 1.0, 2.0]), group=pair)
+    return found
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """A model with one of the forms of data parallelism."""
+
+    def __init__(self, kind: str, model: nn.Module, clip: float | None = None, **options: Any) -> None:
+        options = {**training.ADAMW, **options}
+        self.kind, self.model, self.clip, self.forward = kind, model, clip, model
+        if kind == "ddp":
+            self.forward = lab.DistributedDataParallel(model, bucket_bytes=BUCKET_BYTES)
+            self.optimizer = torch.optim.AdamW(self.trainable(), **options)
+        elif kind == "zero1":
+            self.optimizer = lab.Zero1Optimizer(
+                model.parameters(), torch.optim.AdamW, bucket_bytes=BUCKET_BYTES, **options
+            )
+        else:
+            self.forward = self.optimizer = lab.Zero2(model, torch.optim.AdamW, bucket_bytes=BUCKET_BYTES, **options)
+
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def buckets(self) -> list[Bucket]:
+        return (self.forward if self.kind == "ddp" else self.optimizer).buckets
+
+    def step(self) -> float | None:
+        norm = None
+        if self.clip is not None:
+            clip = self.optimizer.clip_grad_norm if self.kind != "ddp" else self._clip
+            norm = float(clip(self.clip))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def _clip(self, max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.trainable(), max_norm)
+
+    def train(self, accumulation: int = 1, **options: Any) -> training.Run:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        before = None
+        if self.kind == "ddp":
+            before = lambda micro: self.forward.no_sync() if micro < accumulation - 1 else nullcontext()  # noqa: E731
+        run = training.train(
+            self.forward, self.step, rank, world_size, accumulation=accumulation, before_micro=before, **options
+        )
+        run.parameters = training.parameters_of(self.model)
+        return run
+
+
+def runs() -> dict[tuple[str, str], training.Run]:
+    """Ten steps of each form in each case; every rank starts from other weights, which rank 0's replace."""
+    return {
+        (kind, case): Trainer(kind, gpt.GPT(training.CONFIG, seed=dist.get_rank()), options.get("clip")).train(
+            accumulation=options.get("accumulation", 1)
+        )
+        for kind in KINDS
+        for case, options in CASES.items()
+    }
+
+
+def resumed(states: dict[str, Any] | None) -> dict[str, Any]:
+    """The state after five steps; and what five more make of the states that another world size left after five."""
+    found: dict[str, Any] = {"states": {}, "runs": {}}
+    for kind in ("zero1", "zero2"):
+        trainer = Trainer(kind, gpt.GPT(training.CONFIG))
+        trainer.train(steps=5)
+        found["states"][kind] = trainer.optimizer.state_dict()
+        if states is not None:
+            other = "zero2" if kind == "zero1" else "zero1"
+            trainer = Trainer(kind, gpt.GPT(training.CONFIG, seed=9), lr=0.5)  # the checkpoint's weights and rate count
+            trainer.optimizer.load_state_dict(renamed(states[other], trainer.model, numbers=kind == "zero1"))
+            found["runs"][kind] = trainer.train(first_step=5, steps=5)
+    return found
+
+
+def renamed(state: dict[str, Any], model: nn.Module, numbers: bool) -> dict[str, Any]:
+    """A state by numbers as one by names, or the other way round."""
+    pairs = [(name, str(k)) for k, (name, _) in enumerate(model.named_parameters())]
+    new = {(name if numbers else number): (number if numbers else name) for name, number in pairs}
+    return {
+        "parameters": {new[name]: value for name, value in state["parameters"].items()},
+        "optimizer": {new[name]: value for name, value in state["optimizer"].items()},
+        "groups": [{**group, "names": [new[name] for name in group["names"]]} for group in state["groups"]],
+    }
+
+
+def halves() -> dict[str, Any]:
+    """bfloat16 parameters with float32 masters: parameters, masters and bytes after five steps."""
+    found = {}
+    for kind in ("zero1", "zero2"):
+        model = gpt.GPT(training.CONFIG, dtype=torch.bfloat16)
+        trainer = Trainer(kind, model)
+        trainer.train(steps=5)
+        state = trainer.optimizer.state_dict()
+        shards = trainer.optimizer.sharded.shards
+        gradients = trainer.optimizer.flat_gradients if kind == "zero1" else trainer.optimizer.gradients
+        found[kind] = {
+            "run": training.parameters_of(model),
+            "masters": list(state["parameters"].values()),
+            "weight_bytes": sum(shard.flat.nbytes for shard in shards),
+            "gradient_bytes": sum(gradient.nbytes for gradient in gradients),
+            "master_bytes": sum(shard.master.nbytes for shard in shards),
+            "moments": moments(trainer.optimizer.sharded.inner),
+        }
+    return found
+
+
+def moments(optimizer: torch.optim.Optimizer) -> int:
+    """Elements of momentum and variance that this rank keeps."""
+    return sum(value.numel() for state in optimizer.state.values() for value in state.values() if value.ndim)
+
+
+# ---- what is sent and kept -----------------------------------------------------------------------------------------
+
+
+def ledgers() -> dict[Any, Any]:
+    """What the second step sends, where every parameter is used, and where one is not."""
+    found: dict[Any, Any] = {}
+    for unused in (False, True):
+        config = training.CONFIG.replace(unused_parameter=unused)
+        for kind in KINDS:
+            trainer = Trainer(kind, gpt.GPT(config))
+            trainer.train(steps=1, config=config)
+            with record_collectives() as ledger:
+                trainer.train(steps=1, config=config)
+            numels = [bucket.numel for bucket in trainer.buckets()]
+            found[kind, unused] = ledger, sum(numels), len(numels)
+    ddp = Trainer("ddp", gpt.GPT(config))
+    with record_collectives() as ledger, ddp.forward.no_sync():
+        ddp.forward(*training.batch_of_step(config, 0)).backward()
+    found["no_sync"] = ledger
+    return found
+
+
+class LiveElements(TorchDispatchMode):
+    """Counts the elements of tensors made in the block that still exist, and the most that did at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if (
+                isinstance(tensor, Tensor)
+                and (storage := tensor.untyped_storage()).data_ptr() not in known | self._seen
+            ):
+                self._count(storage, tensor.element_size())
+        self.most = max(self.most, self.now)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage, size: int) -> None:
+        elements, address = storage.nbytes() // size, storage.data_ptr()
+        self.now += elements
+        self._seen.add(address)
+
+        def freed() -> None:
+            self.now -= elements
+            self._seen.discard(address)
+
+        weakref.finalize(storage, freed)
+
+
+def live_gradients() -> dict[str, Any]:
+    """Most gradient elements alive at a time in a backward pass, of a deep model whose activations are tiny."""
+    found: dict[str, Any] = {}
+    for kind in (None, *KINDS):
+        model = nn.Sequential(*(nn.Linear(61, 61) for _ in range(20)))
+        trainer = Trainer(kind, model) if kind else None
+        for _ in range(2):
+            loss = (trainer.forward if kind else model)(torch.ones(1, 61)).square().mean()
+            with LiveElements() as live:
+                loss.backward()
+            kept, after = sum(p.grad is not None for p in model.parameters()), live.now
+            trainer.step() if kind else model.zero_grad()
+        found[kind] = {
+            "most": live.most,
+            "after": after,
+            "kept": kept,
+            "bucket": max(bucket.numel for bucket in trainer.buckets()) if kind else 0,
+            "all": sum(p.numel() for p in model.parameters()),
+        }
+    return found
+
+
+def state_sizes() -> dict[str, int]:
+    """Elements of the optimizer's state on this rank after a step in which every parameter is used."""
+    config = training.CONFIG.replace(unused_parameter=False)
+    found = {}
+    for kind in ("zero1", "zero2"):
+        trainer = Trainer(kind, gpt.GPT(config))
+        trainer.train(steps=1, config=config)
+        found[kind] = moments(trainer.optimizer.sharded.inner)
+        found[kind, "shards"] = sum(bucket.shard_numel for bucket in trainer.optimizer.buckets)
+    return found
+
+
+def overlap() -> tuple[int, int]:
+    """All-reduces that have begun when the first layer's gradient arrives, the last of all; and how many there are."""
+    model = gpt.GPT(training.CONFIG.replace(unused_parameter=False))
+    begun = []
+    with record_collectives() as ledger:
+        first = model.embedding.weight
+        first.register_post_accumulate_grad_hook(lambda _: begun.append(ledger.count("all_reduce")))
+        ddp = lab.DistributedDataParallel(model, bucket_bytes=BUCKET_BYTES)
+        ddp(*training.batch_of_step(training.CONFIG, 0)).backward()
+    return begun[0], len(ddp.buckets)
+
+
+# ---- who uses what -------------------------------------------------------------------------------------------------
+
+
+class Choosy(nn.Module):
+    """Layers that some ranks use, in an order that differs: the gradients of one rank come in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.even, self.odd, self.none = (nn.Linear(5, 5) for _ in range(4))
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        if rank % 2:
+            return self.both(self.odd(x)).square().mean() * self.scale
+        return self.even(self.both(x)).square().mean() * self.scale
+
+
+def choosy(kind: str | None, steps: int = 3) -> dict[str, Tensor]:
+    """Train the choosy model; with ``kind=None``, as one process that visits the ranks one after the other."""
+    world_size = dist.get_world_size()
+    torch.manual_seed(0)
+    model = Choosy()
+    if kind is None:
+        optimizer = torch.optim.AdamW(model.parameters(), **training.ADAMW)
+        for step in range(steps):
+            loss = sum(model(torch.full((2, 5), 1.0 + step + rank), rank) for rank in range(world_size)) / world_size
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        trainer = Trainer(kind, model)
+        for step in range(steps):
+            rank = dist.get_rank()
+            trainer.forward(torch.full((2, 5), 1.0 + step + rank), rank).backward()
+            trainer.step()
+    return training.parameters_of(model)
+
+
+def mean_of_ranks() -> Tensor:
+    """The mean of each rank's number."""
+    return all_reduce_mean(torch.tensor([float(dist.get_rank())])).wait()
+
+
+def everything(states: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All cases; ``states`` are those that a job of another size left."""
+    ledger: Ledger
+    with record_collectives() as ledger:
+        mean = mean_of_ranks()
+    return {
+        "mean": mean,
+        "mean_ledger": ledger,
+        "collectives": collectives(),
+        "runs": runs(),
+        "resumed": resumed(states),
+        "halves": halves(),
+        "ledgers": ledgers(),
+        "live": live_gradients(),
+        "sizes": state_sizes(),
+        "overlap": overlap(),
+        "choosy": {kind: choosy(kind) for kind in (None, *KINDS)},
+    }
