@@ -106,7 +106,10 @@ def _kernel(name: str) -> Callable[..., Any]:
 
     def describe(args: tuple[Any, ...]) -> Call:
         group = dist.ProcessGroup.unbox(args[group_place])
-        members = tuple(dist.get_process_group_ranks(group))
+        try:
+            members = tuple(dist.get_process_group_ranks(group))
+        except KeyError:  # a group of PyTorch's own that is not registered
+            members = tuple(range(group.size()))
         if kind == "barrier":
             return Call(kind, 0, 0, "", group.group_name, members)
         tensors = _tensors(args[full_place])
@@ -148,3 +151,27 @@ def listen(listener: Callable[[Call], None]) -> Iterator[None]:
     finally:
         # by identity: two listeners may compare equal
         del _listeners[next(index for index, other in enumerate(_listeners) if other is listener)]
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let nobody outside the block hear of the collectives in it: a check lets ranks disagree, and goes on."""
+    outside = _listeners[:]
+    _listeners.clear()
+    try:
+        yield
+    finally:
+        _listeners[:] = outside
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Tell nobody of the collectives in the block, for timing: what a listener costs the host is left out.
+
+    All ranks must skip the same collectives, for the caller compares what they call.
+    """
+    listeners, _listeners[:] = list(_listeners), []
+    try:
+        yield
+    finally:
+        _listeners[:] = listeners
