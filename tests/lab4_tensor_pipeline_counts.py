@@ -29,13 +29,16 @@ from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from solutions.lab4_zero.tensor_parallel_gpt import named_owners, tensor_parallel_gpt
+from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
 from utils.distributed import Ledger, record_collectives
 from utils.gpt import GPT, batch
 
 
-def count_tensor_parallel() -> tuple[Ledger, Ledger]:
+def count_tensor_parallel(vocabulary: bool = False) -> tuple[Ledger, Ledger]:
     """What a forward and a backward pass of :data:`SMALL` send."""
     model = tensor_parallel_gpt(GPT(SMALL))
+    if vocabulary:
+        model = split_gpt(cut_vocabulary(model), 1)[0]
     tokens, targets = batch(SMALL, ROWS)
     with record_collectives() as forward:
         loss = model(tokens, targets)
@@ -100,7 +103,7 @@ def sweep() -> list[Swept]:
             with record_collectives() as ledger:
                 mine = pipeline.step(tokens, targets, micro_batches)
             pairs = [(p.grad, expected[name].grad) for name, p in pipeline.stage.named_parameters() if p.requires_grad]
-            pairs += [(mine, loss)] if rank == stages - 1 else []
+            pairs += [(mine, loss.detach())] if rank == stages - 1 else []
             difference = max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
             found.append(Swept(schedule, micro_batches, pipeline.peak_in_flight, difference, ledger))
     return found
@@ -155,6 +158,7 @@ class Found:
     tensor: dict[str, Run]
     pipeline: dict[str, Run]
     counted: tuple[Ledger, Ledger]
+    counted_vocabulary: tuple[Ledger, Ledger]
     layers: dict[str, float]
     swept: list[Swept]
     held: dict[str, int]
@@ -170,6 +174,7 @@ def everything() -> Found:
         tensor={name: train_tensor_parallel(case) for name, case in TENSOR.items()},
         pipeline={name: train_pipeline(case) for name, case in PIPELINE.items()},
         counted=count_tensor_parallel(),
+        counted_vocabulary=count_tensor_parallel(vocabulary=True),
         layers=layers_against_whole(),
         swept=sweep(),
         held=held_bytes(),

@@ -24,6 +24,7 @@ from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_order import gpipe_order, one_f_one_b_order
 from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.tensor_parallel_gpt import clip_grad_norm, tensor_parallel_gpt, whole_parameters
+from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
 from utils.gpt import GPT, TINY, GPTConfig
 
 #: Five blocks, five heads of 7, an MLP of 245: nothing that 2, 3 or 4 ranks share evenly; tied, frozen, unused.
@@ -48,6 +49,7 @@ class Case:
     micro_batches: int = 1  # of a pipeline
     schedule: str = "1f1b"
     dtype: torch.dtype = torch.float32
+    vocabulary: bool = False  # embedding and head are cut over the vocabulary
     exact: bool = False  # compare bit for bit, with one process that takes the pipeline's micro-batches one by one
 
 
@@ -56,6 +58,8 @@ TENSOR = {
     "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2),
     "ranks without a head": Case(FULL.replace(heads=1, layers=2), clip=0.5),
     "untied, checkpointed": Case(UNTIED.replace(checkpointing=True)),
+    "vocabulary": Case(FULL, clip=0.5, accumulation=2, vocabulary=True),
+    "vocabulary, untied": Case(UNTIED.replace(layers=2), vocabulary=True),
     "float64": Case(FULL, clip=0.5, dtype=torch.float64),
 }
 PIPELINE = {
@@ -97,6 +101,8 @@ def model_of(case: Case) -> GPT:
 def train_tensor_parallel(case: Case) -> Run:
     """On each rank: all rows, a part of each layer."""
     model = tensor_parallel_gpt(model_of(case))
+    if case.vocabulary:
+        model = split_gpt(cut_vocabulary(model), 1)[0]  # whose loss is made of cut logits
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
 
     def step_and_clear() -> float | None:
@@ -168,7 +174,8 @@ def train_tensor_data(case: Case) -> Run:
 
 def train_tensor_pipeline(case: Case) -> Run:
     """On 4 ranks: a part of the layers of one of two stages."""
-    return train_stage(case, tensor_pipeline_gpt(model_of(case), parallel_mesh(tensor=2, pipeline=2), case.schedule))
+    mesh = parallel_mesh(tensor=2, pipeline=2)
+    return train_stage(case, tensor_pipeline_gpt(model_of(case), mesh, case.schedule, case.vocabulary))
 
 
 def train_data_pipeline(case: Case) -> Run:
@@ -181,5 +188,9 @@ def train_data_pipeline(case: Case) -> Run:
 MESHES = {
     "tensor x data": (train_tensor_data, Case(FULL, clip=0.5, accumulation=2)),
     "tensor x pipeline": (train_tensor_pipeline, Case(FULL, clip=0.5, micro_batches=5)),
+    "tensor and vocabulary x pipeline": (
+        train_tensor_pipeline,
+        Case(FULL, clip=0.5, accumulation=2, micro_batches=5, vocabulary=True),
+    ),
     "data x pipeline": (train_data_pipeline, Case(FULL, clip=0.5, accumulation=2, micro_batches=5, schedule="gpipe")),
 }

@@ -25,6 +25,7 @@ from .distributed_data_parallel import DistributedDataParallel
 from .pipeline import Order, Pipeline
 from .pipeline_stages import split_gpt
 from .tensor_parallel_gpt import tensor_parallel_gpt
+from .vocabulary_parallel import cut_vocabulary
 
 
 def parallel_mesh(*, tensor: int = 1, data: int = 1, pipeline: int = 1) -> DeviceMesh:
@@ -77,12 +78,20 @@ def tensor_data_parallel_gpt(model: GPT, mesh: DeviceMesh) -> DistributedDataPar
     return DistributedDataParallel(tensor_parallel_gpt(model, mesh.get_group("tensor")), group=mesh.get_group("data"))
 
 
-def tensor_pipeline_gpt(model: GPT, mesh: DeviceMesh, schedule: Literal["1f1b", "gpipe"] | Order = "1f1b") -> Pipeline:
+def tensor_pipeline_gpt(
+    model: GPT, mesh: DeviceMesh, schedule: Literal["1f1b", "gpipe"] | Order = "1f1b", vocabulary: bool = False
+) -> Pipeline:
     """A GPT whose layers are cut over "tensor" and dealt out over "pipeline": a rank has a part of some layers.
+
+    Args:
+        model: the whole, with the same weights on all ranks; cut in place.
+        vocabulary: cut embedding and head too.
 
     With a "data" larger than 1, call :func:`average_gradients` between ``step`` and the optimizer.
     """
     cut = tensor_parallel_gpt(model, mesh.get_group("tensor"))
+    if vocabulary:
+        cut = cut_vocabulary(cut, mesh.get_group("tensor"))
     stage = split_gpt(cut, mesh.get_group("pipeline").size())[mesh.get_local_rank("pipeline")]
     return Pipeline(stage, mesh.get_group("pipeline"), schedule)
 

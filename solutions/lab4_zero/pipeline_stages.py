@@ -8,6 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from utils.gpt import GPT, loss_of
 
+from .tensor_parallel import ColumnParallelLinear
+from .vocabulary_parallel import vocabulary_parallel_loss
+
 
 class GPTStage(nn.Module):
     """Consecutive blocks of a GPT; the first stage also embeds, the last also computes the loss.
@@ -58,6 +61,7 @@ class GPTStage(nn.Module):
 
         Returns:
             (B, N, C), of the last stage the mean cross-entropy as a scalar (without ``targets``: the logits (B, N, V)).
+            A head that is cut over the vocabulary gives the same loss, and its own logits.
         """
         if self.first:
             x = self.embed(x)
@@ -69,7 +73,11 @@ class GPTStage(nn.Module):
         if not self.last:
             return x
         logits = self.logits(x)
-        return logits if targets is None else loss_of(logits, targets)
+        if targets is None:
+            return logits
+        if isinstance(self.head, ColumnParallelLinear):
+            return vocabulary_parallel_loss(logits, targets, self.head)
+        return loss_of(logits, targets)
 
 
 def split_gpt(model: GPT, stages: int) -> list[GPTStage]:

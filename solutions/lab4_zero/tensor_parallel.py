@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from .cut_parameters import CutModule
+
 
 class WholeMLP(Protocol):
     """What :class:`TensorParallelMLP` is cut from: ``up`` (C to inner) and ``down`` (inner to C)."""
@@ -96,86 +98,14 @@ def reduce_from_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return _ReduceFromRanks.apply(x, group) if dist.get_world_size(group) > 1 else x
 
 
-def owned_indices(size: int, rank: int, world_size: int, *, unit: int = 1, parts: int = 1) -> Tensor:
-    """Which rows (or columns) of a whole matrix belong to a rank.
-
-    Args:
-        size: rows of the whole.
-        unit: so many neighbours stay together, such as the ``head_dim`` rows of one head.
-        parts: the whole is so many matrices of equal size one above another (3: queries, keys, values); each is cut.
-
-    Returns:
-        (rows of this rank,) int64, ascending. Where units do not divide by the ranks, the first ranks have one more.
-
-    Raises:
-        ValueError: ``unit * parts`` does not divide ``size``.
-    """
-    if size % (unit * parts):
-        raise ValueError(f"{size} rows are not {parts} parts of whole units of {unit}")
-    units = torch.arange(size).view(parts, -1, unit)
-    return units.tensor_split(world_size, dim=1)[rank].reshape(-1)
-
-
-class ParallelLinear(nn.Module):
-    """What the two parallel layers share: this rank's part of a whole ``nn.Linear``.
-
-    Attributes:
-        weight, bias: this rank's part (bias: None if the whole has none).
-        cut: parameter name -> the dimension along which it is cut; a parameter not named here is whole on every rank.
-    """
-
-    cut: dict[str, int]
-
-    def __init__(self, linear: nn.Linear, group: ProcessGroup | None, dim: int, unit: int, parts: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.group, self.unit, self.parts = group, unit, parts
-        self.cut = {"weight": dim} if dim == 1 or linear.bias is None else {"weight": dim, "bias": dim}
-        for name in ("weight", "bias"):
-            whole = getattr(linear, name)
-            if whole is None:
-                self.register_parameter(name, None)
-                continue
-            mine = self.part_of(name, whole.detach()).clone()
-            self.register_parameter(name, nn.Parameter(mine, requires_grad=whole.requires_grad))
-
-    def indices(self, rank: int) -> Tensor:
-        """Rows (column-parallel) or columns (row-parallel) of the whole weight that a rank of the group has."""
-        size = self.in_features if self.cut["weight"] == 1 else self.out_features
-        return owned_indices(size, rank, dist.get_world_size(self.group), unit=self.unit, parts=self.parts)
-
-    def part_of(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole parameter (or of its gradient, or of its optimizer state)."""
-        if name not in self.cut:
-            return whole
-        return whole.index_select(self.cut[name], self.indices(dist.get_rank(self.group)).to(whole.device))
-
-    @torch.no_grad()
-    def whole_of(self, name: str, part: Tensor) -> Tensor:
-        """The whole of which every rank passes its part: the inverse of :meth:`part_of`. A collective call."""
-        if name not in self.cut:
-            return part.clone()
-        dim, world_size = self.cut[name], dist.get_world_size(self.group)
-        owned = [self.indices(rank).to(part.device) for rank in range(world_size)]
-        moved = part.movedim(dim, 0)
-        padded = moved.new_zeros(len(owned[0]), *moved.shape[1:])  # rank 0 has most: all ranks send as much
-        padded[: len(moved)] = moved
-        received = [torch.empty_like(padded) for _ in owned]
-        dist.all_gather(received, padded, group=self.group)
-        whole = moved.new_empty(sum(map(len, owned)), *moved.shape[1:])
-        for index, rows in zip(owned, received, strict=True):
-            whole[index] = rows[: len(index)]
-        return whole.movedim(0, dim).contiguous()
-
-
-class ColumnParallelLinear(ParallelLinear):
+class ColumnParallelLinear(CutModule):
     """A linear layer of which each rank computes some output features: (..., in) to (..., its share of out).
 
     Args:
         in_features, out_features, bias: of the whole layer, drawn as ``nn.Linear`` draws it and then cut: the same seed
             on all ranks gives the same whole on any number of ranks.
         group: the ranks that share the layer, by default all.
-        unit, parts: see :func:`owned_indices`.
+        unit, parts: see :func:`.cut_parameters.owned_indices`.
     """
 
     def __init__(
@@ -188,7 +118,7 @@ class ColumnParallelLinear(ParallelLinear):
         unit: int = 1,
         parts: int = 1,
     ) -> None:
-        super().__init__(nn.Linear(in_features, out_features, bias), group, dim=0, unit=unit, parts=parts)
+        self._cut(nn.Linear(in_features, out_features, bias), group, unit, parts)
 
     @classmethod
     def from_linear(
@@ -196,8 +126,13 @@ class ColumnParallelLinear(ParallelLinear):
     ) -> ColumnParallelLinear:
         """This rank's share of a whole layer, which is the same on all ranks; copied, not shared with it."""
         layer = cls.__new__(cls)
-        ParallelLinear.__init__(layer, linear, group, dim=0, unit=unit, parts=parts)
+        layer._cut(linear, group, unit, parts)
         return layer
+
+    def _cut(self, linear: nn.Linear, group: ProcessGroup | None, unit: int, parts: int) -> None:
+        super().__init__(linear.out_features, {"weight": 0, "bias": 0}, group, unit=unit, parts=parts)
+        self.take("weight", linear.weight)
+        self.take("bias", linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         ### BEGIN SOLUTION 4.7: column-parallel linear layer
@@ -205,7 +140,7 @@ class ColumnParallelLinear(ParallelLinear):
         ### END SOLUTION
 
 
-class RowParallelLinear(ParallelLinear):
+class RowParallelLinear(CutModule):
     """A linear layer of which each rank has some input features: (..., its share of in) to (..., out), summed.
 
     The bias is whole on every rank and added once, to the sum. Arguments: as for :class:`ColumnParallelLinear`.
@@ -220,14 +155,19 @@ class RowParallelLinear(ParallelLinear):
         *,
         unit: int = 1,
     ) -> None:
-        super().__init__(nn.Linear(in_features, out_features, bias), group, dim=1, unit=unit, parts=1)
+        self._cut(nn.Linear(in_features, out_features, bias), group, unit)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: ProcessGroup | None = None, *, unit: int = 1) -> RowParallelLinear:
         """This rank's share of a whole layer, which is the same on all ranks; copied, not shared with it."""
         layer = cls.__new__(cls)
-        ParallelLinear.__init__(layer, linear, group, dim=1, unit=unit, parts=1)
+        layer._cut(linear, group, unit)
         return layer
+
+    def _cut(self, linear: nn.Linear, group: ProcessGroup | None, unit: int) -> None:
+        super().__init__(linear.in_features, {"weight": 1}, group, unit=unit)
+        self.take("weight", linear.weight)
+        self.take("bias", linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         ### BEGIN SOLUTION 4.7: row-parallel linear layer

@@ -11,7 +11,8 @@ from torch.distributed import ProcessGroup
 
 from utils.gpt import GPT
 
-from .tensor_parallel import ParallelLinear, TensorParallelAttention, TensorParallelMLP
+from .cut_parameters import CutModule
+from .tensor_parallel import TensorParallelAttention, TensorParallelMLP
 
 
 def tensor_parallel_gpt(model: GPT, group: ProcessGroup | None = None) -> GPT:
@@ -35,12 +36,12 @@ def tensor_parallel_gpt(model: GPT, group: ProcessGroup | None = None) -> GPT:
     return model
 
 
-def named_owners(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, ParallelLinear | None]]:
-    """Each parameter once: its name, itself, and the parallel layer that holds a part of it (None: it is whole)."""
+def named_owners(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, CutModule | None]]:
+    """Each parameter once: its name, itself, and the module that holds a part of it (None: it is whole)."""
     owners = {
         id(parameter): layer
         for layer in module.modules()
-        if isinstance(layer, ParallelLinear)
+        if isinstance(layer, CutModule)
         for name, parameter in layer.named_parameters(recurse=False)
         if name in layer.cut
     }
