@@ -97,8 +97,8 @@ def continued(tmp_path_factory) -> Callable[[int], tuple[Path, list[dict[str, Ru
     @functools.cache
     def of(world_size: int) -> tuple[Path, list[dict[str, Run]]]:
         folder = tmp_path_factory.mktemp(f"from_{world_size}")
-        launch(first_half, str(folder), world_size=world_size)
-        return folder, launch(second_half, str(folder), world_size=LATER_WORLD[world_size])
+        launch(first_half, str(folder), world_size=world_size, backend="gloo")
+        return folder, launch(second_half, str(folder), world_size=LATER_WORLD[world_size], backend="gloo")
 
     return of
 
@@ -233,7 +233,7 @@ def failures(folder: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_failed_write_is_told_to_every_rank_and_leaves_the_old_checkpoint(tmp_path):
-    for directory, lambda_, file, sizes, order in launch(failures, str(tmp_path), world_size=2):
+    for directory, lambda_, file, sizes, order in launch(failures, str(tmp_path), world_size=2, backend="gloo"):
         assert "could not write the checkpoint" in directory and "nowhere" in directory
         assert "could not write the checkpoint" in lambda_
         assert file == "run.pt"

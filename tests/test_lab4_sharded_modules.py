@@ -224,7 +224,7 @@ def all_differences(world_size: int) -> list[dict[str, list[str]]]:
         torch.set_num_threads(1)
         return {name: differences(kind) for name, kind in MODULES.items()}
 
-    return launch(job, world_size=world_size)
+    return launch(job, world_size=world_size, backend="gloo")
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def all_loops() -> list[dict[str, list[str]]]:
     def job() -> dict[str, list[str]]:
         return {name: loop_differences(name) + loop_differences(name, keep_root=True) for name in LOOPS}
 
-    return launch(job, world_size=2)
+    return launch(job, world_size=2, backend="gloo")
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def refusals() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_wrong_uses_are_refused_by_name():
-    (said,) = launch(refusals, world_size=1)
+    (said,) = launch(refusals, world_size=1, backend="gloo")
     assert said["no block"].startswith(
         "ValueError: block_class must name modules within Stack, and it has no LSTM, GRU"
     )
