@@ -1,4 +1,4 @@
-"""How a student's function reaches the ranks: by its name where it has one, so that each rank imports the saved file."""
+"""How a student's function reaches the ranks: by its name where it has one, so that they import the saved file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def carried(value: Any) -> Any:
     """
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", "<")
-    if (
-        module in (None, "__main__")
-        or "<" in name
-        or getattr(sys.modules.get(module), "__file__", None) is None
-    ):
+    if module in (None, "__main__") or "<" in name or getattr(sys.modules.get(module), "__file__", None) is None:
         return value
     return Named(module, name)
 
@@ -48,7 +44,4 @@ def carried_answer(answer: Mapping[str, Callable]) -> dict[str, Any]:
 
 def arrived(answer: Mapping[str, Any]) -> dict[str, Any]:
     """On a rank: the functions of a student's answer."""
-    return {
-        name: value.find() if isinstance(value, Named) else value
-        for name, value in answer.items()
-    }
+    return {name: value.find() if isinstance(value, Named) else value for name, value in answer.items()}

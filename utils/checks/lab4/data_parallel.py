@@ -17,48 +17,30 @@ from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
-_NUMBERS = {
-    "sum": 1,
-    "divided twice": 1,
-    "mean of weights": 2,
-    "last": 3,
-    "own": 3,
-    "own divided": 3,
-    "missing": 4,
-}
+_NUMBERS = {"sum": 1, "divided twice": 1, "mean of weights": 2, "last": 3, "own": 3, "own divided": 3, "missing": 4}
 _NUMBERS |= {"made up": 4, "zeros": 3}
 _STUCK_UNUSED = classic(
     "a bucket waits for a parameter that has no gradient in this pass: the end of the backward pass sends what is left",
     4,
 )
 _STUCK = classic(
-    "the ranks' all-reduces do not pair up: every rank starts the same buckets in the same order, full or not",
-    5,
+    "the ranks' all-reduces do not pair up: every rank starts the same buckets in the same order, full or not", 5
 )
 _ADAMW = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-5}
-_FROZEN = classic(
-    "a frozen parameter has no gradient and takes no hook: leave out what requires no gradient",
-    6,
-)
+_FROZEN = classic("a frozen parameter has no gradient and takes no hook: leave out what requires no gradient", 6)
 
 
-def _wrapped(
-    answer: Mapping[str, Callable], seed: int, bucket_bytes: int
-) -> tuple[toys.Toy, Callable]:
+def _wrapped(answer: Mapping[str, Callable], seed: int, bucket_bytes: int) -> tuple[toys.Toy, Callable]:
     toy = toys.Toy(seed + dist.get_rank())  # only a broadcast can make the ranks equal
     return toy, answer["DistributedDataParallel"](toy, bucket_bytes=bucket_bytes)
 
 
 def _play_start(answer: Mapping[str, Callable], seed: int) -> dict[str, Tensor]:
     toy, _ = _wrapped(answer, seed, 400)
-    return toys.weights(toy) | {
-        name: buffer.clone() for name, buffer in toy.named_buffers()
-    }
+    return toys.weights(toy) | {name: buffer.clone() for name, buffer in toy.named_buffers()}
 
 
-def _play_backward(
-    answer: Mapping[str, Callable], seed: int, bucket_bytes: int, users: tuple[int, ...]
-) -> dict:
+def _play_backward(answer: Mapping[str, Callable], seed: int, bucket_bytes: int, users: tuple[int, ...]) -> dict:
     """One forward and backward pass."""
     toy, parallel = _wrapped(answer, seed, bucket_bytes)
     before, rank, early = toys.weights(toy), dist.get_rank(), []
@@ -73,33 +55,21 @@ def _play_backward(
         forward = ledger.elements("all_reduce")
         loss.backward()
         toy.watch = None
-    changed = [
-        name
-        for name, value in toys.weights(toy).items()
-        if not torch.equal(value, before[name])
-    ]
-    kinds = {
-        kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}
-    }
+    changed = [name for name, value in toys.weights(toy).items() if not torch.equal(value, before[name])]
+    kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     return {
         "gradients": toys.gradients(toy), "changed": changed, "early": early[-1], "count": ledger.count("all_reduce"),
         "kinds": kinds, "forward": forward,
     }  # fmt: skip
 
 
-def _play_training(
-    answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]
-) -> tuple:
+def _play_training(answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]) -> tuple:
     toy, parallel = _wrapped(answer, seed, 400)
-    optimizer = torch.optim.AdamW(
-        [p for p in parallel.parameters() if p.requires_grad], **_ADAMW
-    )
+    optimizer = torch.optim.AdamW([p for p in parallel.parameters() if p.requires_grad], **_ADAMW)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = parallel(
-            *toys.rows(seed, step, dist.get_rank()), sometimes=dist.get_rank() in users
-        )
+        loss = parallel(*toys.rows(seed, step, dist.get_rank()), sometimes=dist.get_rank() in users)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -121,11 +91,7 @@ def _judge_start(seed: int) -> Callable[[list[Sight]], Problem | None]:
         toy = toys.Toy(seed)
         right = toys.weights(toy) | dict(toy.named_buffers())
         for rank, sight in enumerate(sights):
-            bad = [
-                name
-                for name, value in right.items()
-                if not torch.equal(sight.value[name], value)
-            ]
+            bad = [name for name, value in right.items() if not torch.equal(sight.value[name], value)]
             if not bad:
                 continue
             headline = f"rank {rank} does not start with rank 0's {', '.join(bad[:3])}{' ...' if len(bad) > 3 else ''}"
@@ -143,9 +109,7 @@ def _judge_start(seed: int) -> Callable[[list[Sight]], Problem | None]:
     return judge
 
 
-def _judge_backward(
-    seed: int, users: tuple[int, ...], several: bool
-) -> Callable[[list[Sight]], Problem | None]:
+def _judge_backward(seed: int, users: tuple[int, ...], several: bool) -> Callable[[list[Sight]], Problem | None]:
     def judge(sights: list[Sight]) -> Problem | None:
         toy = toys.Toy(seed)
         exact = toys.exact(toy, seed, WORLD_SIZE, sometimes=users)
@@ -153,77 +117,44 @@ def _judge_backward(
         if seen["changed"]:
             return Problem(
                 f"the backward pass changes the weights themselves ({seen['changed'][0]})",
-                classic(
-                    "a hook is handed the parameter: what is averaged is parameter.grad",
-                    2,
-                ),
+                classic("a hook is handed the parameter: what is averaged is parameter.grad", 2),
             )
         names = list(exact.mean)
         if problem := judge_gradients(
-            [s.value["gradients"] for s in sights],
-            exact,
-            _NUMBERS,
-            names[: len(names) // 2],
+            [s.value["gradients"] for s in sights], exact, _NUMBERS, names[: len(names) // 2]
         ):
             return problem
         psi = toys.elements(toy)
-        others = {
-            kind: n
-            for kind, n in seen["kinds"].items()
-            if kind != "all_reduce" and n > psi // 2
-        }
+        others = {kind: n for kind, n in seen["kinds"].items() if kind != "all_reduce" and n > psi // 2}
         if others:
             kind = next(iter(others))
             cause = "every gradient travels once, in an all-reduce of its bucket"
             return Problem(f"{kind} moves {others[kind]:,} elements in a step", cause)
         sent = seen["kinds"].get("all_reduce", 0)
         if sent > psi + 2 * len(names):
-            cause = classic(
-                "a bucket is sent twice, or buckets hold parameters twice: Psi elements are enough",
-                8,
-            )
-            return Problem(
-                f"{sent:,} elements are all-reduced, the model has {psi:,}", cause
-            )
+            cause = classic("a bucket is sent twice, or buckets hold parameters twice: Psi elements are enough", 8)
+            return Problem(f"{sent:,} elements are all-reduced, the model has {psi:,}", cause)
         if several and seen["count"] < 3:
             cause = "a bucket is closed once it holds bucket_bytes"
-            return Problem(
-                f"{seen['count']} all-reduce for buckets of 400 bytes",
-                classic(cause, 8),
-            )
+            return Problem(f"{seen['count']} all-reduce for buckets of 400 bytes", classic(cause, 8))
         if several and seen["early"] == 0:
             return Problem(
                 "no all-reduce has started when the backward pass reaches the first layer",
-                classic(
-                    "each bucket starts as soon as it is full, while earlier layers still compute",
-                    8,
-                ),
+                classic("each bucket starts as soon as it is full, while earlier layers still compute", 8),
             )
         if several and seen["count"] > len(names):
-            return Problem(
-                f"{seen['count']} all-reduces for {len(names)} parameters: gradients travel in buckets"
-            )
+            return Problem(f"{seen['count']} all-reduces for {len(names)} parameters: gradients travel in buckets")
         return None
 
     return judge
 
 
-def _judge_training(
-    seed: int, steps: int, users: tuple[int, ...]
-) -> Callable[[list[Sight]], Problem | None]:
+def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Callable[[list[Sight]], Problem | None]:
     def judge(sights: list[Sight]) -> Problem | None:
         right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, _ADAMW, users)
-        losses = [
-            sum(step) / len(sights)
-            for step in zip(*(sight.value[0] for sight in sights), strict=True)
-        ]
-        cause = classic(
-            "gradients of this step meet gradients of an earlier one: what is kept between steps?",
-            9,
-        )
-        return judge_training(
-            losses, [sight.value[1] for sight in sights], right, cause
-        )
+        losses = [sum(step) / len(sights) for step in zip(*(sight.value[0] for sight in sights), strict=True)]
+        cause = classic("gradients of this step meet gradients of an earlier one: what is kept between steps?", 9)
+        return judge_training(losses, [sight.value[1] for sight in sights], right, cause)
 
     return judge
 
@@ -233,36 +164,21 @@ def _judge_accumulation(seed: int) -> Callable[[list[Sight]], Problem | None]:
         if sights[0].value[0]:
             return Problem(
                 f"{sights[0].value[0]} collectives are called inside no_sync()",
-                classic(
-                    "passes in no_sync add to the rank's own gradient, and send nothing",
-                    9,
-                ),
+                classic("passes in no_sync add to the rank's own gradient, and send nothing", 9),
             )
         toy = toys.Toy(seed)
         two = [toys.exact(toy, seed, WORLD_SIZE, step) for step in (0, 1)]
 
         def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-            return (
-                first if second is None else second if first is None else first + second
-            )
+            return first if second is None else second if first is None else first + second
 
-        local = [
-            {name: both(a[name], b[name]) for name in a}
-            for a, b in zip(two[0].local, two[1].local, strict=True)
-        ]
-        mean = {
-            name: both(two[0].mean[name], two[1].mean[name]) for name in two[0].mean
-        }
+        local = [{name: both(a[name], b[name]) for name in a} for a, b in zip(two[0].local, two[1].local, strict=True)]
+        mean = {name: both(two[0].mean[name], two[1].mean[name]) for name in two[0].mean}
         problem = judge_gradients(
-            [sight.value[1] for sight in sights],
-            toys.Exact(two[0].start, local, mean, []),
-            _NUMBERS,
+            [sight.value[1] for sight in sights], toys.Exact(two[0].start, local, mean, []), _NUMBERS
         )
         if problem and not problem.cause:
-            cause = classic(
-                "the pass after no_sync averages the sum of both passes, not its own part alone",
-                9,
-            )
+            cause = classic("the pass after no_sync averages the sum of both passes, not its own part alone", 9)
             return Problem(problem.headline, cause, problem.details)
         return problem
 
@@ -270,23 +186,10 @@ def _judge_accumulation(seed: int) -> Callable[[list[Sight]], Problem | None]:
 
 
 def _parts(seed: int) -> list[Part]:
-    crash = {
-        "NoneType": _FROZEN,
-        "doesn't require": _FROZEN,
-        "does not require": _FROZEN,
-        "requires_grad": _FROZEN,
-    }
+    crash = {"NoneType": _FROZEN, "doesn't require": _FROZEN, "does not require": _FROZEN, "requires_grad": _FROZEN}
 
-    def part(
-        title: str,
-        play: Callable,
-        judge: Callable,
-        stuck: str = _STUCK,
-        **arguments: object,
-    ) -> Part:
-        return Part(
-            Scene(title, play, {"seed": seed, **arguments}), judge, stuck, crash
-        )
+    def part(title: str, play: Callable, judge: Callable, stuck: str = _STUCK, **arguments: object) -> Part:
+        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, crash)
 
     return [
         part("the same start", _play_start, _judge_start(seed)),
@@ -309,9 +212,7 @@ TRIAL = Trial(
 )
 
 
-def check_distributed_data_parallel(
-    DistributedDataParallel: Callable, seed: int | None = None
-) -> None:
+def check_distributed_data_parallel(DistributedDataParallel: Callable, seed: int | None = None) -> None:
     """Exercise 4.3: a module whose gradients are the mean over all ranks.
 
     Raises:

@@ -10,40 +10,20 @@ import torch.distributed as dist
 from utils.checks.core import Exercise
 from utils.checks.lab4 import toys
 from utils.checks.lab4.gradients import judge_steps, judge_training
-from utils.checks.lab4.optimizer_states import (
-    ADAMW,
-    RAISED,
-    judge_kinds,
-    judge_state,
-    weights_of,
-)
+from utils.checks.lab4.optimizer_states import ADAMW, RAISED, judge_kinds, judge_state, weights_of
 from utils.checks.lab4.scenes import WORLD_SIZE, Scene, Sight
 from utils.checks.lab4.trial import Judge, Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
-_NUMBERS = {
-    "sum": 2,
-    "divided twice": 2,
-    "own": 3,
-    "own divided": 3,
-    "gather": 4,
-    "cover": 4,
-    "zeros": 5,
-    "made up": 8,
-}
-_STUCK = classic(
-    "a bucket waits for a parameter without gradient, or ranks start their buckets in another order",
-    6,
-)
+_NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "gather": 4, "cover": 4, "zeros": 5, "made up": 8}
+_STUCK = classic("a bucket waits for a parameter without gradient, or ranks start their buckets in another order", 6)
 #: Of the wide model whose memory is looked at.
 _WIDE = {"width": 16, "inner": 33, "layers": 4}
 
 
-def _play_step(
-    answer: Mapping[str, Callable], seed: int, users: tuple[int, ...] = (0, 1, 2)
-) -> dict:
+def _play_step(answer: Mapping[str, Callable], seed: int, users: tuple[int, ...] = (0, 1, 2)) -> dict:
     """One step of SGD in buckets of 400 bytes."""
     toy, rank, early, full = toys.Toy(seed + dist.get_rank()), dist.get_rank(), [], []
     zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=400, lr=1.0)
@@ -59,9 +39,7 @@ def _play_step(
         left = _full_gradients(toy)
         zero.step()
         toy.watch = None
-    kinds = {
-        kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}
-    }
+    kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     return {
         "weights": toys.weights(toy), "kinds": kinds, "early": early[-1], "full": full[-1], "left": left,
         "in_backward": after,
@@ -69,9 +47,7 @@ def _play_step(
 
 
 def _full_gradients(toy: toys.Toy) -> int:
-    return sum(
-        p.grad.numel() for p in toys.trainable(toy).values() if p.grad is not None
-    )
+    return sum(p.grad.numel() for p in toys.trainable(toy).values() if p.grad is not None)
 
 
 def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
@@ -85,25 +61,14 @@ def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
 
 
 def _play_training(
-    answer: Mapping[str, Callable],
-    seed: int,
-    steps: int,
-    users: tuple[int, ...],
-    accumulation: int,
+    answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...], accumulation: int
 ) -> dict:
-    toy, rank, recorded = (
-        toys.Toy(seed),
-        dist.get_rank(),
-        toys.Recorded(torch.optim.AdamW),
-    )
+    toy, rank, recorded = (toys.Toy(seed), dist.get_rank(), toys.Recorded(torch.optim.AdamW))
     zero = answer["Zero2"](toy, recorded.optimizer_class, bucket_bytes=400, **ADAMW)
     losses = []
     for step in range(steps):
         for micro in range(accumulation):
-            loss = zero(
-                *toys.rows(seed, step * accumulation + micro, rank),
-                sometimes=rank in users,
-            )
+            loss = zero(*toys.rows(seed, step * accumulation + micro, rank), sometimes=rank in users)
             loss.backward()
             losses.append(float(loss.detach()))
         zero.step()
@@ -116,10 +81,7 @@ def _play_training(
 def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         toy, seen = toys.Toy(seed), sights[0].value
-        exact, psi = (
-            toys.exact(toy, seed, WORLD_SIZE, sometimes=users),
-            toys.elements(toy),
-        )
+        exact, psi = (toys.exact(toy, seed, WORLD_SIZE, sometimes=users), toys.elements(toy))
         if seen["kinds"].get("all_reduce", 0) > psi // 2:
             return judge_kinds(seen["kinds"], psi, {"all-reduce": 1, "volume": 1})
         if problem := judge_steps(weights_of(sights), exact, _NUMBERS):
@@ -127,27 +89,17 @@ def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
         if problem := judge_kinds(seen["kinds"], psi, {"all-reduce": 1, "volume": 1}):
             return problem
         if seen["in_backward"] < psi or not seen["early"]:
-            when = (
-                "after it"
-                if seen["in_backward"] < psi
-                else "when the first layer is reached"
-            )
+            when = "after it" if seen["in_backward"] < psi else "when the first layer is reached"
             return Problem(
                 f"gradients are still unreduced in the backward pass: a reduce-scatter starts only {when}",
-                classic(
-                    "a bucket goes out as soon as it is full: kept until the end, all of Psi exists at once",
-                    7,
-                ),
+                classic("a bucket goes out as soon as it is full: kept until the end, all of Psi exists at once", 7),
             )
         if seen["left"] or seen["full"] > psi // 2:
             many = seen["left"] or seen["full"]
             when = "after" if seen["left"] else "towards the end of"
             return Problem(
                 f"{many:,} of {psi:,} elements of full gradients exist {when} the backward pass",
-                classic(
-                    "a full gradient that is in its bucket is freed at once: parameter.grad = None",
-                    7,
-                ),
+                classic("a full gradient that is in its bucket is freed at once: parameter.grad = None", 7),
             )
         return None
 
@@ -162,35 +114,19 @@ def _judge_memory(seed: int) -> Judge:
                 return Problem(
                     f"rank {rank} holds {sight.value['grown']:,} bytes more after a backward pass; all gradients are "
                     f"{4 * psi:,}, a shard of them {4 * -(-psi // WORLD_SIZE):,}",
-                    classic(
-                        "a flat bucket that has been reduced is still referred to: keep the shard alone",
-                        7,
-                    ),
+                    classic("a flat bucket that has been reduced is still referred to: keep the shard alone", 7),
                 )
         return None
 
     return judge
 
 
-def _judge_training(
-    seed: int, steps: int, users: tuple[int, ...], accumulation: int
-) -> Judge:
+def _judge_training(seed: int, steps: int, users: tuple[int, ...], accumulation: int) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
-        right = toys.trained(
-            seed,
-            WORLD_SIZE,
-            steps,
-            torch.optim.AdamW,
-            ADAMW,
-            users,
-            accumulation=accumulation,
-        )
+        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users, accumulation=accumulation)
         if problem := judge_state(sights, 9):
             return problem
-        losses = [
-            sum(step) / len(sights)
-            for step in zip(*(s.value["losses"] for s in sights), strict=True)
-        ]
+        losses = [sum(step) / len(sights) for step in zip(*(s.value["losses"] for s in sights), strict=True)]
         cause = (
             "a second backward pass before the step adds to the shard of the first"
             if accumulation > 1
@@ -203,9 +139,7 @@ def _judge_training(
 
 def _parts(seed: int) -> list[Part]:
     def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
-        return Part(
-            Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, RAISED
-        )
+        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, RAISED)
 
     return [
         part("one step of SGD", _play_step, _judge_step(seed)),

@@ -22,9 +22,7 @@ def same(got: Tensor | None, expected: Tensor | None) -> bool:
     """Whether two gradients agree; no gradient is not the same as zeros."""
     if got is None or expected is None:
         return got is None and expected is None
-    return got.shape == expected.shape and bool(
-        torch.isclose(got.float(), expected.float(), **TOLERANCE).all()
-    )
+    return got.shape == expected.shape and bool(torch.isclose(got.float(), expected.float(), **TOLERANCE).all())
 
 
 def kind_of(got: Tensor | None, name: str, rank: int, exact: Exact) -> str:
@@ -67,10 +65,7 @@ SAYINGS = {
 
 
 def judge_gradients(
-    found: Sequence[Named],
-    exact: Exact,
-    numbers: Mapping[str, int],
-    last_bucket: Sequence[str] = (),
+    found: Sequence[Named], exact: Exact, numbers: Mapping[str, int], last_bucket: Sequence[str] = ()
 ) -> Problem | None:
     """Find what is wrong in the gradients of all ranks.
 
@@ -80,51 +75,30 @@ def judge_gradients(
         numbers: kind -> its number in the exercise's classic wrong answers.
         last_bucket: names in the order in which parameters were made: the first of them are in the last bucket.
     """
-    kinds = [
-        {name: kind_of(of[name], name, rank, exact) for name in exact.mean}
-        for rank, of in enumerate(found)
-    ]
+    kinds = [{name: kind_of(of[name], name, rank, exact) for name in exact.mean} for rank, of in enumerate(found)]
     wrong = {name for of in kinds for name, kind in of.items() if kind != "right"}
     if not wrong:
         return None
-    rank = next(
-        k for k, of in enumerate(kinds) if any(kind != "right" for kind in of.values())
-    )
+    rank = next(k for k, of in enumerate(kinds) if any(kind != "right" for kind in of.values()))
     bad = [name for name in exact.mean if kinds[rank][name] != "right"]
     kind = kinds[rank][bad[0]]
-    details = [
-        _line(name, found[rank][name], exact.mean[name], kinds[rank][name], rank)
-        for name in bad[:4]
-    ]
+    details = [_line(name, found[rank][name], exact.mean[name], kinds[rank][name], rank) for name in bad[:4]]
     if len(bad) > 4:
         details.append(f"... and {len(bad) - 4} more parameters")
     headline = f"rank {rank} has a wrong gradient for {len(bad)} of {len(exact.mean)} parameters"
     usual = [k for k in (kinds[rank][name] for name in bad) if k != "other"]
     same_kind = max(set(usual), key=usual.count) if usual else kind
     cause = SAYINGS.get(same_kind, "")
-    if (
-        same_kind == "own"
-        and last_bucket
-        and 0 < len(bad) < len(exact.mean)
-        and set(bad) <= set(last_bucket)
-    ):
-        cause, same_kind = (
-            "the last bucket is never sent: it does not get full, but the backward pass ends",
-            "last",
-        )
+    if same_kind == "own" and last_bucket and 0 < len(bad) < len(exact.mean) and set(bad) <= set(last_bucket):
+        cause, same_kind = ("the last bucket is never sent: it does not get full, but the backward pass ends", "last")
     number = numbers.get(same_kind)
     pointer = f': see "classic wrong answers" {number}' if cause and number else ""
     return Problem(headline, cause + pointer, tuple(details))
 
 
-def _line(
-    name: str, got: Tensor | None, expected: Tensor | None, kind: str, rank: int
-) -> str:
+def _line(name: str, got: Tensor | None, expected: Tensor | None, kind: str, rank: int) -> str:
     if got is None or expected is None:
-        show = [
-            "None" if value is None else f"a gradient of norm {value.norm():.4g}"
-            for value in (got, expected)
-        ]
+        show = ["None" if value is None else f"a gradient of norm {value.norm():.4g}" for value in (got, expected)]
         return f"{name}: {show[0]}, expected {show[1]}"
     bad = ~torch.isclose(got.float(), expected.float(), **TOLERANCE)
     index = bad.flatten().nonzero()[0].item()
@@ -133,11 +107,7 @@ def _line(
 
 
 def judge_steps(
-    after: Sequence[Named],
-    exact: Exact,
-    numbers: Mapping[str, int],
-    rate: float = 1.0,
-    scale: float = 1.0,
+    after: Sequence[Named], exact: Exact, numbers: Mapping[str, int], rate: float = 1.0, scale: float = 1.0
 ) -> Problem | None:
     """Find what is wrong in the weights of all ranks after one step of SGD: start - rate * scale * mean gradient.
 
@@ -145,16 +115,8 @@ def judge_steps(
     """
     used: list[dict[str, Tensor | None]] = []
     for of in after:
-        step = {
-            name: _step(exact.start[name], of[name], exact.mean[name], rate * scale)
-            for name in exact.mean
-        }
-        used.append(
-            {
-                name: None if exact.mean[name] is None and not v.any() else v
-                for name, v in step.items()
-            }
-        )
+        step = {name: _step(exact.start[name], of[name], exact.mean[name], rate * scale) for name in exact.mean}
+        used.append({name: None if exact.mean[name] is None and not v.any() else v for name, v in step.items()})
     if all(same(of[name], exact.mean[name]) for of in used for name in exact.mean):
         return None
     if problem := _not_everywhere(used, exact, numbers):
@@ -162,9 +124,7 @@ def judge_steps(
     problem = judge_gradients(used, exact, numbers)
     if problem is None:
         return None
-    headline = problem.headline.replace(
-        "has a wrong gradient for", "took a wrong step for"
-    )
+    headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
     details = tuple(f"step of {line}" for line in problem.details)
     return Problem(headline, problem.cause, details)
 
@@ -173,28 +133,17 @@ def _step(start: Tensor, after: Tensor, right: Tensor | None, rate: float) -> Te
     """The gradient that a step used; what only the rounding of the weights hides is taken to be right."""
     step = (start.double() - after.double()) / rate
     if right is not None:
-        near = (
-            step - right.double()
-        ).abs() * rate < 4e-7 * start.double().abs().clamp_min(1)
+        near = (step - right.double()).abs() * rate < 4e-7 * start.double().abs().clamp_min(1)
         step = torch.where(near, right.double(), step)
     return step.float()
 
 
-def _not_everywhere(
-    used: Sequence[Named], exact: Exact, numbers: Mapping[str, int]
-) -> Problem | None:
+def _not_everywhere(used: Sequence[Named], exact: Exact, numbers: Mapping[str, int]) -> Problem | None:
     """Elements that some ranks, or all, have not stepped while the others are right."""
     names = [name for name in exact.mean if exact.mean[name] is not None]
     right = torch.cat([exact.mean[name].flatten().float() for name in names])
     takes = [
-        torch.cat(
-            [
-                (torch.zeros_like(exact.mean[n]) if of[n] is None else of[n])
-                .flatten()
-                .float()
-                for n in names
-            ]
-        )
+        torch.cat([(torch.zeros_like(exact.mean[n]) if of[n] is None else of[n]).flatten().float() for n in names])
         for of in used
     ]
     fine = torch.stack([torch.isclose(take, right, **TOLERANCE) for take in takes])
@@ -202,17 +151,10 @@ def _not_everywhere(
     if not (fine | still).all():
         return None
     if fine.any(0).all() and still.any():
-        lines = [
-            f"rank {k}: {int(row.sum())} of {row.numel()} elements have moved"
-            for k, row in enumerate(~still)
-        ]
+        lines = [f"rank {k}: {int(row.sum())} of {row.numel()} elements have moved" for k, row in enumerate(~still)]
         return Problem(
             "the ranks have different weights after a step",
-            _numbered(
-                "each rank has stepped its shard, and the new weights were never gathered",
-                numbers,
-                "gather",
-            ),
+            _numbered("each rank has stepped its shard, and the new weights were never gathered", numbers, "gather"),
             tuple(lines),
         )
     never = still.all(0)
@@ -220,11 +162,7 @@ def _not_everywhere(
         index = int(never.nonzero()[0])
         return Problem(
             f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
-            _numbered(
-                "the shards do not cover every element: off by one, or the rest is lost",
-                numbers,
-                "cover",
-            ),
+            _numbered("the shards do not cover every element: off by one, or the rest is lost", numbers, "cover"),
             (_place(index, names, exact),),
         )
     return None
@@ -240,18 +178,11 @@ def _place(index: int, names: Sequence[str], exact: Exact) -> str:
 
 
 def _numbered(text: str, numbers: Mapping[str, int], key: str) -> str:
-    return (
-        f'{text}: see "classic wrong answers" {numbers[key]}'
-        if key in numbers
-        else text
-    )
+    return f'{text}: see "classic wrong answers" {numbers[key]}' if key in numbers else text
 
 
 def judge_training(
-    losses: Sequence[float],
-    after: Sequence[Named],
-    right: tuple[list[float], dict[str, Tensor]],
-    stale: str = "",
+    losses: Sequence[float], after: Sequence[Named], right: tuple[list[float], dict[str, Tensor]], stale: str = ""
 ) -> Problem | None:
     """Hold losses (means over the ranks) and final weights of all ranks against one process.
 
@@ -260,30 +191,15 @@ def judge_training(
     expected, weights = right
     for step, (mine, one) in enumerate(zip(losses, expected, strict=True)):
         if abs(mine - one) > 1e-4 * abs(one) + 1e-7:
-            cause = (
-                stale
-                if step
-                else "the weights at the start, or the rows' mean, are not those of one process"
-            )
+            cause = stale if step else "the weights at the start, or the rows' mean, are not those of one process"
             repeated = step and abs(mine - losses[step - 1]) < 1e-9
-            cause = (
-                "the loss does not change: the model still computes with its old weights"
-                if repeated
-                else cause
-            )
-            return Problem(
-                f"the loss of step {step} is {mine:.6g}, one process has {one:.6g}",
-                cause,
-            )
+            cause = "the loss does not change: the model still computes with its old weights" if repeated else cause
+            return Problem(f"the loss of step {step} is {mine:.6g}, one process has {one:.6g}", cause)
     for rank, of in enumerate(after):
         for name, one in weights.items():
             if not torch.allclose(of[name].float(), one.float(), rtol=2e-4, atol=2e-5):
                 worst = (of[name].float() - one.float()).abs().max().item()
-                moved = (
-                    ""
-                    if any(not torch.equal(of[name], other[name]) for other in after)
-                    else " (all ranks agree)"
-                )
+                moved = "" if any(not torch.equal(of[name], other[name]) for other in after) else " (all ranks agree)"
                 return Problem(
                     f"after training, {name} on rank {rank} differs from one process by {worst:.2g}{moved}",
                     "" if not moved else "a parameter without gradient on any rank must stay as it is: no weight decay"

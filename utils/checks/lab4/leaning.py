@@ -26,13 +26,7 @@ READY_MADE = (
     "megatron",
 )
 #: The course's own answers to what a lab asks for.
-_OURS = (
-    "solutions",
-    "utils.transformer_math",
-    "utils.checks",
-    "utils.schedules.one_f_one_b",
-    "utils.schedules.orders",
-)
+_OURS = ("solutions", "utils.transformer_math", "utils.checks", "utils.schedules.one_f_one_b", "utils.schedules.orders")
 
 
 def leans_on(functions: Sequence[Callable]) -> list[str]:
@@ -42,11 +36,7 @@ def leans_on(functions: Sequence[Callable]) -> list[str]:
     """
     found: list[str] = []
     for name, text in _sources(functions).items():
-        found += [
-            f"{name}, line {line}: {module}"
-            for line, module in _uses(text)
-            if module not in found
-        ]
+        found += [f"{name}, line {line}: {module}" for line, module in _uses(text) if module not in found]
     return found
 
 
@@ -85,12 +75,7 @@ def _uses(text: str) -> list[tuple[int, str]]:
         tree = ast.parse(text)
     except SyntaxError:
         return []
-    aliases = {
-        "torch": "torch",
-        "dist": "torch.distributed",
-        "nn": "torch.nn",
-        "schedules": "utils.schedules",
-    }
+    aliases = {"torch": "torch", "dist": "torch.distributed", "nn": "torch.nn", "schedules": "utils.schedules"}
     found = []
     for node in ast.walk(tree):
         names = []
@@ -105,10 +90,7 @@ def _uses(text: str) -> list[tuple[int, str]]:
 
 
 def _ready_made(name: str) -> bool:
-    return any(
-        name == module or name.startswith(module + ".")
-        for module in (*READY_MADE, *_OURS)
-    )
+    return any(name == module or name.startswith(module + ".") for module in (*READY_MADE, *_OURS))
 
 
 def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:

@@ -25,10 +25,7 @@ def _bytes(
     """The oracle."""
     shares = [world_size if stage >= sharded else 1 for sharded in (3, 2, 1)]
     return parameters * sum(
-        size / share
-        for size, share in zip(
-            (weight_bytes, gradient_bytes, optimizer_bytes), shares, strict=True
-        )
+        size / share for size, share in zip((weight_bytes, gradient_bytes, optimizer_bytes), shares, strict=True)
     )
 
 
@@ -36,17 +33,8 @@ def _with(**changed: Callable[..., float] | int) -> Callable[..., float]:
     """The oracle with some arguments replaced: numbers, or functions of the arguments."""
 
     def mistaken(**arguments: int) -> float:
-        known = {
-            "weight_bytes": 2,
-            "gradient_bytes": 2,
-            "optimizer_bytes": 12,
-        } | arguments
-        return _bytes(
-            **{
-                **known,
-                **{k: v(**known) if callable(v) else v for k, v in changed.items()},
-            }
-        )
+        known = {"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | arguments
+        return _bytes(**{**known, **{k: v(**known) if callable(v) else v for k, v in changed.items()}})
 
     return mistaken
 
@@ -55,19 +43,13 @@ def _times(**parts: int) -> Callable[..., float]:
     def mistaken(parameters: int, world_size: int, stage: int, **sizes: int) -> float:
         sizes = {"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | sizes
         order = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
-        return parameters * sum(
-            sizes[name] / (world_size if stage >= parts[name] else 1) for name in order
-        )
+        return parameters * sum(sizes[name] / (world_size if stage >= parts[name] else 1) for name in order)
 
     return mistaken
 
 
 def _all_shared(parameters: int, world_size: int, stage: int, **sizes: int) -> float:
-    total = sum(
-        (
-            {"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | sizes
-        ).values()
-    )
+    total = sum(({"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | sizes).values())
     return parameters * total / (world_size if stage else 1)
 
 
@@ -113,16 +95,12 @@ _MISTAKES = (
     ),
     Mistake(
         "this is the memory of all ranks together",
-        lambda world_size, **arguments: (
-            _bytes(world_size=world_size, **arguments) * world_size
-        ),
+        lambda world_size, **arguments: _bytes(world_size=world_size, **arguments) * world_size,
         5,
     ),
     Mistake(
         "the byte counts are fixed: weight_bytes, gradient_bytes and optimizer_bytes are arguments",
-        lambda parameters, world_size, stage, **_: _bytes(
-            parameters, world_size, stage
-        ),
+        lambda parameters, world_size, stage, **_: _bytes(parameters, world_size, stage),
         5,
     ),
     Mistake("whole bytes are cut off by //", lambda **a: float(int(_bytes(**a))), 6),
@@ -130,27 +108,14 @@ _MISTAKES = (
 
 
 def _cases(rng: random.Random) -> Sequence[Case]:
-    cases = [
-        Case({"parameters": _ZERO_PAPER, "world_size": 64, "stage": stage})
-        for stage in range(4)
-    ]
+    cases = [Case({"parameters": _ZERO_PAPER, "world_size": 64, "stage": stage}) for stage in range(4)]
     for stage in range(4):
         cases.append(
-            Case(
-                {
-                    "parameters": rng.randint(10**6, 10**9),
-                    "world_size": rng.choice((3, 6, 7)),
-                    "stage": stage,
-                }
-            )
+            Case({"parameters": rng.randint(10**6, 10**9), "world_size": rng.choice((3, 6, 7)), "stage": stage})
         )
     sizes = {"weight_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
     for stage in range(4):
-        arguments = {
-            "parameters": rng.randint(10**6, 10**9),
-            "world_size": rng.choice((2, 5)),
-            "stage": stage,
-        }
+        arguments = {"parameters": rng.randint(10**6, 10**9), "world_size": rng.choice((2, 5)), "stage": stage}
         cases.append(Case(arguments | sizes, "float32 training"))
     cases.append(Case({"parameters": 1000, "world_size": 1, "stage": 3}, "one rank"))
     cases.append(Case({"parameters": 0, "world_size": 8, "stage": 2}, "no parameters"))
@@ -158,12 +123,7 @@ def _cases(rng: random.Random) -> Sequence[Case]:
 
 
 _QUESTION = Question(
-    "bytes_per_rank",
-    _cases,
-    _bytes,
-    _MISTAKES,
-    form=Rate(),
-    refused={"stage": 4, "world_size": 0, "parameters": -1},
+    "bytes_per_rank", _cases, _bytes, _MISTAKES, form=Rate(), refused={"stage": 4, "world_size": 0, "parameters": -1}
 )
 
 

@@ -18,10 +18,7 @@ from utils.distributed import record_collectives
 
 #: In a coded tensor rank r holds BASE ** r: digit r of a result says how often rank r's value is in it.
 BASE = 16
-_DEADLOCK = classic(
-    "every rank sends first and receives afterwards: start both messages, then wait for both",
-    1,
-)
+_DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
 _SMALL_STEP = "the first chunk is as large as any, the last may be smaller or empty: take sizes from the chunks"
 
 
@@ -37,15 +34,9 @@ class Reduction:
     coded: bool = True
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.numel} elements",
-            str(self.dtype).removeprefix("torch."),
-            self.op,
-        ]
+        parts = [f"{self.numel} elements", str(self.dtype).removeprefix("torch."), self.op]
         parts += [] if self.layout == "contiguous" else [self.layout]
-        return ", ".join(
-            parts + ([f"group of ranks {list(self.members)}"] if self.members else [])
-        )
+        return ", ".join(parts + ([f"group of ranks {list(self.members)}"] if self.members else []))
 
     def ranks(self, world_size: int) -> tuple[int, ...]:
         """The ranks that take part, in the group's order."""
@@ -57,9 +48,7 @@ class Reduction:
             return torch.full((self.numel,), BASE**position, dtype=self.dtype)
         source = torch.Generator().manual_seed(1000 * seed + 10 * self.numel + position)
         if not self.dtype.is_floating_point:
-            return torch.randint(-50, 50, (self.numel,), generator=source).to(
-                self.dtype
-            )
+            return torch.randint(-50, 50, (self.numel,), generator=source).to(self.dtype)
         return torch.randn(self.numel, generator=source).to(self.dtype)
 
     def expected(self, world_size: int, seed: int) -> torch.Tensor:
@@ -88,20 +77,13 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _play(
-    answer: Mapping[str, Callable],
-    name: str,
-    reductions: Sequence[Reduction],
-    seed: int,
+    answer: Mapping[str, Callable], name: str, reductions: Sequence[Reduction], seed: int
 ) -> list[Outcome | None]:
     """On each rank: one function over several tensors."""
     outcomes: list[Outcome | None] = []
     for reduction in reductions:
         members = reduction.ranks(dist.get_world_size())
-        group = (
-            dist.new_group(list(members))
-            if reduction.members and len(members) <= dist.get_world_size()
-            else None
-        )
+        group = dist.new_group(list(members)) if reduction.members and len(members) <= dist.get_world_size() else None
         if dist.get_rank() not in members:
             outcomes.append(None)
             continue
@@ -110,31 +92,22 @@ def _play(
         with record_collectives() as ledger:
             if name == "ring_all_gather":
                 chunks = tensor.tensor_split(dist.get_world_size(group))
-                returned = answer[name](
-                    chunks[position].clone(), group=group, numel=reduction.numel
-                )
+                returned = answer[name](chunks[position].clone(), group=group, numel=reduction.numel)
             else:
                 returned = answer[name](tensor, group=group, op=reduction.op)
-        kinds = {
-            kind: ledger.count(kind)
-            for kind in {entry.kind for entry in ledger.entries}
-        }
+        kinds = {kind: ledger.count(kind) for kind in {entry.kind for entry in ledger.entries}}
         sent = sum(entry.elements for entry in ledger.entries if entry.kind == "send")
         outcomes.append(Outcome(tensor.detach().reshape(-1), returned, kinds, sent))
     return outcomes
 
 
-def _rule(
-    name: str, outcome: Outcome, rank: int, reduction: Reduction, size: int
-) -> Problem | None:
+def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, size: int) -> Problem | None:
     """Only messages between neighbours, and not more of them than the ring needs."""
     ready = [kind for kind in outcome.kinds if kind not in ("send", "recv")]
     if ready:
         return Problem(
             f"{name} calls the ready-made collective {ready[0]} on rank {rank}",
-            classic(
-                "the exercise is to build it from isend and irecv between neighbours", 7
-            ),
+            classic("the exercise is to build it from isend and irecv between neighbours", 7),
         )
     rounds = 2 if name == "ring_all_reduce" else 1
     budget = rounds * (size - 1) * -(-reduction.numel // size)
@@ -152,9 +125,7 @@ def _rule(
     return None
 
 
-def _judge(
-    name: str, reductions: Sequence[Reduction], seed: int
-) -> Callable[[list[Sight]], Problem | None]:
+def _judge(name: str, reductions: Sequence[Reduction], seed: int) -> Callable[[list[Sight]], Problem | None]:
     def judge(sights: list[Sight]) -> Problem | None:
         world_size = len(sights)
         for k, reduction in enumerate(reductions):
@@ -171,11 +142,7 @@ def _judge(
 
 
 def _values(
-    name: str,
-    reduction: Reduction,
-    ranks: tuple[int, ...],
-    outcomes: list[Outcome],
-    seed: int,
+    name: str, reduction: Reduction, ranks: tuple[int, ...], outcomes: list[Outcome], seed: int
 ) -> Problem | None:
     size, whole = len(ranks), reduction.expected(max(ranks) + 1, seed)
     if name == "ring_all_gather":
@@ -185,33 +152,19 @@ def _values(
     for position, (rank, outcome) in enumerate(zip(ranks, outcomes, strict=True)):
         expected = chunks[position] if name == "ring_reduce_scatter" else whole
         got = outcome.tensor if name == "ring_all_reduce" else outcome.returned
-        if (
-            not isinstance(got, torch.Tensor)
-            or got.shape != expected.shape
-            or got.dtype != reduction.dtype
-        ):
-            shape = (
-                f"a tensor of {tuple(got.shape)}, {got.dtype}"
-                if isinstance(got, torch.Tensor)
-                else repr(got)
-            )
+        if not isinstance(got, torch.Tensor) or got.shape != expected.shape or got.dtype != reduction.dtype:
+            shape = f"a tensor of {tuple(got.shape)}, {got.dtype}" if isinstance(got, torch.Tensor) else repr(got)
             return Problem(
-                f"{name} gives {shape}",
-                f"expected {tuple(expected.shape)}, {reduction.dtype}",
-                (str(reduction),),
+                f"{name} gives {shape}", f"expected {tuple(expected.shape)}, {reduction.dtype}", (str(reduction),)
             )
         start = torch.as_tensor(reduction.tensor(position, seed))
         if name == "ring_reduce_scatter" and not torch.equal(outcome.tensor, start):
             return Problem(
-                f"{name} changes the tensor that it is given",
-                "its caller still needs it",
-                (str(reduction),),
+                f"{name} changes the tensor that it is given", "its caller still needs it", (str(reduction),)
             )
         if _close(got, expected, reduction.dtype):
             continue
-        bad = ~torch.isclose(
-            got.to(expected.dtype), expected, **_tolerance(reduction.dtype)
-        )
+        bad = ~torch.isclose(got.to(expected.dtype), expected, **_tolerance(reduction.dtype))
         return _wrong(name, reduction, rank, position, got, expected, bad, start)
     if name == "ring_all_reduce":
         for rank, outcome in zip(ranks, outcomes, strict=True):
@@ -256,24 +209,14 @@ def _wrong(
     cause = _factor_of(reduction, got, expected, size)
     if not cause and name == "ring_all_reduce" and torch.equal(got, start) and size > 1:
         cause = "the tensor is as it was: the chunks must be views of it, so that it changes in place"
-    if (
-        not cause
-        and reduction.coded
-        and reduction.op == "sum"
-        and name != "ring_all_gather"
-    ):
+    if not cause and reduction.coded and reduction.op == "sum" and name != "ring_all_gather":
         counts = _digits(got[first].item(), size)
         held = ", ".join(f"rank {k}'s x {n}" for k, n in enumerate(counts))
-        details.append(
-            f"element [{first}] holds {held}"
-            if counts
-            else "it is no sum of the ranks' values"
-        )
+        details.append(f"element [{first}] holds {held}" if counts else "it is no sum of the ranks' values")
         cause = _cause_of_counts(counts, name, marks, position, size, split)
     if not cause and name == "ring_all_gather":
         cause = classic(
-            "a chunk lands where another one belongs, or does not travel on: in step s rank r sends r - s",
-            4,
+            "a chunk lands where another one belongs, or does not travel on: in step s rank r sends r - s", 4
         )
     if not cause and reduction.numel % size:
         cause = classic(_SMALL_STEP, 5)
@@ -286,36 +229,22 @@ def _size_of(reduction: Reduction, expected: torch.Tensor, name: str) -> int:
     return WORLD_SIZE
 
 
-def _factor_of(
-    reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, size: int
-) -> str:
+def _factor_of(reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, size: int) -> str:
     if not expected.is_floating_point():
         return ""
     wide = got.to(expected.dtype)
-    if reduction.op == "mean" and torch.allclose(
-        wide, expected * size, **_tolerance(reduction.dtype)
-    ):
+    if reduction.op == "mean" and torch.allclose(wide, expected * size, **_tolerance(reduction.dtype)):
         return classic("this is the sum: the mean is a part in N of it", 2)
-    if reduction.op == "mean" and torch.allclose(
-        wide, expected / size, **_tolerance(reduction.dtype)
-    ):
+    if reduction.op == "mean" and torch.allclose(wide, expected / size, **_tolerance(reduction.dtype)):
         return classic("the sum is divided by N twice", 2)
-    if reduction.op == "sum" and torch.allclose(
-        wide, expected / size, **_tolerance(reduction.dtype)
-    ):
-        return classic(
-            "this is the mean although the sum is asked for: op says which", 2
-        )
+    if reduction.op == "sum" and torch.allclose(wide, expected / size, **_tolerance(reduction.dtype)):
+        return classic("this is the mean although the sum is asked for: op says which", 2)
     if reduction.op == "mean" and reduction.coded:
         ratio = (wide / expected).unique()
         if len(ratio) <= 2 and all(
-            abs(r - 1) < 1e-5 or abs(r * size - 1) < 1e-5 or abs(r / size - 1) < 1e-5
-            for r in ratio
+            abs(r - 1) < 1e-5 or abs(r * size - 1) < 1e-5 or abs(r / size - 1) < 1e-5 for r in ratio
         ):
-            return classic(
-                "some chunks are divided by N and some are not, or twice: each exactly once, on one rank",
-                2,
-            )
+            return classic("some chunks are divided by N and some are not, or twice: each exactly once, on one rank", 2)
     return ""
 
 
@@ -327,40 +256,19 @@ def _digits(value: float, size: int) -> list[int]:
 
 
 def _cause_of_counts(
-    counts: list[int],
-    name: str,
-    marks: str,
-    position: int,
-    size: int,
-    split: Sequence[torch.Tensor],
+    counts: list[int], name: str, marks: str, position: int, size: int, split: Sequence[torch.Tensor]
 ) -> str:
     if name == "ring_all_reduce" and marks.count(".") == 1 and marks[position] == ".":
-        return classic(
-            "only the rank's own chunk is complete: the second round, the all-gather, is missing",
-            4,
-        )
+        return classic("only the rank's own chunk is complete: the second round, the all-gather, is missing", 4)
     if not counts:
-        return classic(
-            "memory that no message has filled, or a chunk that is overwritten while it is still sent",
-            3,
-        )
+        return classic("memory that no message has filled, or a chunk that is overwritten while it is still sent", 3)
     if any(count > 1 for count in counts):
-        where = (
-            "in the all-gather chunks are copied, not added"
-            if name == "ring_all_reduce"
-            else "a step too many"
-        )
-        return classic(
-            f"a value is added more than once: {where}, or a chunk goes round too far",
-            3,
-        )
+        where = "in the all-gather chunks are copied, not added" if name == "ring_all_reduce" else "a step too many"
+        return classic(f"a value is added more than once: {where}, or a chunk goes round too far", 3)
     if sum(counts) == 1:
-        return classic(
-            "nothing is added: what arrives belongs on top of the rank's own values", 3
-        )
+        return classic("nothing is added: what arrives belongs on top of the rank's own values", 3)
     return classic(
-        "a rank's values are missing: a step too few, or another chunk than the one that arrived is sent on",
-        3,
+        "a rank's values are missing: a step too few, or another chunk than the one that arrived is sent on", 3
     )
 
 
@@ -368,12 +276,7 @@ def _parts(seed: int) -> list[Part]:
     draw = generator(seed)
     even, odd = 3 * draw.randint(2, 5), 3 * draw.randint(2, 5) + draw.choice((1, 2))
     plain = [Reduction(even), Reduction(odd), Reduction(odd, op="mean")]
-    edges = [
-        Reduction(1),
-        Reduction(2),
-        Reduction(0),
-        Reduction(2 * odd, layout="transposed", coded=False),
-    ]
+    edges = [Reduction(1), Reduction(2), Reduction(0), Reduction(2 * odd, layout="transposed", coded=False)]
     values = [
         Reduction(odd, coded=False),
         Reduction(odd, torch.float64, "mean", coded=False),
@@ -385,17 +288,10 @@ def _parts(seed: int) -> list[Part]:
 
     def part(title: str, name: str, reductions: list[Reduction]) -> Part:
         return Part(
-            Scene(
-                f"{name}, {title}",
-                _play,
-                {"name": name, "reductions": reductions, "seed": seed},
-            ),
+            Scene(f"{name}, {title}", _play, {"name": name, "reductions": reductions, "seed": seed}),
             _judge(name, reductions, seed),
             stuck=_DEADLOCK,
-            raised={
-                "size of tensor": classic(_SMALL_STEP, 5),
-                "must match": classic(_SMALL_STEP, 5),
-            },
+            raised={"size of tensor": classic(_SMALL_STEP, 5), "must match": classic(_SMALL_STEP, 5)},
             same_calls=False,
         )
 
@@ -418,10 +314,7 @@ TRIAL = Trial(
 
 
 def check_ring_all_reduce(
-    ring_all_reduce: Callable,
-    ring_reduce_scatter: Callable,
-    ring_all_gather: Callable,
-    seed: int | None = None,
+    ring_all_reduce: Callable, ring_reduce_scatter: Callable, ring_all_gather: Callable, seed: int | None = None
 ) -> None:
     """Exercise 4.1: the collectives of a ring, from messages between neighbours.
 

@@ -39,9 +39,7 @@ class Toy(nn.Module):
             block's input is known: nearly at the end of the backward pass.
     """
 
-    def __init__(
-        self, seed: int, width: int = 5, inner: int = 7, layers: int = 3
-    ) -> None:
+    def __init__(self, seed: int, width: int = 5, inner: int = 7, layers: int = 3) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
         self.frozen = nn.Parameter(torch.empty(width), requires_grad=False)
@@ -71,9 +69,7 @@ class Toy(nn.Module):
         return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
 
 
-def rows(
-    seed: int, step: int, rank: int, width: int = 5, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def rows(seed: int, step: int, rank: int, width: int = 5, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """What a rank reads in a step: x and y, (ROWS, width) each."""
     source = torch.Generator().manual_seed(10_000 * seed + 100 * step + rank)
     x, y = torch.randn(2, ROWS, width, generator=source).to(dtype)
@@ -90,37 +86,17 @@ class Exact:
     losses: list[float]
 
 
-def exact(
-    model: Toy,
-    seed: int,
-    ranks: int,
-    step: int = 0,
-    sometimes: tuple[int, ...] = (),
-    width: int = 5,
-) -> Exact:
+def exact(model: Toy, seed: int, ranks: int, step: int = 0, sometimes: tuple[int, ...] = (), width: int = 5) -> Exact:
     """One step's gradients in one process; ``sometimes`` are the ranks that use that parameter."""
     local, losses = [], []
     for rank in range(ranks):
         model.zero_grad()
-        loss = model(
-            *rows(seed, step, rank, width, model.first.weight.dtype),
-            sometimes=rank in sometimes,
-        )
+        loss = model(*rows(seed, step, rank, width, model.first.weight.dtype), sometimes=rank in sometimes)
         loss.backward()
         losses.append(float(loss.detach()))
-        local.append(
-            {
-                name: None if p.grad is None else p.grad.clone()
-                for name, p in trainable(model).items()
-            }
-        )
+        local.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(model).items()})
     model.zero_grad()
-    return Exact(
-        weights(model),
-        local,
-        {name: _mean([of[name] for of in local]) for name in local[0]},
-        losses,
-    )
+    return Exact(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
 
 
 def _mean(gradients: list[Tensor | None]) -> Tensor | None:
@@ -148,24 +124,11 @@ def trained(
     for step in range(steps):
         sums: dict[str, Tensor | None] = {}
         for micro in range(accumulation):
-            found = exact(
-                model,
-                seed,
-                ranks,
-                step * accumulation + micro,
-                sometimes,
-                sizes.get("width", 5),
-            )
+            found = exact(model, seed, ranks, step * accumulation + micro, sometimes, sizes.get("width", 5))
             losses.append(sum(found.losses) / ranks)
             for name, gradient in found.mean.items():
                 before = sums.get(name)
-                sums[name] = (
-                    gradient
-                    if before is None
-                    else before
-                    if gradient is None
-                    else before + gradient
-                )
+                sums[name] = gradient if before is None else before if gradient is None else before + gradient
         for name, parameter in trainable(model).items():
             parameter.grad = sums[name]
         optimizer.step()
@@ -174,26 +137,17 @@ def trained(
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters by their first names."""
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters by their first names."""
-    return {
-        name: parameter.detach().clone() for name, parameter in model.named_parameters()
-    }
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Copies of all gradients of trainable parameters."""
-    return {
-        name: None if p.grad is None else p.grad.detach().clone()
-        for name, p in trainable(model).items()
-    }
+    return {name: None if p.grad is None else p.grad.detach().clone() for name, p in trainable(model).items()}
 
 
 def elements(model: nn.Module) -> int:
@@ -231,41 +185,15 @@ class Recorded:
 
     def state_elements(self) -> int:
         """Elements of all state tensors, without the counters of steps."""
-        values = [
-            value
-            for made in self.made
-            for state in made.state.values()
-            for value in state.values()
-        ]
-        return sum(
-            value.numel()
-            for value in values
-            if isinstance(value, Tensor) and value.dim()
-        )
+        values = [value for made in self.made for state in made.state.values() for value in state.values()]
+        return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim())
 
     def state_dtypes(self) -> set[torch.dtype]:
         """Dtypes of the state tensors and of what is stepped."""
-        values = [
-            value
-            for made in self.made
-            for state in made.state.values()
-            for value in state.values()
-        ]
-        found = {
-            value.dtype for value in values if isinstance(value, Tensor) and value.dim()
-        }
-        return found | {
-            p.dtype
-            for made in self.made
-            for group in made.param_groups
-            for p in group["params"]
-        }
+        values = [value for made in self.made for state in made.state.values() for value in state.values()]
+        found = {value.dtype for value in values if isinstance(value, Tensor) and value.dim()}
+        return found | {p.dtype for made in self.made for group in made.param_groups for p in group["params"]}
 
     def stepped_elements(self) -> int:
         """Elements of all parameters that the optimizers were given."""
-        return sum(
-            p.numel()
-            for made in self.made
-            for group in made.param_groups
-            for p in group["params"]
-        )
+        return sum(p.numel() for made in self.made for group in made.param_groups for p in group["params"])

@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 
 from utils.checks.core import Exercise, draw_seed, fail, passed
 from utils.checks.lab4.leaning import leans_on
-from utils.checks.lab4.scenes import (
-    WORLD_SIZE,
-    Fault,
-    Played,
-    Scene,
-    Sight,
-    play_alone,
-    play_on_ranks,
-)
+from utils.checks.lab4.scenes import WORLD_SIZE, Fault, Played, Scene, Sight, play_alone, play_on_ranks
 from utils.checks.problem import Problem
 
 #: Finds what is wrong in what the ranks saw of a scene, or None.
@@ -75,15 +67,10 @@ class Trial:
         parts, answer = self.parts(seed), dict(zip(self.names, functions, strict=True))
         for name, function in answer.items():
             if not callable(function):
-                fail(
-                    self.exercise,
-                    f"the check takes {name} itself, got {function!r}: leave out the parentheses",
-                )
+                fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
         self.refuse(answer)
         self.alone(answer, parts, seed)
-        (played,) = play_on_ranks(
-            [answer], [part.scene for part in parts], self.world_size
-        )
+        (played,) = play_on_ranks([answer], [part.scene for part in parts], self.world_size)
         self.judge(played, parts, seed)
         passed(self.exercise, self.notice, seed, len(parts))
 
@@ -96,9 +83,7 @@ class Trial:
                 cause="the exercise is to write it from collectives; compare with PyTorch's afterwards",
             )
 
-    def alone(
-        self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int
-    ) -> None:
+    def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
         """Fail if the first scene raises on a single rank already."""
         fault = play_alone(answer, parts[0].scene).fault
         if fault is not None:
@@ -106,8 +91,7 @@ class Trial:
                 self.exercise,
                 f"a group of one rank already fails: {fault.type}: {fault.text}",
                 fault.where,
-                _cause(fault, parts[0])
-                or "no other process is needed to see this: step through it here in a debugger",
+                _cause(fault, parts[0]) or "no other process is needed to see this: step through it here in a debugger",
                 f"seed {seed}, {parts[0].scene.name}, 1 rank",
             )
 
@@ -122,10 +106,7 @@ class Trial:
             if sights is None:
                 break
             for sight in sights:
-                if (
-                    sight.fault is not None
-                    and sight.fault.type == "NotImplementedError"
-                ):
+                if sight.fault is not None and sight.fault.type == "NotImplementedError":
                     raise NotImplementedError(sight.fault.text)
             problem = _trouble(part, sights) or part.judge(sights)
             if problem:
@@ -140,31 +121,16 @@ class Trial:
 
 
 def _cause(fault: Fault, part: Part) -> str:
-    return next(
-        (
-            cause
-            for words, cause in part.raised.items()
-            if words in f"{fault.type}: {fault.text}"
-        ),
-        "",
-    )
+    return next((cause for words, cause in part.raised.items() if words in f"{fault.type}: {fault.text}"), "")
 
 
 def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
     """An exception on a rank, ranks that wait in vain, or ranks that call different collectives."""
-    own = [
-        (rank, sight.fault)
-        for rank, sight in enumerate(sights)
-        if sight.fault and not sight.fault.late
-    ]
+    own = [(rank, sight.fault) for rank, sight in enumerate(sights) if sight.fault and not sight.fault.late]
     if own:
         rank, fault = own[0]
         ranks = "every rank" if len(own) == len(sights) else f"rank {rank}"
-        return Problem(
-            f"{ranks} raised {fault.type}: {fault.text}",
-            _cause(fault, part),
-            fault.where,
-        )
+        return Problem(f"{ranks} raised {fault.type}: {fault.text}", _cause(fault, part), fault.where)
     apart = parted(sights) if part.same_calls else ""
     waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
     if waiting:
@@ -180,27 +146,13 @@ def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
 
 def _stuck(part: Part, sights: list[Sight], waiting: list[int], apart: str) -> Problem:
     done = [rank for rank in range(len(sights)) if rank not in waiting]
-    who = (
-        f"rank {waiting[0]} waits"
-        if len(waiting) == 1
-        else f"ranks {', '.join(map(str, waiting))} wait"
-    )
-    ends = (
-        f"rank {done[0]} is done"
-        if len(done) == 1
-        else f"ranks {', '.join(map(str, done))} are done"
-    )
-    headline = (
-        f"{who} in vain: {ends}"
-        if done
-        else "every rank waits for another one, and none can go on"
-    )
+    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
+    ends = f"rank {done[0]} is done" if len(done) == 1 else f"ranks {', '.join(map(str, done))} are done"
+    headline = f"{who} in vain: {ends}" if done else "every rank waits for another one, and none can go on"
     details = []
     for rank, sight in enumerate(sights):
         last = f"last {_call(sight.entries[-1])}" if sight.entries else "none"
-        line = (
-            f", at {sight.fault.where[-1]}" if sight.fault and sight.fault.where else ""
-        )
+        line = f", at {sight.fault.where[-1]}" if sight.fault and sight.fault.where else ""
         details.append(
             f"rank {rank}: {'waits' if sight.fault else 'done'} after {len(sight.entries)} calls, {last}{line}"
         )
@@ -214,22 +166,12 @@ def _call(entry) -> str:
 def parted(sights: Sequence[Sight]) -> str:
     """The first collective at which the ranks differ, in a sentence; empty if they agree."""
     calls = [
-        [
-            (e.kind, e.elements, e.dtype)
-            for e in sight.entries
-            if e.kind not in ("send", "recv")
-        ]
-        for sight in sights
+        [(e.kind, e.elements, e.dtype) for e in sight.entries if e.kind not in ("send", "recv")] for sight in sights
     ]
     for k in range(max(map(len, calls))):
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])
-            names = [
-                f"{c[0]} of {c[1]:,} {c[2]}" if c else "no further collective"
-                for c in (here[0], here[other])
-            ]
-            return (
-                f"collective {k + 1}: rank 0 calls {names[0]}, rank {other} {names[1]}"
-            )
+            names = [f"{c[0]} of {c[1]:,} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
+            return f"collective {k + 1}: rank 0 calls {names[0]}, rank {other} {names[1]}"
     return ""
