@@ -315,6 +315,51 @@ def choosy(kind: str | None, steps: int = 3) -> dict[str, Tensor]:
     return training.parameters_of(model)
 
 
+class Tiny(nn.Module):
+    """Fewer elements than ranks: a number, nothing at all, and two more numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.empty = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.empty(0, 3))
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scale * self.layer(x)).square().mean() + self.empty.sum()
+
+
+def tiny(kind: str | None, optimizer: str, steps: int = 3) -> dict[str, Any]:
+    """Train the tiny model with another optimizer, half of it from a state; ``kind=None`` is one process."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    optimizer_class, options = OPTIMIZERS[optimizer]
+    torch.manual_seed(0)
+    model = Tiny()
+    x = torch.arange(1.0, 1 + 2 * world_size).view(-1, 1)
+    forward = model
+    if kind is None:
+        trainer = optimizer_class(model.parameters(), **options)
+    else:
+        x = x.chunk(world_size)[rank]
+        if kind == "zero1":
+            trainer = lab.Zero1Optimizer(model.parameters(), optimizer_class, bucket_bytes=4, **options)
+        else:
+            forward = trainer = lab.Zero2(model, optimizer_class, bucket_bytes=4, **options)
+    for _ in range(steps):
+        forward(x).backward()
+        trainer.step()
+        trainer.zero_grad()
+        if kind is not None:
+            trainer.load_state_dict(trainer.state_dict())
+    return training.parameters_of(model)
+
+
+OPTIMIZERS = {
+    "fused": (torch.optim.AdamW, {"lr": 1e-2, "fused": True}),
+    "foreach": (torch.optim.Adam, {"lr": 1e-2, "foreach": True, "amsgrad": True}),
+    "momentum": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
+    "plain": (torch.optim.SGD, {"lr": 1e-2}),
+}
+
+
 def mean_of_ranks() -> Tensor:
     """The mean of each rank's number."""
     return all_reduce_mean(torch.tensor([float(dist.get_rank())])).wait()
@@ -336,5 +381,6 @@ def everything(states: dict[str, Any] | None = None) -> dict[str, Any]:
         "live": live_gradients(),
         "sizes": state_sizes(),
         "overlap": overlap(),
+        "tiny": {(kind, name): tiny(kind, name) for kind in (None, "zero1", "zero2") for name in OPTIMIZERS},
         "choosy": {kind: choosy(kind) for kind in (None, *KINDS)},
     }

@@ -216,6 +216,15 @@ def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):
     training.assert_same_run([run], one_process(case), tolerance=0)
 
 
+@pytest.mark.parametrize("kind", ranks.KINDS)
+@pytest.mark.parametrize("bucket_bytes", [1, 10**9])
+def test_the_size_of_the_buckets_changes_no_bit(alone, monkeypatch, kind, bucket_bytes):
+    monkeypatch.setattr(ranks, "BUCKET_BYTES", bucket_bytes)
+    trainer = ranks.Trainer(kind, gpt.GPT(training.CONFIG))
+    assert len(trainer.buckets()) == (len(trainer.trainable()) if bucket_bytes == 1 else 1)
+    training.assert_same_run([trainer.train()], one_process("plain"), tolerance=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ranks.KINDS)
 def test_layers_that_only_some_ranks_use_are_trained_and_those_that_none_uses_are_left_alone(world_size, kind):
@@ -253,6 +262,17 @@ def test_a_state_is_whole_by_name_and_the_same_on_every_rank(world_size):
     for other in states[1:]:
         assert all(torch.equal(value, other["parameters"][name]) for name, value in states[0]["parameters"].items())
     assert states[0]["groups"][0]["lr"] == training.ADAMW["lr"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ranks.OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_a_model_of_fewer_elements_than_ranks_is_trained_and_saved_with_any_optimizer(world_size, kind, optimizer):
+    for result in job(world_size):
+        found, expected = result["tiny"][kind, optimizer], result["tiny"][None, optimizer]
+        for name, value in expected.items():
+            assert found[name].shape == value.shape
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
 
 
 # ---- what is sent --------------------------------------------------------------------------------------------------

@@ -95,6 +95,15 @@ class Bucket:
         if to:
             torch._foreach_copy_(to, come)  # one kernel for many small tensors
 
+    def flat_gradient(self) -> Tensor:
+        """The gradients in a flat tensor (numel,): if one parameter fills the bucket, its gradient, without a copy."""
+        gradient = self.parameters[0].grad
+        if len(self.parameters) == 1 and not self.padding and gradient is not None and gradient.is_contiguous():
+            return gradient.view(-1)
+        flat = self.new_flat()
+        self.collect(self.views(flat))
+        return flat
+
     def attach(self, views: Sequence[Tensor]) -> None:
         """Make each gradient that there is the view itself: its own memory is freed, and more is added in place."""
         for parameter, view in zip(self.parameters, views, strict=True):

@@ -89,8 +89,7 @@ class Zero2:
         ### BEGIN SOLUTION 4.5: reduce-scatter a bucket and free it
         while len(self._reducing) >= IN_FLIGHT:
             self._take_oldest()
-        flat = bucket.new_flat()
-        bucket.collect(bucket.views(flat))
+        flat = bucket.flat_gradient()
         bucket.release()
         into = torch.empty_like(self.gradients[k]) if self._filled[k] else self.gradients[k]
         self._reducing.append((k, reduce_scatter_mean(into, flat, self.group), flat))
