@@ -6,6 +6,7 @@ from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
 from utils.plots.machine import LatencyRange, MemoryLevel, generations, latency_ranges, memory_pyramid
 from utils.plots.roofline import Ceilings, Point, roofline_plot
+from utils.plots.schedule import bubble_plot, in_flight_plot, pipeline_timeline
 from utils.plots.show import png, show
 from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
@@ -33,15 +34,18 @@ __all__ = [
     "TileGrid",
     "Truth",
     "animate",
+    "bubble_plot",
     "class_shares",
     "coalescing_map",
     "figure",
     "generations",
+    "in_flight_plot",
     "label_points",
     "latency_ranges",
     "memory_bars",
     "memory_pyramid",
     "occupancy_bars",
+    "pipeline_timeline",
     "png",
     "roofline_plot",
     "show",
