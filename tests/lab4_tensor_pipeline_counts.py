@@ -73,7 +73,7 @@ def layers_against_whole() -> dict[str, float]:
         }
         for what, (found, right) in pairs.items():
             assert found.shape == right.shape
-            differences[f"{name}: {what}"] = float((found - right).abs().max()) if right.numel() else 0.0
+            differences[f"{name}: {what}"] = float((found - right).detach().abs().max()) if right.numel() else 0.0
     return differences
 
 

@@ -68,7 +68,7 @@ def test_a_pipeline_trains_as_one_process_does(found: list[Found], name: str) ->
 
 
 def tolerance_of(case: Case) -> tuple[float, ...]:
-    return (1e-11,) if case.dtype == torch.float64 else ()
+    return (1e-12,) if case.dtype == torch.float64 else ()
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ class RowParallelLinear(CutModule):
 class TensorParallelMLP(nn.Module):
     """The share of an MLP, down(gelu(up(x))), that one rank computes: (..., C) to (..., C), the same on all ranks.
 
-    One all-reduce of x.numel() elements forward and one backward.
+    The GeLU is the GPT's, in its tanh form. One all-reduce of x.numel() elements forward and one backward.
 
     Args:
         mlp: the whole, the same on all ranks; its parameters are copied.
