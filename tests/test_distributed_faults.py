@@ -110,6 +110,12 @@ def test_an_exception_that_cannot_be_pickled_is_told_in_words(no_rank_left: None
     assert "raised OSError: no pickle" in str(error)
 
 
+def test_a_result_that_cannot_be_sent_back_is_told(no_rank_left: None) -> None:
+    error = failure(threading.Lock, world_size=1)
+    assert error.kind == "exception"
+    assert "what the function returns, a lock, must be sent to another process" in str(error)
+
+
 def test_leaving_by_sys_exit_is_an_exception(no_rank_left: None) -> None:
     error = failure(raise_on, 0, SystemExit(3))
     assert error.rank == 0

@@ -20,6 +20,8 @@ from utils.distributed.watch import Watch, words
 #: Seconds to wait, after a first sign of a fault, for signs of what caused it: a rank's own exception is its own fault,
 #: but a broken connection may be there before the agent has told which rank died.
 _SETTLE, _SETTLE_CONSEQUENCE, _SETTLE_DEAD = 0.3, 3.0, 2.0
+#: Seconds that a rank may take to end its process after all have returned.
+_LINGER = 5.0
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -45,6 +47,9 @@ class Job:
         try:
             while not (self._folder / "done").exists() or len(self._returned) < len(self._ranks):
                 self._look()
+                if self._lingers():
+                    agent.kill()
+                    break
                 fault = self._fault() or self._overdue(deadline)
                 if fault is None and not agent.is_alive():
                     fault = DistributedError(f"the agent of the ranks ended:\n{agent.log()}", kind="launcher")
@@ -55,12 +60,17 @@ class Job:
                     raise fault
                 self._output.show_rank_0()
                 time.sleep(0.01)
-            disagreement = self._watch.update()  # a backend may get through it and give a wrong result
+            disagreement = self._watch.update(settle=0)  # a backend may get through it and give a wrong result
             if disagreement is not None:
                 raise disagreement
-            return [pickle.loads((self._folder / f"result{rank}").read_bytes()) for rank in self._ranks]
-        finally:
             self._output.show_rest()
+            return [pickle.loads((self._folder / f"result{rank}").read_bytes()) for rank in self._ranks]
+        except DistributedError as error:
+            self._output.show_rest(told=error.rank if error.kind in ("killed", "exit") else None)
+            raise
+        except BaseException:
+            self._output.show_rest()
+            raise
 
     def end(self, agent: Agent) -> bool:
         """Kill the ranks of a job that has failed; return whether the agent then is ready for another job."""
@@ -103,12 +113,17 @@ class Job:
         return None
 
     def _launcher_failed(self) -> bool:
-        return (self._folder / "done").exists() and len(self._returned) < len(self._ranks)
+        nothing_else = not self._raised and not self._gone and not self._watch.is_settling()
+        return nothing_else and (self._folder / "done").exists() and len(self._returned) < len(self._ranks)
+
+    def _lingers(self) -> bool:
+        """Whether all ranks have returned long ago and one does not end, for a thread of its own perhaps."""
+        return len(self._returned) == len(self._ranks) and time.monotonic() - max(self._returned.values()) > _LINGER
 
     def _fault(self) -> DistributedError | None:
         now = time.monotonic()
         disagreement = self._watch.update()
-        if disagreement is not None:
+        if disagreement is not None or self._watch.is_settling():
             return disagreement
         codes = self._exit_codes() or {}
         for rank, code in codes.items():

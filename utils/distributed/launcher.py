@@ -56,6 +56,7 @@ def launch(
         DistributedError: A rank raised, died, called another collective than its peers or did not arrive; or the
             machine has no room for so many ranks. It says which rank and why, and no process is left.
         ValueError, TypeError: An argument makes no sense.
+        RuntimeError: The system is Windows.
     """
     _check(function, world_size, timeout, collective_timeout)
     backend = _choose(backend, world_size)
@@ -102,13 +103,15 @@ def _pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return worker.pack((function, args, kwargs))
+        return worker.pack((function, args, kwargs), "what launch is given")
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
 
 
 def _check(function: object, world_size: object, timeout: float, collective_timeout: float) -> None:
+    if os.name != "posix":
+        raise RuntimeError("launch needs Linux or macOS (on Windows: WSL or the dev container)")
     if not callable(function):
         raise TypeError(f"launch runs a function, got {function!r} (pass the function itself, then its arguments)")
     if isinstance(world_size, bool) or not isinstance(world_size, int):
@@ -137,9 +140,11 @@ def _choose(backend: str | None, world_size: int) -> str:
             f"this machine has {cores} CPU cores, of at most {RANKS_PER_CORE} ranks each",
         )
     if world_size > room:
+        ways = [f"world_size={room}" if backend == "gloo" else f"world_size={room} or less"] if room else []
+        ways += ["backend='gloo', on CPUs"] if backend == "nccl" else []
         raise DistributedError(
             f"world_size={world_size} is more than this machine has room for: {why}; rank {room} is the first without "
-            f"a place (use world_size={room}{' or backend=' + repr('gloo') if backend == 'nccl' else ' or less'})",
+            f"a place (use {' or '.join(ways)})",
             rank=room,
             kind="world_size",
         )

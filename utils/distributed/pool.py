@@ -62,6 +62,8 @@ class Agent:
 
     def kill(self) -> None:
         """End it, its server and its ranks, whatever state they are in, and wait until they are gone."""
+        if self._log.closed:
+            return
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # it then ends all that it started
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,8 +104,9 @@ def take(folder: Path) -> Agent:
 
 def give_back(agent: Agent) -> None:
     """Keep an agent that is ready for another job."""
-    with _lock:
-        _idle.append(agent)
+    if agent.is_alive():
+        with _lock:
+            _idle.append(agent)
 
 
 @contextlib.contextmanager

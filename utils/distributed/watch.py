@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,17 @@ class Watch:
         self.last: dict[int, dict[str, Any]] = {}  # last call of each rank
         self._logs = [folder / f"calls{rank}" for rank in range(world_size)]
         self._read = [0] * world_size
-        self._open: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}  # (group, number) -> who has called what
+        self._disagreed: tuple[float, dict[int, dict[str, Any]]] | None = None  # since when, and the ranks' calls
+        self._open: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}  # (group, ranks, number) -> who called what
         self._sent: dict[tuple[Any, ...], deque] = defaultdict(deque)  # (group, from, to, tag) -> messages without
         self._wanted: dict[tuple[Any, ...], deque] = defaultdict(deque)  # their counterpart
 
-    def update(self) -> DistributedError | None:
-        """Read what is new; return the fault if two ranks disagree."""
+    def is_settling(self) -> bool:
+        """Whether ranks disagree and the others' calls are still awaited, to tell which one is alone."""
+        return self._disagreed is not None
+
+    def update(self, *, settle: float = 0.5) -> DistributedError | None:
+        """Read what is new; return the fault if ranks disagree, at the latest ``settle`` seconds after it is seen."""
         for rank, log in enumerate(self._logs):
             try:
                 with log.open("rb") as file:
@@ -51,20 +57,24 @@ class Watch:
             self._read[rank] += len(whole)
             for line in whole.splitlines():
                 call = self.last[rank] = json.loads(line)
-                fault = self._message(rank, call) if call["kind"] in ("send", "recv") else self._collective(rank, call)
-                if fault is not None:
+                if call["kind"] not in ("send", "recv"):
+                    self._collective(rank, call)
+                elif (fault := self._message(rank, call)) is not None:
                     return fault
+        if self._disagreed is not None:
+            since, calls = self._disagreed
+            if len(calls) == len(next(iter(calls.values()))["members"]) or time.monotonic() - since > settle:
+                return self._disagreement(calls)
         return None
 
-    def _collective(self, rank: int, call: dict[str, Any]) -> DistributedError | None:
-        place = (call["group"], call["number"])
+    def _collective(self, rank: int, call: dict[str, Any]) -> None:
+        place = (call["group"], tuple(call["members"]), call["number"])
         calls = self._open.setdefault(place, {})
         calls[rank] = call
         if len({_signature(other) for other in calls.values()}) > 1:
-            return self._disagreement(calls)
-        if len(calls) == len(call["members"]):
+            self._disagreed = self._disagreed or (time.monotonic(), calls)
+        elif len(calls) == len(call["members"]):
             del self._open[place]
-        return None
 
     def _disagreement(self, calls: dict[int, dict[str, Any]]) -> DistributedError:
         common = Counter(_signature(call) for call in calls.values()).most_common()
@@ -88,7 +98,7 @@ class Watch:
             return None
         sends = call["kind"] == "send"
         ends = (rank, call["peer"]) if sends else (call["peer"], rank)
-        key = (call["group"], *ends, call["tag"])
+        key = (call["group"], *ends, call["tag"])  # messages between the same two ranks arrive in order
         mine, theirs = (self._sent, self._wanted) if sends else (self._wanted, self._sent)
         if not theirs[key]:
             mine[key].append(call)

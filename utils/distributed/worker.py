@@ -52,10 +52,14 @@ class HostPickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def pack(value: Any) -> bytes:
-    """``value`` as bytes, functions and classes of a notebook included."""
+def pack(value: Any, words: str) -> bytes:
+    """``value`` as bytes, functions and classes of a notebook included; ``words`` says what it is."""
     content = io.BytesIO()
-    HostPickler(content, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    try:
+        HostPickler(content, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception as error:
+        error.add_note(f"{words} must be sent to another process and cannot be pickled (send plain data or tensors)")
+        raise
     return content.getvalue()
 
 
@@ -94,7 +98,7 @@ def run(folder: str) -> None:
         function, args, kwargs = pickle.loads((here / "job.pkl").read_bytes())
         with calls.listen(CallLog(here / f"calls{rank}")):
             result = function(*args, **kwargs)
-        write(here / f"result{rank}", pack(result))
+        write(here / f"result{rank}", pack(result, f"what the function returns, a {type(result).__name__},"))
     except BaseException as error:
         _report(here, rank, error)
         # stay: a rank that went would take its peers with it, and the caller would have to tell cause from effect
@@ -148,8 +152,8 @@ def _report(here: Path, rank: int, error: BaseException) -> None:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     written = "".join(traceback.format_exception(type(error), error, trace))
-    try:
-        exception = pack(error)
+    try:  # after the traceback is written: a failure to pickle leaves a note on it
+        exception = pack(error, "the exception")
         pickle.loads(exception)
     except Exception:
         exception = b""
