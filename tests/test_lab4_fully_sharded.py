@@ -14,7 +14,7 @@ import parallel_training
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_training import STEPS, TOLERANCE, Run, assert_same_run, batch_of_step, reference, shard_of_batch, train
+from parallel_training import STEPS, TOLERANCE, Run, assert_same_run, reference, train
 from torch import Tensor
 
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
@@ -188,60 +188,6 @@ def test_at_most_one_block_more_than_those_gathered_ahead_is_there_at_one_time(n
         block = rank.units[0][1]
         assert rank.peak_bytes == 4 * (root + blocks * block)
         assert rank.left_bytes == 0
-
-
-# ---- mixed precision ----
-def train_mixed(reduce_dtype: torch.dtype | None) -> tuple[Run, Ledger, set]:
-    """Ten steps in bfloat16 with float32 shards."""
-    model = FullyShardedDataParallel(
-        GPT(CONFIG, seed=0), Block, compute_dtype=torch.bfloat16, reduce_dtype=reduce_dtype
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
-
-    def step_and_clear() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with record_collectives() as ledger:
-        run = train(model, step_and_clear, dist.get_rank(), dist.get_world_size(), config=CONFIG)
-    run.parameters = model.whole_parameters()
-    kept = {value.dtype for state in optimizer.state.values() for value in state.values()}
-    return run, ledger, kept | {piece.dtype for piece in model.parameters()}
-
-
-def mixed_by_hand(reduce_dtype: torch.dtype) -> Run:
-    """What two ranks should do, in one process: bfloat16 copies of float32 masters, gradients summed in a dtype."""
-    masters, model = GPT(CONFIG, seed=0), GPT(CONFIG, seed=0, dtype=torch.bfloat16)
-    optimizer = torch.optim.AdamW(masters.parameters(), **ADAMW)
-    run = Run([], {})
-    for step in range(STEPS):
-        with torch.no_grad():
-            for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
-                parameter.copy_(master)
-        losses, halves = [], []
-        for rank in range(2):
-            loss = model(*shard_of_batch(batch_of_step(CONFIG, step), rank, 2))
-            loss.backward()
-            losses.append(loss.item())
-            halves.append([None if p.grad is None else p.grad.to(reduce_dtype) for p in model.parameters()])
-            model.zero_grad()
-        for master, first, second in zip(masters.parameters(), *halves, strict=True):
-            master.grad = None if first is None else (first + second).float() / 2
-        optimizer.step()
-        run.losses.append(sum(losses) / 2)
-    run.parameters = {name: parameter.detach() for name, parameter in masters.named_parameters()}
-    return run
-
-
-@pytest.mark.slow
-def test_in_bfloat16_two_bytes_travel_and_the_masters_stay_float32():
-    ranks = launch(lambda: [train_mixed(None), train_mixed(torch.float32)], world_size=2, backend="gloo")
-    for number, (reduce_dtype, size) in enumerate(((torch.bfloat16, 2), (torch.float32, 4))):
-        for _, ledger, kept in (rank[number] for rank in ranks):
-            assert kept == {torch.float32}
-            assert ledger.bytes("all_gather") == 2 * ledger.elements("all_gather")
-            assert ledger.bytes("reduce_scatter") == size * ledger.elements("reduce_scatter")
-        assert_same_run([rank[number][0] for rank in ranks], mixed_by_hand(reduce_dtype), tolerance=0)
 
 
 # ---- memory under the parameters ----

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 
+import parallel_training
 import pytest
 import torch
+import torch.distributed as dist
+from parallel_training import STEPS, Run, assert_same_run, batch_of_step, shard_of_batch, train
 
 from solutions.lab4_zero import precision
+from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.precision import MasterWeightOptimizer
-from utils.gpt import GPT, GPTConfig, batch
+from utils.distributed import Ledger, launch, record_collectives
+from utils.gpt import GPT, Block, GPTConfig, batch
 
 CONFIG = GPTConfig(layers=1, unused_parameter=False, frozen_positions=False)
+SHARDED = parallel_training.CONFIG  # for ZeRO-3: tied, frozen and unused parameters
+SHARDED_ADAMW = parallel_training.ADAMW
 ADAMW = {"lr": 1e-3, "weight_decay": 0.1, "foreach": False}
 
 
-def train(model: GPT, optimizer: object, steps: int = 3) -> None:
+def train_alone(model: GPT, optimizer: object, steps: int = 3) -> None:
     for step in range(steps):
         model(*batch(model.config, 2, seed=step)).backward()
         optimizer.step()
@@ -30,7 +37,7 @@ def test_adam_in_bfloat16_keeps_sixteen_bytes_a_parameter():
     model = GPT(CONFIG, dtype=torch.bfloat16)
     psi = sum(parameter.numel() for parameter in model.parameters())
     optimizer = MasterWeightOptimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
-    train(model, optimizer)
+    train_alone(model, optimizer)
     model(*batch(CONFIG, 2)).backward()
     assert optimizer.memory() == {
         "weights": 2 * psi,
@@ -75,7 +82,7 @@ def test_parameters_taken_a_few_at_a_time_get_the_same_steps(monkeypatch):
     for model, elements in zip(models, (10**9, 1000), strict=True):
         monkeypatch.setattr(precision, "ELEMENTS_AT_A_TIME", elements)
         optimizer = MasterWeightOptimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
-        train(model, optimizer)
+        train_alone(model, optimizer)
         assert all(master.grad is None for master in optimizer.masters)
         assert {state["step"].item() for state in optimizer.optimizer.state.values()} == {3}
     assert all(torch.equal(a, b) for a, b in zip(weights(models[0]), weights(models[1]), strict=True))
@@ -84,8 +91,8 @@ def test_parameters_taken_a_few_at_a_time_get_the_same_steps(monkeypatch):
 def test_wide_parameters_are_their_own_masters():
     models = [GPT(CONFIG) for _ in range(2)]
     optimizer = MasterWeightOptimizer(models[0].parameters(), torch.optim.AdamW, **ADAMW)
-    train(models[0], optimizer)
-    train(models[1], torch.optim.AdamW(models[1].parameters(), **ADAMW))
+    train_alone(models[0], optimizer)
+    train_alone(models[1], torch.optim.AdamW(models[1].parameters(), **ADAMW))
     assert optimizer.memory()["masters"] == 0
     assert all(torch.equal(a, b) for a, b in zip(weights(models[0]), weights(models[1]), strict=True))
 
@@ -116,7 +123,7 @@ def test_groups_and_a_schedule_reach_the_masters():
     before = model.head.weight.detach().clone()
     optimizer = MasterWeightOptimizer(groups, torch.optim.AdamW, **ADAMW)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, lambda step: 0.5**step)
-    train(model, optimizer, steps=1)
+    train_alone(model, optimizer, steps=1)
     schedule.step()
     assert torch.equal(model.head.weight, before)
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 5e-4, 5e-4]
@@ -125,11 +132,11 @@ def test_groups_and_a_schedule_reach_the_masters():
 def test_a_saved_optimizer_goes_on_with_its_masters():
     model, other = GPT(CONFIG, dtype=torch.bfloat16), GPT(CONFIG, seed=5, dtype=torch.bfloat16)
     optimizer = MasterWeightOptimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
-    train(model, optimizer)
+    train_alone(model, optimizer)
     loaded = MasterWeightOptimizer(other.parameters(), torch.optim.AdamW, **ADAMW)
     loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(model, optimizer)
-    train(other, loaded)
+    train_alone(model, optimizer)
+    train_alone(other, loaded)
     assert all(torch.equal(a, b) for a, b in zip(optimizer.masters, loaded.masters, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(other), strict=True))
 
@@ -142,3 +149,57 @@ def test_what_cannot_be_trained_is_refused_by_name():
     optimizer = MasterWeightOptimizer([torch.nn.Parameter(torch.ones(3))])
     with pytest.raises(ValueError, match=r"the masters must have shapes \[\(3,\)\], got \[\(4,\)\]"):
         optimizer.load_state_dict({"masters": [torch.ones(4)], "optimizer": {}})
+
+
+# ---- sharded masters ----
+def train_mixed(reduce_dtype: torch.dtype | None) -> tuple[Run, Ledger, set]:
+    """Ten steps in bfloat16 with float32 shards."""
+    model = FullyShardedDataParallel(
+        GPT(SHARDED, seed=0), Block, compute_dtype=torch.bfloat16, reduce_dtype=reduce_dtype
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), **SHARDED_ADAMW)
+
+    def step_and_clear() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with record_collectives() as ledger:
+        run = train(model, step_and_clear, dist.get_rank(), dist.get_world_size(), config=SHARDED)
+    run.parameters = model.whole_parameters()
+    kept = {value.dtype for state in optimizer.state.values() for value in state.values()}
+    return run, ledger, kept | {piece.dtype for piece in model.parameters()}
+
+
+def mixed_by_hand(reduce_dtype: torch.dtype) -> Run:
+    """What two ranks should do, in one process: bfloat16 copies of float32 masters, gradients summed in a dtype."""
+    masters, model = GPT(SHARDED, seed=0), GPT(SHARDED, seed=0, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(masters.parameters(), **SHARDED_ADAMW)
+    run = Run([], {})
+    for step in range(STEPS):
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
+                parameter.copy_(master)
+        losses, halves = [], []
+        for rank in range(2):
+            loss = model(*shard_of_batch(batch_of_step(SHARDED, step), rank, 2))
+            loss.backward()
+            losses.append(loss.item())
+            halves.append([None if p.grad is None else p.grad.to(reduce_dtype) for p in model.parameters()])
+            model.zero_grad()
+        for master, first, second in zip(masters.parameters(), *halves, strict=True):
+            master.grad = None if first is None else (first + second).float() / 2
+        optimizer.step()
+        run.losses.append(sum(losses) / 2)
+    run.parameters = {name: parameter.detach() for name, parameter in masters.named_parameters()}
+    return run
+
+
+@pytest.mark.slow
+def test_in_bfloat16_two_bytes_travel_and_the_masters_stay_float32():
+    ranks = launch(lambda: [train_mixed(None), train_mixed(torch.float32)], world_size=2, backend="gloo")
+    for number, (reduce_dtype, size) in enumerate(((torch.bfloat16, 2), (torch.float32, 4))):
+        for _, ledger, kept in (rank[number] for rank in ranks):
+            assert kept == {torch.float32}
+            assert ledger.bytes("all_gather") == 2 * ledger.elements("all_gather")
+            assert ledger.bytes("reduce_scatter") == size * ledger.elements("reduce_scatter")
+        assert_same_run([rank[number][0] for rank in ranks], mixed_by_hand(reduce_dtype), tolerance=0)

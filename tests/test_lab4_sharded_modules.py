@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 from sharded_modules import ADAMW, MODULES, WIDTH, Layer, Stack, loss_of, made, own_rows, rows, steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
