@@ -159,8 +159,16 @@ class Buffered(Stack):
         return super().forward(x + self.shift)
 
 
+class NoRoot(Stack):
+    """Nothing but blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Layer()
+
+
 KINDS = [Stack, SharedWeight, SharedModule, UsedTwice, Nested, Skipped, OnOneRank, Frozen, Small, Arguments, Reentrant]
-MODULES = {kind.__name__: kind for kind in (*KINDS, Buffered)}
+MODULES = {kind.__name__: kind for kind in (*KINDS, Buffered, NoRoot)}
 
 
 def rows(step: int) -> Tensor:

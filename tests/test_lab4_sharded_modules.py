@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -78,6 +79,21 @@ class Loops:
         checkpoint(model, x, use_reentrant=False).square().mean().backward()
 
     @staticmethod
+    def gradients_added_up_and_dropped(model, halves):
+        with model.no_sync() if isinstance(model, FullyShardedDataParallel) else nullcontext():
+            loss_of(model, halves(rows(0))).backward()
+        model.zero_grad()
+        loss_of(model, halves(rows(1))).backward()
+
+    @staticmethod
+    def gradients_filled_with_zeros(model, halves):
+        loss_of(model, halves(rows(0))).backward()
+        optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+        optimizer.zero_grad(set_to_none=False)
+        for step in (1, 2):
+            loss_of(model, halves(rows(step))).backward()
+
+    @staticmethod
     def an_error_in_a_forward(model, halves):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             loss_of(model, torch.ones(4, WIDTH + 1))
@@ -151,6 +167,7 @@ def refusals() -> dict[str, str]:
     weights = Stack().state_dict()
     wrong_uses = {
         "no block": lambda: FullyShardedDataParallel(Stack(), (nn.LSTM, nn.GRU)),
+        "no parameter": lambda: FullyShardedDataParallel(nn.Sequential(nn.ReLU()), nn.ReLU),
         "negative prefetch": lambda: FullyShardedDataParallel(Stack(), Layer, prefetch=-1),
         "integers": lambda: FullyShardedDataParallel(nn.Sequential(Integers()), Layer),
         "two dtypes": lambda: FullyShardedDataParallel(mixed(), Layer),
@@ -172,6 +189,7 @@ def test_wrong_uses_are_refused_by_name():
     assert said["no block"].startswith(
         "ValueError: block_class must name modules within Stack, and it has no LSTM, GRU"
     )
+    assert said["no parameter"] == "ValueError: Sequential has no parameters to shard"
     assert said["negative prefetch"] == "ValueError: prefetch must be at least 0, got -1"
     assert said["integers"] == "TypeError: parameter '0.table' must be floating point, got torch.int8"
     assert "several dtypes (torch.float32, torch.float64): give compute_dtype" in said["two dtypes"]

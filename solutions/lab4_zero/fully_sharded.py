@@ -53,7 +53,7 @@ class FullyShardedDataParallel(ShardedModule):
 
     Raises:
         TypeError: parameters that cannot be flattened (see ``FlatParameter``).
-        ValueError: no block in the module, or a negative ``prefetch``.
+        ValueError: no block or no parameter in the module, or a negative ``prefetch``.
     """
 
     def __init__(
@@ -259,6 +259,12 @@ class FullyShardedDataParallel(ShardedModule):
             yield
         finally:
             self._synchronize = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, those that ``no_sync`` has added up too (which an optimizer's ``zero_grad`` cannot)."""
+        super().zero_grad(set_to_none)
+        for unit in self.units:
+            unit.forget_gradient()
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:

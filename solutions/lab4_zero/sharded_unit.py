@@ -129,14 +129,18 @@ class Reduction:
         """Hand the mean over to the pieces' ``grad``, in the dtype of the shards."""
         unit, flat = self.unit, self.unit.trained
         mean = self.shard.to(flat.master_dtype).div_(flat.world_size)
+        kept, more = [], []
         for number, (slot, piece) in enumerate(zip(flat.slots, flat.pieces, strict=True)):
             gradient = mean[slice(*flat.bounds(slot))]
             if piece.grad is not None:
-                piece.grad.add_(gradient)
+                kept.append(piece.grad)
+                more.append(gradient)
                 continue
             piece.grad = gradient
             if number not in unit.used:
                 unit.doubtful.append(piece)
+        if kept:
+            torch._foreach_add_(kept, more)
         unit.used = set()
 
 

@@ -28,7 +28,7 @@ def slots_of_units(
         The root's slots, and those of each block that has any, in the module's order.
 
     Raises:
-        ValueError: the module has no block inside.
+        ValueError: the module has no block inside, or no parameters.
     """
     named = dict(module.named_modules(remove_duplicate=False))  # a module in two places has two names
     blocks = {name: part for name, part in named.items() if part is not module and isinstance(part, block_class)}
@@ -48,6 +48,8 @@ def slots_of_units(
                 )
                 slot.places.append((part, attribute))
                 owners.setdefault(id(parameter), set()).add(owner)
+    if not found:
+        raise ValueError(f"{type(module).__name__} has no parameters to shard")
     units: dict[nn.Module, list[Slot]] = {module: [], **{block: [] for block in blocks.values()}}
     for key, slot in found.items():
         units[owners[key].pop() if len(owners[key]) == 1 else module].append(slot)
