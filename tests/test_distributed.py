@@ -12,13 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 import nbformat
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from nbclient import NotebookClient
 from torch import nn
 
-from utils.distributed import device, launch
+from utils.distributed import device, job, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -108,13 +109,14 @@ def test_a_function_of_a_module_that_no_rank_can_import_travels_with_its_code() 
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_end_after_its_return_does_not_lose_the_results() -> None:
+def test_a_rank_that_does_not_end_after_its_return_loses_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_LINGER", 0.5)
+
     def return_and_linger() -> int:
         threading.Thread(target=threading.Event().wait).start()
         return dist.get_rank()
 
     assert launch(return_and_linger, world_size=2) == [0, 1]
-    assert launch(dist.get_rank, world_size=2) == [0, 1]
 
 
 SCRIPT = """
@@ -147,6 +149,38 @@ def test_a_notebook_launches_what_its_cells_define() -> None:
         "the script starts\nrank 0\n[rank 1] rank 1\n[42, 42]\n",
         "rank 0\n[rank 1] rank 1\n63\n",
     ]
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linger() -> None:
+        print("here")
+        threading.Event().wait()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdout, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch(linger, world_size=2)
+    assert not psutil.Process().children(recursive=True)
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "caller.py"
+    script.write_text(
+        "import threading\nfrom utils.distributed import launch\n"
+        "launch(lambda: print('here') or threading.Event().wait(), world_size=2)\n"
+    )
+    caller = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, cwd=ROOT)
+    assert caller.stdout.readline() == b"here\n"
+    started = psutil.Process(caller.pid).children(recursive=True)
+    assert len(started) >= 4
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    assert psutil.wait_procs(started, timeout=20)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class Job:
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + 3
+        until = time.monotonic() + 10
         while agent.is_alive() and time.monotonic() < until:
             if self._exit_codes() is not None and not any(_runs(pid) for pid in self._pids.values()):
                 return True
@@ -132,12 +132,12 @@ class Job:
         if self._gone and now - min(self._gone.values()) > _SETTLE_DEAD:
             return self._death(min(self._gone, key=self._gone.__getitem__), None)
         if self._raised and not self._gone:
-            own = {rank: when for rank, (when, fault) in self._raised.items() if not faults.is_consequence(fault)}
-            if own and now - min(own.values()) > _SETTLE:
+            own = [rank for rank, (_, fault) in self._raised.items() if not faults.is_consequence(fault)]
+            first = min(self._raised[rank][0] for rank in own or self._raised)
+            if own and now - first > _SETTLE:
                 return self._exception(min(own))
-            first = min(when for when, _ in self._raised.values())
-            if not own and now - first > _SETTLE_CONSEQUENCE:
-                return self._broken()
+            if not own and now - first > _SETTLE:
+                return self._unanswered() or (self._gave_up() if now - first > _SETTLE_CONSEQUENCE else None)
         late = self._watch.absent(now, self._patience, self._returned)
         if late is not None and not self._raised and not self._gone:
             return self._hanging(*late)
@@ -169,14 +169,18 @@ class Job:
             exception=exception,
         )
 
-    def _broken(self) -> DistributedError:
+    def _first_raised(self) -> int:
+        return min(self._raised, key=lambda rank: self._raised[rank][0])
+
+    def _unanswered(self) -> DistributedError | None:
+        """A rank waited too long for a message."""
+        rank = self._first_raised()
+        told = self._watch.unanswered(rank) if faults.is_timeout(self._raised[rank][1]) else None
+        return None if told is None else self._hanging([told[0]], told[1])
+
+    def _gave_up(self) -> DistributedError:
         """A backend gave up, and no rank has died or raised anything of its own."""
-        rank = min(self._raised, key=lambda rank: self._raised[rank][0])
-        if faults.is_timeout(self._raised[rank][1]):
-            unanswered = self._watch.unanswered(rank)
-            if unanswered is not None:
-                return self._hanging([unanswered[0]], unanswered[1])
-        return self._exception(rank)
+        return self._exception(self._first_raised())
 
     def _hanging(self, missing: list[int], text: str) -> DistributedError:
         stack = "\n".join(self._stack(rank) for rank in missing if rank not in self._returned)
