@@ -14,55 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solutions import lab4_zero as lab
-from solutions.lab4_zero.averages import all_reduce_mean
 from solutions.lab4_zero.buckets import Bucket
-from solutions.lab4_zero.collectives import all_to_all, broadcast, reduce
 from utils import gpt
-from utils.distributed import Ledger, record_collectives
+from utils.distributed import record_collectives
 
 BUCKET_BYTES = 20_000  # a few of the test model's parameters, so that there are several buckets
 KINDS = ("ddp", "zero1", "zero2")
 CASES = {"plain": {}, "accumulated": {"accumulation": 2}, "clipped": {"clip": 0.5}}
-SIZES = (0, 1, 2, 3, 5, 7, 24, 1001)
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
-
-
-# ---- collectives ---------------------------------------------------------------------------------------------------
-
-
-def values(numel: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rank's numbers of a test; small integers where the dtype counts, so that their sum is exact."""
-    generator = torch.Generator().manual_seed(100 * numel + rank)
-    if dtype == torch.float32:
-        return torch.randn(numel, generator=generator)
-    return torch.randint(-8, 9, (numel,), generator=generator).to(dtype)
-
-
-def collectives() -> dict[Any, Any]:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    found: dict[Any, Any] = {}
-    for numel in SIZES:
-        for dtype in DTYPES:
-            mine = values(numel, rank, dtype)
-            with record_collectives() as ledger:
-                found["all_reduce", numel, dtype] = lab.ring_all_reduce(mine.clone())
-            found["sent", numel, dtype] = ledger.elements("send")
-            chunk = lab.ring_reduce_scatter(mine)
-            found["reduce_scatter", numel, dtype] = chunk
-            found["all_gather", numel, dtype] = lab.ring_all_gather(chunk, numel=numel)
-            found["kept", numel, dtype] = mine
-        found["mean", numel] = lab.ring_all_reduce(values(numel, rank), op="mean")
-    strided = values(24, rank).view(4, 6).t()
-    lab.ring_all_reduce(strided)
-    found["strided"] = strided
-    for root in range(world_size):
-        found["broadcast", root] = broadcast(values(7, rank), src=root)
-        found["reduce", root] = reduce(values(7, rank), dst=root, op="mean")
-    found["all_to_all"] = all_to_all(10 * rank + torch.arange(2 * world_size).view(world_size, 2))
-    pair = dist.new_group([world_size - 1, 0])
-    if rank in (0, world_size - 1):
-        found["pair"] = lab.ring_all_reduce(torch.tensor([float(rank), 1.0, 2.0]), group=pair)
-    return found
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -360,20 +318,9 @@ OPTIMIZERS = {
 }
 
 
-def mean_of_ranks() -> Tensor:
-    """The mean of each rank's number."""
-    return all_reduce_mean(torch.tensor([float(dist.get_rank())])).wait()
-
-
 def everything(states: dict[str, Any] | None = None) -> dict[str, Any]:
     """All cases; ``states`` are those that a job of another size left."""
-    ledger: Ledger
-    with record_collectives() as ledger:
-        mean = mean_of_ranks()
     return {
-        "mean": mean,
-        "mean_ledger": ledger,
-        "collectives": collectives(),
         "runs": runs(),
         "resumed": resumed(states),
         "halves": halves(),
