@@ -75,6 +75,7 @@ def on_rank(sizes: Sequence[int], warmup: int, rounds: int) -> list[dict[str, An
     """
     found = []
     for kind in KINDS:
+        ranks.note(kind)
         for size in sizes:
             pair = functions(kind, size)
             torch.testing.assert_close(pair[OURS](), pair[NCCL](), rtol=0, atol=0)

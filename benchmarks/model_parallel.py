@@ -147,6 +147,7 @@ def on_rank(
         with distributed.record_collectives() as ledger:
             step()
         steps[name_of(way)] = step
+        ranks.note(f"{name_of(way)}: peak {peak / 1e9:.2f} GB")
         facts.append(
             {
                 "parameters": sum(p.numel() for p in module.parameters()),
@@ -157,6 +158,7 @@ def on_rank(
             }
         )
     samples = ranks.compare(steps, warmup=warmup, rounds=rounds)
+    ranks.note("timed")
     return [{**fact, "samples": {"step": samples[name_of(way)]}} for way, fact in zip(chosen, facts, strict=True)]
 
 

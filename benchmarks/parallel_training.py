@@ -69,23 +69,28 @@ def on_rank(
     device, rank = distributed.device(), dist.get_rank()
     tokens, targets = gpt.batch(config, rows, seed=rank, device=device)
     found: Results = {"activations": methods.activations(config, device, tokens, targets)}
+    ranks.note(f"activations: {found['activations'] / 1e9:.2f} GB")
     found |= {"methods": {}, "samples": {}, "timelines": {}}
     for together in methods.TOGETHER:
         built: dict[str, methods.Method] = {}
         steps: dict[str, Callable[[], None]] = {}
         for name in together:
             built[name], found["methods"][name] = account(methods.METHODS[name][1], config, tokens, targets)
+            ranks.note(f"{name}: peak {found['methods'][name]['peak'] / 1e9:.2f} GB")
             steps[name] = lambda method=built[name]: method.step(tokens, targets)
         if "ddp" in built:
             more = methods.overlap_steps(built["ddp"], tokens, targets)
             found["overlap"] = ranks.compare({"ddp": steps["ddp"], **more}, warmup=1, rounds=overlap_rounds)
+            ranks.note("overlap timed")
         found["samples"] |= ranks.compare(steps, warmup=warmup, rounds=rounds)
+        ranks.note(f"{', '.join(together)} timed")
         built, steps, more = {}, {}, {}
         ranks.release()
     for name in TIMELINES if device.type == "cuda" else ():
         method = methods.METHODS[name][1](shallow, device)
         method.step(tokens, targets)
         found["timelines"][name] = overlap.timeline(lambda method=method: method.step(tokens, targets))
+        ranks.note(f"{name}: timeline of {len(found['timelines'][name])} spans")
         del method
         ranks.release()
     return found
@@ -174,7 +179,6 @@ def measure(
     for world_size in world_sizes or ranks.world_sizes():
         arguments = (config, shallow, rows, warmup, rounds, overlap_rounds)
         points.append(point(world_size, parameters, ranks.launch(on_rank, *arguments, world_size=world_size)))
-        print(f"{world_size} ranks measured", flush=True)
     return {
         "dtype": "bf16",
         "model": {

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from benchmarks import family
 from utils import distributed, runtime, timing
@@ -24,6 +25,8 @@ from utils.distributed import Ledger, calls
 WORLD_SIZES = (2, 4)
 #: AdamW of all methods, ours and PyTorch's: its one-kernel form.
 ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+
+_START = time.monotonic()
 
 Samples = dict[str, tuple[float, ...]]
 
@@ -63,6 +66,12 @@ def world_sizes() -> list[int]:
 def launch(function: Callable[..., Any], *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
     """:func:`utils.distributed.launch` with patience for models that are built and kernels that are loaded."""
     return distributed.launch(function, *args, world_size=world_size, timeout=400.0, collective_timeout=90.0, **kwargs)
+
+
+def note(text: str) -> None:
+    """Rank 0 says how far it is, with the seconds since its start."""
+    if dist.get_rank() == 0:
+        print(f"{time.monotonic() - _START:5.1f} s  {text}", flush=True)
 
 
 class RankStopwatch:
