@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.plots.bars import _readable
-from utils.plots.labels import spread
+from utils.plots.labels import legend_below, spread
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
@@ -90,10 +90,7 @@ def pipeline_timeline(
         last = mix(KIND_COLOURS["F"], 0.55)
         handles.append(Patch(facecolor=last, label="lighter: later chunk of layers"))
     handles.append(Patch(facecolor=_IDLE, edgecolor="#8A8A8A", hatch=WASTE_HATCH, linewidth=0, label="idle"))
-    axes[-1].legend(
-        handles=handles, loc="upper right", bbox_to_anchor=(1.005, -0.34 / (0.245 * rows[-1])), ncol=5, frameon=False,
-        fontsize=SMALL, handlelength=1.1, handleheight=1.0, columnspacing=1.4, borderaxespad=0,
-    )  # fmt: skip
+    legend_below(axes[-1], handles, loc="upper right")
     fig.alt = f"{title.rstrip('.')}. Pipeline timelines to scale. " + "; ".join(
         f"{text}; makespan {number(t.makespan, 4)}, p = {t.schedule.stages}, m = {t.schedule.micro_batches}"
         for text, t in zip(said, timelines, strict=True)

@@ -122,6 +122,14 @@ class Placement:
         return Coordinates(rank // (self.tensor * self.data), rank // self.tensor % self.data, rank % self.tensor)
 
     @property
+    def ranks(self) -> list[list[list[int]]]:
+        """All ranks as ranks[stage][replica][part]."""
+        return [
+            [[self.rank(stage, replica, part) for part in range(self.tensor)] for replica in range(self.data)]
+            for stage in range(self.pipeline)
+        ]
+
+    @property
     def _sizes(self) -> tuple[int, int, int]:
         return self.pipeline, self.data, self.tensor
 
