@@ -57,7 +57,7 @@ TENSOR = {
     "plain": Case(FULL),
     "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2),
     "ranks without a head": Case(FULL.replace(heads=1, layers=2), clip=0.5),
-    "untied, checkpointed": Case(UNTIED.replace(checkpointing=True)),
+    "untied, checkpointed": Case(UNTIED.replace(layers=2, checkpointing=True)),
     "vocabulary": Case(FULL, clip=0.5, accumulation=2, vocabulary=True),
     "vocabulary, untied": Case(UNTIED.replace(layers=2), vocabulary=True),
     "float64": Case(FULL, clip=0.5, dtype=torch.float64),
