@@ -75,8 +75,8 @@ def on_rank(sizes: Sequence[int], warmup: int, rounds: int) -> list[dict[str, An
     """
     found = []
     for kind in KINDS:
-        ranks.note(kind)
         for size in sizes:
+            ranks.note(f"{kind} of {size} bytes")
             pair = functions(kind, size)
             torch.testing.assert_close(pair[OURS](), pair[NCCL](), rtol=0, atol=0)
             calls = max(1, min(MOST_CALLS, LAP_BYTES // size))

@@ -158,7 +158,6 @@ def on_rank(
             }
         )
     samples = ranks.compare(steps, warmup=warmup, rounds=rounds)
-    ranks.note("timed")
     return [{**fact, "samples": {"step": samples[name_of(way)]}} for way, fact in zip(chosen, facts, strict=True)]
 
 

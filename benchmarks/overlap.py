@@ -67,10 +67,11 @@ def spans(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if within is None:
         raise RuntimeError(f"the profiler's trace has no mark {_STEP!r}")
     phases = [mark for mark in marks if mark[0] != _STEP and within[0] <= mark[1] <= within[1]]
-    launched = {e["args"]["correlation"]: float(e["ts"]) for e in events if e.get("cat") in _LAUNCHES}
+    launched = {e.get("args", {}).get("correlation"): float(e["ts"]) for e in events if e.get("cat") in _LAUNCHES}
     found: list[dict[str, Any]] = []
     for event in sorted((e for e in events if e.get("cat") in _WORK), key=lambda e: float(e["ts"])):
-        at = launched.get(event["args"].get("correlation"))
+        correlation = event.get("args", {}).get("correlation")
+        at = None if correlation is None else launched.get(correlation)
         if at is None or not within[0] <= at <= within[1]:
             continue
         phase = next((name for name, start, end in phases if start <= at <= end), None)

@@ -81,9 +81,7 @@ def on_rank(
         if "ddp" in built:
             more = methods.overlap_steps(built["ddp"], tokens, targets)
             found["overlap"] = ranks.compare({"ddp": steps["ddp"], **more}, warmup=1, rounds=overlap_rounds)
-            ranks.note("overlap timed")
         found["samples"] |= ranks.compare(steps, warmup=warmup, rounds=rounds)
-        ranks.note(f"{', '.join(together)} timed")
         built, steps, more = {}, {}, {}
         ranks.release()
     for name in TIMELINES if device.type == "cuda" else ():

@@ -70,7 +70,7 @@ def launch(function: Callable[..., Any], *args: Any, world_size: int, **kwargs: 
 
 def note(text: str) -> None:
     """Rank 0 says how far it is, with the seconds since its start."""
-    if dist.get_rank() == 0:
+    if dist.is_initialized() and dist.get_rank() == 0:
         print(f"{time.monotonic() - _START:5.1f} s  {text}", flush=True)
 
 
@@ -112,6 +112,7 @@ def compare(steps: Mapping[str, Callable[[], object]], *, warmup: int, rounds: i
         timed = timing.compare(
             steps, warmup=warmup, rounds=rounds, flush_l2=False, stopwatch=RankStopwatch(distributed.device())
         )
+    note(", ".join(f"{name} {t.median * 1e3:.3g} ms" for name, t in timed.items()))
     return {name: t.samples for name, t in timed.items()}
 
 
