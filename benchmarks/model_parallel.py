@@ -133,6 +133,7 @@ def on_rank(
     config: gpt.GPTConfig, rows: int, micro_batches_a_stage: Sequence[int], warmup: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Samples, memory and messages of each way on this rank."""
+    ranks.settle()
     batch = gpt.batch(config, rows * dist.get_world_size(), device=distributed.device())
     built = Built(config, batch)
     chosen = ways(dist.get_world_size(), micro_batches_a_stage)

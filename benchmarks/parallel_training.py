@@ -66,6 +66,7 @@ def on_rank(
     config: gpt.GPTConfig, shallow: gpt.GPTConfig, rows: int, warmup: int, rounds: int, overlap_rounds: int
 ) -> Results:
     """Everything that one rank measures."""
+    ranks.settle()
     device, rank = distributed.device(), dist.get_rank()
     tokens, targets = gpt.batch(config, rows, seed=rank, device=device)
     found: Results = {"activations": methods.activations(config, device, tokens, targets)}

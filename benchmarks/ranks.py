@@ -9,6 +9,7 @@ leave the others waiting in a collective.
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,13 @@ def world_sizes() -> list[int]:
 def launch(function: Callable[..., Any], *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
     """:func:`utils.distributed.launch` with patience for models that are built and kernels that are loaded."""
     return distributed.launch(function, *args, world_size=world_size, timeout=400.0, collective_timeout=90.0, **kwargs)
+
+
+def settle() -> None:
+    """What a rank does first: what is imported is there for good, so that looking for garbage later is quick."""
+    importlib.import_module("torch._dynamo")  # optimizers do at their first step
+    gc.collect()
+    gc.freeze()
 
 
 def note(text: str) -> None:
