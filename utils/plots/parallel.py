@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -175,17 +176,19 @@ def mesh_plot(
     bare(ax)
     ax.set_aspect("equal")
     numbered = size > 0.058 * max(2, len(str(mesh.max()))) + 0.03
+    corners, colours = [], []
     for stage, replica, part in np.ndindex(mesh.shape):
         x, y = stage * wide + part % across, replica * high + part // across
         same = [stage == at[0], replica == at[1], part == at[2]]
         colour = _group_colour(same)
-        box = Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor=colour, edgecolor="none")
-        ax.add_patch(box)
+        corners.append([(x + 0.06, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.94), (x + 0.06, y + 0.94)])
+        colours.append(colour)
         if all(same):
             ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=LIMIT, linewidth=1.6, zorder=4))
         if numbered:
             text, points = str(mesh[stage, replica, part]), min(SMALL, 30 * size)
             ax.text(x + 0.5, y + 0.53, text, ha="center", va="center", size=points, color=_readable(colour))
+    ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none", zorder=2))
     for stage, replica in np.ndindex(p, d):
         corner = (stage * wide - 0.12, replica * high - 0.12)
         ax.add_patch(
