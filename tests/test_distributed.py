@@ -19,7 +19,7 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 from torch import nn
 
-from utils.distributed import device, job, launch
+from utils.distributed import device, job, launch, launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,6 +50,12 @@ def test_each_rank_gets_the_arguments_and_returns_its_result(monkeypatch: pytest
     same = {"ranks": 2, "value": "a", "scale": 3, "device": torch.device("cpu"), "threads": 1}
     same |= {"variable": "yes", "directory": str(tmp_path)}
     assert results == [{"rank": rank, **same} for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_ranks_can_start_from_nothing_as_those_with_a_gpu_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(launcher.START_METHODS, "gloo", "spawn")
+    assert launch(dist.get_rank, world_size=2) == [0, 1]
 
 
 @pytest.mark.slow

@@ -89,8 +89,7 @@ def _run(folder: Path) -> dict[int, int]:
         rdzv_configs={"timeout": 60, "read_timeout": 10, "is_host": True},
         max_restarts=0,
         monitor_interval=0.02,
-        # NCCL's ranks start from nothing: what CUDA has touched must not be forked
-        start_method="spawn" if settings["backend"] == "nccl" else "forkserver",
+        start_method=settings["start_method"],
         local_addr="127.0.0.1",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
     )

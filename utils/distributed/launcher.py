@@ -23,6 +23,10 @@ from utils.distributed.job import Job
 #: Ranks on CPUs that one core may carry: each is a process of about 200 MB.
 RANKS_PER_CORE = 16
 
+#: How a rank's process starts. Ranks on CPUs are forked from a server that has PyTorch imported; those with a GPU start
+#: from nothing, since what CUDA has touched must not be forked.
+START_METHODS = {"gloo": "forkserver", "nccl": "spawn"}
+
 
 def launch(
     function: Callable[..., Any],
@@ -67,6 +71,7 @@ def launch(
         "backend": backend,
         "collective_timeout": collective_timeout,
         "port": port or 0,
+        "start_method": START_METHODS[backend],
         "environment": dict(os.environ),
         "path": list(sys.path),
         "argv": list(sys.argv),
