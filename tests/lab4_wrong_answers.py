@@ -217,7 +217,7 @@ wrong(
 wrong(
     AVERAGE,
     "weights averaged",
-    "the rank's own rows: no collective has reached it",
+    "changes the weights themselves",
     edits={PENDING: "[self._averaging.append(all_reduce_mean(p.data, self.group)) for p in bucket.parameters]"},
 )
 wrong(
@@ -544,7 +544,7 @@ wrong(
     COLUMN,
     "gathered between the layers",
     "collectives forward",
-    edits={"return F": "dist.all_reduce(x.detach().clone(), group=self.group)\nreturn F"},
+    edits={"return F": "dist.all_reduce(x.detach().clone(), group=self.group); return F"},
 )
 wrong(
     CUT,

@@ -11,7 +11,8 @@ from torch import Tensor
 from utils.checks.core import Exercise
 from utils.checks.lab4 import toys
 from utils.checks.lab4.gradients import judge_gradients, judge_training
-from utils.checks.lab4.scenes import WORLD_SIZE, Scene, Sight
+from utils.checks.lab4.scenes import WORLD_SIZE
+from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem

@@ -11,7 +11,8 @@ from utils.checks.core import Exercise
 from utils.checks.lab4 import toys
 from utils.checks.lab4.gradients import judge_steps, judge_training
 from utils.checks.lab4.optimizer_states import ADAMW, RAISED, judge_kinds, judge_state, weights_of
-from utils.checks.lab4.scenes import WORLD_SIZE, Scene, Sight
+from utils.checks.lab4.scenes import WORLD_SIZE
+from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Judge, Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from utils.checks.core import Exercise, generator
-from utils.checks.lab4.scenes import Scene, Sight
+from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem

@@ -11,7 +11,8 @@ from utils import gpt
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
 from utils.checks.lab4.leaning import leans_on
-from utils.checks.lab4.scenes import WORLD_SIZE, Scene, Sight, play_on_ranks
+from utils.checks.lab4.scenes import WORLD_SIZE, play_on_ranks
+from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Judge, Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem

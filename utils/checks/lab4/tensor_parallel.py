@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.checks.core import Exercise
-from utils.checks.lab4.scenes import WORLD_SIZE, Scene, Sight
+from utils.checks.lab4.scenes import WORLD_SIZE
+from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Judge, Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from utils.checks.core import Exercise, draw_seed, fail, passed
 from utils.checks.lab4.leaning import leans_on
-from utils.checks.lab4.scenes import WORLD_SIZE, Fault, Played, Scene, Sight, play_alone, play_on_ranks
+from utils.checks.lab4.scenes import WORLD_SIZE, play_alone, play_on_ranks
+from utils.checks.lab4.sights import Fault, Played, Scene, Sight
 from utils.checks.problem import Problem
 
 #: Finds what is wrong in what the ranks saw of a scene, or None.
