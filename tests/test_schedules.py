@@ -226,11 +226,12 @@ def test_stages_that_disagree_about_the_order_deadlock():
         simulate(schedule)
 
 
-def test_pytorchs_exported_1f1b_lacks_forwards_on_its_last_rank():
-    with pytest.raises(ValueError, match="stage 0 lacks"):
-        from_orders("PyTorch's 1F1B", torchs("1F1B", 3, 4))
-    last = torchs("1F1B", 3, 4)[-1]
-    assert ("F", 0, 0) not in last and ("F", 4, 0) in last
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 4), (4, 8)])
+def test_pytorchs_exported_1f1b_is_ours_or_refused_for_what_it_lacks(p, m):
+    exported = torchs("1F1B", p, m)
+    if exported != tuples(one_f_one_b(p, m)):  # PyTorch 2.13: micro-batches beyond the last, and the first ones missing
+        with pytest.raises(ValueError, match="lacks"):
+            from_orders("PyTorch's 1F1B", exported)
 
 
 def test_shuffled_orders_either_finish_or_are_called_deadlocks():

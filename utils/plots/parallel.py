@@ -199,7 +199,7 @@ def mesh_plot(
         ax.text(
             -0.45, replica * high + down / 2, f"replica {replica}", ha="right", va="center", size=SMALL, color=MUTED
         )
-    names = list(stages) or [f"stage {s}" if size * wide > 0.55 else str(s) for s in range(p)]
+    names = list(stages) or [f"stage {s}" if size * wide > 0.5 else str(s) for s in range(p)]
     for stage, name in enumerate(names if p > 1 or stages else ()):
         ax.text(stage * wide + across / 2, -0.3, name, ha="center", va="bottom", size=SMALL, color=MUTED)
     ax.set_xlim(-0.5, p * wide)
