@@ -53,9 +53,13 @@ CASES = {
     "accumulated without sync, clipped": Case(accumulation=2, no_sync=True, clip=0.5),
     "float64": Case(accumulation=2, clip=0.5, dtype=torch.float64),
 }
+#: Cases that differ in how parameters are gathered, and must not in a bit.
+GATHERED = ("nothing gathered ahead", "two blocks gathered ahead", "root kept")
+#: Every case on two and three ranks; four, which take longest on few cores, leave out what three have shown.
+RUNS = [(name, size) for size in (2, 3, 4) for name in CASES if size < 4 or name not in (*GATHERED, "float64")]
 #: Cases in which two ranks compute bit for bit what one process does that adds the two halves' gradients. Not the
 #: clipped ones (the norm is a sum over shards, in another order), nor where each micro-batch is reduced by itself.
-EXACT = ("plain", "nothing gathered ahead", "two blocks gathered ahead", "root kept", "blocks checkpointed", "untied")
+EXACT = ("plain", *GATHERED, "blocks checkpointed", "untied")
 
 
 @dataclass
@@ -108,14 +112,14 @@ def train_case(case: Case) -> Seen:
 
 
 def train_all() -> dict[str, Seen]:
-    return {name: train_case(case) for name, case in CASES.items()}
+    return {name: train_case(CASES[name]) for name, size in RUNS if size == dist.get_world_size()}
 
 
 @functools.cache
 def seen(world_size: int) -> dict[str, list[Seen]]:
     """What each rank has seen in each case."""
     ranks = launch(train_all, world_size=world_size, backend="gloo")  # the same bits on every machine
-    return {name: [rank[name] for rank in ranks] for name in CASES}
+    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
 @functools.cache
@@ -131,8 +135,7 @@ def expected_of(case: Case, summands: int = 1) -> Run:
 
 # ---- the same training ----
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3, 4))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "world_size"), RUNS)
 def test_ten_steps_equal_those_of_one_process(name, world_size):
     runs = [rank.run for rank in seen(world_size)[name]]
     tolerance = TOLERANCE if CASES[name].dtype == torch.float32 else 1e-13
@@ -146,8 +149,8 @@ def test_two_ranks_compute_the_same_bits_as_one_process_that_adds_two_gradients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3, 4))
-@pytest.mark.parametrize("name", ("nothing gathered ahead", "two blocks gathered ahead", "root kept"))
+@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("name", GATHERED)
 def test_how_parameters_are_gathered_does_not_change_a_bit(name, world_size):
     for mine, plain in zip(seen(world_size)[name], seen(world_size)["plain"], strict=True):
         assert mine.run.losses == plain.run.losses
@@ -156,8 +159,7 @@ def test_how_parameters_are_gathered_does_not_change_a_bit(name, world_size):
 
 # ---- bytes ----
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3, 4))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "world_size"), RUNS)
 def test_the_ledger_counts_two_gathers_and_one_reduction_of_every_unit(name, world_size):
     case = CASES[name]
     passes = STEPS * case.accumulation
@@ -178,7 +180,7 @@ def test_the_ledger_counts_two_gathers_and_one_reduction_of_every_unit(name, wor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3, 4))
+@pytest.mark.parametrize("world_size", (2, 3))
 @pytest.mark.parametrize(
     ("name", "blocks"), (("plain", 2), ("nothing gathered ahead", 1), ("two blocks gathered ahead", 3))
 )
