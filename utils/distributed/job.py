@@ -19,7 +19,7 @@ from utils.distributed.watch import Watch, words
 
 #: Seconds to wait, after a first sign of a fault, for signs of what caused it: a rank's own exception is its own fault,
 #: but a broken connection may be there before the agent has told which rank died.
-_SETTLE, _SETTLE_CONSEQUENCE, _SETTLE_DEAD = 0.3, 3.0, 2.0
+_SETTLE, _SETTLE_CONSEQUENCE, _SETTLE_DEAD = 0.5, 3.0, 2.0
 #: Seconds that a rank may take to end its process after all have returned.
 _LINGER = 5.0
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -32,6 +32,7 @@ class Job:
         self._folder, self._ranks = folder, range(world_size)
         self._timeout, self._patience = timeout, patience
         self._output, self._watch = Output(folder, world_size), Watch(folder, world_size)
+        self._started = False
         self._pids: dict[int, int] = {}
         self._returned: dict[int, float] = {}  # rank -> when
         self._raised: dict[int, tuple[float, dict[str, Any]]] = {}  # rank -> when and what
@@ -103,6 +104,9 @@ class Job:
                 self._raised[rank] = now, pickle.loads((self._folder / f"fault{rank}").read_bytes())
             elif ended:
                 self._gone.setdefault(rank, now)
+        if not self._started and all((self._folder / f"ready{rank}").exists() for rank in self._ranks):
+            self._started = True
+            (self._folder / "start").touch()
         if len(self._returned) == len(self._ranks):
             (self._folder / "finish").touch()
 
@@ -134,7 +138,7 @@ class Job:
         if self._raised and not self._gone:
             own = [rank for rank, (_, fault) in self._raised.items() if not faults.is_consequence(fault)]
             first = min(self._raised[rank][0] for rank in own or self._raised)
-            if own and now - first > _SETTLE:
+            if own and (now - first > _SETTLE or len(self._raised) + len(self._returned) == len(self._ranks)):
                 return self._exception(min(own))
             if not own and now - first > _SETTLE:
                 return self._unanswered() or (self._gave_up() if now - first > _SETTLE_CONSEQUENCE else None)

@@ -44,7 +44,7 @@ class Watch:
         """Whether ranks disagree and the others' calls are still awaited, to tell which one is alone."""
         return self._disagreed is not None
 
-    def update(self, *, settle: float = 0.5) -> DistributedError | None:
+    def update(self, *, settle: float = 1.0) -> DistributedError | None:
         """Read what is new; return the fault if ranks disagree, at the latest ``settle`` seconds after it is seen."""
         for rank, log in enumerate(self._logs):
             try:

@@ -96,6 +96,9 @@ def run(folder: str) -> None:
         _settle(here, rank, settings)
         _join(settings)
         function, args, kwargs = pickle.loads((here / "job.pkl").read_bytes())
+        # in step: what one rank imports longer than another is no delay of its first collective
+        (here / f"ready{rank}").touch()
+        _wait_for(here / "start")
         with calls.listen(CallLog(here / f"calls{rank}")):
             result = function(*args, **kwargs)
         write(here / f"result{rank}", pack(result, f"what the function returns, a {type(result).__name__},"))
