@@ -44,6 +44,9 @@ FAMILIES = (
     "attention_blocks",
     "attention_stability",
     "attention_traffic",
+    "collectives",
+    "parallel_training",
+    "model_parallel",
 )
 
 

@@ -108,6 +108,12 @@ _ATTENTION = {
 }
 _ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGATIVE}
 
+#: What a model of a parallel measurement is made of.
+_GPT = dict.fromkeys(("parameters", "layers", "heads", "hidden", "vocabulary", "context"), SIZE)
+#: Kind of collective -> calls of one step on rank 0, elements of their full tensors, bytes.
+_COLLECTIVES = {str: {"calls": SIZE, "elements": COUNT, "bytes": COUNT}}
+_SPAN = {"lane": TEXT, "phase": TEXT, "name": TEXT, "start": NOT_NEGATIVE, "end": POSITIVE, "kernels": SIZE}
+
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
     "ceilings": {
@@ -474,6 +480,73 @@ LAYOUTS: dict[str, object] = {
                 "sm_bytes_written": COUNT,
                 "hbm_bytes_read": COUNT,
                 "hbm_bytes_written": COUNT,
+            }
+        ],
+    },
+    # ---- parallel training (notebooks 08 and 09) ----
+    "parallel_training": {
+        "dtype": TEXT,
+        "model": _GPT,
+        "rows": SIZE,
+        "shallow_layers": SIZE,
+        "points": [
+            {
+                "world_size": SIZE,
+                "activations_bytes": SIZE,
+                "methods": [
+                    {
+                        "name": TEXT,
+                        "stage": COUNT,
+                        **TIMING,
+                        "formula_bytes": SIZE,
+                        "peak_bytes": SIZE,
+                        "memory_ratio": POSITIVE,
+                        "peak_dropped_bytes": SIZE,
+                        "collectives": _COLLECTIVES,
+                        "sent_elements": NOT_NEGATIVE,
+                        "formula_elements": NOT_NEGATIVE,
+                    }
+                ],
+                "ratios": {str: RATIO},
+                "overlap": {str: TIMING},
+                "timelines": {str: [_SPAN]},
+            }
+        ],
+    },
+    "model_parallel": {
+        "dtype": TEXT,
+        "model": _GPT,
+        "rows": SIZE,
+        "points": [
+            {
+                "world_size": SIZE,
+                "tensor": SIZE,
+                "data": SIZE,
+                "pipeline": SIZE,
+                "schedule": TEXT,
+                "micro_batches": SIZE,
+                **TIMING,
+                "tokens_per_second": POSITIVE,
+                **RATIO,
+                "parameters": [SIZE],
+                "peak_bytes": [SIZE],
+                "in_flight": [SIZE],
+                "sent_elements": [NOT_NEGATIVE],
+                "collectives": _COLLECTIVES,
+            }
+        ],
+    },
+    "collectives": {
+        "dtype": TEXT,
+        "points": [
+            {
+                "world_size": SIZE,
+                "kind": TEXT,
+                "bytes": SIZE,
+                "sent_bytes": POSITIVE,
+                "calls_a_lap": SIZE,
+                "timed": {str: {**TIMING, "bus_bytes_per_second": POSITIVE}},
+                **RATIO,
             }
         ],
     },

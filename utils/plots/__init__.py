@@ -2,10 +2,14 @@
 
 from utils.plots.animate import Animation, animate, sm_waves_animation
 from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
+from utils.plots.collectives import Move, collective_animation, contributions, moves_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
 from utils.plots.machine import LatencyRange, MemoryLevel, generations, latency_ranges, memory_pyramid
+from utils.plots.overlap import Overlap, StreamSpan, overlap_of, overlap_timeline
+from utils.plots.parallel import memory_over_ranks, mesh_plot, state_bars
 from utils.plots.roofline import Ceilings, Point, roofline_plot
+from utils.plots.schedule import bubble_plot, in_flight_plot, pipeline_timeline
 from utils.plots.show import png, show
 from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
@@ -25,28 +29,42 @@ __all__ = [
     "Ceilings",
     "LatencyRange",
     "MemoryLevel",
+    "Move",
+    "Overlap",
     "Pattern",
     "Point",
     "Series",
     "Span",
+    "StreamSpan",
     "Table",
     "TileGrid",
     "Truth",
     "animate",
+    "bubble_plot",
     "class_shares",
     "coalescing_map",
+    "collective_animation",
+    "contributions",
     "figure",
     "generations",
+    "in_flight_plot",
     "label_points",
     "latency_ranges",
     "memory_bars",
+    "memory_over_ranks",
     "memory_pyramid",
+    "mesh_plot",
+    "moves_between",
     "occupancy_bars",
+    "overlap_of",
+    "overlap_timeline",
+    "pipeline_timeline",
     "png",
     "roofline_plot",
     "show",
     "sm_waves",
     "sm_waves_animation",
+    "state_bars",
     "sweep",
     "table",
     "tidy",

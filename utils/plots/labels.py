@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.legend import Legend
 from matplotlib.text import Annotation
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, ScaledTranslation
 
 from utils.plots.style import INK, SMALL
 
@@ -222,3 +224,17 @@ def _leader(
         arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 3},
     )  # fmt: skip
     line.set_in_layout(False)
+
+
+def legend_below(ax: Axes, handles: Sequence[Artist], *, drop: float = 0.47, loc: str = "upper left") -> Legend:
+    """A legend in one line under the axes, ``drop`` inches below their lower edge whatever their height.
+
+    Args:
+        loc: "upper left" or "upper right", the edge of the axes that it starts or ends at.
+    """
+    below = ax.transAxes + ScaledTranslation(0, -drop, ax.figure.dpi_scale_trans)
+    corner = (1.005, 0) if loc == "upper right" else (-0.01, 0)
+    return ax.legend(
+        handles=handles, loc=loc, bbox_to_anchor=corner, bbox_transform=below, ncol=len(handles), frameon=False,
+        fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.4, borderaxespad=0,
+    )  # fmt: skip

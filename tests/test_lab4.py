@@ -1,0 +1,294 @@
+"""Lab 4: stubs fail with their own message, solutions pass, and every wrong answer is caught and named."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import lab4_own_answers as own
+import nbformat
+import pytest
+from lab4_plain_answers import ANSWERS, LAB
+from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
+from lab_notebook import LabNotebook
+from lab_places import WrongAnswer, forget, lab_with, labels
+from nbclient import NotebookClient
+
+import utils.checks.lab4 as checks
+from solutions import lab4_zero as solution
+from utils.checks.core import CheckFailed
+from utils.checks.lab4 import (
+    data_parallel,
+    fully_sharded,
+    gradient_shards,
+    optimizer_states,
+    ring,
+    schedule,
+    tensor_parallel,
+)
+from utils.checks.lab4.scenes import play_on_ranks
+from utils.checks.lab4.sights import Played, Scene
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Exercise -> its check and the functions that the check takes.
+EXERCISES: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "4.1": (checks.check_ring_all_reduce, ("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather")),
+    "4.2": (checks.check_memory, ("bytes_per_rank",)),
+    "4.3": (checks.check_distributed_data_parallel, ("DistributedDataParallel",)),
+    "4.4": (checks.check_zero1, ("Zero1Optimizer",)),
+    "4.5": (checks.check_zero2, ("Zero2",)),
+    "4.6": (checks.check_fully_sharded, ("FullyShardedDataParallel",)),
+    "4.7": (checks.check_tensor_parallel, ("ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP")),
+    "4.8": (checks.check_schedule, ("one_f_one_b_order", "Pipeline", "split_gpt")),
+}
+#: Exercises whose scenes run on ranks.
+TRIALS = {
+    "4.1": ring.TRIAL,
+    "4.3": data_parallel.TRIAL,
+    "4.4": optimizer_states.TRIAL,
+    "4.5": gradient_shards.TRIAL,
+    "4.6": fully_sharded.TRIAL,
+    "4.7": tensor_parallel.TRIAL,
+    "4.8": schedule.TRIAL,
+}
+#: Exercises whose wrong answers need no rank.
+ALONE = ("4.2", "4.8")
+#: What an exercise's check meets first before anything is solved.
+FIRST = {**{exercise: exercise for exercise in EXERCISES}, "4.5": "4.3"}
+#: What the exercise builds on.
+NEEDS = {"4.5": ("4.3", "4.4")}
+SEED = 14
+
+
+def run_check(exercise: str, lab: object, seed: int) -> None:
+    """Run an exercise's check on a package's functions."""
+    check, names = EXERCISES[exercise]
+    check(*(getattr(lab, name) for name in names), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[ModuleType]:
+    """The released package, imported by its own name as the notebook imports it."""
+    sys.path.insert(0, str(ROOT / "labs"))
+    try:
+        yield importlib.import_module(LAB)
+    finally:
+        sys.path.remove(str(ROOT / "labs"))
+        forget(LAB)
+
+
+# ---- stubs and solutions ----
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_stub_fails_with_its_own_message_without_starting_a_process(exercise, stub, monkeypatch):
+    monkeypatch.setattr("utils.checks.lab4.trial.play_on_ranks", None)
+    with pytest.raises(NotImplementedError, match=rf"^Lab 4, exercise {re.escape(FIRST[exercise])}: \w"):
+        run_check(exercise, stub, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_passes(exercise, capsys):
+    run_check(exercise, solution, seed=7)
+    assert f"✓ exercise {exercise} (" in capsys.readouterr().out
+
+
+def test_every_place_has_a_plain_answer():
+    assert sorted(ANSWERS) == sorted(label for _, label in labels(LAB))
+
+
+# ---- many answers, one launch ----
+def _filled(exercise: str) -> dict[str, str]:
+    """The plain answers of an exercise and of those it builds on."""
+    filled = (exercise, *NEEDS.get(exercise, ()))
+    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
+
+
+def _variants(exercise: str) -> dict[str, dict[str, str]]:
+    """Name -> the places as filled: the plain answer, each wrong answer, each place left out."""
+    plain = _filled(exercise)
+    wrong = {str(wrong): wrong.answers(plain) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
+    places = [label for label in plain if label.split(":")[0] == exercise]
+    without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
+    return {"plain": plain, **wrong, **without}
+
+
+@cache
+def played(exercise: str) -> dict[str, Played]:
+    """What was seen of all answers to an exercise, played on the ranks of one launch."""
+    trial = TRIALS[exercise]
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        variants = {} if exercise in ALONE else _variants(exercise)
+        answers = {"solution": {name: getattr(solution, name) for name in trial.names}}
+        for number, (name, filled) in enumerate(variants.items()):
+            package = f"lab4_{exercise.replace('.', '_')}_{number}"
+            lab = stack.enter_context(lab_with(LAB, Path(folder), package, filled))
+            answers[name] = {function: getattr(lab, function) for function in trial.names}
+        for number, name, functions, _ in OWN_ANSWERS:
+            if number == exercise:
+                answers[name] = functions
+        scenes = [part.scene for part in trial.parts(SEED)]
+        return dict(zip(answers, play_on_ranks(list(answers.values()), scenes), strict=True))
+
+
+def judge(exercise: str, name: str) -> None:
+    """Let an exercise's trial judge what was seen of an answer."""
+    trial = TRIALS[exercise]
+    trial.judge(played(exercise)[name], trial.parts(SEED), SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
+def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
+    judge(exercise, "plain")
+    judge(exercise, "solution")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [place for place in ANSWERS if place.split(":")[0] not in ALONE])
+def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
+    with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
+        judge(place.split(":")[0], f"without {place}")
+
+
+def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
+    """Hold the message of a failed check against what it must say."""
+    print(text)
+    assert text.startswith(f"exercise {exercise} (")
+    for words in says:
+        assert words in text
+    for number in re.findall(r'"classic wrong answers" (\d+)', text):
+        assert int(number) in NOTEBOOK.classic_numbers(exercise), "the message points to a line the notebook lacks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise not in ALONE], ids=str)
+def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
+    with pytest.raises(CheckFailed) as failed:
+        judge(wrong.exercise, str(wrong))
+    check_message(str(failed.value), wrong.exercise, wrong.says)
+    assert re.search(rf"\n  reproduce: seed {SEED}, .+, 3 ranks$", str(failed.value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exercise", "name", "says"), [(e, n, s) for e, n, _, s in OWN_ANSWERS])
+def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
+    with pytest.raises(CheckFailed) as failed:
+        judge(exercise, name)
+    check_message(str(failed.value), exercise, says)
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise in ALONE], ids=str)
+def test_a_wrong_answer_is_caught_without_a_process(wrong: WrongAnswer, tmp_path):
+    name = f"lab4_wrong_{WRONG_ANSWERS.index(wrong)}"
+    with lab_with(LAB, tmp_path, name, wrong.answers(ANSWERS)) as lab, pytest.raises(CheckFailed) as failed:
+        run_check(wrong.exercise, lab, seed=SEED)
+    check_message(str(failed.value), wrong.exercise, wrong.says)
+
+
+def test_every_exercise_has_at_least_six_wrong_answers():
+    for exercise in EXERCISES:
+        count = sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS)
+        assert count + sum(number == exercise for number, *_ in OWN_ANSWERS) >= 6, exercise
+    assert len({str(wrong) for wrong in WRONG_ANSWERS}) == len(WRONG_ANSWERS)
+
+
+# ---- what a check does before it starts processes ----
+def test_an_answer_that_leans_on_pytorchs_own_solution_is_refused(tmp_path, monkeypatch):
+    lines = "from torch.nn.parallel import DistributedDataParallel as Ready\n\n\nclass Mine(Ready):\n    pass\n"
+    (tmp_path / "leaning_answer.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = importlib.import_module("leaning_answer").Mine
+    with pytest.raises(CheckFailed, match=r"leaning_answer.py, line 1: torch.nn.parallel.DistributedDataParallel"):
+        checks.check_distributed_data_parallel(answer, seed=1)
+
+
+def test_an_exception_is_told_on_a_single_rank_with_the_students_line():
+    with pytest.raises(CheckFailed) as failed:
+        checks.check_distributed_data_parallel(own.HooksFrozen, seed=1)
+    assert "a group of one rank already fails: RuntimeError" in str(failed.value)
+    assert "lab4_own_answers.py, line" in str(failed.value)
+
+
+def test_a_call_in_place_of_the_function_is_told():
+    with pytest.raises(CheckFailed, match="the check takes Zero2 itself, got 3: leave out the parentheses"):
+        checks.check_zero2(3, seed=1)
+
+
+# ---- what happens to a rank that does not come back ----
+def _leave(answer):
+    import os
+
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_its_process_ends_the_check_with_a_word_about_it():
+    (seen,) = play_on_ranks([{}], [Scene("one leaves", _leave)])
+    assert "rank" in seen.end and seen.scene == "one leaves" and not seen.sights
+
+
+# ---- the notebook ----
+NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
+text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
+    NOTEBOOK.assert_graded_and_locked(exercise)
+    check, names = EXERCISES[exercise]
+    assert re.fullmatch(rf"{check.__name__}\({', '.join(names)}, seed=\d+\)", check_cell(exercise).source)
+
+
+def test_the_points_and_minutes_add_up_to_what_the_notebook_promises():
+    assert len(EXERCISES) == 8
+    NOTEBOOK.assert_points_add_up(EXERCISES)
+    NOTEBOOK.assert_minutes_add_up(EXERCISES)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_an_exercise_states_what_a_student_needs(exercise):
+    text = text_of(exercise)
+    for part in (r"Difficulty [●○]{5} · importance [●○]{5}", r"edit `\w+\.py`", "Predict", "<summary>Hint</summary>"):
+        assert re.search(part, text), part
+    assert "budget" in text
+    for name in EXERCISES[exercise][1]:
+        assert f"`{name}(" in text or name == "split_gpt", name
+    files = {f"{module}.py" for module, label in labels(LAB) if label.startswith(exercise + ":")}
+    assert set(re.findall(r"`(\w+\.py)`", text.split("\n")[2])) == files
+    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_classic_wrong_answers_are_numbered_and_at_least_five(exercise):
+    found = NOTEBOOK.classic_numbers(exercise)
+    assert found == list(range(1, len(found) + 1)) and len(found) >= 5
+
+
+@pytest.mark.slow
+def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
+    """As a student opens it: in labs/, through a kernel, before anything is solved."""
+    notebook = nbformat.read(ROOT / "labs" / LAB / f"{LAB}.ipynb", as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if not cell.id.startswith("look-")]
+    where = {"metadata": {"path": str(ROOT / "labs" / LAB)}}
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources=where).execute()
+    for exercise in EXERCISES:
+        cell = next(c for c in notebook.cells if c.id == "check-" + exercise.replace(".", "-"))
+        error = next(output for output in cell.outputs if output.output_type == "error")
+        assert (error.ename, error.evalue.split(":")[0]) == (
+            "NotImplementedError",
+            f"Lab 4, exercise {FIRST[exercise]}",
+        )
+    failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
+    assert failed.isdisjoint({"setup", "imports"})

@@ -1,0 +1,338 @@
+"""Figures of parallel training: drawn from simulated and recorded data, told in words, and refused when impossible."""
+
+import copy
+import io
+import itertools
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from utils import plots
+from utils.gpt import TINY
+from utils.plots.animate import LARGEST
+from utils.plots.collectives import RANK_COLOURS, Move
+from utils.plots.schedule import KIND_COLOURS
+from utils.schedules import gpipe, interleaved, naive, one_f_one_b, simulate, zero_bubble
+from utils.transformer_math import Placement, memory_per_rank
+
+PSI = 7_500_000_000
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+
+
+def boxes(ax, colour):
+    """(x, y, width) of the rectangles of a colour."""
+    wanted = tuple(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    found = (p for p in ax.patches if isinstance(p, Rectangle) and np.allclose(p.get_facecolor()[:3], wanted))
+    return [(p.get_x(), p.get_y() + p.get_height() / 2, p.get_width()) for p in found]
+
+
+def opens(fig):
+    """The figure as a picture, which must be as wide as the course's pages."""
+    image = Image.open(io.BytesIO(plots.png(fig)))
+    assert image.width == int(7.2 * 144)
+    return image
+
+
+# ---- schedules ----
+
+
+def test_every_action_is_a_box_from_its_start_to_its_end_on_its_stage():
+    timeline = simulate(zero_bubble(3, 4))
+    ax = plots.pipeline_timeline(timeline).axes[0]
+    for kind, colour in KIND_COLOURS.items():
+        expected = {(w.start, w.stage, w.end - w.start) for w in timeline.work if w.action.kind == kind}
+        assert {tuple(np.round(box, 6)) for box in boxes(ax, colour)} == expected
+    assert sorted(t.get_text() for t in ax.texts) == sorted(str(w.action.micro_batch) for w in timeline.work)
+
+
+def test_several_schedules_share_one_axis_and_say_their_bubbles():
+    fig = plots.pipeline_timeline(
+        [simulate(s) for s in (naive(4, 4), gpipe(4, 4), interleaved(4, 4, 2))], title="Three"
+    )
+    assert len(fig.axes) == 3 and len({ax.get_xlim() for ax in fig.axes}) == 1
+    assert "naive: bubble 300 %, up to 1 micro-batch in flight; makespan 48, p = 4, m = 4" in fig.alt
+    assert "GPipe: bubble 75 %" in fig.alt and "interleaved 1F1B, v = 2: bubble 37.5 %" in fig.alt
+    assert "lighter: later chunk of layers" in {t.get_text() for t in fig.axes[-1].get_legend().get_texts()}
+    opens(fig)
+
+
+def test_a_schedule_without_a_title_says_how_long_it_idles():
+    fig = plots.pipeline_timeline(simulate(one_f_one_b(4, 8)))
+    assert fig.title == "1F1B idles for 37.5 % of the time it works"
+    assert "bubble 12.5 % (between a stage's first and last action 0 %)" in (
+        plots.pipeline_timeline(simulate(zero_bubble(4, 8, extra_memory=True))).alt
+    )
+
+
+def test_numbers_that_do_not_fit_are_left_out():
+    ax = plots.pipeline_timeline(simulate(one_f_one_b(2, 128))).axes[0]
+    assert not ax.texts and len(boxes(ax, KIND_COLOURS["F"])) == 256
+
+
+def test_too_many_timelines_or_names_are_refused():
+    timeline = simulate(gpipe(2, 2))
+    with pytest.raises(ValueError, match="give one to 6 timelines, got 0"):
+        plots.pipeline_timeline([])
+    with pytest.raises(ValueError, match="one name for each of the 1 timelines"):
+        plots.pipeline_timeline(timeline, names=["a", "b"])
+
+
+def test_what_is_in_flight_is_drawn_over_time_and_by_stage():
+    fig = plots.in_flight_plot({s.name: simulate(s) for s in (gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, 2))})
+    assert fig.title == "1F1B holds the fewest activations"
+    peaks = {tuple(line.get_ydata()) for line in fig.axes[1].lines}
+    assert peaks == {(8, 8, 8, 8), (4, 3, 2, 1), (5.5, 4.5, 3.5, 2.5)}
+    assert "1F1B: peaks 4, 3, 2, 1 on stages 0 to 3" in fig.alt
+    opens(fig)
+
+
+def test_pipelines_of_other_lengths_cannot_be_compared_in_flight():
+    with pytest.raises(ValueError, match=r"same number of stages, got \[2, 3\]"):
+        plots.in_flight_plot({"a": simulate(gpipe(2, 2)), "b": simulate(gpipe(3, 2))})
+    with pytest.raises(ValueError, match="stage must be between 0 and 1, got 2"):
+        plots.in_flight_plot({"a": simulate(gpipe(2, 2))}, stage=2)
+
+
+def test_bubbles_are_points_with_the_formula_as_a_line():
+    found = {m: simulate(gpipe(4, m)).bubble for m in (4, 8, 16)}
+    fig = plots.bubble_plot({"GPipe": found}, formulas={"GPipe": {m: 3 / m for m in found}}, title="Half each time")
+    points, line = fig.axes[0].lines
+    np.testing.assert_allclose(points.get_ydata(), line.get_ydata())
+    assert "GPipe: 75 % at 4, 37.5 % at 8, 18.8 % at 16" in fig.alt
+    opens(fig)
+    with pytest.raises(ValueError, match="formulas for 1F1B, which bubbles does not have"):
+        plots.bubble_plot({"GPipe": found}, formulas={"1F1B": found}, title="t")
+    with pytest.raises(ValueError, match="bubbles above 0"):
+        plots.bubble_plot({"one stage": {4: 0.0}}, title="t")
+
+
+# ---- memory ----
+
+
+def test_the_bars_of_the_stages_add_up_to_the_published_totals():
+    rows = {name: memory_per_rank(PSI, 64, stage) for stage, name in enumerate(STAGES)}
+    fig = plots.state_bars(rows, limit=(80e9, "H100 80 GB"), title="Each stage divides one part more")
+    for total in ("DDP: 120 GB", "ZeRO-1: 31.4 GB", "ZeRO-2: 16.6 GB", "ZeRO-3: 1.88 GB", "limit: H100 80 GB"):
+        assert total in fig.alt
+    ends = [
+        max(p.get_x() + p.get_width() for p in fig.axes[0].patches if round(p.get_y() + 0.34) == y) for y in range(4)
+    ]
+    np.testing.assert_allclose(ends, [sum(row.values()) for row in rows.values()])
+    opens(fig)
+
+
+def test_components_of_a_placement_and_unknown_ones_are_drawn_too():
+    rows = {"stage 0": Placement(TINY, 5, 5, 1, global_batch=2).memory(0) | {"buffers": 1e3}}
+    fig = plots.state_bars(rows, title="A stage")
+    assert {t.get_text() for t in fig.axes[0].get_legend().get_texts()} >= {"activations", "buffers"}
+    opens(fig)
+    with pytest.raises(ValueError, match="'empty' must keep something"):
+        plots.state_bars({"empty": {"parameters": 0}}, title="t")
+    with pytest.raises(ValueError, match="at least one row"):
+        plots.state_bars({}, title="t")
+
+
+def test_curves_over_ranks_say_from_how_many_on_a_model_fits():
+    ranks = [2**k for k in range(9)]
+    memory = {name: {n: sum(memory_per_rank(PSI, n, k).values()) for n in ranks} for k, name in enumerate(STAGES)}
+    fig = plots.memory_over_ranks(memory, limits={"T4": 16e9}, title="Only ZeRO-3 keeps falling")
+    assert "DDP never fits into T4." in fig.alt and "ZeRO-3 fits into T4 from 8 on." in fig.alt
+    assert "ZeRO-2 fits into T4 from 128 on." in fig.alt
+    rings = [tuple(line.get_xydata()[0]) for line in fig.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert rings == [(128, memory["ZeRO-2"][128]), (8, memory["ZeRO-3"][8])]
+    opens(fig)
+    with pytest.raises(ValueError, match="give one to 4 curves, got 0"):
+        plots.memory_over_ranks({}, title="t")
+
+
+# ---- meshes ----
+
+
+def test_a_mesh_colours_the_three_groups_of_a_rank():
+    place = Placement(TINY, tensor=5, pipeline=5, data=3, global_batch=3)
+    fig = plots.mesh_plot(place.ranks, highlight=37, title="75 ranks")
+    stage, replica, part = place.coordinates(37)
+    assert "A mesh of 75 ranks: 5 stages of the pipeline, 3 replicas, 5 parts of each layer" in fig.alt
+    for group in (
+        [place.rank(stage, replica, k) for k in range(5)],
+        [place.rank(stage, k, part) for k in range(3)],
+        [place.rank(k, replica, part) for k in range(5)],
+    ):
+        assert ", ".join(map(str, group)) in fig.alt
+    assert {str(rank) for rank in range(75)} <= {t.get_text() for t in fig.axes[0].texts}
+    opens(fig)
+
+
+def test_a_thousand_ranks_are_drawn_without_numbers():
+    mesh = np.arange(1024).reshape(8, 16, 8)
+    fig = plots.mesh_plot(mesh, highlight=300, title="1,024 ranks")
+    assert "300" not in {t.get_text() for t in fig.axes[0].texts}
+    assert "sums gradients with 260, 268, 276, ..., 380" in fig.alt
+    opens(fig)
+
+
+def test_a_mesh_of_two_dimensions_names_no_pipeline():
+    fig = plots.mesh_plot([[[0, 1], [2, 3]]], title="Tensor and data parallel")
+    assert [t.get_text() for t in fig.axes[0].get_legend().get_texts()] == [
+        "rank 0", "its tensor group (2)", "its replicas (2)",
+    ]  # fmt: skip
+    opens(fig)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ([[0, 1], [2, 3]], r"got shape \(2, 2\)"),
+        ([[[0, 1], [1, 2]]], "must be distinct numbers"),
+        ([[[4, 5]]], "highlight must be one of the 2 ranks, got 0"),
+    ],
+)
+def test_a_mesh_that_is_none_is_refused(mesh, words):
+    with pytest.raises(ValueError, match=words):
+        plots.mesh_plot(mesh, title="t")
+
+
+# ---- overlap ----
+
+STEP = [
+    ("forward", "compute", 1.0, 2.0),
+    ("backward", "compute", 2.0, 4.0),
+    ("ncclDevKernel_AllReduce_Sum_f32", "link", 3.0, 4.5),
+    ("ncclDevKernel_AllReduce_Sum_f32", "link", 4.5, 5.0),
+    ("adamw", "compute", 5.0, 5.5),
+]
+
+
+def test_what_runs_beside_computation_is_hidden_and_the_rest_exposed():
+    found = plots.overlap_of(STEP)
+    assert found == (2.0, 3.5, 1.0) and found.hidden_share == 0.5 and found.exposed == 1.0
+    assert plots.overlap_of(STEP[:2]).hidden_share == 1
+
+
+def test_spans_that_overlap_on_one_lane_or_repeat_on_another_count_once():
+    assert plots.overlap_of([*STEP, *[(name, f"{lane} 2", a, b) for name, lane, a, b in STEP]]) == plots.overlap_of(
+        STEP
+    )
+    assert plots.overlap_of([("a", "x", 0, 4), ("b", "x", 1, 2), ("gloo:all_reduce", "y", 1, 6)]) == (5, 4, 3)
+
+
+def test_the_timeline_draws_each_span_from_the_first_ones_start():
+    fig = plots.overlap_timeline(STEP, title="Half of it hides")
+    ax = fig.axes[0]
+    corners = [
+        (path.vertices[:, 0].min(), path.vertices[:, 0].max())
+        for c in ax.collections if isinstance(c, PolyCollection) for path in c.get_paths()
+    ]  # fmt: skip
+    assert sorted(corners) == [(start - 1, end - 1) for _, _, start, end in STEP]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["compute", "link", "communication"]
+    assert "Communication takes 2 s, 50 % of it beside computation, 1 s exposed." in fig.alt
+    assert "compute 77.8 %, link 44.4 %" in fig.alt
+    opens(fig)
+
+
+def test_thousands_of_kernels_are_drawn_without_names():
+    many = [(f"kernel number {k}", "stream 7", k * 1e-5, k * 1e-5 + 8e-6) for k in range(2000)]
+    fig = plots.overlap_timeline(many, title="Many kernels")
+    assert all("kernel" not in t.get_text() for t in fig.axes[0].texts)
+    opens(fig)
+
+
+def test_spans_that_end_before_they_start_and_no_spans_are_refused():
+    with pytest.raises(ValueError, match="span 'a' on 'x' needs start <= end, got 2 to 1"):
+        plots.overlap_of([("a", "x", 2, 1)])
+    with pytest.raises(ValueError, match="at least one span"):
+        plots.overlap_timeline([], title="t")
+
+
+# ---- collectives ----
+
+
+def ring_all_reduce(n):
+    """Numbers of the chunks on each rank after each step, of a ring in which rank r starts with 2**r everywhere."""
+    state = [[2**rank] * n for rank in range(n)]
+    states = [copy.deepcopy(state)]
+    for step in range(2 * n - 2):
+        before, gathers = copy.deepcopy(state), step >= n - 1
+        for rank in range(n):
+            chunk = (rank + 1 - (step - n + 1) if gathers else rank - step) % n
+            to = (rank + 1) % n
+            state[to][chunk] = before[rank][chunk] + (0 if gathers else before[to][chunk])
+        states.append(copy.deepcopy(state))
+    return states
+
+
+def spec(animation):
+    text = re.search(r'\((\{"kind".*\}),"[0-9a-f]{12}"\);</script>', animation.html, re.S).group(1)
+    return json.loads(text)
+
+
+@cache
+def played(n):
+    return plots.collective_animation(plots.contributions(ring_all_reduce(n)), title="Ring all-reduce")
+
+
+def test_powers_of_two_tell_which_ranks_a_chunk_contains():
+    assert plots.contributions([[[0, 1, 5], [2, 3, 6], [4, 7, 7]]]) == [
+        [[set(), {0}, {0, 2}], [{1}, {0, 1}, {1, 2}], [{2}, {0, 1, 2}, {0, 1, 2}]]
+    ]
+    with pytest.raises(ValueError, match="step 0, rank 1, chunk 0: 4 is no sum of distinct contributions 1, 2"):
+        plots.contributions([[[1], [4]]])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_every_message_of_a_ring_goes_to_the_next_rank(n):
+    states = plots.contributions(ring_all_reduce(n))
+    for before, after in itertools.pairwise(states):
+        moves = plots.moves_between(before, after)
+        assert len(moves) == n and all(m.target == (m.source + 1) % n for m in moves)
+        assert all(m.carried == before[m.source][m.chunk] for m in moves)
+    assert all(len(held) == n for row in states[-1] for held in row)
+
+
+def test_a_broadcast_from_one_rank_is_two_messages_of_it():
+    before, after = plots.contributions([[[1], [2], [4]], [[1], [1], [1]]])
+    assert plots.moves_between(before, after) == [Move(0, 1, 0, frozenset({0})), Move(0, 2, 0, frozenset({0}))]
+
+
+def test_a_ring_is_played_from_its_start_to_full_sums_and_stays_small():
+    made = played(2)
+    captions = spec(made)["captions"]
+    assert len(captions) == 1 + 2 * 2
+    assert captions[0] == "Before: 0 of 4 chunks hold the data of all 2 ranks."
+    assert captions[1].startswith("Step 1 of 2: rank 1 sends chunk 1 to rank 0; rank 0 sends chunk 0 to rank 1")
+    assert captions[-1] == "After step 2: 4 of 4 chunks hold the data of all 2 ranks."
+    assert "2 ranks in a ring exchange chunks in 2 steps; at the end 4 of 4" in made.alt
+    assert len(made.html.encode()) < LARGEST / 3
+
+
+def test_the_same_states_give_the_same_animation():
+    assert played(2) == played.__wrapped__(2)
+
+
+def test_the_still_shows_chunks_in_the_colours_of_their_ranks():
+    still = np.asarray(Image.open(io.BytesIO(played(2).poster)).convert("RGB")).reshape(-1, 3).astype(int)
+    for colour in RANK_COLOURS[:2]:
+        wanted = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)])
+        assert (np.abs(still - wanted).max(-1) < 6).sum() > 500
+
+
+def test_states_that_no_messages_explain_are_refused():
+    a, b = frozenset({0}), frozenset({1})
+    with pytest.raises(ValueError, match=r"rank 0, chunk 0: no rank could have turned \{0\} into \{0, 2\} in one step"):
+        plots.moves_between([[a], [b], [b]], [[frozenset({0, 2})], [b], [b]])
+    with pytest.raises(ValueError, match="step 1 must have 2 ranks of 1 chunks each"):
+        plots.collective_animation([[[a], [b]], [[a, b], [b]]], title="t")
+    with pytest.raises(ValueError, match="there must be 2 to 6 ranks, got 7"):
+        plots.collective_animation([[[a]] * 7] * 2, title="t")
+    with pytest.raises(ValueError, match=r"rank 1, chunk 0: \{5\} are not all ranks"):
+        plots.collective_animation([[[a], [frozenset({5})]]] * 2, title="t")
+    with pytest.raises(ValueError, match="before and after at least one step, got 1"):
+        plots.collective_animation([[[a], [b]]], title="t")
+    with pytest.raises(ValueError, match="one caption for each of the 1 steps or none, got 2"):
+        plots.collective_animation([[[a], [b]], [[a], [a]]], title="t", captions=["x", "y"])

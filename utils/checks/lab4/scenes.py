@@ -1,0 +1,108 @@
+"""Plays a student's answer on several ranks, scene after scene, and brings back what each rank saw.
+
+Each scene gets a process group of its own, so that one that fails, or that leaves a message behind, does not disturb
+the next: all scenes of a check, or of many answers, share one launch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from utils.checks.attempt import TooLong, deadline
+from utils.checks.lab4.carried import carried_answer
+from utils.checks.lab4.on_rank import PATIENCE, SCENE_SECONDS, play_all
+from utils.checks.lab4.sights import Fault, Played, Scene, Sight, fault_of, is_students, short_name
+from utils.distributed import DistributedError, launch, record_collectives
+
+WORLD_SIZE = 3
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def play_alone(answer: Mapping[str, Callable], scene: Scene) -> Sight:
+    """Play a scene here, as the only rank of a group: a stub or a slip shows at once, without starting a process."""
+    sight = Sight()
+    before = {name: os.environ.get(name) for name in _LOOPBACK}
+    os.environ.update({name: value for name, value in _LOOPBACK.items() if os.path.exists(f"/sys/class/net/{value}")})
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with deadline(SCENE_SECONDS), record_collectives() as ledger:
+            sight.value = scene.play(dict(answer), **scene.arguments)
+        sight.entries = list(ledger.entries)
+    except NotImplementedError:
+        raise
+    except TooLong:
+        sight.fault = Fault("TooLong", f"it did not end in {SCENE_SECONDS:.0f} s", (), True)
+    except Exception as error:
+        sight.fault = fault_of(error)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    return sight
+
+
+def play_on_ranks(
+    answers: Sequence[Mapping[str, Callable]], scenes: Sequence[Scene], world_size: int = WORLD_SIZE
+) -> list[Played]:
+    """Play all scenes of each answer on ``world_size`` ranks of one launch.
+
+    Returns:
+        What was seen of each answer. If a process dies or does not come back, that is the end of the answer that it
+        played; the answers after it get a launch of their own.
+    """
+    if not answers:
+        return []
+    with tempfile.TemporaryDirectory(prefix="scenes-") as folder:
+        carried = [carried_answer(answer) for answer in answers]
+        seconds = 30 + SCENE_SECONDS + 2 * len(answers) * len(scenes)
+        try:
+            launch(
+                play_all, carried, list(scenes), folder, world_size=world_size, backend="gloo", timeout=seconds,
+                collective_timeout=PATIENCE,
+            )  # fmt: skip
+        except DistributedError as error:
+            begun = max((note[:2] for rank in range(world_size) for note in _notes(folder, rank)), default=(0, ""))
+            done = [_seen(folder, k, world_size) for k in range(begun[0] + 1)]
+            done[-1].end, done[-1].where = _ending(error, Path(folder), world_size)
+            done[-1].scene = next((s.name for s in scenes if s.name not in done[-1].sights), "")
+            return done + play_on_ranks(answers[begun[0] + 1 :], scenes, world_size)
+        return [_seen(folder, k, world_size) for k in range(len(answers))]
+
+
+def _notes(folder: str, rank: int) -> Iterator[tuple]:
+    """What a rank has noted down, in order."""
+    try:
+        with open(Path(folder, f"seen-{rank}"), "rb") as notes:
+            while True:
+                yield pickle.load(notes)
+    except (FileNotFoundError, EOFError, pickle.UnpicklingError):
+        return  # it ended before it began, or in the middle of a word
+
+
+def _seen(folder: str, answer: int, world_size: int) -> Played:
+    """All scenes of an answer that every rank has seen to its end."""
+    of_rank = [
+        {note[1]: note[2] for note in _notes(folder, rank) if len(note) == 3 and note[0] == answer}
+        for rank in range(world_size)
+    ]
+    everywhere = [name for name in of_rank[0] if all(name in seen for seen in of_rank)]
+    return Played({name: [seen[name] for seen in of_rank] for name in everywhere})
+
+
+def _ending(error: DistributedError, folder: Path, world_size: int) -> tuple[str, tuple[str, ...]]:
+    """What ended a job whose processes did not come back, and the student's lines in which one of them was."""
+    for rank in range(world_size):
+        stack = Path(folder, f"stack-{rank}")
+        lines = [line.strip() for line in stack.read_text().splitlines()] if stack.exists() else []
+        frames = [line.split('"') for line in lines if line.startswith("File")]
+        mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if is_students(frame[1])]
+        if mine:
+            return f"rank {rank} did not end in {SCENE_SECONDS:.0f} s", tuple(mine[:3][::-1])
+    return str(error).strip().split("\n")[0], ()

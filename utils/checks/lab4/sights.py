@@ -1,0 +1,96 @@
+"""What a check plays on the ranks, and what each rank sees of it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.distributed import Entry
+
+_LATE = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "preamble", "Socket")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One thing to try: ``play(answer, **arguments)`` runs on each rank; ``answer`` holds the student's functions."""
+
+    name: str
+    play: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception on a rank.
+
+    ``late`` says that the rank waited for others in vain; ``where`` are the student's own lines, the innermost last.
+    """
+
+    type: str
+    text: str
+    where: tuple[str, ...]
+    late: bool
+
+
+@dataclass
+class Sight:
+    """What one rank saw of one scene: what ``play`` returned, every collective, and an exception if there was one."""
+
+    value: Any = None
+    entries: list[Entry] = field(default_factory=list)
+    fault: Fault | None = None
+
+    def count(self, *kinds: str) -> int:
+        """How many collectives of these kinds this rank called (of all kinds if none is named)."""
+        return sum(entry.kind in kinds for entry in self.entries) if kinds else len(self.entries)
+
+    def elements(self, *kinds: str) -> int:
+        """Elements of the full tensors of these kinds of collectives."""
+        return sum(entry.elements for entry in self.entries if entry.kind in kinds)
+
+    def kinds(self) -> list[str]:
+        """The kinds that were called, most elements first."""
+        return sorted({entry.kind for entry in self.entries}, key=lambda kind: -self.elements(kind))
+
+
+@dataclass
+class Played:
+    """All scenes of one answer: by name, what each rank saw; ``end`` is what ended the job before its time, if so."""
+
+    sights: dict[str, list[Sight]]
+    end: str = ""
+    where: tuple[str, ...] = ()
+    scene: str = ""
+
+
+def is_students(file: str) -> bool:
+    """Whether a source file is neither the library's nor PyTorch's nor Python's."""
+    return not (file.startswith(_NOT_STUDENTS) or "site-packages" in file or "dist-packages" in file)
+
+
+_NOT_STUDENTS = (
+    str(Path(__file__).resolve().parents[2]) + os.sep,
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(os.__file__).parent) + os.sep,
+    "<frozen",
+)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """An exception as it is told: its kind, the student's lines that led to it, and whether others came too late."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_students(f.filename)]
+    lines = tuple(f"{short_name(f.filename)}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-3:])
+    text = str(error).split("\n")[0][:300]
+    late = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LATE)
+    return Fault(type(error).__name__, text, lines, late)
+
+
+def short_name(name: str) -> str:
+    """A source file's name as a student knows it."""
+    return "a cell" if name.startswith("<") or "ipykernel" in name else Path(name).name

@@ -1,0 +1,178 @@
+"""A check of this lab: scenes on several ranks, each with a judge, and what is told of one that goes wrong.
+
+The order of judgement is the order in which a student would look: does it lean on PyTorch's own solution, does it run
+on one rank, on all ranks, do the ranks call the same collectives, and is what they see right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from utils.checks.core import Exercise, draw_seed, fail, passed
+from utils.checks.lab4.leaning import leans_on
+from utils.checks.lab4.scenes import WORLD_SIZE, play_alone, play_on_ranks
+from utils.checks.lab4.sights import Fault, Played, Scene, Sight
+from utils.checks.problem import Problem
+
+#: Finds what is wrong in what the ranks saw of a scene, or None.
+Judge = Callable[[list[Sight]], Problem | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A scene and its judge.
+
+    Attributes:
+        scene: what is played.
+        judge: what its outcome is held against.
+        stuck: the likely cause when ranks wait for one another in vain.
+        raised: words of an exception -> its likely cause.
+        same_calls: every rank must call the same collectives in the same order (not so for send and recv).
+        rule: judges the collectives alone; asked even when a rank raised.
+    """
+
+    scene: Scene
+    judge: Judge
+    stuck: str = ""
+    raised: Mapping[str, str] = field(default_factory=dict)
+    same_calls: bool = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The check of one exercise.
+
+    Attributes:
+        exercise: its number and title.
+        names: the functions of an answer, in the order in which the check takes them.
+        parts: the scenes of a seed; the first is also played on a single rank before processes are started.
+        notice: what to notice when it passes.
+        allowed: modules of PyTorch that this exercise may use although they hold ready-made solutions.
+    """
+
+    exercise: Exercise
+    names: tuple[str, ...]
+    parts: Callable[[int], Sequence[Part]]
+    notice: str
+    world_size: int = WORLD_SIZE
+
+    def check(self, *functions: Callable, seed: int | None = None) -> None:
+        """Hold an answer against the exercise and print the verdict.
+
+        Raises:
+            CheckFailed: the answer is wrong; the text says where and why.
+            NotImplementedError: a place is not filled; its own message.
+        """
+        seed = draw_seed(seed)
+        parts, answer = self.parts(seed), dict(zip(self.names, functions, strict=True))
+        for name, function in answer.items():
+            if not callable(function):
+                fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
+        self.refuse(answer)
+        self.alone(answer, parts, seed)
+        (played,) = play_on_ranks([answer], [part.scene for part in parts], self.world_size)
+        self.judge(played, parts, seed)
+        passed(self.exercise, self.notice, seed, len(parts))
+
+    def refuse(self, answer: Mapping[str, Callable]) -> None:
+        """Fail if the answer's source leans on a ready-made solution."""
+        if found := leans_on(list(answer.values())):
+            fail(
+                self.exercise,
+                f"the answer leans on PyTorch's ready-made solution ({found[0]})",
+                cause="the exercise is to write it from collectives; compare with PyTorch's afterwards",
+            )
+
+    def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
+        """Fail if the first scene raises on a single rank already."""
+        fault = play_alone(answer, parts[0].scene).fault
+        if fault is not None:
+            fail(
+                self.exercise,
+                f"a group of one rank already fails: {fault.type}: {fault.text}",
+                fault.where,
+                _cause(fault, parts[0]) or "no other process is needed to see this: step through it here in a debugger",
+                f"seed {seed}, {parts[0].scene.name}, 1 rank",
+            )
+
+    def judge(self, played: Played, parts: Sequence[Part], seed: int) -> None:
+        """Fail with the first thing that went wrong on the ranks.
+
+        Raises:
+            CheckFailed, NotImplementedError: as :meth:`check`.
+        """
+        for part in parts:
+            sights = played.sights.get(part.scene.name)
+            if sights is None:
+                break
+            for sight in sights:
+                if sight.fault is not None and sight.fault.type == "NotImplementedError":
+                    raise NotImplementedError(sight.fault.text)
+            problem = _trouble(part, sights) or part.judge(sights)
+            if problem:
+                self._fail(problem, part.scene.name, seed)
+        if played.end:
+            cause = "a process that ends early or computes for ever holds up all others"
+            self._fail(Problem(played.end, cause, played.where), played.scene, seed)
+
+    def _fail(self, problem: Problem, scene: str, seed: int) -> None:
+        reproduce = f"seed {seed}, {scene}, {self.world_size} ranks"
+        fail(self.exercise, problem.headline, problem.details, problem.cause, reproduce)
+
+
+def _cause(fault: Fault, part: Part) -> str:
+    return next((cause for words, cause in part.raised.items() if words in f"{fault.type}: {fault.text}"), "")
+
+
+def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
+    """An exception on a rank, ranks that wait in vain, or ranks that call different collectives."""
+    own = [(rank, sight.fault) for rank, sight in enumerate(sights) if sight.fault and not sight.fault.late]
+    if own:
+        rank, fault = own[0]
+        ranks = "every rank" if len(own) == len(sights) else f"rank {rank}"
+        return Problem(f"{ranks} raised {fault.type}: {fault.text}", _cause(fault, part), fault.where)
+    apart = parted(sights) if part.same_calls else ""
+    waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
+    if waiting:
+        return _stuck(part, sights, waiting, apart)
+    if apart:
+        return Problem(
+            "the ranks call different collectives",
+            "a collective is one call that all ranks make together: same kind, same size, same order on each",
+            (apart,),
+        )
+    return None
+
+
+def _stuck(part: Part, sights: list[Sight], waiting: list[int], apart: str) -> Problem:
+    done = [rank for rank in range(len(sights)) if rank not in waiting]
+    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
+    ends = f"rank {done[0]} is done" if len(done) == 1 else f"ranks {', '.join(map(str, done))} are done"
+    headline = f"{who} in vain: {ends}" if done else "every rank waits for another one, and none can go on"
+    details = []
+    for rank, sight in enumerate(sights):
+        last = f"last {_call(sight.entries[-1])}" if sight.entries else "none"
+        line = f", at {sight.fault.where[-1]}" if sight.fault and sight.fault.where else ""
+        details.append(
+            f"rank {rank}: {'waits' if sight.fault else 'done'} after {len(sight.entries)} calls, {last}{line}"
+        )
+    return Problem(headline, part.stuck, (*details, *([apart] if apart else [])))
+
+
+def _call(entry) -> str:
+    return f"{entry.kind} of {entry.elements:,} elements"
+
+
+def parted(sights: Sequence[Sight]) -> str:
+    """The first collective at which the ranks differ, in a sentence; empty if they agree."""
+    calls = [
+        [(e.kind, e.elements, e.dtype) for e in sight.entries if e.kind not in ("send", "recv")] for sight in sights
+    ]
+    for k in range(max(map(len, calls))):
+        here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
+        if len(set(here)) > 1:
+            other = next(rank for rank, call in enumerate(here) if call != here[0])
+            names = [f"{c[0]} of {c[1]:,} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
+            return f"collective {k + 1}: rank 0 calls {names[0]}, rank {other} {names[1]}"
+    return ""

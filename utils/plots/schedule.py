@@ -1,0 +1,260 @@
+"""Pipeline schedules to scale: who works on which micro-batch when, where stages idle, and what they must remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from utils.plots.bars import _readable
+from utils.plots.labels import legend_below, spread
+from utils.plots.style import (
+    ARITHMETIC,
+    HBM,
+    INK,
+    LIMIT,
+    MUTED,
+    SMALL,
+    TEXT,
+    WASTE,
+    WASTE_HATCH,
+    figure,
+    mix,
+    styled,
+    tidy,
+)
+from utils.plots.ticks import quantity_axis
+from utils.units import number
+
+if TYPE_CHECKING:
+    from utils.schedules import Action, Timeline
+
+#: All three are arithmetic: shades of its blue, far enough apart to be told without colour.
+KIND_COLOURS = {"F": ARITHMETIC, "B": "#7CC4EE", "W": mix(ARITHMETIC, 0.50, "#000000")}
+KIND_NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
+_IDLE = mix(WASTE, 0.35)
+_HALF = 0.44  # of a stage's row
+#: Panels above each other on one page.
+MOST_PANELS = 6
+
+
+@styled
+def pipeline_timeline(
+    timelines: Timeline | Sequence[Timeline],
+    *,
+    title: str = "",
+    subtitle: str = "",
+    names: Sequence[str] = (),
+    unit: str = "",
+) -> Figure:
+    """Draw one or several simulated schedules on a common time axis, each action with its micro-batch's number.
+
+    Idle time is hatched. Chunks of an interleaved schedule have lighter shades from chunk to chunk.
+
+    Args:
+        timelines: what :func:`utils.schedules.simulate` returned; of several, each gets a panel.
+        names: of the panels, by default the schedules' own.
+        unit: of the simulated times; "s" is printed with a prefix, none means forward passes of a stage.
+
+    Raises:
+        ValueError: none or more than six timelines, or another number of names.
+    """
+    timelines = [timelines] if hasattr(timelines, "schedule") else list(timelines)
+    if not 1 <= len(timelines) <= MOST_PANELS:
+        raise ValueError(f"give one to {MOST_PANELS} timelines, got {len(timelines)}")
+    names = list(names) or [t.schedule.name for t in timelines]
+    if len(names) != len(timelines):
+        raise ValueError(f"give one name for each of the {len(timelines)} timelines or none, got {len(names)}")
+    said = [f"{name}: {_verdict(t)}" for name, t in zip(names, timelines, strict=True)]
+    title = title or f"{names[0]} idles for {number(100 * timelines[0].bubble, 3)} % of the time it works"
+    rows = [t.schedule.stages for t in timelines]
+    height = 0.62 + sum(0.245 * p + 0.30 for p in rows)
+    fig, axes = figure(
+        title, subtitle=subtitle, height=height, rows=len(timelines), sharex=True, grid="none",
+        height_ratios=[p + 1.1 for p in rows],
+    )  # fmt: skip
+    axes = [axes] if isinstance(axes, Axes) else list(axes)
+    end = max(t.makespan for t in timelines)
+    for ax, t, name in zip(axes, timelines, names, strict=True):
+        _panel(ax, t, end)
+        ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=4)
+        ax.set_title(_verdict(t), loc="right", size=SMALL, color=MUTED, pad=4)
+    quantity_axis(axes[-1].xaxis, unit or "forward passes of a stage", "time")
+    kinds = [k for k in "FBW" if any(w.action.kind == k for t in timelines for w in t.work)]
+    handles = [Patch(facecolor=KIND_COLOURS[k], label=KIND_NAMES[k]) for k in kinds]
+    chunks = max(t.schedule.chunks for t in timelines)
+    if chunks > 1:
+        last = mix(KIND_COLOURS["F"], 0.55)
+        handles.append(Patch(facecolor=last, label="lighter: later chunk of layers"))
+    handles.append(Patch(facecolor=_IDLE, edgecolor="#8A8A8A", hatch=WASTE_HATCH, linewidth=0, label="idle"))
+    legend_below(axes[-1], handles, loc="upper right")
+    fig.alt = f"{title.rstrip('.')}. Pipeline timelines to scale. " + "; ".join(
+        f"{text}; makespan {number(t.makespan, 4)}, p = {t.schedule.stages}, m = {t.schedule.micro_batches}"
+        for text, t in zip(said, timelines, strict=True)
+    )
+    return fig
+
+
+def _verdict(timeline: Timeline) -> str:
+    """The bubble and the peak in flight, in words."""
+    peak, chunks = max(timeline.peak_in_flight), timeline.schedule.chunks
+    held = f"{number(peak / chunks, 3)} micro-batches" if peak > chunks else "1 micro-batch"
+    own = timeline.own_bubble
+    apart = (
+        f" (between a stage's first and last action {number(100 * own, 3)} %)" if own < timeline.bubble - 1e-9 else ""
+    )
+    return f"bubble {number(100 * timeline.bubble, 3)} %{apart}, up to {held} in flight"
+
+
+def _panel(ax: Axes, timeline: Timeline, end: float) -> None:
+    p = timeline.schedule.stages
+    size = ax.figure.get_figwidth() * 0.88 / end  # inches of a unit of time
+    for stage in range(p):
+        ax.add_patch(
+            Rectangle(
+                (0, stage - _HALF), timeline.makespan, 2 * _HALF, facecolor=_IDLE, edgecolor="#B5B5B5",
+                hatch=WASTE_HATCH, linewidth=0,
+            )
+        )  # fmt: skip
+    for w in timeline.work:
+        colour = _colour(w.action, timeline.schedule.chunks)
+        long = w.end - w.start
+        ax.add_patch(
+            Rectangle(
+                (w.start, w.stage - _HALF), long, 2 * _HALF, facecolor=colour, edgecolor="white",
+                linewidth=0.8 if long * size > 0.06 else 0.25,
+            )
+        )  # fmt: skip
+        text = str(w.action.micro_batch)
+        if long * size > 0.068 * len(text) + 0.014:
+            ax.text(
+                (w.start + w.end) / 2, w.stage + 0.03, text, ha="center", va="center", size=SMALL - 1,
+                color=_readable(colour),
+            )  # fmt: skip
+    ax.set_xlim(0, end)
+    ax.set_ylim(p - 0.5, -0.5)
+    ax.set_yticks(range(p), [f"stage {s}" for s in range(p)], color=INK)
+    ax.spines["bottom"].set_visible(False)
+
+
+def _colour(action: Action, chunks: int) -> str:
+    """The kind's colour, lighter from chunk to chunk."""
+    return mix(KIND_COLOURS[action.kind], 1 - 0.45 * action.chunk / max(1, chunks - 1))
+
+
+@styled
+def in_flight_plot(timelines: Mapping[str, Timeline], *, stage: int = 0, title: str = "", subtitle: str = "") -> Figure:
+    """Draw how many micro-batches wait for their backward pass: on one stage over time, and the peak of every stage.
+
+    That many sets of activations are in memory. Micro-batches that wait on one of v chunks count 1/v.
+
+    Args:
+        timelines: label -> what :func:`utils.schedules.simulate` returned, all with as many stages; at most five.
+        stage: the one drawn over time, by default the first, which waits longest.
+
+    Raises:
+        ValueError: no timelines or more than five, other numbers of stages, a stage that they do not have.
+    """
+    if not 1 <= len(timelines) <= 5:
+        raise ValueError(f"give one to five timelines, got {len(timelines)}")
+    stages = {t.schedule.stages for t in timelines.values()}
+    if len(stages) > 1:
+        raise ValueError(f"all timelines must have the same number of stages, got {sorted(stages)}")
+    (p,) = stages
+    if not 0 <= stage < p:
+        raise ValueError(f"stage must be between 0 and {p - 1}, got {stage}")
+    best = min(timelines, key=lambda name: max(timelines[name].peak_in_flight) / timelines[name].schedule.chunks)
+    title = title or f"{best} holds the fewest activations"
+    fig, (left, right) = figure(title, subtitle=subtitle, height=2.9, columns=2, width_ratios=(1.9, 1))
+    colours = dict(zip(timelines, (HBM, ARITHMETIC, "#009E73", "#CC79A7", "#E69F00"), strict=False))
+    said, ends = [], {}
+    for k, (name, t) in enumerate(timelines.items()):  # later ones thinner, so that none hides where they meet
+        v = t.schedule.chunks
+        times, counts = t.in_flight(stage)
+        counts = [n / v for n in counts]
+        left.step(
+            [*times, t.makespan], [*counts, counts[-1]], where="post", color=colours[name], linewidth=3.8 - 0.7 * k
+        )
+        peaks = [n / v for n in t.peak_in_flight]
+        right.plot(range(p), peaks, "-o", color=colours[name], linewidth=1.6, markersize=4.5)
+        ends[name] = peaks[-1]
+        said.append(f"{name}: peaks {', '.join(number(n, 3) for n in peaks)} on stages 0 to {p - 1}")
+    top = max(max(t.peak_in_flight) / t.schedule.chunks for t in timelines.values())
+    for ax in (left, right):
+        ax.set_ylim(0, 1.12 * top)
+        ax.locator_params(axis="y", integer=True, nbins=8)
+    left.set_xlim(0, max(t.makespan for t in timelines.values()))
+    left.set_ylabel("micro-batches in flight")
+    left.set_xlabel("time (forward passes of a stage)")
+    left.set_title(f"stage {stage} over time", loc="left", size=TEXT, color=INK)
+    right.set_title("peak of each stage", loc="left", size=TEXT, color=INK)
+    right.set_xlabel("stage")
+    right.set_xticks(range(p))
+    right.set_xlim(-0.25, p - 0.75)
+    tidy(right)
+    _name_ends(right, ends, colours)
+    fig.alt = f"{title.rstrip('.')}. Micro-batches in flight. {'; '.join(said)}."
+    return fig
+
+
+def _name_ends(ax: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    """Write the curves' names to the right of their ends, none over another."""
+    heights = [float(ax.transLimits.transform((0, ax.transScale.transform((1, y))[1]))[1]) for y in ends.values()]
+    lines = {name: name.replace(", ", ",\n") for name in ends}
+    gap = 0.085 * max(1 + text.count("\n") for text in lines.values())
+    places = spread(heights, gap, gap / 2, 1 - gap / 2)
+    for name, y in zip(ends, places, strict=True):
+        ax.annotate(
+            lines[name], (1, y), (7, 0), xycoords="axes fraction", textcoords="offset points",
+            va="center", size=SMALL, color=mix(colours[name], 0.85, "#000000"), linespacing=1.05,
+        )  # fmt: skip
+
+
+@styled
+def bubble_plot(
+    bubbles: Mapping[str, Mapping[int, float]],
+    *,
+    formulas: Mapping[str, Mapping[int, float]] | None = None,
+    title: str,
+    subtitle: str = "",
+) -> Figure:
+    """Draw simulated bubbles over the number of micro-batches as points, and the formulas as thin lines through them.
+
+    Args:
+        bubbles: label -> micro-batches m -> idle over ideal time, from simulations.
+        formulas: label -> m -> what a formula says, drawn where a label of ``bubbles`` has one.
+
+    Raises:
+        ValueError: no curves, a bubble that a log axis cannot show, or a label in ``formulas`` that is not among them.
+    """
+    if not bubbles or not all(curve and min(curve.values()) > 0 for curve in bubbles.values()):
+        raise ValueError("bubble_plot needs at least one schedule, and of each bubbles above 0")
+    unknown = set(formulas or {}) - set(bubbles)
+    if unknown:
+        raise ValueError(f"formulas for {', '.join(sorted(unknown))}, which bubbles does not have")
+    fig, ax = figure(title, subtitle=subtitle, height=3.2)
+    colours = dict(zip(bubbles, (HBM, ARITHMETIC, "#009E73", "#CC79A7", "#E69F00"), strict=False))
+    said, ends = [], {}
+    for name, curve in bubbles.items():
+        ms = sorted(curve)
+        ax.plot(ms, [100 * curve[m] for m in ms], "o", color=colours[name], markersize=5.5)
+        line = sorted((formulas or {}).get(name, {}).items())
+        ax.plot(
+            [m for m, _ in line], [100 * value for _, value in line], color=LIMIT, linewidth=0.9, linestyle=(0, (5, 3))
+        )
+        ends[name] = 100 * curve[ms[-1]]
+        said.append(f"{name}: " + ", ".join(f"{number(100 * curve[m], 3)} % at {m}" for m in ms))
+    every = sorted({m for curve in bubbles.values() for m in curve})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(every, [number(m) for m in every])
+    ax.minorticks_off()
+    ax.set_xlim(every[0] / 1.15, every[-1] * 1.15)
+    ax.set_yscale("log")
+    quantity_axis(ax.yaxis, "%", "bubble, idle over ideal time")
+    ax.set_xlabel("micro-batches, m")
+    _name_ends(ax, ends, colours)
+    fig.alt = f"{title.rstrip('.')}. Bubbles over micro-batches, simulated. {'; '.join(said)}."
+    return fig

@@ -1,0 +1,74 @@
+"""Parameters, FLOPs, memory and communication of a transformer in training, from its configuration.
+
+Each formula is held against the real module of :mod:`utils.gpt` by a test: parameters are counted, FLOPs come from
+``torch.utils.flop_counter``, activations from the tensors that autograd saves.
+"""
+
+from utils.transformer_math.activations import activations, block_activations
+from utils.transformer_math.communication import (
+    communication_volume,
+    pipeline_volume,
+    ring_seconds,
+    ring_volume,
+    tensor_parallel_volume,
+    tokens_to_hide,
+)
+from utils.transformer_math.flops import forward_flops, rule_of_thumb, training_flops, training_seconds
+from utils.transformer_math.memory import (
+    BF16_MOMENTS,
+    FP32_ADAM,
+    FP32_GRADIENTS,
+    MIXED_ADAM,
+    MIXED_MOMENTUM,
+    PURE_BF16,
+    SHARDED_FROM,
+    STAGES,
+    Precision,
+    fewest_ranks,
+    largest_model,
+    memory_per_rank,
+)
+from utils.transformer_math.parameters import (
+    MODELS,
+    block_parameters,
+    kv_cache_bytes,
+    parameters,
+    total_parameters,
+    trainable_parameters,
+)
+from utils.transformer_math.placement import Coordinates, Placement
+
+__all__ = [
+    "BF16_MOMENTS",
+    "FP32_ADAM",
+    "FP32_GRADIENTS",
+    "MIXED_ADAM",
+    "MIXED_MOMENTUM",
+    "MODELS",
+    "PURE_BF16",
+    "SHARDED_FROM",
+    "STAGES",
+    "Coordinates",
+    "Placement",
+    "Precision",
+    "activations",
+    "block_activations",
+    "block_parameters",
+    "communication_volume",
+    "fewest_ranks",
+    "forward_flops",
+    "kv_cache_bytes",
+    "largest_model",
+    "memory_per_rank",
+    "parameters",
+    "pipeline_volume",
+    "ring_seconds",
+    "ring_volume",
+    "rule_of_thumb",
+    "tensor_parallel_volume",
+    "tokens_to_hide",
+    "total_parameters",
+    "trainable_parameters",
+    "training_flops",
+    "training_seconds",
+]

@@ -1,0 +1,98 @@
+"""What ranks send one another in a training step, in elements, by the ring algorithms.
+
+A ring reduce-scatter and a ring all-gather of n elements each send n (N - 1) / N elements from every rank; an
+all-reduce is one after the other (Patarasuk and Yuan 2009). For many ranks that is n, n and 2 n.
+"""
+
+from __future__ import annotations
+
+from utils.gpt import GPTConfig
+from utils.operators import require_sizes
+from utils.transformer_math.memory import check_stage
+
+
+def ring_volume(kind: str, elements: int, world_size: int) -> float:
+    """Elements that each rank sends, on average, in a ring collective of a full tensor of ``elements``.
+
+    Args:
+        kind: ``"all_reduce"``, ``"reduce_scatter"`` or ``"all_gather"``.
+
+    Raises:
+        ValueError: another kind.
+    """
+    rounds = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+    if kind not in rounds:
+        raise ValueError(f"kind must be one of {', '.join(rounds)}, got {kind!r}")
+    require_sizes(world_size=world_size)
+    return rounds[kind] * elements * (world_size - 1) / world_size
+
+
+def ring_seconds(kind: str, size_bytes: int, world_size: int, bandwidth: float, latency: float = 0.0) -> float:
+    """Seconds of a ring collective: (N - 1) steps, twice for an all-reduce, each a latency and a chunk's transfer.
+
+    Args:
+        size_bytes: of the full tensor.
+        bandwidth: bytes/s that a rank sends (while it receives as much).
+        latency: seconds that a step takes however small its message.
+    """
+    steps = (2 if kind == "all_reduce" else 1) * (world_size - 1)
+    return ring_volume(kind, size_bytes, world_size) / bandwidth + steps * latency
+
+
+def communication_volume(parameters: int, world_size: int, stage: int) -> dict[str, float]:
+    """Elements that each rank sends in a step of data-parallel training, by the kind of collective.
+
+    Stage 0 all-reduces the gradients. Stages 1 and 2 reduce-scatter them and all-gather the updated parameters, which
+    is as much. Stage 3 all-gathers the parameters before the forward and again before the backward pass, and
+    reduce-scatters the gradients: half as much again (Rajbhandari et al. 2020, section 7).
+
+    Returns:
+        ``all_reduce`` or ``reduce_scatter`` and ``all_gather``: 2, 2, 2 and 3 Psi (N - 1) / N in sum.
+    """
+    require_sizes(parameters=parameters, world_size=world_size)
+    check_stage(stage)
+    if stage == 0:
+        return {"all_reduce": ring_volume("all_reduce", parameters, world_size)}
+    gathers = 2 if stage == 3 else 1
+    return {
+        "reduce_scatter": ring_volume("reduce_scatter", parameters, world_size),
+        "all_gather": gathers * ring_volume("all_gather", parameters, world_size),
+    }
+
+
+def tensor_parallel_volume(config: GPTConfig, batch: int, seq_len: int | None = None, *, tensor: int) -> float:
+    """Elements that each rank sends for the blocks of a tensor-parallel model in one forward and backward pass.
+
+    Each block all-reduces an activation (B, N, C) four times: after attention and after the MLP in the forward pass,
+    and before each of them in the backward pass (Shoeybi et al. 2019, section 3).
+    """
+    n = config.context if seq_len is None else seq_len
+    require_sizes(batch=batch, seq_len=n, tensor=tensor)
+    return 4 * config.layers * ring_volume("all_reduce", batch * n * config.hidden, tensor)
+
+
+def pipeline_volume(config: GPTConfig, batch: int, seq_len: int | None = None, *, virtual: int = 1) -> int:
+    """Elements that a middle stage sends in one forward and backward pass: an activation on, its gradient back.
+
+    Args:
+        virtual: chunks of layers a rank holds; each sends both.
+    """
+    n = config.context if seq_len is None else seq_len
+    require_sizes(batch=batch, seq_len=n, virtual=virtual)
+    return 2 * virtual * batch * n * config.hidden
+
+
+def tokens_to_hide(peak_flops: float, bandwidth: float, *, volume: float = 3.0, element_size: int = 2) -> float:
+    """Tokens a rank must work on in a step before arithmetic takes as long as communication, for any model.
+
+    A step computes 6 Psi T FLOPs on T tokens and sends ``volume`` Psi elements, so Psi cancels:
+    T = volume * element_size * peak / (6 * bandwidth). With 3 Psi elements of 2 bytes it is peak / bandwidth.
+
+    Args:
+        peak_flops: FLOP/s that the rank reaches.
+        bandwidth: bytes/s that it sends.
+        volume: elements sent for each parameter: 2 for DDP and ZeRO-1 and 2, 3 for ZeRO-3, 1 for what ZeRO-3 adds.
+    """
+    if not (peak_flops > 0 and bandwidth > 0):
+        raise ValueError(f"peak_flops and bandwidth must be positive, got {peak_flops} and {bandwidth}")
+    return volume * element_size * peak_flops / (6 * bandwidth)
