@@ -39,10 +39,13 @@ SOURCES = [
             "flat_parameter",
             "fully_sharded",
             "gradient_hooks",
+            "nested",
             "overlap",
             "precision",
+            "sharded_module",
             "sharded_optimizer",
             "sharded_unit",
+            "unit_slots",
             "zero1",
             "zero2",
         )
