@@ -63,7 +63,7 @@ wrong(
     SCATTER,
     "a step too few",
     "ring_reduce_scatter is wrong",
-    "a rank's values are missing",
+    "a step too few",
     edits={"range(world_size - 1)": "range(world_size - 2)"},
 )
 wrong(
@@ -89,14 +89,14 @@ wrong(
 wrong(
     SCATTER,
     "ranks of the whole job",
-    "a group of two of the ranks",
+    "ranks count within it, dist.get_rank(group)",
     edits={"rank, world_size = dist.get_rank(group)": "rank, world_size = dist.get_rank()"},
 )
 wrong(
     GATHER,
     "chunks out of order",
-    "ring_all_gather is wrong",
-    '"classic wrong answers" 4',
+    "a message came that is larger than the tensor",
+    "collectives.py, line",
     edits={"rank - step - 1": "rank + step + 1"},
 )
 wrong(
@@ -128,7 +128,7 @@ wrong(
 wrong(
     RING,
     "whole tensors",
-    "are enough",
+    "whole tensors travel",
     '"classic wrong answers" 6',
     instead="""
         world_size = dist.get_world_size(group)
@@ -253,8 +253,7 @@ wrong(ARRIVES, "no overlap", "no all-reduce has started when the backward pass r
 wrong(
     ARRIVES,
     "as buckets get full",
-    "rank",
-    '"classic wrong answers"',
+    "the ranks call different collectives",
     instead="""
         k = self._bucket_of[parameter]
         self._missing[k] -= 1

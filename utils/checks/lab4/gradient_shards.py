@@ -89,13 +89,13 @@ def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
             return problem
         if problem := judge_kinds(seen["kinds"], psi, {"all-reduce": 1, "volume": 1}):
             return problem
-        if seen["in_backward"] < psi or not seen["early"]:
+        if seen["in_backward"] < psi or (not seen["early"] and users == (0, 1, 2)):
             when = "after it" if seen["in_backward"] < psi else "when the first layer is reached"
             return Problem(
                 f"gradients are still unreduced in the backward pass: a reduce-scatter starts only {when}",
                 classic("a bucket goes out as soon as it is full: kept until the end, all of Psi exists at once", 7),
             )
-        if seen["left"] or seen["full"] > psi // 2:
+        if seen["left"] or (seen["full"] > psi // 2 and users == (0, 1, 2)):
             many = seen["left"] or seen["full"]
             when = "after" if seen["left"] else "towards the end of"
             return Problem(

@@ -125,7 +125,7 @@ def judge_steps(
     if problem is None:
         return None
     headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
-    details = tuple(f"step of {line}" for line in problem.details)
+    details = tuple(line if line.startswith("...") else f"step of {line}" for line in problem.details)
     return Problem(headline, problem.cause, details)
 
 

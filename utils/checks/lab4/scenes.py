@@ -10,6 +10,8 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import torch.distributed as dist
@@ -63,10 +65,11 @@ def play_on_ranks(
         carried = [carried_answer(answer) for answer in answers]
         seconds = 30 + SCENE_SECONDS + 2 * len(answers) * len(scenes)
         try:
-            launch(
-                play_all, carried, list(scenes), folder, world_size=world_size, backend="gloo", timeout=seconds,
-                collective_timeout=PATIENCE,
-            )  # fmt: skip
+            with redirect_stderr(StringIO()):  # what a process writes that dies; the check says it in fewer words
+                launch(
+                    play_all, carried, list(scenes), folder, world_size=world_size, backend="gloo", timeout=seconds,
+                    collective_timeout=PATIENCE,
+                )  # fmt: skip
         except DistributedError as error:
             begun = max((note[:2] for rank in range(world_size) for note in _notes(folder, rank)), default=(0, ""))
             done = [_seen(folder, k, world_size) for k in range(begun[0] + 1)]
@@ -100,9 +103,14 @@ def _ending(error: DistributedError, folder: Path, world_size: int) -> tuple[str
     """What ended a job whose processes did not come back, and the student's lines in which one of them was."""
     for rank in range(world_size):
         stack = Path(folder, f"stack-{rank}")
-        lines = [line.strip() for line in stack.read_text().splitlines()] if stack.exists() else []
-        frames = [line.split('"') for line in lines if line.startswith("File")]
-        mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if is_students(frame[1])]
-        if mine:
-            return f"rank {rank} did not end in {SCENE_SECONDS:.0f} s", tuple(mine[:3][::-1])
-    return str(error).strip().split("\n")[0], ()
+        if stack.exists() and (where := _students_frames(stack.read_text())):
+            return f"rank {rank} did not end in {SCENE_SECONDS:.0f} s", where
+    said = f"{error}\n{error.traceback}"
+    return str(error).strip().split("\n")[0], _students_frames(said)
+
+
+def _students_frames(text: str) -> tuple[str, ...]:
+    """The student's lines in what ``faulthandler`` wrote, the innermost last."""
+    frames = [line.split('"') for line in text.splitlines() if 'File "' in line]
+    mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if is_students(frame[1])]
+    return tuple(mine[:3][::-1])

@@ -46,9 +46,10 @@ class Toy(nn.Module):
         self.blocks = nn.ModuleList(Block(width, inner) for _ in range(layers))
         self.last = nn.Linear(width, width, bias=False)
         self.last.weight = self.first.weight
-        self.sometimes = nn.Parameter(torch.empty(width))
         self.unused = nn.Parameter(torch.empty(3))
         self.register_buffer("scale", torch.empty(width))
+        self.spare = nn.Module()
+        self.spare.sometimes = nn.Parameter(torch.empty(width))  # the last parameter: in the first bucket
         self.watch: Callable[[str], None] | None = None
         source = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -65,7 +66,7 @@ class Toy(nn.Module):
                 self.watch("forward")
             h = block(h)
         if sometimes:
-            h = h * (1 + self.sometimes)
+            h = h * (1 + self.spare.sometimes)
         return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
 
 

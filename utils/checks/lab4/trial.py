@@ -113,7 +113,12 @@ class Trial:
             if problem:
                 self._fail(problem, part.scene.name, seed)
         if played.end:
-            cause = "a process that ends early or computes for ever holds up all others"
+            cause = (
+                "a process that computes for ever holds up all others"
+                if "did not end" in played.end
+                else "a process that dies ends all others: it left, or a message came that is larger than the tensor that "
+                "waits for it"
+            )
             self._fail(Problem(played.end, cause, played.where), played.scene, seed)
 
     def _fail(self, problem: Problem, scene: str, seed: int) -> None:
