@@ -56,9 +56,11 @@ def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
     toy = toys.Toy(seed, **_WIDE)
     zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=4 * 1024, lr=1.0)
     rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
-    before = toys.alive_bytes()
+    memory = toys.Memory()
     zero(*rows).backward()
-    return {"grown": toys.alive_bytes() - before}
+    grown = memory.grown()
+    memory.close()
+    return {"grown": grown}
 
 
 def _play_training(

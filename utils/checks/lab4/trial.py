@@ -116,8 +116,8 @@ class Trial:
             cause = (
                 "a process that computes for ever holds up all others"
                 if "did not end" in played.end
-                else "a process that dies ends all others: it left, or a message came that is larger than the tensor that "
-                "waits for it"
+                else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
+                "that waits for it"
             )
             self._fail(Problem(played.end, cause, played.where), played.scene, seed)
 
