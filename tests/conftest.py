@@ -4,5 +4,5 @@ import utils.runtime  # noqa: F401  (first: it decides before Triton is imported
 
 import torch  # isort: skip
 
-# Ranks compute on one thread, and the runs of one process that they must equal to the bit have to sum in the same order.
+# Ranks compute on one thread, and runs of one process that they must equal to the bit have to sum in the same order.
 torch.set_num_threads(1)
