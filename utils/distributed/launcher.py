@@ -34,7 +34,7 @@ def launch(
     world_size: int,
     backend: str | None = None,
     timeout: float = 120.0,
-    collective_timeout: float = 12.0,
+    collective_timeout: float = 10.0,
     port: int | None = None,
     **kwargs: Any,
 ) -> list[Any]:
