@@ -21,6 +21,7 @@ from utils.checks.lab4.carried import carried_answer
 from utils.checks.lab4.on_rank import PATIENCE, SCENE_SECONDS, play_all
 from utils.checks.lab4.sights import Fault, Played, Scene, Sight, fault_of, is_students, short_name
 from utils.distributed import DistributedError, launch, record_collectives
+from utils.distributed.calls import Call
 
 WORLD_SIZE = 3
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -71,15 +72,17 @@ def play_on_ranks(
                     collective_timeout=PATIENCE,
                 )  # fmt: skip
         except DistributedError as error:
-            begun = max((note[:2] for rank in range(world_size) for note in _notes(folder, rank)), default=(0, ""))
+            notes = [list(_notes(folder, rank)) for rank in range(world_size)]
+            begun = max((note[:2] for of_rank in notes for note in of_rank if isinstance(note, tuple)), default=(0, ""))
             done = [_seen(folder, k, world_size) for k in range(begun[0] + 1)]
             done[-1].end, done[-1].where = _ending(error, Path(folder), world_size)
             done[-1].scene = next((s.name for s in scenes if s.name not in done[-1].sights), "")
+            done[-1].called = [_called(of_rank, (begun[0], done[-1].scene)) for of_rank in notes]
             return done + play_on_ranks(answers[begun[0] + 1 :], scenes, world_size)
         return [_seen(folder, k, world_size) for k in range(len(answers))]
 
 
-def _notes(folder: str, rank: int) -> Iterator[tuple]:
+def _notes(folder: str, rank: int) -> Iterator[tuple | Call]:
     """What a rank has noted down, in order."""
     try:
         with open(Path(folder, f"seen-{rank}"), "rb") as notes:
@@ -89,10 +92,20 @@ def _notes(folder: str, rank: int) -> Iterator[tuple]:
         return  # it ended before it began, or in the middle of a word
 
 
+def _called(notes: list, scene: tuple[int, str]) -> list[Call]:
+    """The collectives that a rank has called in a scene."""
+    begun = notes.index(scene) if scene in notes else len(notes)
+    return [note for note in notes[begun:] if isinstance(note, Call)]
+
+
 def _seen(folder: str, answer: int, world_size: int) -> Played:
     """All scenes of an answer that every rank has seen to its end."""
     of_rank = [
-        {note[1]: note[2] for note in _notes(folder, rank) if len(note) == 3 and note[0] == answer}
+        {
+            note[1]: note[2]
+            for note in _notes(folder, rank)
+            if isinstance(note, tuple) and len(note) == 3 and note[0] == answer
+        }
         for rank in range(world_size)
     ]
     everywhere = [name for name in of_rank[0] if all(name in seen for seen in of_rank)]
