@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from .flat_parameter import FlatParameter
 from .nested import call_after_backward, cast_floats, tensors_of
 from .overlap import SideStream
-from .sharded_module import ShardedModule
+from .sharded_module import ShardedModule, device_of, share_buffers
 from .sharded_unit import Reduction, ShardedUnit, drop_gradients_of_nobody
 from .unit_slots import canonical_names, slots_of_units
 
@@ -74,7 +74,7 @@ class FullyShardedDataParallel(ShardedModule):
         self.compute_dtype = compute_dtype
         self.names = canonical_names(module)
         root, blocks = slots_of_units(module, block_class)
-        self.device = _device(module, group)
+        self.device = device_of(module, group)
         unit = partial(
             ShardedUnit, group=group, device=self.device, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
         )
@@ -84,11 +84,7 @@ class FullyShardedDataParallel(ShardedModule):
         for block, sharded in zip(blocks, self.blocks, strict=True):
             block.register_forward_pre_hook(partial(self._before_forward, sharded), with_kwargs=True)
             block.register_forward_hook(partial(self._after_forward, sharded))
-        for part in module.modules():
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    part._buffers[name] = buffer = buffer.to(self.device).contiguous()
-                    dist.broadcast(buffer, group=group, group_src=0)
+        share_buffers(module, self.device, group)
         self._gathers, self._reductions = SideStream(self.device), SideStream(self.device)
         self._may_gather = self._gathers.moment()  # freed memory may be overwritten, and shards are stepped, from here
         self._reduction: Reduction | None = None  # the last one, perhaps still on its way
@@ -133,16 +129,27 @@ class FullyShardedDataParallel(ShardedModule):
         return output
 
     def _before_forward(self, unit: ShardedUnit, block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Before a block computes, in the forward pass or again in a checkpoint's backward pass."""
+        """Before a block computes.
+
+        In a forward pass: it is put at the end of ``_order``, and ``_position`` is its place there; it is gathered, the
+        gathers of the next ones are started, and the computation waits for this one. In a backward pass, where a
+        checkpoint computes again: what :meth:`_before_backward` does.
+        """
         raise NotImplementedError("Lab 4, exercise 4.6: before a block's forward pass")
         return call_after_backward(partial(self._after_backward, unit), (args, kwargs))
 
     def _after_forward(self, unit: ShardedUnit, block: nn.Module, args: tuple, output: Any) -> None:
-        """After a block has computed: its weights go, and its output says when they are needed again."""
+        """After a block has computed: its output is hooked, its weights are freed, and the next ones are gathered.
+
+        In a backward pass nothing: after a checkpoint's second forward pass the block's backward pass needs them.
+        """
         raise NotImplementedError("Lab 4, exercise 4.6: after a block's forward pass")
 
     def _before_backward(self, unit: ShardedUnit, gradient: Tensor | None = None) -> None:
-        """When the gradient of a unit's output is known."""
+        """When the gradient of a unit's output is known: its weights are needed again.
+
+        ``_position`` becomes the unit's place in ``_order`` (the root has none); then as before a forward pass.
+        """
         if not self._in_backward:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -152,7 +159,7 @@ class FullyShardedDataParallel(ShardedModule):
         raise NotImplementedError("Lab 4, exercise 4.6: before a block's backward pass")
 
     def _after_backward(self, unit: ShardedUnit) -> None:
-        """When the gradients of a unit's inputs, and so of its parameters, are there."""
+        """When the gradients of a unit's inputs, and so of its parameters, are there: free, reduce, gather the next."""
         raise NotImplementedError("Lab 4, exercise 4.6: after a block's backward pass")
 
     def _end_backward(self) -> None:
@@ -264,10 +271,3 @@ class FullyShardedDataParallel(ShardedModule):
     def flats(self) -> Iterator[FlatParameter]:
         """Every flat parameter: the blocks', then the root's."""
         return (flat for unit in self.units for flat in unit.flats)
-
-
-def _device(module: nn.Module, group: ProcessGroup | None) -> torch.device:
-    """Where to compute: this rank's GPU with NCCL, else where the module is."""
-    if "nccl" in dist.get_backend(group):
-        return torch.device("cuda", torch.cuda.current_device())
-    return next(module.parameters()).device

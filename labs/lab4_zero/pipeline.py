@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import P2POp, ProcessGroup, Work
+from torch.profiler import record_function
 
 from .pipeline_order import Action, Exchange, Transfer, communication_plan, gpipe_order, one_f_one_b_order
 from .pipeline_stages import GPTStage
@@ -100,10 +101,9 @@ class Pipeline:
         for item in communication_plan(order, self.rank, self.stages):
             if not isinstance(item, Action):
                 run.exchange(item)
-            elif item.kind == "F":
-                run.forward(item.micro_batch)
-            else:
-                run.backward(item.micro_batch)
+                continue
+            with record_function(str(item)):  # for the profiler's timeline: F0, B0, ...
+                (run.forward if item.kind == "F" else run.backward)(item.micro_batch)
         run.finish()
         self.peak_in_flight = run.peak
         return run.loss
@@ -131,7 +131,8 @@ class _Run:
         y = self.stage(self.tokens[i] if x is None else x, self.targets[i] if self.stage.last else None)
         end: GradientEdge | Tensor | None = None
         if self.stage.last:
-            end = y * self.weights[i].to(y.dtype)
+            weight = self.weights[i].to(y.dtype)
+            end = torch.where(weight != 0, y, 0) * weight  # a mean over no target is not a number
             self.loss = end.detach() if self.loss is None else self.loss + end.detach()
         else:
             self.made["activation", i] = y.detach().contiguous()

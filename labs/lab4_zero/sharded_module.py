@@ -1,4 +1,4 @@
-"""How a sharded module looks from outside: the names of its parameters, and its whole weights."""
+"""How a sharded module looks from outside: the names of its parameters, its whole weights, where it computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from .flat_parameter import FlatParameter, Slot
 
@@ -86,3 +88,19 @@ class ShardedModule(nn.Module):
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> ShardedModule:
         raise RuntimeError("a sharded module cannot be moved or cast: do that to the module before it is sharded")
+
+
+def device_of(module: nn.Module, group: ProcessGroup | None) -> torch.device:
+    """Where to compute: this rank's GPU with NCCL, else where the module is."""
+    if "nccl" in dist.get_backend(group):
+        return torch.device("cuda", torch.cuda.current_device())
+    return next(module.parameters()).device
+
+
+def share_buffers(module: nn.Module, device: torch.device, group: ProcessGroup | None) -> None:
+    """Move a module's buffers to a device and give every rank rank 0's values."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer = buffer.to(device).contiguous()
+                dist.broadcast(buffer, group=group, group_src=0)

@@ -94,7 +94,8 @@ class ShardedUnit:
 class Reduction:
     """A reduce-scatter on its way: ``full`` (N size,) is summed over the ranks, and each keeps the mean of its shard.
 
-    ``full`` must not be overwritten while it is read: this object holds it until :meth:`complete`.
+    ``shard`` (size,) is of the dtype of ``full``, ``work`` what :func:`start_reduce_scatter` returns. ``full`` must not
+    be overwritten while it is read: this object holds it until :meth:`complete`.
     """
 
     def __init__(self, unit: ShardedUnit, full: Tensor, stream: SideStream) -> None:

@@ -84,4 +84,4 @@ def vocabulary_parallel_loss(logits: Tensor, targets: Tensor, head: ColumnParall
     at_target = shifted.gather(-1, column.masked_fill(elsewhere, 0)[:, None])[:, 0].masked_fill(elsewhere, 0)
     sums, at_target = reduce_from_ranks(torch.stack([shifted.exp().sum(-1), at_target]), head.group)
     counts = targets != -100
-    return ((sums.log() - at_target) * counts).sum() / counts.sum()
+    return ((sums.log() - at_target) * counts).sum() / counts.sum().clamp(min=1)
