@@ -63,7 +63,7 @@ wrong(
     SCATTER,
     "a step too few",
     "ring_reduce_scatter is wrong",
-    "a rank's values are missing",
+    "a step too few",
     edits={"range(world_size - 1)": "range(world_size - 2)"},
 )
 wrong(
@@ -89,14 +89,14 @@ wrong(
 wrong(
     SCATTER,
     "ranks of the whole job",
-    "a group of two of the ranks",
+    "ranks count within it, dist.get_rank(group)",
     edits={"rank, world_size = dist.get_rank(group)": "rank, world_size = dist.get_rank()"},
 )
 wrong(
     GATHER,
     "chunks out of order",
-    "ring_all_gather is wrong",
-    '"classic wrong answers" 4',
+    "a message came that is larger than the tensor",
+    "collectives.py, line",
     edits={"rank - step - 1": "rank + step + 1"},
 )
 wrong(
@@ -128,7 +128,7 @@ wrong(
 wrong(
     RING,
     "whole tensors",
-    "are enough",
+    "whole tensors travel",
     '"classic wrong answers" 6',
     instead="""
         world_size = dist.get_world_size(group)
@@ -253,8 +253,7 @@ wrong(ARRIVES, "no overlap", "no all-reduce has started when the backward pass r
 wrong(
     ARRIVES,
     "as buckets get full",
-    "rank",
-    '"classic wrong answers"',
+    "the ranks call different collectives",
     instead="""
         k = self._bucket_of[parameter]
         self._missing[k] -= 1
@@ -331,7 +330,7 @@ wrong(
 wrong(
     PIECES,
     "offset of the shard",
-    "",
+    "took a wrong step",
     edits={"Piece(k, low - first, high - first, low - begin)": "Piece(k, low - begin, high - begin, low - begin)"},
 )
 wrong(
@@ -358,10 +357,9 @@ wrong(
     "elements are all-reduced in a step",
     "an all-reduce sends 2 Psi where a reduce-scatter sends Psi",
     edits={
-        SENT: "from .averages import Pending, all_reduce_mean; all_reduce_mean(flat, self.group).wait(); "
-        "into.copy_(bucket.shard(flat, dist.get_rank(self.group))); "
-        "self._reducing.append((k, Pending(_Done(), into), flat))",
-        "while len(": "class _Done:\n    def wait(self):\n        pass\n\nwhile len(",
+        SENT: "from .averages import Pending; work = dist.all_reduce(flat, group=self.group, async_op=True); "
+        "mine = bucket.shard(flat, dist.get_rank(self.group)); "
+        "self._reducing.append((k, Pending(work, mine, dist.get_world_size(self.group)), flat))"
     },
 )
 wrong(
@@ -384,18 +382,15 @@ wrong(
 wrong(
     BUCKET,
     "reduced before it is filled",
-    "",
+    "the gradients that reach the optimizer are zeros",
     edits={"bucket.collect(bucket.views(flat))": "flat.zero_()"},
 )
 wrong(
     BUCKET,
     "own gradient",
     "the rank's own rows: no collective has reached it",
-    edits={
-        SENT: SENT + "; self._reducing[-1][1].wait(); into.copy_(bucket.shard(flat, dist.get_rank(self.group)))",
-        "while len(": "if False:\n    pass\nwhile len(",
-    },
-    also={TAKE: {"mean = pending.wait()": "mean = pending._result"}},
+    edits={SENT: "self._reducing.append((k, bucket.shard(flat, dist.get_rank(self.group)).clone(), flat))"},
+    also={TAKE: {"pending.wait()": "pending"}},
 )
 wrong(
     TAKE,
@@ -442,15 +437,15 @@ wrong(
 wrong(
     FILL,
     "stale weights",
-    "the model still computes with its old weights",
+    "weights that were gathered before the optimizer's step are stale",
     instead="""
         if not hasattr(self, "kept"):
             self.own_part.copy_(self.shard)
             start_all_gather(self.full, self.own_part, self.group).wait()
             self.kept = self.full.clone()
+            return None
         self.full.copy_(self.kept)
-        other = torch.empty_like(self.full)
-        return start_all_gather(other, self.own_part.clone(), self.group)
+        return start_all_gather(torch.empty_like(self.full), self.own_part.clone(), self.group)
         """,
 )
 wrong(

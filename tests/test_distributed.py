@@ -19,7 +19,7 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 from torch import nn
 
-from utils.distributed import device, job, launch, launcher
+from utils.distributed import device, job, launch, launcher, pool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -187,6 +187,33 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     caller.wait()
     caller.stdout.close()
     assert psutil.wait_procs(started, timeout=20)[1] == []
+
+
+class Stub:
+    """Stands for an agent that has ended itself for want of work, or for a new one."""
+
+    def __init__(self, alive: bool = True) -> None:
+        self.alive, self.killed, self.folder = alive, False, None
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def start(self, folder: Path) -> None:
+        self.folder = folder
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_launcher_that_has_ended_itself_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = Stub(alive=False)
+    monkeypatch.setattr(pool, "_idle", [ended])
+    monkeypatch.setattr(pool, "Agent", Stub)
+    fresh = pool.take(tmp_path)
+    assert fresh is not ended and fresh.folder == tmp_path
+    assert ended.killed
+    pool.give_back(ended)
+    assert not pool._idle, "one that has ended is not kept"
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,6 @@ def wait_for_all() -> None:
     dist.all_reduce(torch.ones(4))
 
 
-def test_no_process_at_all_is_left_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert psutil.Process().children(), "a launcher is kept warm for the next job"
-    monkeypatch.setattr(pool, "_keepers", 0)  # as outside of a block of warm()
-    failure(raise_on, 1, ValueError("bad luck"))
-    assert not psutil.Process().children(recursive=True)
-
-
 def raise_on(rank: int, error: BaseException) -> None:
     if dist.get_rank() == rank:
         print("about to raise")
@@ -271,3 +264,10 @@ def test_more_ranks_than_the_machine_has_room_for_are_refused() -> None:
     assert (error.rank, error.kind) == (gpus, "world_size")
     assert f"this machine has {gpus}" in str(error)
     assert failure(nothing, world_size=100_000).kind == "world_size"
+
+
+def test_no_process_at_all_is_left_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert psutil.Process().children(), "a launcher is kept warm for the next job"
+    monkeypatch.setattr(pool, "_keepers", 0)  # as outside of a block of warm()
+    failure(raise_on, 1, ValueError("bad luck"))
+    assert not psutil.Process().children(recursive=True)

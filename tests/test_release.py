@@ -136,28 +136,41 @@ def statements(function: ast.FunctionDef) -> Counter[str]:
     )
 
 
+def functions(tree: ast.AST, within: str = "") -> dict[str, ast.FunctionDef]:
+    """Every function of a module by its qualified name."""
+    found: dict[str, ast.FunctionDef] = {}
+    for node in ast.iter_child_nodes(tree):
+        name = f"{within}.{node.name}" if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else within
+        if isinstance(node, ast.FunctionDef):
+            found[name] = node
+        found |= functions(node, name)
+    return found
+
+
 def test_every_function_with_a_solution_is_a_stub_that_raises_and_keeps_only_what_surrounds_the_solution():
     stubs = 0
     for name in solution_lines():
         solved = ast.parse((ROOT / "solutions" / name).read_text())
         stub = ast.parse((ROOT / "labs" / name).read_text())
-        originals = {node.name: node for node in ast.walk(solved) if isinstance(node, ast.FunctionDef)}
-        for node in ast.walk(stub):
-            if isinstance(node, ast.FunctionDef):
-                original = originals[node.name]
-                assert ast.dump(node.args) == ast.dump(original.args)
-                assert ast.get_docstring(node) == ast.get_docstring(original)
-                if ast.dump(node) != ast.dump(original):
-                    stubs += 1
-                    added = statements(node) - statements(original)
-                    assert added and all("NotImplementedError" in statement for statement in added), node.name
-                    assert statements(original) - statements(node), node.name
-                    early = [n for n in ast.walk(node) if isinstance(n, ast.If) and isinstance(n.body[-1], ast.Return)]
-                    branches = [n for n in ast.walk(node) if isinstance(n, ast.If)]
-                    given = [r for n in branches for r in n.orelse if isinstance(r, ast.Return)]  # the other case
-                    returns = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
-                    if any(isinstance(n, ast.Raise) for n in node.body):  # else it stops inside a loop or a branch
-                        assert len(returns) == len(early) + len(given), f"{node.name} returns something of its own"
+        originals = functions(solved)
+        for qualified, node in functions(stub).items():
+            original = originals[qualified]
+            assert ast.dump(node.args) == ast.dump(original.args)
+            assert ast.get_docstring(node) == ast.get_docstring(original)
+            if ast.dump(node) != ast.dump(original):
+                stubs += 1
+                added = statements(node) - statements(original)
+                assert added and all("NotImplementedError" in statement for statement in added), node.name
+                assert statements(original) - statements(node), node.name
+                early = [n for n in ast.walk(node) if isinstance(n, ast.If) and isinstance(n.body[-1], ast.Return)]
+                branches = [n for n in ast.walk(node) if isinstance(n, ast.If)]
+                given = [r for n in branches for r in n.orelse if isinstance(r, ast.Return)]  # the other case
+                returns = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+                stop = next((n.lineno for n in node.body if isinstance(n, ast.Raise)), 0)
+                if stop:  # else it stops inside a loop or a branch
+                    reached = [n for n in returns if n.lineno < stop]
+                    allowed = [n for n in early + given if n.lineno < stop]
+                    assert len(reached) == len(allowed), f"{qualified} returns something of its own"
     assert stubs > 15
 
 

@@ -165,8 +165,8 @@ class FullyShardedDataParallel(ShardedModule):
     def _end_backward(self) -> None:
         """When the whole backward pass is through: what is left is reduced, and optimizers may step."""
         self._free_all()
-        for unit in self.units:
-            self._reduce(unit)  # the root, and blocks whose inputs need no gradient
+        for unit in self.units:  # the root, and blocks whose inputs need no gradient
+            self._reduce(unit)
         self._complete_reduction()
         self._in_backward = False
         drop_gradients_of_nobody(self.units)

@@ -34,7 +34,7 @@ def launch(
     world_size: int,
     backend: str | None = None,
     timeout: float = 120.0,
-    collective_timeout: float = 15.0,
+    collective_timeout: float = 10.0,
     port: int | None = None,
     **kwargs: Any,
 ) -> list[Any]:
@@ -52,7 +52,8 @@ def launch(
         world_size: Number of ranks.
         backend: "gloo" on CPUs, "nccl" with a GPU for each rank; by default "nccl" if there are enough GPUs.
         timeout: Seconds that the whole job may take.
-        collective_timeout: Seconds that ranks may wait in a collective for one that does not arrive.
+        collective_timeout: Seconds that ranks may wait in a collective for one that does not arrive; raise it where one
+            rank has much more to do than its peers.
         port: TCP port of the ranks' store; by default a free one.
         kwargs: Its named arguments.
 

@@ -236,5 +236,6 @@ def legend_below(ax: Axes, handles: Sequence[Artist], *, drop: float = 0.47, loc
     corner = (1.005, 0) if loc == "upper right" else (-0.01, 0)
     return ax.legend(
         handles=handles, loc=loc, bbox_to_anchor=corner, bbox_transform=below, ncol=len(handles), frameon=False,
-        fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.4, borderaxespad=0,
+        fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.4 if len(handles) <= 6 else 0.7,
+        borderaxespad=0,
     )  # fmt: skip

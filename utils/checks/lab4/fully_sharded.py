@@ -60,13 +60,14 @@ def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
     rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
     sharded = _sharded(answer, toy)
     grown: dict[str, int] = {}
-    before = toys.alive_bytes()
-    toy.watch = lambda pass_: grown.update({pass_: toys.alive_bytes() - before})
+    memory = toys.Memory()
+    toy.watch = lambda pass_: grown.update({pass_: memory.grown()})
     loss = sharded(*rows)
-    grown["between"] = toys.alive_bytes() - before
+    grown["between"] = memory.grown()
     loss.backward()
     toy.watch = None
-    grown["after"] = toys.alive_bytes() - before
+    grown["after"] = memory.grown()
+    memory.close()
     return grown
 
 
@@ -193,8 +194,8 @@ def _parts(seed: int) -> list[Part]:
     return [
         part("one step of SGD without prefetch", _play_step, _judge_step(seed), prefetch=False),
         part("one step of SGD", _play_step, _judge_step(seed, (1,)), prefetch=True, users=(1,)),
-        part("memory", _play_memory, _judge_memory(seed)),
         part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
+        part("memory", _play_memory, _judge_memory(seed)),
         part("bfloat16", _play_bfloat16, _judge_bfloat16),
     ]
 

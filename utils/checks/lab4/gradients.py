@@ -47,6 +47,10 @@ def kind_of(got: Tensor | None, name: str, rank: int, exact: Exact) -> str:
     for kind, value in candidates.items():
         if value is not None and same(got, value):
             return kind
+    pieces = torch.stack([torch.zeros_like(right) if of[name] is None else of[name] for of in exact.local]).float()
+    for kind, value in {"own": pieces, "own divided": pieces / ranks}.items():
+        if torch.isclose(got.float(), value, **TOLERANCE).any(0).all():
+            return kind  # of the rank in whose shard an element lies
     return "other"
 
 
@@ -125,7 +129,7 @@ def judge_steps(
     if problem is None:
         return None
     headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
-    details = tuple(f"step of {line}" for line in problem.details)
+    details = tuple(line if line.startswith("...") else f"step of {line}" for line in problem.details)
     return Problem(headline, problem.cause, details)
 
 
@@ -160,6 +164,9 @@ def _not_everywhere(used: Sequence[Named], exact: Exact, numbers: Mapping[str, i
     never = still.all(0)
     if never.any():
         index = int(never.nonzero()[0])
+        if never.all():
+            cause = _numbered("the gradients that reach the optimizer are zeros, or none do", numbers, "zeros")
+            return Problem("the step moves no element, on no rank", cause)
         return Problem(
             f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
             _numbered("the shards do not cover every element: off by one, or the rest is lost", numbers, "cover"),
@@ -192,8 +199,6 @@ def judge_training(
     for step, (mine, one) in enumerate(zip(losses, expected, strict=True)):
         if abs(mine - one) > 1e-4 * abs(one) + 1e-7:
             cause = stale if step else "the weights at the start, or the rows' mean, are not those of one process"
-            repeated = step and abs(mine - losses[step - 1]) < 1e-9
-            cause = "the loss does not change: the model still computes with its old weights" if repeated else cause
             return Problem(f"the loss of step {step} is {mine:.6g}, one process has {one:.6g}", cause)
     for rank, of in enumerate(after):
         for name, one in weights.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import pickle
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,27 +25,26 @@ GRACE = 1.0
 def play_all(answers: Sequence[dict[str, Any]], scenes: Sequence[Scene], folder: str) -> None:
     """Play every scene of every answer, up to an answer's first fault, and note in ``folder`` what is seen.
 
-    Notes are pairs (number of the answer, name of the scene) when a scene begins, and triples with the
-    :class:`Sight` when it is over: what is seen before a process dies is not lost.
+    Notes are pairs (number of the answer, name of the scene) when a scene begins, each collective before it is called,
+    and triples with the :class:`Sight` when the scene is over: what is seen before a process dies is not lost.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
     with (
-        calls.unheard(),  # the launcher would end a job whose ranks disagree; the judges look at that themselves
         open(Path(folder, f"stack-{rank}"), "w") as stack,
-        open(Path(folder, f"seen-{rank}"), "wb") as notes,
+        open(Path(folder, f"seen-{rank}"), "wb", buffering=0) as notes,
+        calls.unheard(),  # the launcher would end a job whose ranks disagree; the judges look at that themselves
+        calls.listen(lambda call: notes.write(pickle.dumps(call))),
     ):
         for k, answer in enumerate(answers):
             for number, scene in enumerate(scenes):
-                pickle.dump((k, scene.name), notes)
-                notes.flush()
+                notes.write(pickle.dumps((k, scene.name)))
                 faulthandler.dump_traceback_later(SCENE_SECONDS, exit=True, file=stack)
                 own_store = dist.PrefixStore(f"{k} {number}", store)
                 sight, all_well = _in_a_fresh_group(own_store, rank, world_size, scene, answer)
                 faulthandler.cancel_dump_traceback_later()
-                pickle.dump((k, scene.name, sight), notes)
-                notes.flush()
+                notes.write(pickle.dumps((k, scene.name, sight)))
                 if not all_well:
                     break  # what comes after the first fault says no more
     dist.init_process_group("gloo", store=dist.PrefixStore("end", store), rank=rank, world_size=world_size)
@@ -76,9 +75,8 @@ def _in_a_fresh_group(
         store.set("fault", "")
     store.set(f"done {rank}", "")
     done = [f"done {other}" for other in range(world_size)]
-    limit = time.monotonic() + GRACE
-    while time.monotonic() < limit and not store.check(done):
-        time.sleep(0.002)
+    with suppress(dist.DistError):  # too late for the others
+        store.wait(done, timedelta(seconds=GRACE))
     dist.destroy_process_group()
     store.wait(done, timedelta(seconds=SCENE_SECONDS))
     return sight, not store.check(["fault"])

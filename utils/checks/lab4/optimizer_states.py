@@ -193,7 +193,7 @@ def judge_bfloat16(seed: int, steps: int, number: int) -> Judge:
             if off > 0.25 * right + 1e-3:
                 cause = "steps smaller than bfloat16's spacing are lost: they add up in a float32 master, of the shard"
                 return Problem(
-                    f"{steps} small steps move rank {rank}'s bfloat16 weights by {moved:.2g} on average, not {right:.2g}",
+                    f"{steps} small steps move rank {rank}'s bfloat16 weights by {moved:.2g}, not by {right:.2g}",
                     classic(cause, number),
                 )
         return None
@@ -201,7 +201,7 @@ def judge_bfloat16(seed: int, steps: int, number: int) -> Judge:
     return judge
 
 
-_UNUSED = ("unused", "sometimes")
+_UNUSED = ("unused", "spare.sometimes")
 
 
 def _narrow_state(dtypes: set[torch.dtype], rank: int, number: int) -> Problem | None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from utils.checks.core import Exercise, generator
+from utils.checks.lab4.scenes import WORLD_SIZE
 from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Part, Trial
 from utils.checks.lab4.words import classic
@@ -114,7 +115,7 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, size: in
     if outcome.sent > budget:
         cause = (
             "whole tensors travel: each message holds one chunk, a part in N of the tensor"
-            if outcome.sent >= rounds * (size - 1) * reduction.numel
+            if outcome.sent >= (size - 1) * reduction.numel
             else "a step too many, or chunks that are too large: N - 1 steps of one chunk each"
         )
         return Problem(
@@ -165,7 +166,7 @@ def _values(
         if _close(got, expected, reduction.dtype):
             continue
         bad = ~torch.isclose(got.to(expected.dtype), expected, **_tolerance(reduction.dtype))
-        return _wrong(name, reduction, rank, position, got, expected, bad, start)
+        return _wrong(name, reduction, rank, position, got, expected, bad, start, outcome.kinds.get("send", 0))
     if name == "ring_all_reduce":
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if not torch.equal(outcome.tensor, outcomes[0].tensor):
@@ -195,10 +196,10 @@ def _wrong(
     expected: torch.Tensor,
     bad: torch.Tensor,
     start: torch.Tensor,
+    messages: int,
 ) -> Problem:
-    size = len(reduction.members) or _size_of(reduction, expected, name)
+    size = len(reduction.ranks(WORLD_SIZE))
     first = int(bad.nonzero()[0])
-    split = got.tensor_split(size)
     marks = "".join("X" if piece.any() else "." for piece in bad.tensor_split(size))
     details = [
         f"{reduction}: {int(bad.sum())} of {bad.numel()} elements differ on rank {rank}, first [{first}]: "
@@ -207,13 +208,15 @@ def _wrong(
     if name != "ring_reduce_scatter":
         details.append(f"chunks on rank {rank}: {marks}   ('.' right, 'X' wrong)")
     cause = _factor_of(reduction, got, expected, size)
+    if reduction.members:
+        cause = classic("only a group of some ranks goes wrong: ranks count within it, dist.get_rank(group)", 5)
     if not cause and name == "ring_all_reduce" and torch.equal(got, start) and size > 1:
         cause = "the tensor is as it was: the chunks must be views of it, so that it changes in place"
     if not cause and reduction.coded and reduction.op == "sum" and name != "ring_all_gather":
         counts = _digits(got[first].item(), size)
         held = ", ".join(f"rank {k}'s x {n}" for k, n in enumerate(counts))
         details.append(f"element [{first}] holds {held}" if counts else "it is no sum of the ranks' values")
-        cause = _cause_of_counts(counts, name, marks, position, size, split)
+        cause = _cause_of_counts(counts, name, marks, position, size, messages)
     if not cause and name == "ring_all_gather":
         cause = classic(
             "a chunk lands where another one belongs, or does not travel on: in step s rank r sends r - s", 4
@@ -221,12 +224,6 @@ def _wrong(
     if not cause and reduction.numel % size:
         cause = classic(_SMALL_STEP, 5)
     return Problem(f"{name} is wrong", cause, tuple(details))
-
-
-def _size_of(reduction: Reduction, expected: torch.Tensor, name: str) -> int:
-    from utils.checks.lab4.scenes import WORLD_SIZE
-
-    return WORLD_SIZE
 
 
 def _factor_of(reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, size: int) -> str:
@@ -255,17 +252,17 @@ def _digits(value: float, size: int) -> list[int]:
     return [int(value) // BASE**k % BASE for k in range(size)]
 
 
-def _cause_of_counts(
-    counts: list[int], name: str, marks: str, position: int, size: int, split: Sequence[torch.Tensor]
-) -> str:
+def _cause_of_counts(counts: list[int], name: str, marks: str, position: int, size: int, messages: int) -> str:
     if name == "ring_all_reduce" and marks.count(".") == 1 and marks[position] == ".":
         return classic("only the rank's own chunk is complete: the second round, the all-gather, is missing", 4)
     if not counts:
         return classic("memory that no message has filled, or a chunk that is overwritten while it is still sent", 3)
+    if messages < size - 1:
+        return classic(f"a step too few: {messages} messages, where a chunk takes N - 1 = {size - 1} to go round", 3)
     if any(count > 1 for count in counts):
         where = "in the all-gather chunks are copied, not added" if name == "ring_all_reduce" else "a step too many"
         return classic(f"a value is added more than once: {where}, or a chunk goes round too far", 3)
-    if sum(counts) == 1:
+    if sum(counts) == 1 and not counts[position]:
         return classic("nothing is added: what arrives belongs on top of the rank's own values", 3)
     return classic(
         "a rank's values are missing: a step too few, or another chunk than the one that arrived is sent on", 3

@@ -10,6 +10,8 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from utils.checks.lab4.carried import carried_answer
 from utils.checks.lab4.on_rank import PATIENCE, SCENE_SECONDS, play_all
 from utils.checks.lab4.sights import Fault, Played, Scene, Sight, fault_of, is_students, short_name
 from utils.distributed import DistributedError, launch, record_collectives
+from utils.distributed.calls import Call
 
 WORLD_SIZE = 3
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -63,20 +66,23 @@ def play_on_ranks(
         carried = [carried_answer(answer) for answer in answers]
         seconds = 30 + SCENE_SECONDS + 2 * len(answers) * len(scenes)
         try:
-            launch(
-                play_all, carried, list(scenes), folder, world_size=world_size, backend="gloo", timeout=seconds,
-                collective_timeout=PATIENCE,
-            )  # fmt: skip
+            with redirect_stderr(StringIO()):  # what a process writes that dies; the check says it in fewer words
+                launch(
+                    play_all, carried, list(scenes), folder, world_size=world_size, backend="gloo", timeout=seconds,
+                    collective_timeout=PATIENCE,
+                )  # fmt: skip
         except DistributedError as error:
-            begun = max((note[:2] for rank in range(world_size) for note in _notes(folder, rank)), default=(0, ""))
+            notes = [list(_notes(folder, rank)) for rank in range(world_size)]
+            begun = max((note[:2] for of_rank in notes for note in of_rank if isinstance(note, tuple)), default=(0, ""))
             done = [_seen(folder, k, world_size) for k in range(begun[0] + 1)]
             done[-1].end, done[-1].where = _ending(error, Path(folder), world_size)
             done[-1].scene = next((s.name for s in scenes if s.name not in done[-1].sights), "")
+            done[-1].called = [_called(of_rank, (begun[0], done[-1].scene)) for of_rank in notes]
             return done + play_on_ranks(answers[begun[0] + 1 :], scenes, world_size)
         return [_seen(folder, k, world_size) for k in range(len(answers))]
 
 
-def _notes(folder: str, rank: int) -> Iterator[tuple]:
+def _notes(folder: str, rank: int) -> Iterator[tuple | Call]:
     """What a rank has noted down, in order."""
     try:
         with open(Path(folder, f"seen-{rank}"), "rb") as notes:
@@ -86,10 +92,20 @@ def _notes(folder: str, rank: int) -> Iterator[tuple]:
         return  # it ended before it began, or in the middle of a word
 
 
+def _called(notes: list, scene: tuple[int, str]) -> list[Call]:
+    """The collectives that a rank has called in a scene."""
+    begun = notes.index(scene) if scene in notes else len(notes)
+    return [note for note in notes[begun:] if isinstance(note, Call)]
+
+
 def _seen(folder: str, answer: int, world_size: int) -> Played:
     """All scenes of an answer that every rank has seen to its end."""
     of_rank = [
-        {note[1]: note[2] for note in _notes(folder, rank) if len(note) == 3 and note[0] == answer}
+        {
+            note[1]: note[2]
+            for note in _notes(folder, rank)
+            if isinstance(note, tuple) and len(note) == 3 and note[0] == answer
+        }
         for rank in range(world_size)
     ]
     everywhere = [name for name in of_rank[0] if all(name in seen for seen in of_rank)]
@@ -100,9 +116,14 @@ def _ending(error: DistributedError, folder: Path, world_size: int) -> tuple[str
     """What ended a job whose processes did not come back, and the student's lines in which one of them was."""
     for rank in range(world_size):
         stack = Path(folder, f"stack-{rank}")
-        lines = [line.strip() for line in stack.read_text().splitlines()] if stack.exists() else []
-        frames = [line.split('"') for line in lines if line.startswith("File")]
-        mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if is_students(frame[1])]
-        if mine:
-            return f"rank {rank} did not end in {SCENE_SECONDS:.0f} s", tuple(mine[:3][::-1])
-    return str(error).strip().split("\n")[0], ()
+        if stack.exists() and (where := _students_frames(stack.read_text())):
+            return f"rank {rank} did not end in {SCENE_SECONDS:.0f} s", where
+    said = f"{error}\n{error.traceback}"
+    return str(error).strip().split("\n")[0], _students_frames(said)
+
+
+def _students_frames(text: str) -> tuple[str, ...]:
+    """The student's lines in what ``faulthandler`` wrote, the innermost last."""
+    frames = [line.split('"') for line in text.splitlines() if 'File "' in line]
+    mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if is_students(frame[1])]
+    return tuple(mine[:3][::-1])

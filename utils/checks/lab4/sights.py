@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from utils.distributed import Entry
+from utils.distributed.calls import Call
 
 _LATE = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "preamble", "Socket")
 
@@ -61,12 +62,17 @@ class Sight:
 
 @dataclass
 class Played:
-    """All scenes of one answer: by name, what each rank saw; ``end`` is what ended the job before its time, if so."""
+    """All scenes of one answer: by name, what each rank saw.
+
+    ``end`` is what ended the job before its time, if so, ``where`` the student's lines that it was at, ``scene`` the
+    one that was played, and ``called`` the collectives that each rank had called in it.
+    """
 
     sights: dict[str, list[Sight]]
     end: str = ""
     where: tuple[str, ...] = ()
     scene: str = ""
+    called: list[list[Call]] = field(default_factory=list)
 
 
 def is_students(file: str) -> bool:

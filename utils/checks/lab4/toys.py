@@ -7,6 +7,7 @@ buffer. Its trainable elements do not divide by two, three or four.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -46,9 +47,10 @@ class Toy(nn.Module):
         self.blocks = nn.ModuleList(Block(width, inner) for _ in range(layers))
         self.last = nn.Linear(width, width, bias=False)
         self.last.weight = self.first.weight
-        self.sometimes = nn.Parameter(torch.empty(width))
         self.unused = nn.Parameter(torch.empty(3))
         self.register_buffer("scale", torch.empty(width))
+        self.spare = nn.Module()
+        self.spare.sometimes = nn.Parameter(torch.empty(width))  # the last parameter: in the first bucket
         self.watch: Callable[[str], None] | None = None
         source = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -65,7 +67,7 @@ class Toy(nn.Module):
                 self.watch("forward")
             h = block(h)
         if sometimes:
-            h = h * (1 + self.sometimes)
+            h = h * (1 + self.spare.sometimes)
         return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
 
 
@@ -155,17 +157,38 @@ def elements(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in trainable(model).values())
 
 
-def alive_bytes() -> int:
-    """Bytes of all tensors that Python can reach in this process, each memory counted once."""
-    gc.collect()
-    sizes = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):
+class Memory:
+    """Counts the bytes of the tensors that Python can reach in this process, each memory once, since it was made.
+
+    What was there already is set aside (``gc.freeze``), so that counting again looks at little; a tensor among it whose
+    memory grows or goes is noticed all the same. Ends with :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._known = [weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        gc.freeze()
+        self._before = self._bytes()
+
+    def grown(self) -> int:
+        """Bytes more than at the start."""
+        gc.collect()
+        return self._bytes() - self._before
+
+    def close(self) -> None:
+        """Let the garbage collector look at everything again."""
+        gc.unfreeze()
+
+    def _bytes(self) -> int:
+        things = [tensor for known in self._known if (tensor := known()) is not None]
+        things += [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        sizes = {}
+        for thing in things:
             for tensor in (thing, thing.grad if thing.is_leaf else None):
                 if tensor is not None and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()
                     sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
+        return sum(sizes.values())
 
 
 class Recorded:

@@ -14,7 +14,10 @@ from utils.checks.lab4.leaning import leans_on
 from utils.checks.lab4.scenes import WORLD_SIZE, play_alone, play_on_ranks
 from utils.checks.lab4.sights import Fault, Played, Scene, Sight
 from utils.checks.problem import Problem
+from utils.distributed import Entry
+from utils.distributed.calls import Call
 
+_TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
 #: Finds what is wrong in what the ranks saw of a scene, or None.
 Judge = Callable[[list[Sight]], Problem | None]
 
@@ -113,8 +116,7 @@ class Trial:
             if problem:
                 self._fail(problem, part.scene.name, seed)
         if played.end:
-            cause = "a process that ends early or computes for ever holds up all others"
-            self._fail(Problem(played.end, cause, played.where), played.scene, seed)
+            self._fail(_ended(played, parts), played.scene, seed)
 
     def _fail(self, problem: Problem, scene: str, seed: int) -> None:
         reproduce = f"seed {seed}, {scene}, {self.world_size} ranks"
@@ -132,16 +134,12 @@ def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
         rank, fault = own[0]
         ranks = "every rank" if len(own) == len(sights) else f"rank {rank}"
         return Problem(f"{ranks} raised {fault.type}: {fault.text}", _cause(fault, part), fault.where)
-    apart = parted(sights) if part.same_calls else ""
+    apart = parted([sight.entries for sight in sights]) if part.same_calls else ""
     waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
     if waiting:
         return _stuck(part, sights, waiting, apart)
     if apart:
-        return Problem(
-            "the ranks call different collectives",
-            "a collective is one call that all ranks make together: same kind, same size, same order on each",
-            (apart,),
-        )
+        return Problem("the ranks call different collectives", part.stuck or _TOGETHER, (apart,))
     return None
 
 
@@ -160,16 +158,30 @@ def _stuck(part: Part, sights: list[Sight], waiting: list[int], apart: str) -> P
     return Problem(headline, part.stuck, (*details, *([apart] if apart else [])))
 
 
+def _ended(played: Played, parts: Sequence[Part]) -> Problem:
+    """A process that died, or that did not come back."""
+    part = next((part for part in parts if part.scene.name == played.scene), None)
+    if part is not None and part.same_calls and (apart := parted(played.called)):
+        return Problem(
+            "the ranks call different collectives", part.stuck or _TOGETHER, (apart, played.end, *played.where)
+        )
+    cause = (
+        "a process that computes for ever holds up all others"
+        if "did not end" in played.end
+        else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
+        "that waits for it"
+    )
+    return Problem(played.end, cause, played.where)
+
+
 def _call(entry) -> str:
     return f"{entry.kind} of {entry.elements:,} elements"
 
 
-def parted(sights: Sequence[Sight]) -> str:
+def parted(called: Sequence[Sequence[Entry | Call]]) -> str:
     """The first collective at which the ranks differ, in a sentence; empty if they agree."""
-    calls = [
-        [(e.kind, e.elements, e.dtype) for e in sight.entries if e.kind not in ("send", "recv")] for sight in sights
-    ]
-    for k in range(max(map(len, calls))):
+    calls = [[(e.kind, e.elements, e.dtype) for e in of_rank if e.kind not in ("send", "recv")] for of_rank in called]
+    for k in range(max(map(len, calls), default=0)):
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])
