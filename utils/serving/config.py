@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Families whose checkpoints load, and where each has a bias: (query, key, value), (output). ``None``: config.json says.
+#: Families whose checkpoints load, and whether (queries, keys, values) and output have biases. ``None``: config.json says.
 FAMILIES: dict[str, tuple[bool | None, bool | None]] = {
     "llama": (None, None),
     "qwen2": (True, False),
@@ -27,8 +27,8 @@ class RopeScaling:
     """How rotary frequencies are stretched for contexts longer than those of pre-training.
 
     Args:
-        kind: ``"linear"`` (each frequency over ``factor``; Chen et al. 2023) or ``"llama3"`` (only the slow ones, with a
-            ramp between; Llama 3 report, 2024, section 3.4.3).
+        kind: ``"linear"`` (each frequency over ``factor``; Chen et al. 2023) or ``"llama3"`` (only the slow ones, with
+            a ramp between; as Llama 3.1's own code does).
         factor: the stretch, at least 1.
         low_freq_factor, high_freq_factor, original_context: where the ramp of ``"llama3"`` lies: frequencies that turn
             fewer than ``low_freq_factor`` times in ``original_context`` positions are divided by ``factor``, those that
@@ -171,7 +171,7 @@ class ModelConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of a ``config.json`` that describes this configuration, for :meth:`from_dict` and others' loaders."""
+        """The keys of a ``config.json`` of this configuration, for :meth:`from_dict` and others' loaders."""
         rope: dict[str, Any] = {"rope_theta": self.rope_theta, "rope_type": "default"}
         if self.rope_scaling is not None:
             rope |= {"rope_type": self.rope_scaling.kind, "factor": self.rope_scaling.factor}
@@ -199,7 +199,7 @@ class ModelConfig:
             "sliding_window": None,
             "tie_word_embeddings": self.tied_head,
             "bos_token_id": self.bos_token_id,
-            "eos_token_id": list(self.eos_token_ids) if len(self.eos_token_ids) != 1 else self.eos_token_ids[0],
+            "eos_token_id": _one_or_list(self.eos_token_ids),
             "dtype": self.dtype,
         }
 
@@ -232,6 +232,10 @@ def _ids(value: object, key: str) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in ids):
         raise ConfigError(f"{key} must be a token or a list of tokens, got {value!r}")
     return ids
+
+
+def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
+    return None if not ids else ids[0] if len(ids) == 1 else list(ids)
 
 
 def _window(settings: Mapping[str, Any], family: str) -> int | None:

@@ -54,7 +54,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Generation:
-    """What came of a request: ``tokens`` (the stop included, the prompt not), ``finish_reason`` ``"stop"`` or ``"length"``."""
+    """What came of a request: ``tokens`` (stop included, prompt not), ``finish_reason`` ``"stop"`` or ``"length"``."""
 
     tokens: list[int]
     finish_reason: str
@@ -63,8 +63,8 @@ class Generation:
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """The distribution that a token is drawn from, (..., V) float32, of logits (..., V).
 
-    Greedy decoding puts everything on the likeliest token, of equals on the first. Otherwise the temperature comes first,
-    then top-k, then top-p over what is left (the order of Hugging Face and vLLM). The likeliest token always stays.
+    Greedy decoding puts everything on the likeliest token, of equals on the first. Otherwise the temperature comes
+    first, then top-k, then top-p over what is left (Hugging Face's order). The likeliest token always stays.
     """
     logits = logits.float()
     if params.greedy:

@@ -49,7 +49,7 @@ def load_model(
     weights = {}
     for name, tensor in _tensors(folder):
         short = name.removeprefix("model.")
-        # A tied head may be stored all the same, and old checkpoints store the rotary frequencies: both follow from the rest.
+        # A tied head may be stored all the same, and old checkpoints store rotary frequencies: both follow from the rest.
         if short.endswith("rotary_emb.inv_freq") or (short == "lm_head.weight" and config.tied_head):
             continue
         weights[short] = tensor
@@ -65,7 +65,7 @@ def load_model(
 
 
 def save_model(model: Decoder, folder: str | Path, *, dtype: torch.dtype | str | None = None) -> None:
-    """Write ``config.json`` and ``model.safetensors`` as Hugging Face has them; a tied head is written once, as embedding.
+    """Write ``config.json`` and ``model.safetensors`` as Hugging Face has them; a tied head is stored once.
 
     Each file is written beside its place and moved there, so that a folder never holds half of one.
     """
@@ -79,6 +79,7 @@ def save_model(model: Decoder, folder: str | Path, *, dtype: torch.dtype | str |
         stored = name if name == "lm_head.weight" else f"model.{name}"
         weights[stored] = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
     save_file(weights, folder / ".model.safetensors", metadata={"format": "pt"})
+    (folder / ".model.safetensors").chmod(0o644)  # the library writes for its owner alone
     os.replace(folder / ".model.safetensors", folder / "model.safetensors")
     settings = model.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / ".config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -161,7 +161,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token, (..., V), of the rows of :meth:`hidden` that are wanted (an engine: the last ones)."""
+        """Scores of the next token, (..., V), of the rows of :meth:`hidden` that are wanted (mostly the last)."""
         return self.lm_head(hidden)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -73,19 +73,17 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes a stream of tokens; its pieces add up to the text of :meth:`Tokenizer.decode` and never split a character.
+    """Decodes a stream of tokens; the pieces add up to the text of :meth:`Tokenizer.decode`, no character is split.
 
-    A character of four bytes may be four tokens, and the first three say nothing yet: :meth:`push` holds them back until
-    the character is whole. A window of the last tokens is decoded twice, without and with the new one, since a decoder may
-    treat a text's first token apart (its leading space).
+    A character of four bytes may be four tokens, and the first three say nothing yet: :meth:`push` holds them back
+    until the character is whole. A window of the last tokens is decoded twice, without and with the new one, since a
+    decoder may treat a text's first token apart (its leading space).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._context: list[
-            int
-        ] = []  # given out already, kept so that what follows decodes as it would in the whole text
+        self._context: list[int] = []  # given out, kept so that the next decode as in the whole text
         self._pending: list[int] = []  # not given out yet
 
     def push(self, token: int) -> str:

@@ -13,7 +13,7 @@ from utils.serving.config import ModelConfig
 from utils.serving.generate import SamplingParams, generate
 from utils.serving.model import Decoder
 from utils.serving.tokenizer import Tokenizer
-from utils.serving.training.corpus import PACKAGES
+from utils.serving.training.corpus import HELD_OUT_EVERY, PACKAGES
 
 PROMPTS = (
     "It was a dark and stormy night, and the captain",
@@ -52,27 +52,34 @@ def write_card(
 ) -> None:
     """Write ``README.md``."""
     bits = metrics["loss"] / math.log(2) / bytes_per_token
-    about = f"a {config.family} decoder of {config.parameters:,} parameters: {config.num_layers} layers, hidden size "
-    about += (
-        f"{config.hidden_size}, {config.num_heads} query and {config.num_kv_heads} key heads of {config.head_dim}, "
-    )
-    about += f"vocabulary {config.vocab_size:,}, {config.max_seq_len:,} positions, weights in bfloat16"
-    lines = [f"# {name}", "", f"This is {about}. It exists to be served quickly and read: it writes English in the"]
-    lines += ["manner of its books, knows nothing, and must not be asked for facts.", "", "## Data", ""]
-    lines += [f"- {what} (Debian package `{package}`)" for package, what in PACKAGES.items() if package != "bible-kjv"]
-    lines += [
+    heads = f"{config.num_heads} query and {config.num_kv_heads} key heads of {config.head_dim}"
+    trained = f"{datetime.date.today().isoformat()}, {device}, PyTorch {torch.__version__}"
+    lines = [
+        f"# {name}",
         "",
-        "The texts are in the public domain: their authors died before 1900. The weights are under the course's",
+        f"A decoder of {config.parameters:,} parameters in the architecture of {config.family}: {config.num_layers} layers,",
+        f"hidden size {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,},",
+        f"{config.max_seq_len:,} positions, weights in bfloat16. It is there to be served quickly and read: it writes",
+        "English in the manner of its books, knows nothing, and must not be asked for facts.",
+        "",
+        "## Data",
+        "",
+        *(f"- {what} (Debian package `{package}`)" for package, what in PACKAGES.items() if package != "bible-kjv"),
+        "",
+        "The texts are in the public domain: their authors died before 1900. The weights are under the course's own",
+        f"licence (MIT). Of every {HELD_OUT_EVERY} chapters one was held out.",
+        "",
+        "## Training",
+        "",
+        "```sh",
+        " \\\n    ".join(command),
+        "```",
+        "",
+        f"{trained}: {metrics['steps']:,} steps in {metrics['seconds']:.0f} s",
+        f"({metrics['tokens_per_second']:,.0f} tokens/s). The weights are those of the best evaluation.",
+        "",
+        f"Loss on held-out text: {metrics['loss']:.3f} nats a token, {bits:.3f} bits a byte.",
     ]
-    lines += ["own licence (MIT). Of every 40 chapters one was held out.", "", "## Training", "", "```sh"]
-    lines += [" ".join(command), "```", ""]
-    lines += [
-        f"{datetime.date.today().isoformat()}, {device}, PyTorch {torch.__version__}: {metrics['steps']:,} steps in"
-    ]
-    lines += [
-        f"{metrics['seconds']:.0f} s ({metrics['tokens_per_second']:,.0f} tokens/s). The weights are those of the"
-    ]
-    lines += [f"best evaluation. Loss on held-out text {metrics['loss']:.3f} nats a token ({bits:.3f} bits a byte)."]
     if "acceptance" in metrics:
         lines += [f"Probability that speculative sampling accepts a drafted token: {metrics['acceptance']:.3f}."]
     lines += ["", "## Samples", "", "Prompt in bold; nothing was picked by hand.", ""]

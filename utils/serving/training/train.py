@@ -24,8 +24,8 @@ _CHECKPOINT_EVERY = 30.0  # seconds
 class Plan:
     """How long and how to train. Training ends with ``minutes`` or ``epochs``, whichever comes first.
 
-    ``batch`` windows of ``context`` tokens a step; ``lr`` is the peak, reached after 2% and left on a cosine; ``dropout``
-    acts on the embedding and on what each block adds to the residual stream, in training only.
+    ``batch`` windows of ``context`` tokens a step; ``lr`` is the peak, reached after 2% and left on a cosine;
+    ``dropout`` acts on the embedding and on what each block adds to the residual stream, in training only.
     """
 
     minutes: float
@@ -102,8 +102,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 class Trainer:
-    """One run, which can be cut off and resumed: ``run()`` returns the metrics of the best weights, which it leaves in
-    ``model``.
+    """One run, which can be cut off and resumed; it leaves the best weights in ``model``.
 
     Args:
         model: fresh, on its device.
