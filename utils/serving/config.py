@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Families whose checkpoints load, and whether (queries, keys, values) and output have biases. ``None``: config.json says.
+#: Families whose checkpoints load: biases on (queries, keys, values) and on the output; ``None``: config.json says.
 FAMILIES: dict[str, tuple[bool | None, bool | None]] = {
     "llama": (None, None),
     "qwen2": (True, False),

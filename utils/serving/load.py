@@ -49,7 +49,7 @@ def load_model(
     weights = {}
     for name, tensor in _tensors(folder):
         short = name.removeprefix("model.")
-        # A tied head may be stored all the same, and old checkpoints store rotary frequencies: both follow from the rest.
+        # A tied head may be stored all the same, old checkpoints store rotary frequencies: both follow from the rest.
         if short.endswith("rotary_emb.inv_freq") or (short == "lm_head.weight" and config.tied_head):
             continue
         weights[short] = tensor

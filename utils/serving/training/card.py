@@ -57,8 +57,8 @@ def write_card(
     lines = [
         f"# {name}",
         "",
-        f"A decoder of {config.parameters:,} parameters in the architecture of {config.family}: {config.num_layers} layers,",
-        f"hidden size {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,},",
+        f"A decoder of {config.parameters:,} parameters in the architecture of {config.family}:",
+        f"{config.num_layers} layers, hidden size {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,},",
         f"{config.max_seq_len:,} positions, weights in bfloat16. It is there to be served quickly and read: it writes",
         "English in the manner of its books, knows nothing, and must not be asked for facts.",
         "",

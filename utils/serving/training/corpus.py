@@ -82,6 +82,9 @@ def r_strings(path: Path) -> Iterator[list[str]]:
 def chapters(lines: list[str]) -> Iterator[str]:
     """The chapters of a novel in lines, unwrapped: one paragraph a line."""
     text = "\n".join(line.rstrip() for line in lines).translate(_PLAIN)
+    # What the distributor of a text wrote before and after it is not the author's.
+    text = re.split(r"\n.*\bEND OF (?:THE |THIS )?PROJECT GUTENBERG", text, flags=re.IGNORECASE)[0]
+    text = re.split(r"\n.*START OF (?:THE |THIS )?PROJECT GUTENBERG.*\n", text, flags=re.IGNORECASE)[-1]
     for chapter in re.split(r"\n(?=\s*(?:CHAPTER|Chapter)\s+(?:\d+|[IVXLC]+)\b)", text):
         paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", chapter))
         whole = "\n".join(paragraph for paragraph in paragraphs if paragraph)
