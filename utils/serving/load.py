@@ -120,9 +120,7 @@ def _tensors(folder: Path) -> list[tuple[str, Tensor]]:
             with safe_open(folder / file, framework="pt") as opened:
                 names = set(opened.keys())
                 if listed is not None and listed - names:
-                    raise CheckpointError(
-                        f"{folder / file} lacks {_some(listed - names)}, which the index places there"
-                    )
+                    raise CheckpointError(f"{folder / file} lacks {_some(listed - names)}, which its index names")
                 twice = names & tensors.keys()
                 if twice:
                     raise CheckpointError(f"{folder}: {_some(twice)} is in two files; an index would say which counts")

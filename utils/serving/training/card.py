@@ -24,12 +24,13 @@ PROMPTS = (
 
 def samples(model: Decoder, tokenizer: Tokenizer, tokens: int = 80) -> list[tuple[str, str, str]]:
     """(how, prompt, continuation) of each of :data:`PROMPTS`, greedy and drawn; nothing is picked by hand."""
+    room = model.config.max_seq_len // 2  # a toy may have fewer positions than a prompt has tokens
     ways = {
         "greedy": SamplingParams(max_new_tokens=tokens),
         "temperature 0.8, top-p 0.95, seed 1": SamplingParams(tokens, temperature=0.8, top_p=0.95, seed=1),
     }
     return [
-        (how, prompt, tokenizer.decode(generate(model, tokenizer.encode(prompt), params).tokens))
+        (how, prompt, tokenizer.decode(generate(model, tokenizer.encode(prompt)[:room], params).tokens))
         for prompt in PROMPTS
         for how, params in ways.items()
     ]

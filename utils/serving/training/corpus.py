@@ -87,7 +87,7 @@ def chapters(lines: list[str]) -> Iterator[str]:
     text = re.split(r"\n.*START OF (?:THE |THIS )?PROJECT GUTENBERG.*\n", text, flags=re.IGNORECASE)[-1]
     for chapter in re.split(r"\n(?=\s*(?:CHAPTER|Chapter)\s+(?:\d+|[IVXLC]+)\b)", text):
         paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", chapter))
-        whole = "\n".join(paragraph for paragraph in paragraphs if paragraph)
+        whole = "\n".join(paragraph for paragraph in paragraphs if paragraph and "Project Gutenberg" not in paragraph)
         if len(whole) > 400:  # less is a title page or a line of the table of contents
             yield whole + "\n"
 
