@@ -2,7 +2,7 @@
 
 Sizes run from 4097 to 4224. They take the same number of 128 or 256 wide tiles, so neither waves nor intensity change:
 what changes is whether a row starts at an address that wide loads can use. Rows of A are K elements long, rows of B and
-of the output N elements; M is no row's length. The variants are timed in turn, in rotating order.
+of the output N elements; M is no row's length. The variants are timed in turn, in changing order.
 """
 
 from __future__ import annotations

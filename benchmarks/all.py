@@ -37,6 +37,7 @@ FAMILIES = (
     "checkpointing",
     "recomputation",
     "tiling",
+    "attention_errors",
     "attention_speed",
     "attention_determinism",
     "attention_memory",

@@ -1,14 +1,15 @@
 """FlashAttention forward and backward beside PyTorch's three backends: flash (FA2), memory-efficient and cuDNN, bf16.
 
 Eight shapes of 16,384 tokens and a hidden size of 2048, each direction. The card is warmed for 2 s before each shape
-and kept busy: a lap repeats its call until the quickest function has worked for 5 ms, the same number of calls for
-all four (``calls_a_lap``), and a time is the lap's divided by it. All four run in every round, and a ratio is the
-median of the ratios within rounds, since the clock drifts with heat.
+and kept busy: a lap repeats its call until the quickest function has worked for 0.2 s, the same number of calls for
+all four (``calls_a_lap``), and a time is the lap's divided by it (:mod:`benchmarks.sustained` says why so long). All
+four run in every round, each after each of the others equally often, and a ratio is the median of those within rounds.
 
 The forward pass is the one that training runs: inputs ask for gradients, so that everybody writes a logsumexp. The
 backward pass is all that autograd does for it: ours computes delta, PyTorch's also zero and convert buffers.
 
-``long`` is one sequence of 16,384 causal tokens with 16 heads, forward and backward in one.
+``long`` is one sequence of 16,384 causal tokens with 16 heads, forward and backward in one. ``alone`` is what each
+reaches when it has the card for itself, forward, and at which clock and power.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import family, head_start, sustained
+from benchmarks import family, head_start, power, sustained
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
@@ -28,6 +29,7 @@ from utils import runtime, timing
 SOURCES = [
     "benchmarks/attention_speed.py",
     "benchmarks/head_start.py",
+    "benchmarks/power.py",
     "benchmarks/preheat.py",
     "benchmarks/sustained.py",
     *(
@@ -46,6 +48,7 @@ SHAPES: tuple[Shape, ...] = tuple(
     (TOKENS // n, HIDDEN // d, n, d, causal) for d in HEAD_DIMS for n in SEQ_LENS for causal in (False, True)
 )
 LONG: Shape = (1, 16, 16384, 64, True)
+ALONE: Shape = (2, 16, 8192, 128, False)
 OURS = "ours"
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -53,7 +56,7 @@ PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 DIRECTIONS = ("forward", "backward")
-ROUNDS = 30
+ROUNDS = 8
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
@@ -163,11 +166,13 @@ def measure(
     rounds: int = ROUNDS,
     seconds: float | None = None,
     lap_seconds: float = sustained.LAP_SECONDS,
+    alone: Shape | None = ALONE,
 ) -> dict[str, Any]:
-    """Every shape in both directions, and the long sequence; ``quick`` takes two shapes and few rounds.
+    """Every shape in both directions, the long sequence, and power; ``quick`` takes two shapes and few rounds.
 
     Args:
         seconds: How long the card is warmed before each shape.
+        alone: The shape at which everybody's power is read; None for no such reading.
         lap_seconds: Work of the quickest function in one lap; 0 for single calls.
 
     Raises:
@@ -187,8 +192,29 @@ def measure(
         "dtype": "bf16",
         "points": points,
         "long": point(long, "both", found, rounds, lap_seconds),
+        "alone": [] if alone is None else powers(alone),
         "unavailable": unavailable | missing,
     }
+
+
+def powers(shape: Shape) -> list[dict[str, Any]]:
+    """Rate, clock and power of everybody's forward pass with the card for itself."""
+    found, _ = calls(shape, functions())
+    batch, heads, seq_len, head_dim, causal = shape
+    readings = {name: power.alone(call) for (direction, name), call in found.items() if direction == "forward"}
+    return [
+        {
+            "name": name,
+            "batch": batch,
+            "heads": heads,
+            "seq_len": seq_len,
+            "head_dim": head_dim,
+            "causal": causal,
+            **reading,
+            "flops_per_second": flops(shape, "forward") / reading["seconds"],
+        }
+        for name, reading in readings.items()
+    ]
 
 
 def name_of(item: Mapping[str, Any]) -> str:
@@ -209,7 +235,12 @@ def table(results: Mapping[str, Any]) -> str:
     text = family.text_table(["TFLOP/s", *names, *(f"x {name}" for name in peers)], rows)
     long = ", ".join(f"{name} {t['seconds'] * 1e3:.3f}" for name, t in results["long"]["timed"].items())
     why = "".join(f"\n{name}: {reason}" for name, reason in results["unavailable"].items())
-    return f"{text}\nlong sequence, forward and backward, ms: {long}{why}"
+    alone = "".join(
+        f"\nalone, {item['name']}: {item['flops_per_second'] / 1e12:.0f} TFLOP/s at {item['clock_hz'] / 1e9:.2f} GHz, "
+        f"{item['watts']:.0f} W, {item['celsius']:.0f} C"
+        for item in results["alone"]
+    )
+    return f"{text}\nlong sequence, forward and backward, ms: {long}{alone}{why}"
 
 
 if __name__ == "__main__":

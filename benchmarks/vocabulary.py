@@ -2,7 +2,7 @@
 
 The projection multiplies the hidden states (tokens, hidden) by the transposed embedding (vocabulary, hidden) in bf16.
 Its output's rows are as long as the vocabulary: 50257 is odd, 50304 is 393 x 128. The two are timed in turn, in
-rotating order.
+changing order.
 """
 
 from __future__ import annotations

@@ -35,14 +35,16 @@ def normal(*shape, dtype=torch.float32):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("way", ON_CPU)
 def test_every_way_computes_attention_and_its_gradients(way, causal):
-    q, k, v, do = (normal(1, 2, 40, 16) for _ in range(4))
+    half = way == "flash" and runtime.HAS_GPU  # PyTorch's flash backend on a GPU takes 16 bits only
+    q, k, v, do = (normal(1, 2, 40, 16, dtype=torch.float16 if half else torch.float32) for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     run = attention_ways.forward(way, causal)
     found = attention_ways.call(run, *leaves, do, step=False)()
-    torch.testing.assert_close(found.double().cpu(), reference.attention(q, k, v, causal)[0], rtol=1e-4, atol=1e-4)
+    rtol, atol = (1e-2, 1e-2) if half else (1e-3, 1e-4)
+    torch.testing.assert_close(found.double().cpu(), reference.attention(q, k, v, causal)[0], rtol=rtol, atol=atol)
     gradients = attention_ways.call(run, *leaves, do, step=True)()
     for mine, right in zip(gradients, reference.attention_backward(q, k, v, do, causal), strict=True):
-        torch.testing.assert_close(mine.double().cpu(), right, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(mine.double().cpu(), right, rtol=rtol, atol=atol)
 
 
 def test_an_unknown_way_or_dropout_in_ours_is_refused():

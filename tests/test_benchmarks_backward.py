@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_determinism, attention_speed, head_start, preheat, sustained
+from benchmarks import attention_determinism, attention_speed, head_start, power, preheat, sustained
 from utils import record_layouts, reference, runtime, timing
 
 
@@ -21,12 +22,46 @@ def problems(name, results):
     return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
+def fake_readings():
+    return ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
+
+
+# ---- power -----------------------------------------------------------------------------------------------------------
+
+
+def test_power_is_the_median_of_whole_readings_in_si_units_and_a_call_is_the_mean_over_its_laps():
+    ticks, calls = iter(range(100)), []
+    found = power.alone(
+        lambda: calls.append(1), settle=1, seconds=3, start=lambda: fake_readings, clock=lambda: next(ticks)
+    )
+    assert {name: found[name] for name in power.FIELDS} == {"clock_hz": 1.6e9, "watts": 700.0, "celsius": 61.0}
+    assert len(calls) == 3 * power.BATCH and found["seconds"] == 4 / len(calls)
+
+
+def test_a_meter_is_stopped_when_the_function_fails_and_no_reading_is_an_error():
+    stopped = []
+
+    def start():
+        return lambda: stopped.append(1) or ["[N/A], [N/A], 40"]
+
+    with pytest.raises(ZeroDivisionError):
+        power.alone(lambda: 1 / 0, settle=0, seconds=0, start=start)
+    assert stopped == [1]
+    with pytest.raises(RuntimeError, match="no reading of clock, power and temperature"):
+        power.alone(lambda: None, settle=0, seconds=0, start=start)
+
+
 # ---- attention_speed -------------------------------------------------------------------------------------------------
 
 
-def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times):
+def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times, monkeypatch):
+    monkeypatch.setattr(
+        power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: fake_readings)
+    )
     shapes = [(1, 2, 32, 16, False), (1, 2, 32, 16, True)]
-    results = attention_speed.measure(shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0, lap_seconds=0)
+    results = attention_speed.measure(
+        shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0, lap_seconds=0, alone=(1, 1, 16, 16, False)
+    )
     assert problems("attention_speed", results) == []
     assert [p["direction"] for p in results["points"]] == ["forward", "backward"] * 2
     assert all(attention_speed.OURS in p["timed"] for p in results["points"])

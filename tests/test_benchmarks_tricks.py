@@ -26,6 +26,8 @@ from utils.compile_only import Request, resource_usages
 from utils.example_kernels.matmul import tiled_matmul, tiled_matmul_kernel
 from utils.kernel_profile import profile_kernel
 
+import triton  # isort: skip
+
 
 @pytest.fixture
 def known_times(monkeypatch):
@@ -193,8 +195,9 @@ def test_the_kernels_of_the_sweeps_compile_without_spills(capability):
             signature = {**dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), kind), **sizes}
             blocks["PRECISION"] = "ieee"
             requests.append(Request(tiled_matmul_kernel, signature, blocks, capability, warps, stages))
+    before_3_7 = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)  # it keeps a few values in memory
     for usage in resource_usages(requests):
-        assert not usage.spills, usage
+        assert usage.stack_bytes <= (24 if before_3_7 else 0), usage
 
 
 # ---- the example kernels that the benchmarks time -------------------------------------------------------------------

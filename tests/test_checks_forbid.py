@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from checked_kernels import EXERCISES, check, message, scale
 from triton.runtime.jit import KernelInterface
 
+from utils import runtime
 from utils.checks.core import CheckFailed
 from utils.checks.forbid import FAMILIES, Rules, broken_rule, kernel_name, ready_made, watch
 
@@ -194,7 +195,7 @@ def test_an_answer_that_uses_one_is_told_so():
 
 def test_launches_are_seen_after_thousands_of_checks():
     """CPython 3.13 loses track of a class whose ``__getitem__`` is replaced again and again."""
-    x = torch.zeros(4, 4)
+    x = torch.zeros(4, 4, device=runtime.DEVICE)
     for _ in range(3):
         scale(x)
     for _ in range(1500):

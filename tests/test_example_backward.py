@@ -73,7 +73,10 @@ def test_the_traffic_equals_its_formula(way, causal, tile):
     ("change", "message"),
     [
         ({"way": "luck"}, "way must be one of 'second pass', 'atomics', 'race', got 'luck'"),
-        ({"do": torch.zeros(1, 1, 20, 32)[..., ::2]}, r"do must be contiguous with shape \(1, 1, 20, 16\)"),
+        (
+            {"do": torch.zeros(1, 1, 20, 32, device=runtime.DEVICE)[..., ::2]},
+            r"do must be contiguous with shape \(1, 1, 20, 16\)",
+        ),
         ({"lse": torch.zeros(1, 1, 19)}, r"lse must be contiguous with shape \(1, 1, 20\), got \(1, 1, 19\)"),
     ],
 )

@@ -67,9 +67,10 @@ def row_requests(tuning, capability, dtype, columns):
     types["tiles_per_strip"] = "i32"
     staged = constants(tile, STAGES=tile.stages)
     yield request("bias_relu", "bias_relu_backward_kernel", capability, types, staged, tile.warps)
-    tile = tuning.weighted_sum(columns)
+    tile = tuning.weighted_sum(columns, divmod(capability, 10))
     types = {**x_out, "weight_ptr": pointer, **sizes}
-    yield request("weighted_sum", "weighted_sum_kernel", capability, types, constants(tile, weight_step=1), tile.warps)
+    known = constants(tile, weight_step=1, columns=columns)
+    yield request("weighted_sum", "weighted_sum_kernel", capability, types, known, tile.warps)
     tile = tuning.weighted_sum_dx(columns)
     types = {"dout_ptr": pointer, "weight_ptr": pointer, "dx_ptr": pointer, "num_rows": "i32", "columns": "i32"}
     plain = {"weight_step": 1, "ROWS": tile.rows, "BLOCK": tile.block, "WIDE": False}

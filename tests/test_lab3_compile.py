@@ -12,6 +12,8 @@ import torch
 from utils import runtime
 from utils.compile_only import Request, resource_usages
 
+import triton  # isort: skip
+
 PACKAGE = "solutions.lab3_flash_attention"
 #: Compute capability times ten -> bytes of shared memory that one program may take.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -22,15 +24,15 @@ KERNELS = {
     "dkdv_kernel": ("flash_backward", "q k v do dk dv", "q k v do", "key_heads sequences Nq Nk together", "dkdv"),
     "dq_kernel": ("flash_backward", "q k v do dq", "q k v do", "heads sequences Nq Nk together", "dq"),
 }
-#: Kernel, dtype and head_dim -> bytes of its registers that a thread keeps in memory: a value or two in float32, and
-#: a tile of half precision that was measured faster than those without.
+#: Kernel, dtype and head_dim -> bytes of its registers that a thread keeps in memory, on some architecture: tiles that
+#: were measured faster than those without.
 SPILLS = {
-    ("dq_kernel", "fp32", 256): 8,
-    ("dq_kernel", "fp32", 128): 8,
-    ("dkdv_kernel", "fp32", 16): 8,
-    ("dkdv_kernel", "bf16", 192): 272,  # takes 17 to 26 % less time all the same, as tuning.py says
+    ("flash_forward_kernel", "fp32", 128): 520,  # takes 30 to 45 % less time all the same, as tuning.py says
+    ("dkdv_kernel", "bf16", 192): 272,  # 17 to 26 %
     ("dkdv_kernel", "bf16", 256): 272,
 }
+#: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
+OLD_TRITON_SM100 = 24 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0
 HEAD_DIMS = (16, 40, 64, 80, 128, 192, 256)
 
 
@@ -87,6 +89,7 @@ def assert_fit(requests):
         assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{used.name} takes too much shared memory: {used}"
         dtype = re.search(r"(bf16|fp16|fp32)", asked.signature["q_ptr"])[0]
         allowed = SPILLS.get((used.name, dtype, asked.constexprs["HEAD_DIM"]), 0)
+        allowed += OLD_TRITON_SM100 if asked.capability == 100 else 0
         assert used.stack_bytes <= allowed, f"{used.name} spills {used.stack_bytes} bytes a thread: {case}"
 
 

@@ -248,9 +248,10 @@ def test_merging_parts_in_any_order_gives_the_softmax_of_the_whole():
 # ---- no byte more --------------------------------------------------------------------------------------------------
 
 
-def forward_bytes(B, Hq, Nq, Nk, D, element_size, causal):
+def forward_bytes(B, Hq, Nq, Nk, D, dtype, causal):
     """Bytes that the forward kernel loads and stores, by argument: q, o and L once, k and v once a tile of queries."""
-    tile = tuning.forward(D, torch.float32, causal, (0, 0))
+    tile = tuning.forward(D, dtype, causal, tuning.capability_of(runtime.DEVICE))
+    element_size = dtype.itemsize
     keys = 0
     for first in range(0, Nq, tile.m):
         seen = min(Nk, max(0, first + tile.m + Nk - Nq)) if causal else Nk
@@ -269,7 +270,7 @@ def test_forward_traffic_is_the_formula_exactly(Hq, Hkv, Nq, Nk, D, causal, dtyp
     with profile_kernel() as profile:
         lab.flash_forward(q, k, v, causal)
     assert not profile.findings, profile.report()
-    loaded, stored = forward_bytes(2, Hq, Nq, Nk, D, q.element_size(), causal)
+    loaded, stored = forward_bytes(2, Hq, Nq, Nk, D, dtype, causal)
     assert {name: profile.by_argument[name].bytes_loaded for name in LOADED} == loaded
     assert profile.bytes_loaded == sum(loaded.values()) and profile.bytes_stored == stored
 

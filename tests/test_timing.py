@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+
 import numpy as np
 import pytest
 
@@ -75,11 +78,23 @@ def test_without_a_flush_the_stopwatch_is_told_so():
     assert watch.flushed == [False]
 
 
-def test_a_comparison_preheats_interleaves_and_rotates():
+def test_a_comparison_preheats_and_interleaves_in_balanced_orders():
     log = []
-    watch = FakeStopwatch({name: [1.0] * 3 for name in "abc"})
-    timing.compare({name: watch.call(name, log) for name in "abc"}, warmup=1, rounds=3, stopwatch=watch)
-    assert "".join(log) == "abc" + "abc" + "bca" + "cab"
+    watch = FakeStopwatch({name: [1.0] * 3 for name in "abcd"})
+    timing.compare({name: watch.call(name, log) for name in "abcd"}, warmup=1, rounds=3, stopwatch=watch)
+    assert "".join(log) == "abcd" + "abdc" + "bcad" + "cdba"
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_in_balanced_orders_everybody_stands_everywhere_and_follows_everybody_equally_often(count):
+    names = "abcdefg"[:count]
+    orders = timing.balanced_orders(names)
+    repeats = 2 if count % 2 and count > 1 else 1
+    assert len(orders) == repeats * count
+    for place in range(count):
+        assert sorted(order[place] for order in orders) == sorted(names * repeats)
+    followed = collections.Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert set(followed.values()) <= {repeats} and len(followed) == count * (count - 1)
 
 
 def test_samples_of_a_comparison_belong_to_their_function_and_round():

@@ -300,6 +300,20 @@ LAYOUTS: dict[str, object] = {
         ],
         "large": [{"operator": TEXT, "elements": SIZE, **_ERROR}],
     },
+    "attention_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                "dtype": TEXT,
+                "shape": TEXT,
+                "head_dim": SIZE,
+                "causal": bool,
+                "layout": TEXT,
+                "scale": TEXT,
+                "outputs": {"o": _ERROR, "lse": _ERROR, "dq": _ERROR, "dk": _ERROR, "dv": _ERROR},
+            }
+        ],
+    },
     # ---- notebook 03 ----
     "number_formats": {
         "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
@@ -363,7 +377,23 @@ LAYOUTS: dict[str, object] = {
         "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
     },
     # ---- notebook 07 ----
-    "attention_speed": {"dtype": TEXT, "points": [_ATTENTION], "long": _ATTENTION, "unavailable": {str: TEXT}},
+    "attention_speed": {
+        "dtype": TEXT,
+        "points": [_ATTENTION],
+        "long": _ATTENTION,
+        "alone": [
+            {
+                "name": TEXT,
+                **_ATTENTION_SHAPE,
+                "seconds": POSITIVE,
+                "flops_per_second": POSITIVE,
+                "clock_hz": POSITIVE,
+                "watts": POSITIVE,
+                "celsius": POSITIVE,
+            }
+        ],
+        "unavailable": {str: TEXT},
+    },
     "attention_determinism": {
         "dtype": TEXT,
         "points": [

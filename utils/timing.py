@@ -7,7 +7,7 @@ otherwise a repeated call finds its inputs in the cache and reports a bandwidth 
 writing them back. While the flush runs, the host enqueues the call, so a launch's own delay stays out of the time.
 
 A GPU's clock depends on heat and power, so two functions timed one after the other are not compared under the same
-conditions. :func:`compare` times them in turn within each round, rotates the order from round to round, and
+conditions. :func:`compare` times them in turn within each round, changes the order from round to round, and
 :func:`ratio` takes the median of the ratios within rounds.
 """
 
@@ -178,6 +178,18 @@ def measure(
     return compare({"fn": fn}, warmup=warmup, rounds=rounds, flush_l2=flush_l2, stopwatch=stopwatch)["fn"]
 
 
+def balanced_orders(names: Sequence[str]) -> list[list[str]]:
+    """Orders in which every name stands at every place, and follows every other name, equally often.
+
+    Williams 1949, "Experimental designs balanced for the estimation of residual effects of treatments": n orders of an
+    even number n of names, 2n of an odd one. The first is not the order given.
+    """
+    n = len(names)
+    zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]  # 0, 1, n - 1, 2, n - 2, ...
+    orders = [[names[(place + shift) % n] for place in zigzag] for shift in range(n)]
+    return orders + [order[::-1] for order in orders] if n % 2 and n > 1 else orders
+
+
 def compare(
     functions: Mapping[str, Callable[[], object]],
     *,
@@ -186,7 +198,10 @@ def compare(
     flush_l2: bool = True,
     stopwatch: Stopwatch | None = None,
 ) -> dict[str, Timing]:
-    """Time several functions under the same conditions: each round runs every one, in an order that rotates.
+    """Time several functions under the same conditions: each round runs every one, in an order that changes.
+
+    Over the rounds every function follows every other one as often (:func:`balanced_orders`), since a function inherits
+    the temperature, the clock and the spent power budget of the one before it.
 
     Returns a :class:`Timing` per name, in the order given; round ``i`` of each belongs together, so that
     ``ratio(timings["a"], timings["b"])`` cancels what heat and power do to both.
@@ -217,7 +232,8 @@ def compare(
     for _ in range(warmup):
         for name in names:
             functions[name]()
-    orders = [names[i % len(names) :] + names[: i % len(names)] for i in range(rounds)]
+    balanced = balanced_orders(names)
+    orders = [balanced[i % len(balanced)] for i in range(rounds)]
     for order in orders:
         for name in order:
             watch.lap(functions[name], flush_l2)

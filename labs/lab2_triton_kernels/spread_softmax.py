@@ -6,10 +6,9 @@ nothing says in which order they start, nor that two of them run at the same tim
 begun in order, so that whoever waits for another part of its row waits for a program that runs already, or that starts
 as soon as an earlier row is done. It is enough that the GPU holds as many programs as a row has parts.
 
-A program keeps its part in registers, so that HBM is read once. It publishes the maximum of its part (as an exponent of
-2) and the sum of exponentials relative to it in one 64-bit word, which memory reads and writes whole; a word of zeros
-says "not yet". When the words of all parts of its row are there, they give the maximum and the sum of the row, and it
-scales its part.
+A program keeps its part in registers, so that HBM is read once. It publishes the maximum of its part and the sum of
+exponentials relative to it in one 64-bit word, which memory reads and writes whole; a word of zeros says "not yet".
+When the words of all parts of its row are there, they give the maximum and the sum of the row, and it scales its part.
 
 What hides the waiting is that other programs of the SM load their parts meanwhile: the more of them fit, the better.
 Therefore two 16-bit elements stay together in a 32-bit register where rows allow it, and every exponential is computed
@@ -31,6 +30,8 @@ import triton.language as tl  # isort: skip
 #: The lowest finite maximum, so that a part of nothing but -inf adds up to 0 instead of NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
+#: log2(e) less its nearest float32.
+LOG2_E_REST = tl.constexpr(1.925963033500011e-08)
 
 
 @triton.jit
@@ -42,8 +43,24 @@ def publish(words_ptr, turn, reference, total):
 
 
 @triton.jit
-def gather(words_ptr, parts, PARTS: tl.constexpr):
-    """Reference of a whole row and the reciprocal of its sum, once all its parts have published at ``words_ptr``."""
+def exponential(x):
+    """exp(x) for x <= 0 to about a unit in the last place.
+
+    The hardware has powers of 2 only, and x log2(e) rounded is off by up to x / 2^24. What rounding and the constant
+    lose is worked out and put back: 2^(high + low) = 2^high + 2^high ln(2) low for a tiny low.
+    """
+    high = x * LOG2_E
+    low = tl.fma(x, LOG2_E, -high) + x * LOG2_E_REST
+    power = tl.exp2(high)
+    return tl.where(power > 0, tl.fma(power, 0.6931471805599453 * low, power), power)  # of -inf, low is NaN
+
+
+@triton.jit
+def gather(words_ptr, parts, PARTS: tl.constexpr, NATURAL: tl.constexpr):
+    """Reference and sum of a whole row, once all its parts have published at ``words_ptr``.
+
+    ``NATURAL``: references are exponents of e, not of 2.
+    """
     word = tl.arange(0, PARTS)
     words = tl.load(words_ptr + word, mask=word < parts, other=-1, volatile=True)
     while tl.sum((words == 0).to(tl.int32), axis=0) > 0:  # some part is not there yet: look again
@@ -51,7 +68,8 @@ def gather(words_ptr, parts, PARTS: tl.constexpr):
     references = tl.where(word < parts, (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
     totals = tl.where(word < parts, (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
     reference = tl.max(references, axis=0)
-    return reference, 1 / tl.sum(totals * tl.exp2(references - reference), axis=0)
+    share = exponential(references - reference) if NATURAL else tl.exp2(references - reference)
+    return reference, tl.sum(totals * share, axis=0)
 
 
 @triton.jit
@@ -101,11 +119,10 @@ def spread_softmax_kernel(
     )  # (BLOCK,), once
     x = x.to(tl.float32)
     maximum = tl.maximum(tl.max(x, axis=0), LOWEST)
-    numerator = tl.exp2((x - maximum) * LOG2_E)
-    part_reference = tl.maximum(maximum * LOG2_E, LOWEST)
-    publish(words_ptr + 1, turn, part_reference, tl.sum(numerator, axis=0))
-    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
-    y = numerator * (tl.exp2(part_reference - reference) * scale)
+    numerator = exponential(x - maximum)
+    publish(words_ptr + 1, turn, maximum, tl.sum(numerator, axis=0))
+    reference, total = gather(words_ptr + 1 + row * parts, parts, PARTS, True)
+    y = numerator * (exponential(maximum - reference) / total)
     tl.store(out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
@@ -132,7 +149,8 @@ def spread_pairs_softmax_kernel(
     low, high = unpair(x, BF16)
     powers = tl.exp2(low * LOG2_E - reference) + tl.exp2(high * LOG2_E - reference)
     publish(words_ptr + 1, turn, reference, tl.sum(powers, axis=0))
-    reference, scale = gather(words_ptr + 1 + row * parts, parts, PARTS)
+    reference, total = gather(words_ptr + 1 + row * parts, parts, PARTS, False)
+    scale = 1 / total
     low, high = unpair(x, BF16)
     y = pair(tl.exp2(low * LOG2_E - reference) * scale, tl.exp2(high * LOG2_E - reference) * scale, BF16)
     out_row = (out_ptr + row * columns).to(tl.pointer_type(tl.int32), bitcast=True)

@@ -127,9 +127,15 @@ def bias_relu_backward(columns: int) -> Tile:
     return _tile(columns, *runtime.pick(cpu=(4, 256, 4), gpu=(2, 1024, 4, 3)))
 
 
-def weighted_sum(columns: int) -> Tile:
-    """Tile of weighted_sum for rows of ``columns`` elements."""
-    return _tile(columns, *runtime.pick(cpu=(4, 256, 4), gpu=(2, 4096, 16)))
+def weighted_sum(columns: int, capability: tuple[int, int] | None = None) -> Tile:
+    """Tile of weighted_sum for rows of ``columns`` elements; ``capability``: of the GPU, by default of the one in use.
+
+    For Blackwell the smaller tile was not measured: it is the one that does not spill.
+    """
+    if runtime.INTERPRET:
+        return _tile(columns, 4, 256, 4)
+    capability = capability or torch.cuda.get_device_capability()
+    return _tile(columns, *((2, 2048, 8) if capability[0] == 10 else (2, 4096, 16)))
 
 
 def weighted_sum_dx(columns: int) -> Tile:

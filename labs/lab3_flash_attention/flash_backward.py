@@ -12,7 +12,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import LOG2_E, add_product, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip

@@ -8,7 +8,7 @@ n keys, warps, stages. ``benchmarks/attention_speed.py`` records what the chosen
 kernel, head_dim  tile: full, causal
 ================  =============================================================================================
 forward, 128      128x64, 4, 2: 2.04, 1.08   64x128, 4, 1: 2.12, 1.07   64x64, 4, 3: 2.17, 1.06
-forward, 64       64x128, 4, 2: 2.54, 1.26   128x64, 4, 3: 2.53, 1.29   64x64, 4, 3: 2.60, 1.30
+forward, 64       64x128, 4, 2: 2.45, 1.22   64x64, 4, 3: 2.56, 1.29   128x64, 4, 3: 2.63, 1.31
 dkdv, 128         64x64, 4, 2: 3.48, 1.69    8 warps, or 128 keys: 4.6, 2.1
 dkdv, 64          64x64, 4, 3: 3.76, 1.88    64x64, 4, 2: 3.87, 1.91
 dq, 128           128x64, 8, 3: 2.53, 1.28   64x64, 4, 2: 2.77, 1.37   128x64, 8, 2: 3.54, 1.63
@@ -19,8 +19,22 @@ Of 2048 tokens, causal, dq for a head_dim of 64 takes 0.394 with 64x64, 4, 3 and
 
 A head_dim of 256, 16 heads in all over 4096 tokens: forward 128x64, 8, 2: 0.52 full, 64x64, 4, 1: 0.58. dkdv 64x64, 8,
 1: 2.39 full, 1.24 causal, though it spills (32x64 does not, or hardly: 3.22, 1.49). dq 128x32, 8, 1: 1.32, 0.66
-(64x64, 8, 2: 1.51, 0.84). float32, 8 heads over 2048 tokens: dq 16x32, 8, 1: 10.3, 5.1 (16x16, 8, 1: 18.8, 9.2;
-16x16, 4, 1: 11.7, 5.0).
+(64x64, 8, 2: 1.51, 0.84).
+
+float32, 8 heads over 2048 tokens, full, causal:
+
+================  =============================================================================================
+kernel, head_dim  tile
+================  =============================================================================================
+forward, 64       32x32, 4, 2: 0.83, 0.53   32x64, 4, 2: 0.75, 0.49, which spills with some compilers
+forward, 128      32x32, 4, 2: 1.83, 0.74, though it may spill   16x32, 4, 2: 2.63, 1.34   32x32, 8, 1: 2.69, 1.35
+dkdv, 64          32x32, 4, 1: 1.49, 1.00   64x32, 8, 1: 1.54, 0.82   32x32, 8, 1: 2.60, 1.60
+dkdv, 128         32x32, 8, 1: 5.06, 2.59   16x16, 4, 1: 5.48, 2.68   16x16, 8, 1: 9.76, 4.80
+dkdv, 256         16x32, 8, 1: 10.9, 5.32   16x16, 4, 1: 10.6, 5.40, which spills   16x16, 8, 1: 20.1, 9.71
+dq, 64            32x32, 4, 1: 1.36, 0.93   64x32, 8, 1: 1.34, 1.02   32x32, 8, 1: 2.45, 1.67
+dq, 128           32x32, 8, 1: 4.82, 2.45   16x16, 4, 1: 5.18, 2.75   16x16, 8, 1: 9.48, 4.80
+dq, 256           16x32, 8, 1: 10.3, 5.14   16x16, 8, 1: 18.8, 9.37
+================  =============================================================================================
 
 What else was tried. In dkdv, both products of a tile before the exponentials and dV behind dS: 5 to 13 % less time than
 in the order of the formulas; in dq, dP before the exponentials: 8 to 14 % less. Descriptors instead of pointers: up to
@@ -72,7 +86,7 @@ def forward(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[i
         return Tile(32, 16, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 4, 2) if width <= 64 else Tile(16, 32, 4, 2) if width <= 128 else Tile(16, 16, 4, 1)
+        return Tile(32, 32, 4, 2) if width <= 128 else Tile(16, 16, 4, 1)
     if capability[0] >= 9:
         if width <= 64:
             return Tile(64, 128, 4, 2, True)
@@ -88,7 +102,7 @@ def dkdv(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int,
         return Tile(16, 32, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 4, 1)
+        return Tile(32, 32, 4, 1) if width <= 64 else Tile(32, 32, 8, 1) if width == 128 else Tile(16, 32, 8, 1)
     if capability[0] >= 9:
         warps = 8 if capability[0] > 9 and width == 128 else 4
         stages = 3 if width <= 64 else 2
@@ -106,7 +120,7 @@ def dq(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, i
         return Tile(32, 16, 4, 1)
     width = block_d(head_dim)
     if dtype == torch.float32:
-        return Tile(32, 32, 8, 1) if width <= 64 else Tile(16, 16, 8, 1) if width == 128 else Tile(16, 32, 8, 1)
+        return Tile(32, 32, 4, 1) if width <= 64 else Tile(32, 32, 8, 1) if width == 128 else Tile(16, 32, 8, 1)
     if capability[0] >= 9:
         if width <= 64:
             return Tile(64, 64, 4, 3, True) if causal else Tile(128, 64, 4, 3, True)

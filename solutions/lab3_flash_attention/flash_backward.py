@@ -12,7 +12,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import LOG2_E, add_product, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -119,8 +119,8 @@ def dkdv_kernel(
                     p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
             delta = tl.load(delta_ptr + rows_before + query, mask=query < Nq, other=0.0)  # (BLOCK_M,)
             ds = p * (dp - delta[None, :])
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            dv = add_product(dv, p.to(do.dtype), do, PRECISION)
+            dk = add_product(dk, ds.to(q.dtype), q, PRECISION)
             ### END SOLUTION
     ### BEGIN SOLUTION 3.6: the end of dK and dV
     store_rows(
@@ -184,7 +184,7 @@ def dq_kernel(
                 column = start + tl.arange(0, BLOCK_N)
                 p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
         ### END SOLUTION
     ### BEGIN SOLUTION 3.7: the end of dQ
     store_rows(

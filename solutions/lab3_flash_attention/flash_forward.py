@@ -8,7 +8,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_attention, softmax_scale
-from .tiles import LOG2_E, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import LOG2_E, add_product, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -93,7 +93,7 @@ def flash_forward_kernel(
             v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
             BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
         )  # fmt: skip
-        o = tl.dot(p.to(v.dtype), v, o * rescale[:, None], input_precision=PRECISION)
+        o = add_product(o * rescale[:, None], p.to(v.dtype), v, PRECISION)
         m = m_new
         ### END SOLUTION
     ### BEGIN SOLUTION 3.3: the end of a row of tiles

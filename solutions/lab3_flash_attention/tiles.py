@@ -81,6 +81,21 @@ def store_rows(
     tl.store(place, value.to(ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def add_product(total, a, b, PRECISION: tl.constexpr):
+    """total + a @ b, accumulated in float32; ``b`` is of a's dtype.
+
+    float32 operands: the product is added up by itself and then added to ``total``, so that an error grows with the
+    length of a tile and with the number of tiles, and not with the length of the sequence. (Without a bound on
+    ``max_num_imprecise_acc`` the compiler would let the product go on adding to ``total``.)
+    """
+    if a.dtype == tl.float32:
+        total += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=a.shape[1])
+    else:  # to the tensor cores' accumulators
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
 def is_wide(*tensors: torch.Tensor, rows: int = 256) -> bool:
     """Whether an offset inside one head of a (B, H, N, D) tensor, a tile's padding included, passes 2^31."""
     return any((x.shape[2] + rows) * abs(x.stride(2)) + 512 * abs(x.stride(3)) >= 2**31 for x in tensors)
