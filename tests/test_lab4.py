@@ -68,7 +68,7 @@ def test_the_stub_fails_with_its_own_message_without_starting_a_process(exercise
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exercise", ALONE)  # the others: with many answers in test_lab4_answers.py, and in the notebook
+@pytest.mark.parametrize("exercise", ALONE)  # the others: in test_lab4_answers.py, and in the notebook
 def test_the_solution_passes(exercise, capsys):
     run_check(exercise, solution, seed=7)
     assert f"✓ exercise {exercise} (" in capsys.readouterr().out
