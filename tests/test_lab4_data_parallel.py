@@ -114,8 +114,7 @@ def test_the_pieces_of_all_shards_are_each_parameter_exactly_once(shards):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ranks.CASES)
-@pytest.mark.parametrize("kind", ranks.KINDS)
+@pytest.mark.parametrize(("world_size", "kind", "case"), ranks.RUNS)
 def test_ten_steps_are_those_of_one_process(world_size, kind, case):
     """Parameter by parameter where one process adds N gradients; as one vector where it has the batch in one piece.
 
@@ -132,12 +131,11 @@ def test_ten_steps_are_those_of_one_process(world_size, kind, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ranks.KINDS)
-def test_every_rank_ends_with_the_same_bits(world_size, kind):
-    for case in ranks.CASES:
-        first, *others = [result["runs"][kind, case].parameters for result in job(world_size)]
-        for other in others:
-            assert all(torch.equal(first[name], other[name]) for name in first)
+@pytest.mark.parametrize(("world_size", "kind", "case"), ranks.RUNS)
+def test_every_rank_ends_with_the_same_bits(world_size, kind, case):
+    first, *others = [result["runs"][kind, case].parameters for result in job(world_size)]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.slow
