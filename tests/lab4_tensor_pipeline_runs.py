@@ -56,8 +56,8 @@ class Case:
 
 
 TENSOR = {
-    "plain": Case(FULL),
-    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2, steps=FEW),
+    "plain": Case(FULL, steps=FEW),
+    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2),
     "ranks without a head": Case(FULL.replace(heads=1, layers=2), clip=0.5, steps=FEW),
     "untied, checkpointed": Case(UNTIED.replace(layers=2, checkpointing=True), steps=FEW),
     "vocabulary": Case(FULL, clip=0.5, vocabulary=True),
@@ -67,7 +67,7 @@ TENSOR = {
 PIPELINE = {
     "1f1b": Case(FULL, micro_batches=5),
     "gpipe": Case(FULL, micro_batches=5, schedule="gpipe"),
-    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2, micro_batches=5, steps=FEW),
+    "clipped and accumulated": Case(FULL, clip=0.5, accumulation=2, micro_batches=5),
     "stages without a block": Case(FULL.replace(layers=1), micro_batches=7, steps=FEW),
     "untied, checkpointed": Case(
         UNTIED.replace(checkpointing=True), clip=0.5, micro_batches=3, schedule="gpipe", steps=FEW
