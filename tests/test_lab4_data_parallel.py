@@ -156,6 +156,7 @@ def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):
     training.assert_same_run([run], one_process(case), tolerance=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ranks.KINDS)
 @pytest.mark.parametrize("bucket_bytes", [1, 10**9])
 def test_the_size_of_the_buckets_changes_no_bit(alone, monkeypatch, kind, bucket_bytes):
