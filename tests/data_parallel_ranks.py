@@ -20,7 +20,19 @@ from utils.distributed import record_collectives
 
 BUCKET_BYTES = 20_000  # a few of the test model's parameters, so that there are several buckets
 KINDS = ("ddp", "zero1", "zero2")
-CASES = {"plain": {}, "accumulated": {"accumulation": 2}, "clipped": {"clip": 0.5}}
+CASES = {
+    "plain": {},
+    "accumulated": {"accumulation": 2},
+    "clipped": {"clip": 0.5},
+    "accumulated, clipped": {"accumulation": 2, "clip": 0.5},
+}
+#: World size, form and case of all runs; four ranks, which take longest on few cores, have two things at a time.
+RUNS = [
+    (size, kind, case)
+    for size in (2, 3, 4)
+    for kind in KINDS
+    for case in (("plain", "accumulated, clipped") if size == 4 else ("plain", "accumulated", "clipped"))
+]
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -75,11 +87,11 @@ class Trainer:
 def runs() -> dict[tuple[str, str], training.Run]:
     """Ten steps of each form in each case; every rank starts from other weights, which rank 0's replace."""
     return {
-        (kind, case): Trainer(kind, gpt.GPT(training.CONFIG, seed=dist.get_rank()), options.get("clip")).train(
-            accumulation=options.get("accumulation", 1)
+        (kind, case): Trainer(kind, gpt.GPT(training.CONFIG, seed=dist.get_rank()), CASES[case].get("clip")).train(
+            accumulation=CASES[case].get("accumulation", 1)
         )
-        for kind in KINDS
-        for case, options in CASES.items()
+        for size, kind, case in RUNS
+        if size == dist.get_world_size()
     }
 
 

@@ -536,6 +536,33 @@ wrong(
 )
 wrong(ROW, "bias lost", "the bias is missing", edits={"y = y + self.bias": "pass"})
 wrong(
+    ROW,
+    "bias on the first rank",
+    "no gradient on rank 1",
+    "every rank adds the whole bias to the sum",
+    instead="""
+        bias = self.bias if dist.get_rank(self.group) == 0 else None
+        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        """,
+)
+wrong(
+    ROW,
+    "bias in parts",
+    "an N-th of its gradient",
+    "every rank adds the whole bias to the sum",
+    instead="""
+        bias = None if self.bias is None else self.bias / dist.get_world_size(self.group)
+        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        """,
+)
+wrong(
+    COLUMN,
+    "bias cut off",
+    "no gradient on rank 0",
+    "autograd does the rest",
+    edits={"self.bias": "(None if self.bias is None else self.bias.detach())"},
+)
+wrong(
     COLUMN,
     "gathered between the layers",
     "collectives forward",

@@ -142,6 +142,7 @@ def test_no_listener_hears_what_is_timed():
     assert all(time > 0 for time in samples["a"])
 
 
+@pytest.mark.slow
 def test_a_tensor_counts_as_memory_once_however_many_look_into_it():
     before = ranks.allocated()
     whole = torch.zeros(1000)

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from patient import launch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from utils.distributed import Entry, Ledger, launch, record_collectives
+from utils.distributed import Entry, Ledger, record_collectives
 
 
 def show(ledger: Ledger) -> list[tuple[str, int, int, int]]:

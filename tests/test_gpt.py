@@ -101,6 +101,7 @@ def test_checkpointed_blocks_run_twice_in_training_and_once_without_gradients():
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_it_learns_the_rule_of_its_data():
     model = GPT(TINY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -1,4 +1,7 @@
-"""Lab 4: stubs fail with their own message, solutions pass, and every wrong answer is caught and named."""
+"""Lab 4 without ranks: stubs fail with their own message, checks that need no process, and the notebook.
+
+What the checks say of answers that are played on ranks is in test_lab4_answers.py.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,21 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import lab4_own_answers as own
 import nbformat
 import pytest
 from lab4_plain_answers import ANSWERS, LAB
+from lab4_played import ALONE, NOTEBOOK, SEED, check_message
 from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
-from lab_notebook import LabNotebook
-from lab_places import WrongAnswer, forget, lab_with, labels, write_lab
+from lab_places import WrongAnswer, forget, lab_with, labels
 from nbclient import NotebookClient
 
 import utils.checks.lab4 as checks
 from solutions import lab4_zero as solution
 from utils.checks.core import CheckFailed
-from utils.checks.lab4 import (
-    data_parallel,
-    fully_sharded,
-    gradient_shards,
-    optimizer_states,
-    ring,
-    schedule,
-    tensor_parallel,
-)
-from utils.checks.lab4.scenes import play_on_ranks
-from utils.checks.lab4.sights import Played, Scene
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,32 +38,8 @@ EXERCISES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "4.7": (checks.check_tensor_parallel, ("ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP")),
     "4.8": (checks.check_schedule, ("one_f_one_b_order", "Pipeline", "split_gpt")),
 }
-#: Exercises whose scenes run on ranks.
-TRIALS = {
-    "4.1": ring.TRIAL,
-    "4.3": data_parallel.TRIAL,
-    "4.4": optimizer_states.TRIAL,
-    "4.5": gradient_shards.TRIAL,
-    "4.6": fully_sharded.TRIAL,
-    "4.7": tensor_parallel.TRIAL,
-    "4.8": schedule.TRIAL,
-}
-#: Where an exercise's functions are.
-MODULE = {
-    "4.1": "collectives",
-    "4.3": "distributed_data_parallel",
-    "4.4": "zero1",
-    "4.5": "zero2",
-    "4.6": "fully_sharded",
-    "4.7": "tensor_parallel",
-}
-#: Exercises whose wrong answers need no rank.
-ALONE = ("4.2", "4.8")
 #: What an exercise's check meets first before anything is solved.
 FIRST = {**{exercise: exercise for exercise in EXERCISES}, "4.5": "4.3"}
-#: What the exercise builds on.
-NEEDS = {"4.5": ("4.3", "4.4")}
-SEED = 14
 
 
 def run_check(exercise: str, lab: object, seed: int) -> None:
@@ -102,7 +68,7 @@ def test_the_stub_fails_with_its_own_message_without_starting_a_process(exercise
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exercise", ALONE)  # the others: with many answers in one launch, below, and in the notebook
+@pytest.mark.parametrize("exercise", ALONE)  # the others: in test_lab4_answers.py, and in the notebook
 def test_the_solution_passes(exercise, capsys):
     run_check(exercise, solution, seed=7)
     assert f"✓ exercise {exercise} (" in capsys.readouterr().out
@@ -110,92 +76,6 @@ def test_the_solution_passes(exercise, capsys):
 
 def test_every_place_has_a_plain_answer():
     assert sorted(ANSWERS) == sorted(label for _, label in labels(LAB))
-
-
-# ---- many answers, one launch ----
-def _filled(exercise: str) -> dict[str, str]:
-    """The plain answers of an exercise and of those it builds on."""
-    filled = (exercise, *NEEDS.get(exercise, ()))
-    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
-
-
-def _variants(exercise: str) -> dict[str, dict[str, str]]:
-    """Name -> the places as filled: the plain answer, each wrong answer, each place left out."""
-    plain = _filled(exercise)
-    wrong = {str(wrong): wrong.answers(plain) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
-    places = [label for label in plain if label.split(":")[0] == exercise]
-    without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
-    return {"plain": plain, **wrong, **without}
-
-
-@cache
-def played(exercise: str) -> dict[str, Played]:
-    """What was seen of all answers to an exercise, played on the ranks of one launch."""
-    trial = TRIALS[exercise]
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        variants = {} if exercise in ALONE else _variants(exercise)
-        answers = {"solution": {name: getattr(solution, name) for name in trial.names}}
-        for number, (name, filled) in enumerate(variants.items()):
-            package = f"lab4_{exercise.replace('.', '_')}_{number}"
-            write_lab(LAB, Path(folder, package), filled)
-            Path(folder, package, "__init__.py").write_text(
-                ""
-            )  # each rank imports what the exercise needs, and no more
-            lab = importlib.import_module(f"{package}.{MODULE[exercise]}")
-            answers[name] = {function: getattr(lab, function) for function in trial.names}
-        for number, name, functions, _ in OWN_ANSWERS:
-            if number == exercise:
-                answers[name] = functions
-        scenes = [part.scene for part in trial.parts(SEED)]
-        return dict(zip(answers, play_on_ranks(list(answers.values()), scenes), strict=True))
-
-
-def judge(exercise: str, name: str) -> None:
-    """Let an exercise's trial judge what was seen of an answer."""
-    trial = TRIALS[exercise]
-    trial.judge(played(exercise)[name], trial.parts(SEED), SEED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
-def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
-    judge(exercise, "plain")
-    judge(exercise, "solution")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", [place for place in ANSWERS if place.split(":")[0] not in ALONE])
-def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
-    with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
-        judge(place.split(":")[0], f"without {place}")
-
-
-def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
-    """Hold the message of a failed check against what it must say."""
-    print(text)
-    assert text.startswith(f"exercise {exercise} (")
-    for words in says:
-        assert words in text
-    for number in re.findall(r'"classic wrong answers" (\d+)', text):
-        assert int(number) in NOTEBOOK.classic_numbers(exercise), "the message points to a line the notebook lacks"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise not in ALONE], ids=str)
-def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
-    with pytest.raises(CheckFailed) as failed:
-        judge(wrong.exercise, str(wrong))
-    check_message(str(failed.value), wrong.exercise, wrong.says)
-    assert re.search(rf"\n  reproduce: seed {SEED}, .+, 3 ranks$", str(failed.value))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("exercise", "name", "says"), [(e, n, s) for e, n, _, s in OWN_ANSWERS])
-def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
-    with pytest.raises(CheckFailed) as failed:
-        judge(exercise, name)
-    check_message(str(failed.value), exercise, says)
 
 
 @pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise in ALONE], ids=str)
@@ -235,25 +115,7 @@ def test_a_call_in_place_of_the_function_is_told():
         checks.check_zero2(3, seed=1)
 
 
-# ---- what happens to a rank that does not come back ----
-def _leave(answer):
-    import os
-
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
-        os._exit(3)
-    dist.barrier()
-
-
-@pytest.mark.slow
-def test_a_rank_that_leaves_its_process_ends_the_check_with_a_word_about_it():
-    (seen,) = play_on_ranks([{}], [Scene("one leaves", _leave)])
-    assert "rank" in seen.end and seen.scene == "one leaves" and not seen.sights
-
-
 # ---- the notebook ----
-NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
 text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
 
 

@@ -10,13 +10,13 @@ import parallel_training as training
 import pytest
 import torch
 import torch.distributed as dist
+from patient import launch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from solutions import lab4_zero as lab
 from solutions.lab4_zero.buckets import Bucket, make_buckets
 from utils import gpt, transformer_math
-from utils.distributed import launch
 
 WORLD_SIZES = (2, 3, 4)
 
@@ -114,8 +114,7 @@ def test_the_pieces_of_all_shards_are_each_parameter_exactly_once(shards):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ranks.CASES)
-@pytest.mark.parametrize("kind", ranks.KINDS)
+@pytest.mark.parametrize(("world_size", "kind", "case"), ranks.RUNS)
 def test_ten_steps_are_those_of_one_process(world_size, kind, case):
     """Parameter by parameter where one process adds N gradients; as one vector where it has the batch in one piece.
 
@@ -132,12 +131,11 @@ def test_ten_steps_are_those_of_one_process(world_size, kind, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ranks.KINDS)
-def test_every_rank_ends_with_the_same_bits(world_size, kind):
-    for case in ranks.CASES:
-        first, *others = [result["runs"][kind, case].parameters for result in job(world_size)]
-        for other in others:
-            assert all(torch.equal(first[name], other[name]) for name in first)
+@pytest.mark.parametrize(("world_size", "kind", "case"), ranks.RUNS)
+def test_every_rank_ends_with_the_same_bits(world_size, kind, case):
+    first, *others = [result["runs"][kind, case].parameters for result in job(world_size)]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.slow
@@ -158,6 +156,7 @@ def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):
     training.assert_same_run([run], one_process(case), tolerance=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ranks.KINDS)
 @pytest.mark.parametrize("bucket_bytes", [1, 10**9])
 def test_the_size_of_the_buckets_changes_no_bit(alone, monkeypatch, kind, bucket_bytes):

@@ -103,6 +103,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_a_pipeline_of_one_stage_is_the_model_and_sends_nothing() -> None:
     for step in sweep():

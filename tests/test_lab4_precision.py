@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_training import STEPS, Run, assert_same_run, batch_of_step, shard_of_batch, train
+from patient import launch
 
 from solutions.lab4_zero import precision
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.precision import MasterWeightOptimizer
-from utils.distributed import Ledger, launch, record_collectives
+from utils.distributed import Ledger, record_collectives
 from utils.gpt import GPT, Block, GPTConfig, batch
 
 CONFIG = GPTConfig(layers=1, unused_parameter=False, frozen_positions=False)

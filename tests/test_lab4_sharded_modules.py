@@ -8,12 +8,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from patient import launch
 from sharded_modules import ADAMW, MODULES, WIDTH, Layer, Stack, loss_of, made, own_rows, rows, steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
-from utils.distributed import launch
 
 
 def differences(kind: type[Stack], **options: object) -> list[str]:

@@ -20,8 +20,7 @@ from lab4_tensor_pipeline_runs import (
     one_process,
 )
 from parallel_training import Run, assert_same_run, mean_losses
-
-from utils.distributed import launch
+from patient import launch
 
 
 @functools.cache

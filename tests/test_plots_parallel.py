@@ -154,6 +154,7 @@ def test_curves_over_ranks_say_from_how_many_on_a_model_fits():
 # ---- meshes ----
 
 
+@pytest.mark.slow
 def test_a_mesh_colours_the_three_groups_of_a_rank():
     place = Placement(TINY, tensor=5, pipeline=5, data=3, global_batch=3)
     fig = plots.mesh_plot(place.ranks, highlight=37, title="75 ranks")
@@ -169,6 +170,7 @@ def test_a_mesh_colours_the_three_groups_of_a_rank():
     opens(fig)
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_are_drawn_without_numbers():
     mesh = np.arange(1024).reshape(8, 16, 8)
     fig = plots.mesh_plot(mesh, highlight=300, title="1,024 ranks")
@@ -236,6 +238,7 @@ def test_the_timeline_draws_each_span_from_the_first_ones_start():
     opens(fig)
 
 
+@pytest.mark.slow
 def test_thousands_of_kernels_are_drawn_without_names():
     many = [(f"kernel number {k}", "stream 7", k * 1e-5, k * 1e-5 + 8e-6) for k in range(2000)]
     fig = plots.overlap_timeline(many, title="Many kernels")
@@ -311,6 +314,7 @@ def test_a_ring_is_played_from_its_start_to_full_sums_and_stays_small():
     assert len(made.html.encode()) < LARGEST / 3
 
 
+@pytest.mark.slow
 def test_the_same_states_give_the_same_animation():
     assert played(2) == played.__wrapped__(2)
 

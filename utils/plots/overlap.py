@@ -140,17 +140,17 @@ def overlap_timeline(
 
 
 def _boxes(ax, own: Sequence[StreamSpan], first: float, whole: float, y: float, colour: str) -> None:
-    """All boxes of a lane at once; neighbours differ in shade, and names are written where they fit."""
+    """All boxes of a lane at once; neighbours that compute differ in shade, and names are written where they fit."""
     corners, shades = [], []
     for k, s in enumerate(own):
         a, b = s.start - first, s.end - first
         corners.append([(a, y - 0.36), (b, y - 0.36), (b, y + 0.36), (a, y + 0.36)])
-        shades.append(mix(colour, (1.0, 0.72)[k % 2]))
+        shades.append(colour if s.communicates else mix(colour, (1.0, 0.72)[k % 2]))  # light pink says hidden
         name = s.name if len(s.name) <= 40 else ""
         if name and 5.7 * (b - a) / whole > 0.083 * len(name) + 0.05:
             ax.text((a + b) / 2, y, name, ha="center", va="center", size=SMALL, color=_readable(shades[-1]), zorder=4)
     edge = "white" if len(own) <= 60 else "none"
-    ax.add_collection(PolyCollection(corners, facecolors=shades, edgecolors=edge, linewidths=0.5, zorder=2))
+    ax.add_collection(PolyCollection(corners, facecolors=shades, edgecolors=edge, linewidths=0.4, zorder=2))
 
 
 def _busy(spans: Sequence[StreamSpan], lane: str, whole: float) -> str:

@@ -60,7 +60,7 @@ def state_bars(
     palette = STATE_COLOURS | {p: mix(WASTE, 1 - 0.3 * k / len(others)) for k, p in enumerate(others)}
     fig, ax = figure(title, subtitle=subtitle, height=0.40 * len(rows) + 1.0, grid="x")
     longest = max([sum(r.values()) for r in rows.values()] + ([limit[0]] if limit else []))
-    said = []
+    said, paper = [], {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the limit runs behind what is written
     for y, (label, amounts) in enumerate(rows.items()):
         left = 0.0
         for part in parts:
@@ -70,11 +70,13 @@ def state_bars(
             if amount / longest > 0.0135 * len(text):
                 ax.text(
                     left + amount / 2, y, text, ha="center", va="center", size=SMALL - 0.5,
-                    color=_readable(palette[part]),
+                    color=_readable(palette[part]), bbox={"facecolor": palette[part], "edgecolor": "none", "pad": 0.8},
                 )  # fmt: skip
             left += amount
         total = quantity(float(left), "B", 3)
-        ax.annotate(total, (left, y), (5, 0), textcoords="offset points", va="center", size=TEXT, weight="bold")
+        ax.annotate(
+            total, (left, y), (5, 0), textcoords="offset points", va="center", size=TEXT, weight="bold", bbox=paper
+        )
         named = ", ".join(f"{p} {quantity(float(a), 'B', 3)}" for p, a in amounts.items() if a)
         said.append(f"{label}: {total} ({named})")
     ax.set_xlim(0, longest * (1.13 if not limit or longest > limit[0] else 1.02))

@@ -102,6 +102,18 @@ def _wrong(
     return Problem(f"{what} on rank {rank}: {int(bad.sum())} of {bad.numel()} elements differ", cause, details)
 
 
+def _wrong_bias(layer: str, rank: int, got: Tensor | None, right: Tensor, cause: str) -> Problem | None:
+    """None if a layer's bias has the gradient ``right``."""
+    if _close(got, right):
+        return None
+    found = "another gradient than the whole layer's"
+    if got is None:
+        found = "no gradient"
+    elif _close(got, right / WORLD_SIZE):
+        found = "an N-th of its gradient"
+    return Problem(f"the bias of a {layer}-parallel layer has {found} on rank {rank}", classic(cause, 4))
+
+
 def _judge_column(seed: int, bias: bool) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         linear = WholeMLP(seed, bias).up
@@ -125,6 +137,9 @@ def _judge_column(seed: int, bias: bool) -> Judge:
             if problem := _wrong(
                 "the gradient of a column-parallel weight", rank, seen["gradients"]["weight"], right, {}
             ):
+                return problem
+            part = "each rank adds its part of the bias to its part of the output, and autograd does the rest"
+            if bias and (problem := _wrong_bias("column", rank, seen["gradients"].get("bias"), mine.sum((0, 1)), part)):
                 return problem
             if seen["forward"] or seen["all"] != 1:
                 calls = seen["forward"], seen["all"] - seen["forward"]
@@ -167,6 +182,12 @@ def _judge_row(seed: int, bias: bool) -> Judge:
             candidates = {f"{twice} too large": (right * WORLD_SIZE, 3)}
             got = seen["gradients"]["weight"]
             if problem := _wrong("the gradient of a row-parallel weight", rank, got, right, candidates):
+                return problem
+            once = (
+                "added before the sum, on one rank or in parts, the bias gives the right output, but its copies get "
+                "different gradients and drift apart: every rank adds the whole bias to the sum"
+            )
+            if bias and (problem := _wrong_bias("row", rank, seen["gradients"].get("bias"), dy.sum((0, 1)), once)):
                 return problem
             if seen["forward"] != 1 or seen["all"] != 1:
                 calls = seen["forward"], seen["all"] - seen["forward"]

@@ -1,0 +1,130 @@
+"""Many answers to an exercise of lab 4, right and wrong, played together on the ranks of few launches."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from lab4_plain_answers import ANSWERS, LAB
+from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
+from lab_notebook import LabNotebook
+from lab_places import ROOT, write_lab
+
+from solutions import lab4_zero as solution
+from utils.checks.core import CheckFailed
+from utils.checks.lab4 import (
+    data_parallel,
+    fully_sharded,
+    gradient_shards,
+    optimizer_states,
+    ring,
+    schedule,
+    tensor_parallel,
+)
+from utils.checks.lab4.scenes import play_on_ranks
+from utils.checks.lab4.sights import Played
+
+NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
+#: Exercises whose scenes run on ranks.
+TRIALS = {
+    "4.1": ring.TRIAL,
+    "4.3": data_parallel.TRIAL,
+    "4.4": optimizer_states.TRIAL,
+    "4.5": gradient_shards.TRIAL,
+    "4.6": fully_sharded.TRIAL,
+    "4.7": tensor_parallel.TRIAL,
+    "4.8": schedule.TRIAL,
+}
+#: Where an exercise's functions are.
+MODULE = {
+    "4.1": "collectives",
+    "4.3": "distributed_data_parallel",
+    "4.4": "zero1",
+    "4.5": "zero2",
+    "4.6": "fully_sharded",
+    "4.7": "tensor_parallel",
+}
+#: Exercises whose wrong answers need no rank.
+ALONE = ("4.2", "4.8")
+#: What the exercise builds on.
+NEEDS = {"4.5": ("4.3", "4.4")}
+SEED = 14
+#: How many scenes all answers play: most wrong ones are caught in them. Only those that pass them play the rest.
+FIRST_SCENES = 2
+
+
+def _filled(exercise: str) -> dict[str, str]:
+    """The plain answers of an exercise and of those it builds on."""
+    filled = (exercise, *NEEDS.get(exercise, ()))
+    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
+
+
+def _variants(exercise: str) -> dict[str, dict[str, str]]:
+    """Name -> the places as filled: the plain answer, each wrong answer, each place left out."""
+    plain = _filled(exercise)
+    wrong = {str(wrong): wrong.answers(plain) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
+    places = [label for label in plain if label.split(":")[0] == exercise]
+    without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
+    return {"plain": plain, **wrong, **without}
+
+
+def _answers(exercise: str, folder: str) -> dict[str, dict[str, object]]:
+    """Name -> the functions that the exercise's check takes; their packages are written into ``folder``."""
+    trial = TRIALS[exercise]
+    answers = {"solution": {name: getattr(solution, name) for name in trial.names}}
+    for number, (name, filled) in enumerate(_variants(exercise).items()):
+        package = f"lab4_{exercise.replace('.', '_')}_{number}"
+        write_lab(LAB, Path(folder, package), filled)
+        Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
+        lab = importlib.import_module(f"{package}.{MODULE[exercise]}")
+        answers[name] = {function: getattr(lab, function) for function in trial.names}
+    return answers | {name: functions for number, name, functions, _ in OWN_ANSWERS if number == exercise}
+
+
+@cache
+def played(exercise: str) -> dict[str, Played]:
+    """What was seen of all answers to an exercise: of each up to the scenes in which its trial ends, as in a check."""
+    parts = TRIALS[exercise].parts(SEED)
+    seen: dict[str, Played] = {}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        answers = _answers(exercise, folder)
+        for some in (parts[:FIRST_SCENES], parts[FIRST_SCENES:]):
+            left = [name for name in answers if name not in seen or _passes(exercise, seen[name])]
+            found = play_on_ranks([answers[name] for name in left], [part.scene for part in some]) if some else []
+            for name, more in zip(left, found):
+                before = seen[name].sights if name in seen else {}
+                seen[name] = Played(before | more.sights, more.end, more.where, more.scene, more.called)
+    return seen
+
+
+def _passes(exercise: str, so_far: Played) -> bool:
+    try:
+        TRIALS[exercise].judge(so_far, TRIALS[exercise].parts(SEED), SEED)
+    except (CheckFailed, NotImplementedError):
+        return False
+    return True
+
+
+def judge(exercise: str, name: str) -> None:
+    """Let an exercise's trial judge what was seen of an answer.
+
+    Raises:
+        CheckFailed, NotImplementedError: as the exercise's check.
+    """
+    trial = TRIALS[exercise]
+    trial.judge(played(exercise)[name], trial.parts(SEED), SEED)
+
+
+def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
+    """Hold the message of a failed check against what it must say."""
+    print(text)
+    assert text.startswith(f"exercise {exercise} (")
+    for words in says:
+        assert words in text
+    for number in re.findall(r'"classic wrong answers" (\d+)', text):
+        assert int(number) in NOTEBOOK.classic_numbers(exercise), "the message points to a line the notebook lacks"

@@ -1,0 +1,69 @@
+"""Lab 4 on ranks: right answers pass, a place left out is told, every wrong answer is caught and its mistake named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from lab4_plain_answers import ANSWERS
+from lab4_played import ALONE, SEED, TRIALS, check_message, judge
+from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
+from lab_places import WrongAnswer
+
+from utils.checks.core import CheckFailed
+from utils.checks.lab4.scenes import play_on_ranks
+from utils.checks.lab4.sights import Scene
+from utils.distributed import warm
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def launcher() -> Iterator[None]:
+    """A launcher that outlives the answers that end their processes."""
+    with warm():
+        yield
+
+
+@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
+def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
+    judge(exercise, "plain")
+    judge(exercise, "solution")
+
+
+@pytest.mark.parametrize("place", [place for place in ANSWERS if place.split(":")[0] not in ALONE])
+def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
+    with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
+        judge(place.split(":")[0], f"without {place}")
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise not in ALONE], ids=str)
+def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
+    with pytest.raises(CheckFailed) as failed:
+        judge(wrong.exercise, str(wrong))
+    check_message(str(failed.value), wrong.exercise, wrong.says)
+    assert re.search(rf"\n  reproduce: seed {SEED}, .+, 3 ranks$", str(failed.value))
+
+
+@pytest.mark.parametrize(("exercise", "name", "says"), [(e, n, s) for e, n, _, s in OWN_ANSWERS])
+def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
+    with pytest.raises(CheckFailed) as failed:
+        judge(exercise, name)
+    check_message(str(failed.value), exercise, says)
+
+
+# ---- what happens to a rank that does not come back ----
+def _leave(answer):
+    import os
+
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def test_a_rank_that_leaves_its_process_ends_the_check_with_a_word_about_it():
+    (seen,) = play_on_ranks([{}], [Scene("one leaves", _leave)])
+    assert "rank" in seen.end and seen.scene == "one leaves" and not seen.sights
