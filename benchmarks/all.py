@@ -47,6 +47,7 @@ FAMILIES = (
     "collectives",
     "parallel_training",
     "model_parallel",
+    "decoding",
 )
 
 

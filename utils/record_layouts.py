@@ -536,6 +536,23 @@ LAYOUTS: dict[str, object] = {
             }
         ],
     },
+    "decoding": {
+        "dtype": TEXT,
+        "model": {"name": TEXT, "parameters": SIZE, "layers": SIZE, "cache_bytes_per_token": SIZE},
+        "contexts": [{"context": SIZE, "cached": TIMING, "recomputed": TIMING, **RATIO}],
+        "steps": [
+            {
+                "batch": SIZE,
+                "context": SIZE,
+                "flops": SIZE,
+                "bytes": SIZE,
+                **TIMING,
+                "bytes_per_second": POSITIVE,
+                "tokens_per_second": POSITIVE,
+            }
+        ],
+        "launched": {"batch": SIZE, "context": SIZE, **TIMING},
+    },
     "collectives": {
         "dtype": TEXT,
         "points": [
