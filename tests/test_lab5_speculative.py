@@ -1,4 +1,4 @@
-"""Speculative sampling keeps the target's distribution, plain mistakes do not; the loop decodes what the target does."""
+"""Speculative sampling keeps the target's distribution, plain mistakes do not; the loop decodes as the target does."""
 
 from __future__ import annotations
 

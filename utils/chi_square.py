@@ -38,9 +38,8 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> Fit:
             samples so few that fewer than two cells expect :data:`FEWEST_EXPECTED` of them.
     """
     if counts.shape != probabilities.shape:
-        raise ValueError(
-            f"give a probability for each cell, got {tuple(counts.shape)} and {tuple(probabilities.shape)}"
-        )
+        shapes = tuple(counts.shape), tuple(probabilities.shape)
+        raise ValueError(f"give a probability for each cell, got counts {shapes[0]} and probabilities {shapes[1]}")
     found, p = counts.detach().double().cpu().flatten(), probabilities.detach().double().cpu().flatten()
     total, mass = float(found.sum()), float(p.sum())
     if (found < 0).any() or not total > 0:
