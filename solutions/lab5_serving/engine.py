@@ -1,0 +1,342 @@
+"""The serving engine: requests in, tokens out, one step of the model at a time.
+
+A step is: the scheduler chooses chunks of tokens, the runner computes them in one ragged batch, the sampler chooses
+one token for every request whose known tokens are all computed. Nothing else happens, and all of it in `Engine.step`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.serving import Decoder, Generation, SamplingParams, sample
+from utils.serving.generate import check_prompt
+
+from .block_manager import BlockManager
+from .request import Request, RequestOutput, Status
+from .runner import ModelRunner
+from .scheduler import SCHEDULERS, Chunk, Step
+
+#: Bytes of keys and values on a CPU, and the part of a GPU's free memory, that an engine takes if not told otherwise.
+CPU_CACHE_BYTES, GPU_CACHE_SHARE = 2**28, 0.8
+
+
+class EngineFull(RuntimeError):
+    """As many requests wait as may; try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened in a step, for figures: times in seconds, (id, start, count) of each chunk, blocks, who waited."""
+
+    start: float
+    end: float
+    chunks: tuple[tuple[str, int, int], ...]
+    waiting: int
+    blocks_used: int
+    blocks_free: int
+    preempted: tuple[str, ...]
+    finished: tuple[str, ...]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens that went through the model, by request."""
+        return {id: count for id, _, count in self.chunks}
+
+
+def default_num_blocks(model: Decoder, block_size: int, max_batch: int) -> int:
+    """Blocks for `max_batch` requests of the model's greatest length, or as many as the memory of its device allows."""
+    config = model.config
+    enough = max_batch * -(-config.max_seq_len // block_size)
+    memory = CPU_CACHE_BYTES
+    if model.device.type == "cuda":
+        memory = int(torch.cuda.mem_get_info(model.device)[0] * GPU_CACHE_SHARE)
+    return max(1, min(enough, memory // (block_size * config.kv_bytes_per_token(model.dtype.itemsize))))
+
+
+class Engine:
+    """Serves many requests at a time with one model.
+
+    Args:
+        model: in evaluation mode.
+        num_blocks, block_size: of the cache; None: see :func:`default_num_blocks`.
+        max_batch, token_budget, chunked_prefill: see :class:`Scheduler`.
+        scheduler: "continuous" or "static".
+        prefix_caching: reuse the blocks of equal beginnings.
+        runner: what computes a step; a :class:`ModelRunner` of the model by default.
+        clock: seconds; another one simulates.
+        max_waiting: requests that may wait; None: any number.
+        history: steps that `history` keeps, the newest; None: all.
+
+    Attributes:
+        history: a :class:`StepRecord` of each of the last steps.
+        requests: those that are not finished, by id.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_batch: int = 64,
+        token_budget: int = 512,
+        chunked_prefill: bool = True,
+        scheduler: str = "continuous",
+        prefix_caching: bool = True,
+        runner: ModelRunner | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        max_waiting: int | None = None,
+        history: int | None = 1000,
+    ) -> None:
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
+        if num_blocks is None:
+            num_blocks = default_num_blocks(model, block_size, max_batch)
+        self.model, self.clock, self.max_waiting = model, clock, max_waiting
+        self.manager = BlockManager(num_blocks, block_size, prefix_caching)
+        self.scheduler = SCHEDULERS[scheduler](self.manager, max_batch, token_budget, chunked_prefill)
+        self.runner = runner or ModelRunner(model, num_blocks, block_size)
+        self.requests: dict[str, Request] = {}
+        self.history: deque[StepRecord] = deque(maxlen=history)
+        self._totals: Counter[str] = Counter()
+        self._reports: list[RequestOutput] = []  # of requests that ended between two steps
+        self._named = 0
+
+    # ---- requests in ---------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        arrival: float | None = None,
+    ) -> str:
+        """Queue a request and return its id, a new one if none is given.
+
+        Raises:
+            ValueError: an id in use, or a prompt that can never be served: empty, outside the vocabulary, too long for
+                the model or the pool.
+            EngineFull: `max_waiting` requests wait already.
+        """
+        params = params or SamplingParams()
+        if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
+            raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
+        if id is None:
+            self._named += 1
+            id = f"request-{self._named}"
+        if id in self.requests:
+            raise ValueError(f"request {id!r} is not finished yet; give the new one another id")
+        prompt = check_prompt(self.model, prompt)
+        limit = min(len(prompt) + params.max_new_tokens, self.model.config.max_seq_len)
+        arrival = self.clock() if arrival is None else arrival
+        request = Request(id, prompt, params, arrival, limit)
+        self.scheduler.add(request)
+        self.requests[id] = request
+        self._totals["requests"] += 1
+        return id
+
+    def abort(self, id: str) -> bool:
+        """Give a request up, wherever it is; its blocks are free at once, the next step reports it.
+
+        Returns False if there is no such request: it may have finished a moment ago.
+        """
+        request = self.requests.get(id)
+        if request is None:
+            return False
+        self._reports.append(self._end(request, "abort"))
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or report anything."""
+        return bool(self.requests or self._reports)
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; what it brought each request that got a token or ended. Nothing to do: an empty list."""
+        outputs, self._reports = self._reports, []
+        if not self.scheduler.has_work:
+            return outputs
+        start = self.clock()
+        step = self.scheduler.schedule()
+        self._admitted(step, start)
+        sampling, logits, failed = self._run(step)
+        for chunk in step.chunks:
+            if chunk.request.id not in failed:
+                chunk.request.computed = chunk.start + chunk.count
+                self.manager.commit(chunk.request.id, chunk.request.computed)
+        chosen = self._choose(sampling, logits, failed)
+        now = self.clock()
+        for chunk, token in zip(sampling, chosen, strict=True):
+            if chunk.request.id not in failed:
+                outputs.append(self._accept(chunk.request, token, now))
+        for chunk in step.chunks:
+            if chunk.request.id in failed:
+                outputs.append(self._end(chunk.request, "error", failed[chunk.request.id]))
+        self._record(step, start, now, outputs)
+        return outputs
+
+    def _admitted(self, step: Step, now: float) -> None:
+        for chunk in reversed(step.chunks):  # the new ones come last
+            request = chunk.request
+            if request.first_scheduled is None:
+                request.first_scheduled = now
+            elif not request.preemptions:
+                break
+
+    def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
+        """Compute a step: chunks that yield a token, their logits (S, V), and what went wrong, by request.
+
+        If the step fails, each chunk runs alone, to see whose fault it is. That may be done twice: a chunk writes the
+        same keys and values to the same slots again.
+        """
+        failed: dict[str, str] = {}
+        sampling = [chunk for chunk in step.chunks if chunk.samples]
+        if not step.chunks:
+            return sampling, None, failed
+        try:
+            return sampling, self.runner.run(step, self.manager), failed
+        except Exception:
+            rows = []
+            for chunk in step.chunks:
+                try:
+                    rows.append(self.runner.run(Step([chunk]), self.manager))
+                except Exception as error:
+                    failed[chunk.request.id] = f"the model failed: {type(error).__name__}: {error}"
+            sampling = [chunk for chunk in sampling if chunk.request.id not in failed]
+            return sampling, torch.cat(rows) if rows else None, failed
+
+    def _choose(self, sampling: list[Chunk], logits: Tensor | None, failed: dict[str, str]) -> list[int]:
+        """The next token of each chunk's request, from its row of the logits; requests that fail go to `failed`."""
+        if not sampling:
+            return []
+        best, tokens = logits.max(-1)
+        finite, tokens = best.isfinite().tolist(), tokens.tolist()
+        for i, chunk in enumerate(sampling):
+            request = chunk.request
+            try:
+                if not finite[i]:
+                    raise ValueError("its logits are not finite")
+                if not request.params.greedy:
+                    tokens[i] = sample(logits[i], request.params, request.generator)
+            except Exception as error:
+                failed[request.id] = f"sampling failed: {error}"
+        return tokens
+
+    def _accept(self, request: Request, token: int, now: float) -> RequestOutput:
+        """A request has its next token; perhaps its last."""
+        request.append(token, now)
+        self._totals["generated_tokens"] += 1
+        if token in self.model.config.eos_token_ids and not request.params.ignore_eos:
+            return self._end(request, "stop", new=[token], now=now)
+        if len(request.tokens) >= request.limit:
+            return self._end(request, "length", new=[token], now=now)
+        return RequestOutput(request.id, [token], False, None, None, request)
+
+    def _end(
+        self,
+        request: Request,
+        reason: str,
+        error: str | None = None,
+        *,
+        new: Sequence[int] = (),
+        now: float | None = None,
+    ) -> RequestOutput:
+        """A request is over: its blocks are free, and nothing of it stays here."""
+        self.scheduler.remove(request)
+        del self.requests[request.id]
+        request.finish_reason, request.error = reason, error
+        request.finished = self.clock() if now is None else now
+        self._totals[reason] += 1
+        return RequestOutput(request.id, list(new), True, reason, error, request)
+
+    def _record(self, step: Step, start: float, end: float, outputs: list[RequestOutput]) -> None:
+        manager, totals = self.manager, self._totals
+        totals["steps"] += 1
+        totals["computed_tokens"] += step.num_tokens
+        totals["preemptions"] += len(step.preempted)
+        self.history.append(
+            StepRecord(
+                start,
+                end,
+                tuple((chunk.request.id, chunk.start, chunk.count) for chunk in step.chunks),
+                len(self.scheduler.waiting),
+                manager.num_used,
+                manager.num_free,
+                tuple(request.id for request in step.preempted),
+                tuple(output.id for output in outputs if output.finished),
+            )
+        )
+
+    # ---- tokens out ----------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """Serve some prompts to their end, beside whatever else is being served.
+
+        Args:
+            prompts: lists of tokens.
+            params: for all of them, or one each.
+
+        Raises:
+            ValueError: as :meth:`add`; then none of them is served.
+            RuntimeError: a request failed.
+        """
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        requests = []
+        try:
+            for prompt, own in zip(prompts, each, strict=True):
+                requests.append(self.requests[self.add(prompt, own)])
+        except Exception:
+            for request in requests:
+                self.abort(request.id)
+            raise
+        while any(request.status is not Status.FINISHED for request in requests):
+            self.step()
+        for request in requests:
+            if request.error is not None:
+                raise RuntimeError(f"request {request.id!r} failed: {request.error}")
+        return [Generation(list(request.output), request.finish_reason) for request in requests]
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Iterator[int]:
+        """The tokens after a prompt, each as soon as it is known. Who stops listening aborts the request.
+
+        Raises:
+            ValueError: as :meth:`add`, at once.
+            RuntimeError: the request failed.
+        """
+        return self._stream(self.requests[self.add(prompt, params)])
+
+    def _stream(self, request: Request) -> Iterator[int]:
+        given = 0
+        try:
+            while given < len(request.output) or request.status is not Status.FINISHED:
+                if given == len(request.output):
+                    self.step()
+                else:
+                    yield request.output[given]
+                    given += 1
+            if request.error is not None:
+                raise RuntimeError(f"request {request.id!r} failed: {request.error}")
+        finally:
+            if request.status is not Status.FINISHED:
+                self.abort(request.id)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start (requests, how they ended, tokens, steps, preemptions) and what there is now."""
+        return dict(self._totals) | {
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "blocks_used": self.manager.num_used,
+            "blocks_free": self.manager.num_free,
+        }
