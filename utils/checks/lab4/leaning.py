@@ -29,14 +29,14 @@ READY_MADE = (
 _OURS = ("solutions", "utils.transformer_math", "utils.checks", "utils.schedules.one_f_one_b", "utils.schedules.orders")
 
 
-def leans_on(functions: Sequence[Callable]) -> list[str]:
+def leans_on(functions: Sequence[Callable], ready_made: Sequence[str] = (*READY_MADE, *_OURS)) -> list[str]:
     """Ready-made solutions that the source of these functions names: ``zero1.py, line 7: torch.distributed.optim``.
 
     Looks through the whole module of a function, and through modules of the same package that it imports.
     """
     found: list[str] = []
     for name, text in _sources(functions).items():
-        found += [f"{name}, line {line}: {module}" for line, module in _uses(text) if module not in found]
+        found += [f"{name}, line {line}: {module}" for line, module in _uses(text, ready_made) if module not in found]
     return found
 
 
@@ -69,13 +69,19 @@ def _with_relatives(file: Path, texts: dict[str, str]) -> None:
             _with_relatives(file.parent / f"{node.module.split('.')[0]}.py", texts)
 
 
-def _uses(text: str) -> list[tuple[int, str]]:
+def _uses(text: str, ready_made: Sequence[str]) -> list[tuple[int, str]]:
     """Line and name of each ready-made module that is imported or named."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return []
-    aliases = {"torch": "torch", "dist": "torch.distributed", "nn": "torch.nn", "schedules": "utils.schedules"}
+    aliases = {
+        "torch": "torch",
+        "dist": "torch.distributed",
+        "nn": "torch.nn",
+        "schedules": "utils.schedules",
+        "serving": "utils.serving",
+    }
     found = []
     for node in ast.walk(tree):
         names = []
@@ -85,12 +91,12 @@ def _uses(text: str) -> list[tuple[int, str]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             names = [_dotted(node, aliases)]
-        found += [(node.lineno, name) for name in names if name and _ready_made(name)]
+        found += [(node.lineno, name) for name in names if name and _belongs(name, ready_made)]
     return found
 
 
-def _ready_made(name: str) -> bool:
-    return any(name == module or name.startswith(module + ".") for module in (*READY_MADE, *_OURS))
+def _belongs(name: str, ready_made: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in ready_made)
 
 
 def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
