@@ -17,8 +17,11 @@ from pathlib import Path
 from utils.serving.config import FAMILIES, ConfigError, ModelConfig, RopeScaling
 from utils.serving.generate import Generation, SamplingParams, generate, probabilities, sample, stream
 from utils.serving.load import CheckpointError, load_model, save_model
+from utils.serving.metrics import Report, RequestRecord
 from utils.serving.model import Attend, Decoder, KVCache, attend_causally, causal_attention
+from utils.serving.play import play
 from utils.serving.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from utils.serving.workload import TimedRequest, Workload
 
 #: The models that come with the course: ``MODELS / "target"`` and ``MODELS / "draft"``, which share one tokenizer.
 MODELS = Path(__file__).parent / "models"
@@ -33,15 +36,20 @@ __all__ = [
     "Generation",
     "KVCache",
     "ModelConfig",
+    "Report",
+    "RequestRecord",
     "RopeScaling",
     "SamplingParams",
     "StreamDecoder",
+    "TimedRequest",
     "Tokenizer",
+    "Workload",
     "attend_causally",
     "causal_attention",
     "generate",
     "load_model",
     "load_tokenizer",
+    "play",
     "probabilities",
     "sample",
     "save_model",
