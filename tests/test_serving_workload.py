@@ -1,7 +1,9 @@
 """Workloads: drawn at random, recorded, and played in real and in simulated time."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,9 +179,9 @@ def test_an_empty_or_disordered_trace_is_refused(tmp_path):
 
 @dataclass
 class Step:
-    batch: int
-    used: int
-    free: int
+    chunks: list
+    blocks_used: int
+    blocks_free: int
 
 
 @dataclass
@@ -195,10 +197,10 @@ class Said:
 class Counting:
     """An engine of two slots that gives each request a token a step."""
 
-    max_batch: int = 2
+    scheduler: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_batch=2))
     waiting: list = field(default_factory=list)
     running: list = field(default_factory=list)
-    history: list = field(default_factory=list)
+    history: deque = field(default_factory=lambda: deque(maxlen=2))
 
     def add(self, prompt, params=None, id=None):
         if len(prompt) > 8:
@@ -211,9 +213,9 @@ class Counting:
         return bool(self.waiting or self.running)
 
     def step(self):
-        while self.waiting and len(self.running) < self.max_batch:
+        while self.waiting and len(self.running) < self.scheduler.max_batch:
             self.running.append(self.waiting.pop(0))
-        self.history.append(Step(len(self.running), len(self.running), 8 - len(self.running)))
+        self.history.append(Step(list(self.running), len(self.running), 8 - len(self.running)))
         for request in self.running:
             request[1] -= 1
         said = [Said(id, [5], not left, None if left else "length") for id, left in self.running]
@@ -240,7 +242,7 @@ def test_simulated_time_passes_only_in_steps_and_in_waiting_for_requests():
 
 
 def test_a_step_can_cost_what_it_holds():
-    report = play(Counting(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: s.batch / 10, progress=False)
+    report = play(Counting(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: len(s.chunks) / 10, progress=False)
     assert report.requests[1].token_times == pytest.approx((0.2, 0.3, 0.4))
 
 
@@ -262,5 +264,5 @@ def test_real_time_is_the_clocks(capsys):
 def test_an_engine_that_never_does_its_work_is_not_waited_for():
     engine = Counting()
     engine.step = list
-    with pytest.raises(RuntimeError, match="a step did nothing"):
+    with pytest.raises(RuntimeError, match="its steps do nothing"):
         play(engine, requests((0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)

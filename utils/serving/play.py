@@ -23,18 +23,31 @@ class Output(Protocol):
     error: str | None
 
 
+class StepEntry(Protocol):
+    """What an engine notes of a step: the chunks that went through the model, one a request, and its KV blocks."""
+
+    chunks: Sequence[Any]
+    blocks_used: int
+    blocks_free: int
+
+
 class ServingEngine(Protocol):
-    """What a client needs of an engine. ``add`` raises ValueError for a request that can never be served, and another
-    exception when it is full; ``history`` holds one entry a step."""
+    """What a client needs of an engine.
 
-    history: Sequence[Any]
-    has_work: bool
+    ``add`` raises ValueError for a request that can never be served, and RuntimeError when it can take none now;
+    ``abort`` says whether there was such a request; ``history`` holds an entry for each of the last steps.
+    """
 
-    def add(self, prompt: Sequence[int], params: SamplingParams | None = None, id: str | None = None) -> str: ...
+    history: Sequence[StepEntry]
 
-    def abort(self, id: str) -> None: ...
+    @property
+    def has_work(self) -> bool: ...
 
-    def step(self) -> list[Any]: ...
+    def add(self, prompt: Sequence[int], params: SamplingParams | None = None, *, id: str | None = None) -> str: ...
+
+    def abort(self, id: str) -> bool: ...
+
+    def step(self) -> list[Output]: ...
 
 
 class _Seen:
@@ -59,13 +72,13 @@ def play(
     engine: ServingEngine,
     workload: Workload,
     *,
-    step_seconds: Callable[[Any], float] | None = None,
+    step_seconds: Callable[[StepEntry], float] | None = None,
     progress: bool = True,
 ) -> Report:
     """Give an engine the requests of a workload at their times, step it until all are over, and report.
 
     Args:
-        engine: with nothing to do yet.
+        engine: with nothing to do yet; the places in its batch are ``engine.scheduler.max_batch``, if it has that.
         workload: its ids are given to the engine.
         step_seconds: None plays in real time. Otherwise time is simulated: the seconds that a step takes, of its entry
             in ``engine.history``; ``lambda step: 1.0`` counts in iterations.
@@ -74,11 +87,12 @@ def play(
     Requests that the engine refuses are recorded with ``finish_reason == "error"`` and its message.
 
     Raises:
-        RuntimeError: the engine has requests, but nothing to do.
+        RuntimeError: the engine says that it has work, and does none.
     """
     seen = {request.id: _Seen(request) for request in workload}
     coming = list(workload)[::-1]
-    start, simulated, busy, steps = time.perf_counter(), 0.0, 0.0, 0
+    start, simulated, busy, steps, idle = time.perf_counter(), 0.0, 0.0, 0, 0
+    slots = getattr(getattr(engine, "scheduler", None), "max_batch", None)
     shares: list[tuple[float, dict[str, float]]] = []
 
     def now() -> float:
@@ -99,15 +113,20 @@ def play(
                 elif coming:
                     time.sleep(max(0.0, coming[-1].arrival - now()))
                 continue
-            before, known = now(), len(engine.history)
+            before, known = now(), _last(engine)
             outputs = engine.step()
-            if step_seconds and len(engine.history) > known:
-                simulated += step_seconds(engine.history[-1])
-            elif not outputs and len(engine.history) == known:
-                raise RuntimeError(f"the engine says it has work, but a step did nothing (after {steps} steps)")
+            entry = _last(engine)
+            idle = 0 if outputs or (entry is not known and entry.chunks) else idle + 1
+            if idle > 2:
+                raise RuntimeError(f"the engine says it has work, but its steps do nothing (after {steps} steps)")
+            if entry is known:  # it had only ends to report
+                entry = None
+            elif step_seconds:
+                simulated += step_seconds(entry)
             after = now()
-            steps, busy = steps + 1, busy + after - before
-            shares.append((after - before, _shares(engine)))
+            if entry is not None:
+                steps, busy = steps + 1, busy + after - before
+                shares.append((after - before, _shares(entry, slots)))
             for output in outputs:
                 client = seen[output.id]
                 client.times += [after] * len(output.new_tokens)
@@ -119,17 +138,16 @@ def play(
     return Report(records, duration, steps, busy, _averages(shares))
 
 
-def _shares(engine: ServingEngine) -> dict[str, float]:
-    """Shares of the batch's slots and of the KV blocks that the last step used, where the engine says so."""
-    if not engine.history:
-        return {}
-    step, shares = engine.history[-1], {}
-    batch, most = getattr(step, "batch", None), getattr(engine, "max_batch", None)
-    if batch is not None and most:
-        shares["slots"] = batch / most
-    used, free = getattr(step, "used", None), getattr(step, "free", None)
-    if used is not None and free is not None and used + free:
-        shares["blocks"] = used / (used + free)
+def _last(engine: ServingEngine) -> StepEntry | None:
+    """The newest entry of the engine's history."""
+    return engine.history[-1] if engine.history else None
+
+
+def _shares(step: StepEntry, slots: int | None) -> dict[str, float]:
+    """Shares of the batch's places and of the KV blocks that a step used."""
+    shares = {"slots": len(step.chunks) / slots} if slots else {}
+    if step.blocks_used + step.blocks_free:
+        shares["blocks"] = step.blocks_used / (step.blocks_used + step.blocks_free)
     return shares
 
 
