@@ -113,6 +113,15 @@ _GPT = dict.fromkeys(("parameters", "layers", "heads", "hidden", "vocabulary", "
 #: Kind of collective -> calls of one step on rank 0, elements of their full tensors, bytes.
 _COLLECTIVES = {str: {"calls": SIZE, "elements": COUNT, "bytes": COUNT}}
 _SPAN = {"lane": TEXT, "phase": TEXT, "name": TEXT, "start": NOT_NEGATIVE, "end": POSITIVE, "kernels": SIZE}
+#: Decode attention of a few sequences, in parts and in one.
+_SPLIT = {
+    "batch": SIZE,
+    "context": SIZE,
+    "bytes": SIZE,
+    "splits": SIZE,
+    "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+    **RATIO,
+}
 
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
@@ -566,5 +575,22 @@ LAYOUTS: dict[str, object] = {
                 **RATIO,
             }
         ],
+    },
+    # ---- notebook 12 ----
+    "paged_attention": {
+        "dtype": TEXT,
+        "shape": {"heads": SIZE, "kv_heads": SIZE, "head_dim": SIZE, "block_size": SIZE},
+        "batched": {
+            "batch": SIZE,
+            "context": SIZE,
+            "bytes": SIZE,
+            "splits": SIZE,
+            "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+            "of_copy": RATIO,
+            "over_gathered": RATIO,
+        },
+        "long": _SPLIT,
+        "points": [_SPLIT],
+        "by_splits": [{"splits": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
     },
 }

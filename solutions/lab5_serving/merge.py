@@ -13,7 +13,7 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_ls", "stride_lh", "heads", "parts"])
 def merge_parts_kernel(
     outputs_ptr, logsumexps_ptr, o_ptr,
     stride_is, stride_ih, stride_ip, stride_id, stride_ls, stride_lh, stride_lp, stride_os, stride_oh, stride_od,

@@ -46,7 +46,7 @@ def load_tokens(
     return tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_bs", "parts"])
 def paged_decode_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, o_ptr, lse_ptr,
     stride_qs, stride_qh, stride_qd, stride_kb, stride_kt, stride_kg, stride_kd,

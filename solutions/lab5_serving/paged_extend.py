@@ -31,7 +31,7 @@ def sequence_of(slot, query_starts_ptr, stride_s, S, BLOCK_Q: tl.constexpr):
     return low, slot - (begin // BLOCK_Q + low), begin
 
 
-@triton.jit(do_not_specialize=["S"])
+@triton.jit(do_not_specialize=["stride_bs", "S"])
 def paged_extend_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, query_starts_ptr, context_lens_ptr, o_ptr,
     stride_qt, stride_qh, stride_qd, stride_kb, stride_kt, stride_kg, stride_kd,
