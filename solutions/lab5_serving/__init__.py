@@ -8,6 +8,9 @@ from .engine import Engine, EngineFull, StepRecord
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
 from .scheduler import Chunk, Scheduler, StaticScheduler, Step
+from .speculative import draw, residual, speculative_sample, verify
+from .speculative_decoding import Round, SpeculativeGeneration, speculative_generate, speculative_rounds
+from .speculative_engine import SpeculativeEngine
 
 __all__ = [
     "BlockManager",
@@ -18,9 +21,18 @@ __all__ = [
     "OutOfBlocks",
     "Request",
     "RequestOutput",
+    "Round",
     "Scheduler",
+    "SpeculativeEngine",
+    "SpeculativeGeneration",
     "StaticScheduler",
     "Status",
     "Step",
     "StepRecord",
+    "draw",
+    "residual",
+    "speculative_generate",
+    "speculative_rounds",
+    "speculative_sample",
+    "verify",
 ]
