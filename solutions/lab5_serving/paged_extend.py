@@ -16,7 +16,7 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def sequence_of(slot, query_starts_ptr, stride_s, S, BLOCK_Q: tl.constexpr):
-    """Sequence to which a program belongs, and the program's tile of it.
+    """Sequence to which a program belongs, the program's tile of it, and its first query and number of queries.
 
     Sequence s has the programs from ``query_starts[s] // BLOCK_Q + s`` on: as many as it has tiles, or a few more. So a
     program finds its place without anybody counting tiles beforehand.
@@ -28,7 +28,8 @@ def sequence_of(slot, query_starts_ptr, stride_s, S, BLOCK_Q: tl.constexpr):
         low = tl.where(first <= slot, middle, low)
         high = tl.where(first <= slot, high, middle)
     begin = tl.load(query_starts_ptr + low * stride_s).to(tl.int32)
-    return low, slot - (begin // BLOCK_Q + low), begin
+    count = tl.load(query_starts_ptr + (low + 1) * stride_s).to(tl.int32) - begin
+    return low.to(tl.int64), slot - (begin // BLOCK_Q + low), begin, count
 
 
 @triton.jit(do_not_specialize=["stride_bs", "S"])
@@ -46,10 +47,8 @@ def paged_extend_kernel(
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED
     key_head = tl.program_id(0)
-    sequence, tile, begin = sequence_of(tl.program_id(1), query_starts_ptr, stride_ss, S, BLOCK_Q)
-    count = tl.load(query_starts_ptr + (sequence + 1) * stride_ss).to(tl.int32) - begin
+    sequence, tile, begin, count = sequence_of(tl.program_id(1), query_starts_ptr, stride_ss, S, BLOCK_Q)
     if tile * BLOCK_Q < count:
-        sequence = sequence.to(tl.int64)
         length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
         query = tile * BLOCK_Q + tl.arange(0, BLOCK_M) // PADDED  # in the chunk, whose last query sees the last token
         member = tl.arange(0, BLOCK_M) % PADDED
