@@ -9,8 +9,7 @@ together ("selective batching", Yu et al. 2022, section 4.2). Attention reads ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,39 +17,14 @@ from torch import Tensor
 
 from utils.serving import Decoder
 
+from .batch import Batch, Layout, Staging, TableRows, assemble, table_width
+from .cuda_graphs import CudaRecorder, DecodeGraphs, buckets
+
 if TYPE_CHECKING:
     from .block_manager import BlockManager
     from .scheduler import Step
 
 ATTENTIONS = ("triton", "torch")
-ROWS = ("last", "all")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A step as tensors on the model's device; ``rows``: which of the T positions want logits."""
-
-    tokens: Tensor  # (T,) int64
-    positions: Tensor  # (T,) int64
-    slots: Tensor  # (T,) int64: where each token's keys and values go
-    block_tables: Tensor  # (S, most blocks) int32, padded with 0
-    query_starts: Tensor  # (S + 1,) int32
-    context_lens: Tensor  # (S,) int32: tokens in the cache after this step's are written
-    rows: Tensor  # (R,) int64
-
-
-def known_tokens(request: object, start: int, count: int) -> list[int]:
-    """Tokens ``start .. start + count`` of a request's prompt and output, without joining the two.
-
-    Raises:
-        ValueError: the request does not have them yet.
-    """
-    prompt, output, end = request.prompt, request.output, start + count
-    if not 0 <= start < end <= len(prompt) + len(output):
-        raise ValueError(f"request {request.id!r} has {len(prompt) + len(output)} tokens, a chunk wants {start}..{end}")
-    if start >= len(prompt):
-        return output[start - len(prompt) : end - len(prompt)]
-    return [*prompt[start:end], *output[: max(0, end - len(prompt))]]
 
 
 class ModelRunner:
@@ -60,11 +34,15 @@ class ModelRunner:
         model: in evaluation mode, on the device that it runs on.
         num_blocks: blocks of the cache.
         block_size: token slots of a block.
-        attention: ``"triton"`` (the kernels of this lab), ``"torch"`` (plain PyTorch); None: triton on a GPU.
-        cuda_graphs: replay decode steps as CUDA graphs; None: on a GPU.
+        attention: ``"triton"`` (the kernels of this lab) or ``"torch"`` (plain PyTorch); None: triton on a GPU.
+        fused: run the layers by :class:`.fused_decoder.FusedDecoder`, which moves the model's weights together, instead
+            of by the model itself; None: on a GPU.
+        cuda_graphs: run decode steps in the buckets of :class:`.cuda_graphs.DecodeGraphs`, which on a GPU are CUDA
+            graphs; None: on a GPU.
 
     Attributes:
-        key_cache, value_cache: (L, num_blocks, block_size, G, D) of the model's dtype.
+        key_cache, value_cache: (L, num_blocks, block_size, G, D) of the model's dtype. In memory a head's tokens of a
+            block lie together.
 
     Raises:
         ValueError: an attention that is not one of ``ATTENTIONS``, sizes below 1.
@@ -77,42 +55,79 @@ class ModelRunner:
         block_size: int = 16,
         *,
         attention: str | None = None,
+        fused: bool | None = None,
         cuda_graphs: bool | None = None,
     ) -> None:
         for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
-        attention = attention or ("triton" if model.device.type == "cuda" else "torch")
+        on_gpu = model.device.type == "cuda"
+        attention = attention or ("triton" if on_gpu else "torch")
         if attention not in ATTENTIONS:
             raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
         self.model, self.num_blocks, self.block_size, self.attention = model, num_blocks, block_size, attention
         config = model.config
-        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.key_cache, self.value_cache = (
-            torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2)
+            torch.zeros(shape, dtype=model.dtype, device=model.device).transpose(2, 3) for _ in range(2)
         )
+        self._fused = None
+        if on_gpu if fused is None else fused:
+            from .fused_decoder import FusedDecoder
+
+            self._fused = FusedDecoder(model, min(config.max_seq_len, num_blocks * block_size))
+        self._tables, self._staging = TableRows(), Staging(model.device)
+        self.graphs = None
+        if on_gpu if cuda_graphs is None else cuda_graphs:
+            self.graphs = DecodeGraphs(self.compute, self._staging, *([CudaRecorder()] if on_gpu else []))
 
     @torch.no_grad()
     def run(self, step: Step, manager: BlockManager, rows: str = "last") -> Tensor:
-        """Compute a step: copies its blocks, writes its keys and values, returns logits, (R, V).
+        """Compute a step: copies its blocks, writes its keys and values, returns logits (R, V) without waiting.
+
+        The logits of a decode step are valid until the next step is run (see :meth:`.cuda_graphs.DecodeGraphs.run`).
 
         Args:
-            step: what the scheduler chose; ``manager`` has blocks for all of it.
-            rows: ``"last"``: the last position of each chunk that ends its request's known tokens, in the order of
-                ``step.chunks``; ``"all"``: every position of the step, chunk after chunk.
+            step: what the scheduler chose; ``manager`` has slots for all of it.
+            rows: ``"last"``: of each chunk that ends what is known of its request, the positions whose next token is
+                wanted, the last token's and those of a draft, in the order of ``step.chunks``. ``"all"``: every
+                position, chunk after chunk.
 
         Raises:
             ValueError: another ``rows``, a chunk of tokens that its request does not have.
         """
-        if rows not in ROWS:
-            raise ValueError(f"rows must be one of {', '.join(ROWS)}, got {rows!r}")
         self.copy_blocks(step.copies)
         if not step.chunks:
-            return torch.empty(0, self.model.config.vocab_size, dtype=self.model.dtype, device=self.model.device)
-        batch = self.batch(step, manager, rows)
-        hidden = self.model.hidden(batch.tokens, batch.positions, self._attend(batch))
+            return self.model.lm_head.weight.new_empty(0, self.model.config.vocab_size)
+        arrays, decode = assemble(step.chunks, manager, self._tables, rows)
+        if decode and self.graphs is not None:
+            return self.graphs.run(arrays)
+        layout = Layout.of(arrays)
+        return self.compute(layout.unpack(self._staging.send(arrays, layout), decode))
+
+    @torch.no_grad()
+    def compute(self, batch: Batch) -> Tensor:
+        """Logits (R, V) of a batch on the device."""
+        decode, extend, write = self._kernels()
+        keys, values = self.key_cache, self.value_cache
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            cache = keys[layer], values[layer], batch.block_tables
+            if batch.decode:
+                return decode(q, *cache, batch.context_lens)
+            return extend(q, *cache, batch.query_starts, batch.context_lens)
+
+        if self._fused is not None:
+            return self._fused.logits(batch, keys, values, attend)
+
+        def write_and_attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            write(k, v, keys[layer], values[layer], batch.slots)
+            return attend(layer, q)
+
+        hidden = self.model.hidden(batch.tokens, batch.positions, write_and_attend)
         return self.model.logits(hidden[batch.rows])
 
+    @torch.no_grad()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks of keys and values in all layers, (source, target) each: copy-on-write."""
         if not pairs:
@@ -121,48 +136,24 @@ class ModelRunner:
         for cache in (self.key_cache, self.value_cache):
             cache[:, targets] = cache[:, sources]
 
-    def batch(self, step: Step, manager: BlockManager, rows: str = "last") -> Batch:
-        """The tensors of a step."""
-        tokens, positions, slots, tables, lengths, wanted, starts = [], [], [], [], [], [], [0]
-        for chunk in step.chunks:
-            request, end = chunk.request, chunk.start + chunk.count
-            tokens += known_tokens(request, chunk.start, chunk.count)
-            positions += range(chunk.start, end)
-            table = manager.table(request.id)
-            slots += [
-                table[p // self.block_size] * self.block_size + p % self.block_size for p in range(chunk.start, end)
-            ]
-            tables.append(table)
-            lengths.append(end)
-            starts.append(starts[-1] + chunk.count)
-            if rows == "all":
-                wanted += range(starts[-2], starts[-1])
-            elif end == len(request.prompt) + len(request.output):
-                wanted.append(starts[-1] - 1)
-        width = max(map(len, tables))
-        padded = [[*table, *[0] * (width - len(table))] for table in tables]
-        device = self.model.device
-        return Batch(
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
-            torch.tensor(slots, device=device),
-            torch.tensor(padded, dtype=torch.int32, device=device),
-            torch.tensor(starts, dtype=torch.int32, device=device),
-            torch.tensor(lengths, dtype=torch.int32, device=device),
-            torch.tensor(wanted, dtype=torch.int64, device=device),
-        )
+    def warm_up(self, max_batch: int, max_tokens: int) -> None:
+        """Record the graphs of decode steps of up to ``max_batch`` sequences ahead of the first one that needs them.
 
-    def _attend(self, batch: Batch):
-        """The :data:`utils.serving.Attend` of one step."""
-        if self.attention == "triton":
-            from .cache_write import write_kv
-            from .paged_extend import paged_attention_extend
+        Args:
+            max_tokens: of a sequence. Steps whose longest one has less than half of them are narrower and recorded when
+                they come.
+        """
+        if self.graphs is not None:
+            width = table_width(-(-max_tokens // self.block_size))
+            for sequences in buckets(max_batch):
+                self.graphs.prepare(sequences, width)
+
+    def _kernels(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]:
+        """What attends to one new token a sequence, to chunks of them, and what writes keys and values."""
+        if self.attention == "torch":
+            from .attention_torch import paged_attention_decode, paged_attention_extend, write_kv
         else:
-            from .attention_torch import paged_attention_extend, write_kv
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.key_cache[layer], self.value_cache[layer]
-            write_kv(k, v, keys, values, batch.slots)
-            return paged_attention_extend(q, keys, values, batch.block_tables, batch.query_starts, batch.context_lens)
-
-        return attend
+            from .cache_write import write_kv
+            from .paged_decode import paged_attention_decode
+            from .paged_extend import paged_attention_extend
+        return paged_attention_decode, paged_attention_extend, write_kv
