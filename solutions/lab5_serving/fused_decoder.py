@@ -1,6 +1,7 @@
 """The decoder of :mod:`utils.serving` for a GPU that serves: the same weights, a third of the launches.
 
-Letters: T tokens, R rows of logits, C hidden size, H query heads, G key and value heads, D head dimension, V vocabulary.
+Letters: T tokens, R rows of logits, C hidden size, H query heads, G key and value heads, D head dimension, V
+vocabulary.
 
 Queries, keys and values come from one matrix product, gates and ups from another, and what lies between the products is
 done by the kernels of :mod:`.fused_layers`: nine launches a layer. The last norm and the head see only the rows whose
