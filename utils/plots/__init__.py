@@ -10,6 +10,7 @@ from utils.plots.overlap import Overlap, StreamSpan, overlap_of, overlap_timelin
 from utils.plots.parallel import memory_over_ranks, mesh_plot, state_bars
 from utils.plots.roofline import Ceilings, Point, roofline_plot
 from utils.plots.schedule import bubble_plot, in_flight_plot, pipeline_timeline
+from utils.plots.serving import SlotGrid, pool_animation, ragged_batch, reservation_plot, slot_timeline, slots_of
 from utils.plots.show import png, show
 from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
@@ -34,6 +35,7 @@ __all__ = [
     "Pattern",
     "Point",
     "Series",
+    "SlotGrid",
     "Span",
     "StreamSpan",
     "Table",
@@ -60,8 +62,13 @@ __all__ = [
     "overlap_timeline",
     "pipeline_timeline",
     "png",
+    "pool_animation",
+    "ragged_batch",
+    "reservation_plot",
     "roofline_plot",
     "show",
+    "slot_timeline",
+    "slots_of",
     "sm_waves",
     "sm_waves_animation",
     "state_bars",

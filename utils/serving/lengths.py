@@ -38,6 +38,12 @@ def uniform(low: int, high: int) -> Draw:
     return lambda rng, count: rng.integers(low, high + 1, count)
 
 
+def geometric(mean: float) -> Draw:
+    """An answer that ends after each token with probability ``1 / mean``, however long it is already."""
+    _at_least("mean", mean, 1)
+    return lambda rng, count: rng.geometric(1 / mean, count)
+
+
 def lognormal(mean: float, variation: float, *, longest: int | None = None) -> Draw:
     """Many short lengths and a few long ones: the logarithm is normally distributed.
 
