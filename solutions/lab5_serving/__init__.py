@@ -4,7 +4,8 @@ Edit the modules beside this file; the notebook explains the exercises and check
 """
 
 from .block_manager import BlockManager, OutOfBlocks
-from .engine import Engine, EngineFull, StepRecord
+from .engine import Engine, EngineFull
+from .history import StepRecord
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
 from .scheduler import Chunk, Scheduler, StaticScheduler, Step

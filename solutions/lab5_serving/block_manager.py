@@ -1,43 +1,36 @@
-"""Which request's keys and values are in which block of the cache (exercise 5.2).
+"""Which sequence's keys and values are in which blocks of the cache (exercise 5.2).
 
-The cache is a pool of `num_blocks` blocks of `block_size` token slots. A sequence holds a *block table*, the list of
-its blocks in order, so its memory need not lie in one piece: at most `block_size - 1` slots of a sequence are unused
-(Kwon et al. 2023, section 4). A block may stand in several tables, of sequences with the same beginning; its
-*references* count them. Everything here is integers: the keys and values themselves belong to the model runner.
+The cache is a pool of blocks of `block_size` token slots. A sequence has a *block table*, the list of its blocks in
+order, so its memory need not lie in one piece, and less than one block of it is unused (Kwon et al. 2023, section 4).
+A block may stand in several tables, of sequences with the same beginning; its *references* count them.
+
+Everything here is integers: the keys and values themselves belong to the model runner.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
-
-class OutOfBlocks(RuntimeError):
-    """The pool has fewer free blocks than asked for. Nothing was changed."""
+from .block_pool import BlockPool, OutOfBlocks, prefix_digest
 
 
 @dataclass(slots=True)
 class Sequence:
-    """What the manager knows of one sequence: its tokens, its blocks, and the digests of those full and written."""
+    """What the manager knows of a sequence: its tokens, its block table, and the digests of its committed blocks."""
 
     tokens: list[int]
     blocks: list[int]
-    digests: list[bytes] = field(default_factory=list)
+    digests: list[bytes]
 
 
 class BlockManager:
-    """Hands out blocks, counts references, and finds blocks that already hold a prompt's beginning.
+    """Gives sequences their blocks, and finds blocks that already hold a prompt's beginning.
 
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens in a block.
         prefix_caching: look for reusable blocks; without it every sequence computes all of its tokens.
-
-    A free block is either empty or still holds a prefix that somebody may ask for. Empty ones are taken first, then
-    the one that was given back longest ago.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, prefix_caching: bool = True) -> None:
@@ -45,140 +38,87 @@ class BlockManager:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
-        self._sequences: dict[str, Sequence] = {}
-        self._references = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # the next to be taken first
-        self._block_of: dict[bytes, int] = {}  # digest of a prefix that ends with a full block -> that block
-        self._digest_of: list[bytes | None] = [None] * num_blocks  # the same, the other way round
-
-    # ---- what there is -------------------------------------------------------------------------------------------
+        self.pool = BlockPool(num_blocks)
+        self.sequences: dict[str, Sequence] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken, those that hold a reusable prefix included."""
-        return len(self._free)
+        """Blocks that can be taken, those that still hold a reusable prefix included."""
+        return self.pool.num_free
 
     @property
     def num_used(self) -> int:
         """Blocks that stand in at least one table."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.pool.num_free
 
-    @property
-    def ids(self) -> list[str]:
-        """The sequences that hold blocks, oldest first."""
-        return list(self._sequences)
+    def references(self, block: int) -> int:
+        """How many tables hold a block."""
+        return self.pool.references[block]
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens fill, the last one perhaps in part."""
+        """Blocks that so many tokens take, the last one perhaps not full."""
         return -(-num_tokens // self.block_size)
 
     def table(self, id: str) -> list[int]:
         """The block table of a sequence: the list itself, to be read only."""
-        return self._sequence(id).blocks
+        return self.sequence(id).blocks
 
     def length(self, id: str) -> int:
-        """Tokens of a sequence that have a slot."""
-        return len(self._sequence(id).tokens)
-
-    def references(self, block: int) -> int:
-        """Tables that hold the block."""
-        return self._references[block]
+        """How many tokens of a sequence have a slot."""
+        return len(self.sequence(id).tokens)
 
     def slot(self, id: str, position: int) -> int:
-        """Where in the cache a token's keys and values are: `block * block_size + offset`."""
-        sequence = self._sequence(id)
+        """Where in the cache a token's keys and values are: `block * block_size + offset`.
+
+        Raises:
+            IndexError: no slot has been given to that position.
+        """
+        sequence = self.sequence(id)
         if not 0 <= position < len(sequence.tokens):
-            raise IndexError(f"sequence {id!r} has slots for {len(sequence.tokens)} tokens, none at {position}")
+            raise IndexError(f"sequence {id!r} has slots for {len(sequence.tokens)} tokens, none for token {position}")
         return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _sequence(self, id: str) -> Sequence:
+    def sequence(self, id: str) -> Sequence:
+        """The entry of a sequence.
+
+        Raises:
+            KeyError: it has none: never allocated, or freed already.
+        """
         try:
-            return self._sequences[id]
+            return self.sequences[id]
         except KeyError:
             raise KeyError(f"no sequence {id!r} holds blocks: never allocated, or freed already") from None
 
-    # ---- taking and giving back one block ------------------------------------------------------------------------
+    # ---- a sequence begins ---------------------------------------------------------------------------------------
 
-    def _take(self) -> int:
-        """A free block, for its first reference. What it held is forgotten."""
-        if not self._free:
-            raise OutOfBlocks(f"all {self.num_blocks} blocks are in use")
-        block, _ = self._free.popitem(last=False)
-        self._forget(block)
-        self._references[block] = 1
-        return block
+    def cached_prefix(self, tokens: list[int]) -> tuple[list[int], list[bytes]]:
+        """Blocks that hold the longest known beginning of `tokens`, whole blocks only, and their digests.
 
-    def _share(self, block: int) -> None:
-        """One more table holds the block; a free one that holds a prefix comes back into use."""
-        if self._references[block] == 0:
-            del self._free[block]
-        self._references[block] += 1
-
-    def _give_back(self, block: int) -> None:
-        """One table less holds the block. The last one frees it: to the end of the line if its prefix can be reused."""
-        self._references[block] -= 1
-        if self._references[block] == 0:
-            self._free[block] = None
-            if self._digest_of[block] is None:
-                self._free.move_to_end(block, last=False)
-
-    def _forget(self, block: int) -> None:
-        """The block's content is about to change: nobody may find it as a prefix any more."""
-        digest, self._digest_of[block] = self._digest_of[block], None
-        if digest is not None:
-            del self._block_of[digest]
-
-    # ---- prefixes ------------------------------------------------------------------------------------------------
-
-    def _digest(self, before: bytes, tokens: Tokens[int]) -> bytes:
-        """A name for a prefix: of the block's tokens *and* all before them, since keys and values depend on both.
-
-        A cryptographic hash, so that no two prefixes share a name and nobody can make one that is another's.
+        The last token is left out: one at least has to go through the model, to give the logits of the next.
         """
-        return hashlib.blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
-
-    def _find(self, tokens: Tokens[int]) -> list[int]:
-        """Blocks that hold the longest beginning of `tokens` in whole blocks, the last token always left out.
-
-        One token at least has to go through the model: its logits are what the next token is chosen from.
-        """
-        found: list[int] = []
+        blocks: list[int] = []
+        digests: list[bytes] = []
         digest = b""
-        if self.prefix_caching:
-            for end in range(self.block_size, len(tokens), self.block_size):
-                digest = self._digest(digest, tokens[end - self.block_size : end])
-                if digest not in self._block_of:
-                    break
-                found.append(self._block_of[digest])
-        return found
+        for end in range(self.block_size, len(tokens) if self.prefix_caching else 0, self.block_size):
+            digest = prefix_digest(digest, tokens[end - self.block_size : end])
+            block = self.pool.find(digest)
+            if block is None:
+                break
+            blocks.append(block)
+            digests.append(digest)
+        return blocks, digests
 
-    def commit(self, id: str, computed: int) -> None:
-        """The keys and values of the first `computed` tokens are written: their full blocks may be reused from now on.
+    def blocks_needed(self, tokens: list[int], cached: list[int]) -> int:
+        """Free blocks that :meth:`allocate` takes: those to be computed, and the `cached` ones that no table holds."""
+        idle = sum(self.pool.references[block] == 0 for block in cached)
+        return self.blocks_for(len(tokens)) - len(cached) + idle
 
-        Not earlier: a block that is found before it is written would be read while it holds somebody else's values.
-        """
-        sequence = self._sequence(id)
-        if computed > len(sequence.tokens):
-            raise ValueError(f"sequence {id!r} has slots for {len(sequence.tokens)} tokens, not for {computed}")
-        while self.prefix_caching and (len(sequence.digests) + 1) * self.block_size <= computed:
-            index = len(sequence.digests)
-            block, start = sequence.blocks[index], index * self.block_size
-            before = sequence.digests[-1] if sequence.digests else b""
-            digest = self._digest(before, sequence.tokens[start : start + self.block_size])
-            sequence.digests.append(digest)
-            if digest not in self._block_of:  # two sequences may have computed the same prefix side by side
-                self._block_of[digest], self._digest_of[block] = block, digest
-
-    # ---- sequences (exercise 5.2) --------------------------------------------------------------------------------
-
-    def can_allocate(self, tokens: Tokens[int], reserve: int = 0) -> bool:
+    def can_allocate(self, tokens: list[int], reserve: int = 0) -> bool:
         """Whether :meth:`allocate` would succeed and leave `reserve` blocks free."""
-        found = self._find(tokens)
-        idle = sum(self._references[block] == 0 for block in found)  # found, but among the free ones
-        return self.blocks_for(len(tokens)) - len(found) + idle + reserve <= self.num_free
+        return self.blocks_needed(tokens, self.cached_prefix(tokens)[0]) + reserve <= self.num_free
 
-    def allocate(self, id: str, tokens: Tokens[int]) -> int:
-        """Give a new sequence blocks for all of `tokens`, those of a known beginning shared.
+    def allocate(self, id: str, tokens: list[int]) -> int:
+        """Give a new sequence a table of blocks for all of `tokens`; blocks of a known beginning are shared.
 
         Returns:
             How many tokens are in the cache already: a multiple of `block_size`, less than `len(tokens)`.
@@ -187,39 +127,58 @@ class BlockManager:
             OutOfBlocks: too few free blocks; nothing has changed.
             ValueError: no tokens, or `id` holds blocks already.
         """
-        if id in self._sequences:
-            raise ValueError(f"sequence {id!r} holds blocks already; free it first")
+        self._check_new(id)
         if not tokens:
             raise ValueError("a sequence holds at least one token, got none")
+        cached, digests = self.cached_prefix(tokens)
+        needed = self.blocks_needed(tokens, cached)
+        if needed > self.num_free:
+            raise OutOfBlocks(f"{len(tokens)} tokens of {id!r} need {needed} free blocks, there are {self.num_free}")
         ### BEGIN SOLUTION 5.2: allocate
-        if not self.can_allocate(tokens):
-            raise OutOfBlocks(f"{len(tokens)} tokens need more than the {self.num_free} free blocks")
-        found = self._find(tokens)
-        for block in found:  # before any is taken: a found block may be the next in line
-            self._share(block)
-        fresh = [self._take() for _ in range(self.blocks_for(len(tokens)) - len(found))]
-        self._sequences[id] = Sequence(list(tokens), found + fresh, [self._digest_of[block] for block in found])
-        return len(found) * self.block_size
+        for block in cached:  # before any is taken: a cached block that nobody holds may be the next in line
+            self.pool.share(block)
+        fresh = [self.pool.take() for _ in range(self.blocks_for(len(tokens)) - len(cached))]
+        self.sequences[id] = Sequence(list(tokens), cached + fresh, digests)
+        return len(cached) * self.block_size
         ### END SOLUTION
 
-    def _fresh_blocks(self, id: str, count: int) -> tuple[int, bool]:
-        """Blocks that `count` more tokens take from the pool, and whether one of them replaces a shared last block."""
-        sequence = self._sequence(id)
-        length = len(sequence.tokens)
-        grown = self.blocks_for(length + count) - len(sequence.blocks)
-        partly = length % self.block_size > 0 and count > 0
-        copied = partly and self._references[sequence.blocks[-1]] > 1
-        return grown + copied, copied
+    def fork(self, parent: str, child: str) -> None:
+        """Begin a second sequence with the same tokens in the same blocks: nothing is taken, nothing copied yet.
+
+        Raises:
+            ValueError: `child` holds blocks already.
+        """
+        self._check_new(child)
+        original = self.sequence(parent)
+        ### BEGIN SOLUTION 5.2: fork
+        for block in original.blocks:
+            self.pool.share(block)
+        self.sequences[child] = Sequence(list(original.tokens), list(original.blocks), list(original.digests))
+        ### END SOLUTION
+
+    def _check_new(self, id: str) -> None:
+        if id in self.sequences:
+            raise ValueError(f"sequence {id!r} holds blocks already; free it first")
+
+    # ---- a sequence grows ----------------------------------------------------------------------------------------
+
+    def writes_shared(self, id: str) -> bool:
+        """Whether the next token would be written into a block that another table holds as well."""
+        sequence = self.sequence(id)
+        return len(sequence.tokens) % self.block_size > 0 and self.pool.references[sequence.blocks[-1]] > 1
 
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether :meth:`append` of so many tokens would succeed."""
-        return self._fresh_blocks(id, count)[0] <= self.num_free
+        sequence = self.sequence(id)
+        grown = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks)
+        return grown + (count > 0 and self.writes_shared(id)) <= self.num_free
 
-    def append(self, id: str, tokens: Tokens[int]) -> list[tuple[int, int]]:
+    def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.
 
-        The first of them may go into the last block. If other tables hold that block too, it is not written: the
-        sequence gets a block of its own in its place (copy-on-write).
+        The first of them may fall into the last block. If other tables hold that block too, it must not be written:
+        the sequence gets a block of its own in its place (copy-on-write). If it is the sequence's own, what it was
+        known by as a prefix is forgotten, since its content changes.
 
         Returns:
             Pairs (source, target) of blocks whose keys and values have to be copied before the next step writes.
@@ -227,82 +186,75 @@ class BlockManager:
         Raises:
             OutOfBlocks: too few free blocks; nothing has changed.
         """
-        sequence = self._sequence(id)
+        sequence = self.sequence(id)
+        if not self.can_append(id, len(tokens)):
+            raise OutOfBlocks(f"no room for {len(tokens)} more tokens of {id!r}: {self.num_free} blocks are free")
+        copies: list[tuple[int, int]] = []
         ### BEGIN SOLUTION 5.2: append
-        needed, copied = self._fresh_blocks(id, len(tokens))
-        if needed > self.num_free:
-            raise OutOfBlocks(f"{len(tokens)} more tokens of {id!r} need {needed} blocks, {self.num_free} are free")
-        copies = []
-        if copied:
-            source, sequence.blocks[-1] = sequence.blocks[-1], self._take()
-            self._give_back(source)
-            copies.append((source, sequence.blocks[-1]))
-        elif len(sequence.tokens) % self.block_size and tokens:
-            self._forget(sequence.blocks[-1])  # it may have been full once, before a truncation
+        if tokens and self.writes_shared(id):
+            source, target = sequence.blocks[-1], self.pool.take()
+            sequence.blocks[-1] = target
+            self.pool.give_back(source)
+            copies.append((source, target))
+        elif tokens and len(sequence.tokens) % self.block_size:
+            self.pool.forget(sequence.blocks[-1])
         sequence.tokens += tokens
         while len(sequence.blocks) < self.blocks_for(len(sequence.tokens)):
-            sequence.blocks.append(self._take())
+            sequence.blocks.append(self.pool.take())
+        ### END SOLUTION
         return copies
-        ### END SOLUTION
 
-    def fork(self, parent: str, child: str) -> None:
-        """A second sequence with the same tokens in the same blocks, at no cost; whoever writes first copies.
+    def commit(self, id: str, computed: int) -> None:
+        """The keys and values of the first `computed` tokens are written: their full blocks may be reused from now on.
 
-        Raises:
-            ValueError: `child` holds blocks already.
+        Not before: a block found too early would be read while it still holds somebody else's values.
         """
-        if child in self._sequences:
-            raise ValueError(f"sequence {child!r} holds blocks already; free it first")
-        original = self._sequence(parent)
-        ### BEGIN SOLUTION 5.2: fork
-        for block in original.blocks:
-            self._share(block)
-        self._sequences[child] = Sequence(list(original.tokens), list(original.blocks), list(original.digests))
-        ### END SOLUTION
+        sequence = self.sequence(id)
+        if computed > len(sequence.tokens):
+            raise ValueError(f"sequence {id!r} has slots for {len(sequence.tokens)} tokens, not for {computed}")
+        while self.prefix_caching and (len(sequence.digests) + 1) * self.block_size <= computed:
+            index = len(sequence.digests)
+            tokens = sequence.tokens[index * self.block_size : (index + 1) * self.block_size]
+            sequence.digests.append(prefix_digest(sequence.digests[-1] if index else b"", tokens))
+            self.pool.remember(sequence.blocks[index], sequence.digests[-1])
+
+    # ---- a sequence shrinks, and ends ----------------------------------------------------------------------------
 
     def truncate(self, id: str, length: int) -> None:
-        """Drop the newest tokens until `length` are left: drafted tokens that were not accepted.
+        """Drop the newest tokens until `length` are left, and the blocks that they leave: rejected drafts.
 
         Raises:
-            ValueError: a length of 0 or over the sequence's.
+            ValueError: a length of 0, or more than the sequence has.
         """
-        sequence = self._sequence(id)
+        sequence = self.sequence(id)
         if not 1 <= length <= len(sequence.tokens):
             raise ValueError(f"length must be between 1 and {len(sequence.tokens)}, got {length}")
         del sequence.tokens[length:]
-        while len(sequence.blocks) > self.blocks_for(length):
-            self._give_back(sequence.blocks.pop())
         del sequence.digests[length // self.block_size :]
+        while len(sequence.blocks) > self.blocks_for(length):
+            self.pool.give_back(sequence.blocks.pop())
 
     def free(self, id: str) -> None:
-        """Give all blocks of a sequence back.
+        """A sequence ends, and gives back its blocks, the last one first: ends are shared less often than beginnings.
 
         Raises:
             KeyError: no such sequence: never allocated, or freed already.
         """
-        sequence = self._sequence(id)
+        sequence = self.sequence(id)
         ### BEGIN SOLUTION 5.2: free
-        del self._sequences[id]
-        for block in reversed(sequence.blocks):  # the end of a prompt is less likely to be shared: reused first
-            self._give_back(block)
+        del self.sequences[id]
+        for block in reversed(sequence.blocks):
+            self.pool.give_back(block)
         ### END SOLUTION
-
-    # ---- invariants ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """AssertionError, saying what is wrong, unless the books balance; for tests, after every step."""
-        held = Counter(block for sequence in self._sequences.values() for block in sequence.blocks)
-        for block, count in enumerate(self._references):
-            assert count == held[block], f"block {block} counts {count} references, {held[block]} tables hold it"
-            assert (block in self._free) == (count == 0), f"block {block} has {count} references and is " + (
-                "free" if block in self._free else "not free"
+        for id, sequence in self.sequences.items():
+            tokens, blocks = len(sequence.tokens), sequence.blocks
+            assert len(blocks) == self.blocks_for(tokens), (
+                f"sequence {id!r} has {tokens} tokens in {len(blocks)} blocks"
             )
-        assert self.num_free + len(held) == self.num_blocks, (
-            f"{self.num_free} free blocks and {len(held)} used ones are not {self.num_blocks}"
-        )
-        for id, sequence in self._sequences.items():
-            tokens, blocks = len(sequence.tokens), len(sequence.blocks)
-            assert blocks == self.blocks_for(tokens), f"sequence {id!r} has {tokens} tokens in {blocks} blocks"
-            assert len(set(sequence.blocks)) == blocks, f"sequence {id!r} holds a block twice: {sequence.blocks}"
-        for digest, block in self._block_of.items():
-            assert self._digest_of[block] == digest, f"block {block} is named by a prefix that it does not hold"
+            assert len(set(blocks)) == len(blocks), f"sequence {id!r} holds a block twice: {blocks}"
+            committed = len(sequence.digests) * self.block_size
+            assert committed <= tokens, f"sequence {id!r} has {tokens} tokens, {committed} of them committed"
+        self.pool.check(Counter(block for sequence in self.sequences.values() for block in sequence.blocks))

@@ -9,55 +9,26 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.serving import Decoder, Generation, SamplingParams, sample
+from utils.serving import Decoder, Generation, SamplingParams
 from utils.serving.generate import check_prompt
 
 from .block_manager import BlockManager
+from .history import StepRecord
+from .memory import default_num_blocks
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
+from .sampling import choose
 from .scheduler import SCHEDULERS, Chunk, Step
-
-#: Bytes of keys and values on a CPU, and the part of a GPU's free memory, that an engine takes if not told otherwise.
-CPU_CACHE_BYTES, GPU_CACHE_SHARE = 2**28, 0.8
 
 
 class EngineFull(RuntimeError):
     """As many requests wait as may; try again later."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What happened in a step, for figures: times in seconds, (id, start, count) of each chunk, blocks, who waited."""
-
-    start: float
-    end: float
-    chunks: tuple[tuple[str, int, int], ...]
-    waiting: int
-    blocks_used: int
-    blocks_free: int
-    preempted: tuple[str, ...]
-    finished: tuple[str, ...]
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Tokens that went through the model, by request."""
-        return {id: count for id, _, count in self.chunks}
-
-
-def default_num_blocks(model: Decoder, block_size: int, max_batch: int) -> int:
-    """Blocks for `max_batch` requests of the model's greatest length, or as many as the memory of its device allows."""
-    config = model.config
-    enough = max_batch * -(-config.max_seq_len // block_size)
-    memory = CPU_CACHE_BYTES
-    if model.device.type == "cuda":
-        memory = int(torch.cuda.mem_get_info(model.device)[0] * GPU_CACHE_SHARE)
-    return max(1, min(enough, memory // (block_size * config.kv_bytes_per_token(model.dtype.itemsize))))
 
 
 class Engine:
@@ -65,18 +36,19 @@ class Engine:
 
     Args:
         model: in evaluation mode.
-        num_blocks, block_size: of the cache; None: see :func:`default_num_blocks`.
+        num_blocks, block_size: of the cache; None: see :func:`default_num_blocks`. A `runner` brings its own.
         max_batch, token_budget, chunked_prefill: see :class:`Scheduler`.
         scheduler: "continuous" or "static".
         prefix_caching: reuse the blocks of equal beginnings.
-        runner: what computes a step; a :class:`ModelRunner` of the model by default.
+        runner: what computes a step; None: a :class:`ModelRunner` of the model.
         clock: seconds; another one simulates.
         max_waiting: requests that may wait; None: any number.
-        history: steps that `history` keeps, the newest; None: all.
+        history: steps that the attribute `history` keeps, the newest; None: all, which in a server is a leak.
 
     Attributes:
-        history: a :class:`StepRecord` of each of the last steps.
+        history: a :class:`StepRecord` a step.
         requests: those that are not finished, by id.
+        max_batch: as given.
     """
 
     def __init__(
@@ -93,13 +65,15 @@ class Engine:
         runner: ModelRunner | None = None,
         clock: Callable[[], float] = time.perf_counter,
         max_waiting: int | None = None,
-        history: int | None = 1000,
+        history: int | None = None,
     ) -> None:
         if scheduler not in SCHEDULERS:
             raise ValueError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
-        if num_blocks is None:
+        if runner is not None:
+            num_blocks, block_size = runner.num_blocks, runner.block_size
+        elif num_blocks is None:
             num_blocks = default_num_blocks(model, block_size, max_batch)
-        self.model, self.clock, self.max_waiting = model, clock, max_waiting
+        self.model, self.clock, self.max_batch, self.max_waiting = model, clock, max_batch, max_waiting
         self.manager = BlockManager(num_blocks, block_size, prefix_caching)
         self.scheduler = SCHEDULERS[scheduler](self.manager, max_batch, token_budget, chunked_prefill)
         self.runner = runner or ModelRunner(model, num_blocks, block_size)
@@ -129,19 +103,39 @@ class Engine:
         params = params or SamplingParams()
         if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
             raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
-        if id is None:
-            self._named += 1
-            id = f"request-{self._named}"
         if id in self.requests:
             raise ValueError(f"request {id!r} is not finished yet; give the new one another id")
+        while id is None or id in self.requests:
+            self._named += 1
+            id = f"request-{self._named}"
         prompt = check_prompt(self.model, prompt)
         limit = min(len(prompt) + params.max_new_tokens, self.model.config.max_seq_len)
-        arrival = self.clock() if arrival is None else arrival
-        request = Request(id, prompt, params, arrival, limit)
+        request = Request(id, prompt, params, self.clock() if arrival is None else arrival, limit)
         self.scheduler.add(request)
         self.requests[id] = request
         self._totals["requests"] += 1
         return id
+
+    def fork(self, parent: str, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+        """Queue a request that continues another one's tokens in its own way, and return its id.
+
+        Its prompt is all that the other one has, output included. While both run, they share the blocks of what they
+        have in common, and the first to write into the last of these copies it.
+
+        Args:
+            parent: the id of a request that is not finished.
+            params: None: the parent's, with the next seed.
+
+        Raises:
+            KeyError: no such request.
+            ValueError, EngineFull: as :meth:`add`.
+        """
+        original = self.requests[parent]
+        params = params or replace(original.params, seed=original.params.seed + 1)
+        child = self.requests[self.add(original.tokens, params, id=id)]
+        if self.scheduler.fork(original, child):
+            child.first_scheduled = self.clock()
+        return child.id
 
     def abort(self, id: str) -> bool:
         """Give a request up, wherever it is; its blocks are free at once, the next step reports it.
@@ -168,12 +162,13 @@ class Engine:
             return outputs
         start = self.clock()
         step = self.scheduler.schedule()
-        self._admitted(step, start)
+        self._count(step, start)
         sampling, logits, failed = self._run(step)
-        for chunk in step.chunks:
-            if chunk.request.id not in failed:
-                chunk.request.computed = chunk.start + chunk.count
-                self.manager.commit(chunk.request.id, chunk.request.computed)
+        for chunk in step.chunks:  # on a GPU this is done while the model still runs
+            request = chunk.request
+            if request.id not in failed:
+                request.computed = chunk.start + chunk.count
+                self.manager.commit(request.id, min(request.computed, len(request.tokens)))
         chosen = self._choose(sampling, logits, failed)
         now = self.clock()
         for chunk, token in zip(sampling, chosen, strict=True):
@@ -182,31 +177,29 @@ class Engine:
         for chunk in step.chunks:
             if chunk.request.id in failed:
                 outputs.append(self._end(chunk.request, "error", failed[chunk.request.id]))
-        self._record(step, start, now, outputs)
+        self.history.append(StepRecord.of(step, self.scheduler, start, now, outputs))
         return outputs
 
-    def _admitted(self, step: Step, now: float) -> None:
-        for chunk in reversed(step.chunks):  # the new ones come last
-            request = chunk.request
+    def _count(self, step: Step, now: float) -> None:
+        for request in step.admitted:
+            self._totals["cached_tokens"] += request.cached
             if request.first_scheduled is None:
                 request.first_scheduled = now
-            elif not request.preemptions:
-                break
+        self._totals["steps"] += 1
+        self._totals["computed_tokens"] += step.num_tokens
+        self._totals["preemptions"] += len(step.preempted)
 
     def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
-        """Compute a step: chunks that yield a token, their logits (S, V), and what went wrong, by request.
+        """Compute a step: the chunks that yield a token, their logits (S, V), and what went wrong, by request id.
 
-        If the step fails, each chunk runs alone, to see whose fault it is. That may be done twice: a chunk writes the
-        same keys and values to the same slots again.
+        If the step fails, each chunk is run alone, to see whose fault it is. Running one twice does no harm: it writes
+        the same keys and values to the same slots again.
         """
-        failed: dict[str, str] = {}
         sampling = [chunk for chunk in step.chunks if chunk.samples]
-        if not step.chunks:
-            return sampling, None, failed
         try:
-            return sampling, self.runner.run(step, self.manager), failed
+            return sampling, self.runner.run(step, self.manager), {}
         except Exception:
-            rows = []
+            rows, failed = [], {}
             for chunk in step.chunks:
                 try:
                     rows.append(self.runner.run(Step([chunk]), self.manager))
@@ -216,20 +209,11 @@ class Engine:
             return sampling, torch.cat(rows) if rows else None, failed
 
     def _choose(self, sampling: list[Chunk], logits: Tensor | None, failed: dict[str, str]) -> list[int]:
-        """The next token of each chunk's request, from its row of the logits; requests that fail go to `failed`."""
+        """The next token of each chunk's request; requests that cannot get one are added to `failed`."""
         if not sampling:
             return []
-        best, tokens = logits.max(-1)
-        finite, tokens = best.isfinite().tolist(), tokens.tolist()
-        for i, chunk in enumerate(sampling):
-            request = chunk.request
-            try:
-                if not finite[i]:
-                    raise ValueError("its logits are not finite")
-                if not request.params.greedy:
-                    tokens[i] = sample(logits[i], request.params, request.generator)
-            except Exception as error:
-                failed[request.id] = f"sampling failed: {error}"
+        tokens, wrong = choose(logits, [chunk.request for chunk in sampling])
+        failed.update(wrong)
         return tokens
 
     def _accept(self, request: Request, token: int, now: float) -> RequestOutput:
@@ -237,45 +221,20 @@ class Engine:
         request.append(token, now)
         self._totals["generated_tokens"] += 1
         if token in self.model.config.eos_token_ids and not request.params.ignore_eos:
-            return self._end(request, "stop", new=[token], now=now)
+            return self._end(request, "stop", new=[token])
         if len(request.tokens) >= request.limit:
-            return self._end(request, "length", new=[token], now=now)
+            return self._end(request, "length", new=[token])
         return RequestOutput(request.id, [token], False, None, None, request)
 
     def _end(
-        self,
-        request: Request,
-        reason: str,
-        error: str | None = None,
-        *,
-        new: Sequence[int] = (),
-        now: float | None = None,
+        self, request: Request, reason: str, error: str | None = None, *, new: Sequence[int] = ()
     ) -> RequestOutput:
         """A request is over: its blocks are free, and nothing of it stays here."""
         self.scheduler.remove(request)
         del self.requests[request.id]
-        request.finish_reason, request.error = reason, error
-        request.finished = self.clock() if now is None else now
+        request.finish_reason, request.error, request.finished = reason, error, self.clock()
         self._totals[reason] += 1
         return RequestOutput(request.id, list(new), True, reason, error, request)
-
-    def _record(self, step: Step, start: float, end: float, outputs: list[RequestOutput]) -> None:
-        manager, totals = self.manager, self._totals
-        totals["steps"] += 1
-        totals["computed_tokens"] += step.num_tokens
-        totals["preemptions"] += len(step.preempted)
-        self.history.append(
-            StepRecord(
-                start,
-                end,
-                tuple((chunk.request.id, chunk.start, chunk.count) for chunk in step.chunks),
-                len(self.scheduler.waiting),
-                manager.num_used,
-                manager.num_free,
-                tuple(request.id for request in step.preempted),
-                tuple(output.id for output in outputs if output.finished),
-            )
-        )
 
     # ---- tokens out ----------------------------------------------------------------------------------------------
 
@@ -304,8 +263,7 @@ class Engine:
         while any(request.status is not Status.FINISHED for request in requests):
             self.step()
         for request in requests:
-            if request.error is not None:
-                raise RuntimeError(f"request {request.id!r} failed: {request.error}")
+            _raise_if_failed(request)
         return [Generation(list(request.output), request.finish_reason) for request in requests]
 
     def stream(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Iterator[int]:
@@ -323,11 +281,10 @@ class Engine:
             while given < len(request.output) or request.status is not Status.FINISHED:
                 if given == len(request.output):
                     self.step()
-                else:
-                    yield request.output[given]
-                    given += 1
-            if request.error is not None:
-                raise RuntimeError(f"request {request.id!r} failed: {request.error}")
+                new = request.output[given:]
+                given += len(new)
+                yield from new
+            _raise_if_failed(request)
         finally:
             if request.status is not Status.FINISHED:
                 self.abort(request.id)
@@ -340,3 +297,8 @@ class Engine:
             "blocks_used": self.manager.num_used,
             "blocks_free": self.manager.num_free,
         }
+
+
+def _raise_if_failed(request: Request) -> None:
+    if request.error is not None:
+        raise RuntimeError(f"request {request.id!r} failed: {request.error}")

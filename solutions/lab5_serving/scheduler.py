@@ -32,16 +32,17 @@ class Chunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk ends the known tokens, so that the step yields the next one."""
-        return self.start + self.count >= len(self.request.tokens)
+        """Whether the chunk ends the known tokens (a draft's included), so that the step yields the next one."""
+        return self.start + self.count == len(self.request.tokens) + len(self.request.draft)
 
 
 @dataclass(slots=True)
 class Step:
-    """One step of the model: chunks of different requests, in order; blocks to copy first; who lost their blocks."""
+    """One step of the model: chunks of different requests, in the order of the batch, and what led to them."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target) blocks, before anything is written
+    admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
     @property
@@ -102,6 +103,20 @@ class Scheduler:
         request.status = Status.WAITING
         self.waiting.append(request)
 
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Let a waiting request, whose prompt is all of another's tokens, run at once in the blocks of that one.
+
+        Returns False, and it waits on, unless that one is decoding and there is a place in the batch.
+        """
+        if parent.status is not Status.RUNNING or parent.pending > 1 or len(self.running) >= self.max_batch:
+            return False
+        self.manager.fork(parent.id, child.id)
+        child.computed = child.cached = parent.computed
+        child.status = Status.RUNNING
+        self.waiting.remove(child)
+        self.running.insert(self.running.index(parent) + 1, child)
+        return True
+
     def remove(self, request: Request) -> None:
         """A request is finished or given up: it leaves, and its blocks are free at once."""
         if request.status is Status.RUNNING:
@@ -125,14 +140,14 @@ class Scheduler:
         for request in list(self.running):
             if budget == 0 or request.status is not Status.RUNNING:  # preempted by an older one in this very loop
                 break
-            count = min(request.pending, budget)
-            if self._make_room(request, count, step):
+            count = self._make_room(request, min(request.pending, budget), step)
+            if count:
                 step.chunks.append(Chunk(request, request.computed, count))
                 budget -= count
         prompts = 0
         while self.waiting and len(self.running) < self.max_batch and budget > 0 and not step.preempted:
             too_long = not self.chunked_prefill and self.waiting[0].pending > budget
-            if (too_long and prompts) or not self._admit():
+            if (too_long and prompts) or not self._admit(step):
                 break
             request = self.running[-1]
             count = min(request.pending, budget) if self.chunked_prefill else request.pending
@@ -141,22 +156,30 @@ class Scheduler:
         ### END SOLUTION
         return step
 
-    def _make_room(self, request: Request, count: int, step: Step) -> bool:
-        """Give a running request slots for `count` tokens after the computed ones, preempting as many as it takes.
+    def _make_room(self, request: Request, count: int, step: Step) -> int:
+        """Slots for the next `count` pending tokens of a running request, preempting as many others as it takes.
 
-        The newest goes first: it has the least to lose, and the oldest is sure to finish. Returns False if the request
-        itself was the newest.
+        The newest is preempted first: it has the least to lose, and the oldest is sure to finish. A draft is only a
+        guess, and given up before anybody is preempted for it.
+
+        Returns:
+            How many tokens have a slot; 0 if the request itself was the newest and lost its blocks.
         """
-        manager = self.manager
-        new = request.slice(manager.length(request.id), request.computed + count)
+        manager, held = self.manager, self.manager.length(request.id)
+        if request.draft:
+            known = len(request.tokens) - request.computed
+            if not manager.can_append(request.id, request.computed + count - held):
+                count = min(count, known)
+            del request.draft[max(0, count - known) :]
+        new = request.slice(held, request.computed + count)
         while new and not manager.can_append(request.id, len(new)):
             victim = self.running[-1]
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
-                return False
+                return 0
         step.copies += manager.append(request.id, new)
-        return True
+        return count
 
     def _preempt(self, request: Request) -> None:
         """Take a request's blocks and put it first in line; its keys and values will be computed again.
@@ -169,14 +192,15 @@ class Scheduler:
         request.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _admit(self) -> bool:
-        """Let the first of the waiting requests run, if there are blocks for all its tokens."""
+    def _admit(self, step: Step) -> bool:
+        """Let the first of the waiting requests run, if there are blocks for all its tokens; whether there were."""
         request = self.waiting[0]
         if not self.manager.can_allocate(request.tokens, self.reserve if self.running else 0):
             return False
         request.computed = request.cached = self.manager.allocate(request.id, request.tokens)
         request.status = Status.RUNNING
         self.running.append(self.waiting.popleft())
+        step.admitted.append(request)
         return True
 
 
@@ -185,6 +209,10 @@ class StaticScheduler(Scheduler):
 
     Blocks for a request's greatest length are set aside when it is admitted, so nobody is ever preempted.
     """
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Nobody joins a batch that has started."""
+        return False
 
     def schedule(self) -> Step:
         """The next step of the current batch; when it is finished, the first step of the next.
@@ -198,11 +226,11 @@ class StaticScheduler(Scheduler):
             promised = 0
             while self.waiting and len(self.running) < self.max_batch:
                 promised += self.manager.blocks_for(self.waiting[0].limit - 1)
-                if promised > self.manager.num_blocks or not self._admit():
+                if promised > self.manager.num_blocks or not self._admit(step):
                     break
         for request in self.running:
             count = min(request.pending, budget) if self.chunked_prefill else request.pending
-            if count and budget and self._make_room(request, count, step):
+            if budget and self._make_room(request, count, step):
                 step.chunks.append(Chunk(request, request.computed, count))
                 budget = max(0, budget - count)
         ### END SOLUTION
