@@ -26,6 +26,7 @@ from benchmarks import family
 from benchmarks.operator_classes import replayed
 from utils import runtime, timing
 from utils.serving import Decoder, ModelConfig, attend_causally
+from utils.serving.model import rotary_frequencies
 
 SOURCES = ["benchmarks/decoding.py", "benchmarks/operator_classes.py::replayed", "utils/serving/model.py"]
 
@@ -63,6 +64,7 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     for name, weight in model.named_parameters():
         if "norm" not in name:
             weight.normal_(std=0.02)
+    model.frequencies = rotary_frequencies(config).to(runtime.DEVICE)  # float32 whatever the weights are
     return model
 
 
