@@ -202,7 +202,7 @@ class Engine:
             rows, failed = [], {}
             for chunk in step.chunks:
                 try:
-                    rows.append(self.runner.run(Step([chunk]), self.manager))
+                    rows.append(self.runner.run(Step([chunk]), self.manager).clone())  # a graph reuses its logits
                 except Exception as error:
                     failed[chunk.request.id] = f"the model failed: {type(error).__name__}: {error}"
             sampling = [chunk for chunk in sampling if chunk.request.id not in failed]
