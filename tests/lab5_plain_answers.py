@@ -29,4 +29,73 @@ ANSWERS: dict[str, str] = {
         tokens = torch.stack([scores[b, int(n) - 1].argmax() for b, n in enumerate(counts)])
         cache.advance(counts)
         """,
+    "5.2: allocate": """
+        blocks = list(cached)
+        for block in blocks:
+            self.pool.share(block)
+        while len(blocks) < self.blocks_for(len(tokens)):
+            blocks.append(self.pool.take())
+        self.sequences[id] = Sequence(list(tokens), blocks, digests)
+        return len(cached) * self.block_size
+        """,
+    "5.2: append": """
+        if tokens and self.writes_shared(id):
+            old = sequence.blocks[-1]
+            new = self.pool.take()
+            sequence.blocks[-1] = new
+            self.pool.give_back(old)
+            copies = [(old, new)]
+        elif len(sequence.tokens) % self.block_size != 0:
+            self.pool.forget(sequence.blocks[-1])
+        sequence.tokens += tokens
+        while len(sequence.blocks) < self.blocks_for(len(sequence.tokens)):
+            sequence.blocks.append(self.pool.take())
+        """,
+    "5.2: fork": """
+        for block in original.blocks:
+            self.pool.share(block)
+        self.sequences[child] = Sequence(list(original.tokens), list(original.blocks), [])
+        """,
+    "5.2: free": """
+        for block in sequence.blocks:
+            self.pool.give_back(block)
+        del self.sequences[id]
+        """,
+    "5.3: a step of continuous batching": """
+        for request in list(self.running):
+            if request not in self.running or budget == 0:
+                continue
+            count = self._make_room(request, min(request.pending, budget), step)
+            if count > 0:
+                step.chunks.append(Chunk(request, request.computed, count))
+                budget -= count
+        prompts = 0
+        while self.waiting and budget > 0 and len(self.running) < self.max_batch and not step.preempted:
+            if not self.chunked_prefill and prompts and self.waiting[0].pending > budget:
+                break
+            if not self._admit(step):
+                break
+            request = self.running[-1]
+            count = request.pending
+            if self.chunked_prefill:
+                count = min(count, budget)
+            step.chunks.append(Chunk(request, request.computed, count))
+            prompts += 1
+            budget = max(0, budget - count)
+        """,
+    "5.3: a step of static batching": """
+        if not self.running:
+            promised = 0
+            while self.waiting and len(self.running) < self.max_batch:
+                promised += self.manager.blocks_for(self.waiting[0].limit - 1)
+                if promised > self.manager.num_blocks or not self._admit(step):
+                    break
+        for request in list(self.running):
+            if budget == 0:
+                break
+            count = min(request.pending, budget) if self.chunked_prefill else request.pending
+            count = self._make_room(request, count, step)
+            step.chunks.append(Chunk(request, request.computed, count))
+            budget = max(0, budget - count)
+        """,
 }

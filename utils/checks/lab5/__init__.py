@@ -1,5 +1,7 @@
 """Lab 5's checks, one for each exercise."""
 
+from utils.checks.lab5.blocks import check_block_manager
 from utils.checks.lab5.cached import check_kv_cache
+from utils.checks.lab5.scheduling import check_schedulers
 
-__all__ = ["check_kv_cache"]
+__all__ = ["check_block_manager", "check_kv_cache", "check_schedulers"]

@@ -190,16 +190,21 @@ def _judge_seen(
     )
 
 
+def _lengths(rng: random.Random) -> list[int]:
+    """Of several sequences, no two of them neighbours."""
+    return [2 * length + 1 for length in rng.sample(range(0, 7), rng.randint(2, 4))]
+
+
 def _first_step(answer: Answer, rng: random.Random) -> None:
     _one_call(answer, rng, [0] * rng.randint(1, 3), rng.randint(1, 6))
 
 
 def _decode_step(answer: Answer, rng: random.Random) -> None:
-    _one_call(answer, rng, rng.sample(range(1, 12), rng.randint(2, 4)), 1)
+    _one_call(answer, rng, _lengths(rng), 1)
 
 
 def _several_new(answer: Answer, rng: random.Random) -> None:
-    _one_call(answer, rng, rng.sample(range(0, 12), rng.randint(2, 4)), rng.randint(2, 5))
+    _one_call(answer, rng, _lengths(rng), rng.randint(2, 5))
 
 
 _RAISED = {
