@@ -48,6 +48,7 @@ FAMILIES = (
     "parallel_training",
     "model_parallel",
     "decoding",
+    "speculation",
 )
 
 

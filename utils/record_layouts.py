@@ -593,4 +593,21 @@ LAYOUTS: dict[str, object] = {
         "points": [_SPLIT],
         "by_splits": [{"splits": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
     },
+    # ---- notebook 13 ----
+    "speculation": {
+        "dtype": TEXT,
+        "target": {"parameters": SIZE, "layers": SIZE},
+        "draft": {"parameters": SIZE, "layers": SIZE},
+        "prompt_tokens": SIZE,
+        "sequences": SIZE,
+        "acceptance": {
+            str: [
+                {"draft_tokens": COUNT, "rounds": SIZE, "tokens_per_round": POSITIVE, "accepted": {str: NOT_NEGATIVE}}
+            ]
+        },
+        "timed_way": TEXT,
+        "rounds": [{"batch": SIZE, "draft_tokens": COUNT, **TIMING, "tokens_per_second": POSITIVE, **RATIO}],
+        "context": SIZE,
+        "passes": [{"model": TEXT, "parameters": SIZE, "batch": SIZE, "tokens": SIZE, **TIMING}],
+    },
 }
