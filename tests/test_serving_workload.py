@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,8 +179,8 @@ def test_an_empty_or_disordered_trace_is_refused(tmp_path):
 @dataclass
 class Step:
     chunks: list
-    blocks_used: int
-    blocks_free: int
+    used: int
+    free: int
 
 
 @dataclass
@@ -197,7 +196,7 @@ class Said:
 class Counting:
     """An engine of two slots that gives each request a token a step."""
 
-    scheduler: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_batch=2))
+    max_batch: int = 2
     waiting: list = field(default_factory=list)
     running: list = field(default_factory=list)
     history: deque = field(default_factory=lambda: deque(maxlen=2))
@@ -213,7 +212,7 @@ class Counting:
         return bool(self.waiting or self.running)
 
     def step(self):
-        while self.waiting and len(self.running) < self.scheduler.max_batch:
+        while self.waiting and len(self.running) < self.max_batch:
             self.running.append(self.waiting.pop(0))
         self.history.append(Step(list(self.running), len(self.running), 8 - len(self.running)))
         for request in self.running:

@@ -27,8 +27,8 @@ class StepEntry(Protocol):
     """What an engine notes of a step: the chunks that went through the model, one a request, and its KV blocks."""
 
     chunks: Sequence[Any]
-    blocks_used: int
-    blocks_free: int
+    used: int
+    free: int
 
 
 class ServingEngine(Protocol):
@@ -78,7 +78,7 @@ def play(
     """Give an engine the requests of a workload at their times, step it until all are over, and report.
 
     Args:
-        engine: with nothing to do yet; the places in its batch are ``engine.scheduler.max_batch``, if it has that.
+        engine: with nothing to do yet; the places in its batch are ``engine.max_batch``, if it has that.
         workload: its ids are given to the engine.
         step_seconds: None plays in real time. Otherwise time is simulated: the seconds that a step takes, of its entry
             in ``engine.history``; ``lambda step: 1.0`` counts in iterations.
@@ -92,7 +92,7 @@ def play(
     seen = {request.id: _Seen(request) for request in workload}
     coming = list(workload)[::-1]
     start, simulated, busy, steps, idle = time.perf_counter(), 0.0, 0.0, 0, 0
-    slots = getattr(getattr(engine, "scheduler", None), "max_batch", None)
+    slots = getattr(engine, "max_batch", None)
     shares: list[tuple[float, dict[str, float]]] = []
 
     def now() -> float:
@@ -146,8 +146,8 @@ def _last(engine: ServingEngine) -> StepEntry | None:
 def _shares(step: StepEntry, slots: int | None) -> dict[str, float]:
     """Shares of the batch's places and of the KV blocks that a step used."""
     shares = {"slots": len(step.chunks) / slots} if slots else {}
-    if step.blocks_used + step.blocks_free:
-        shares["blocks"] = step.blocks_used / (step.blocks_used + step.blocks_free)
+    if step.used + step.free:
+        shares["blocks"] = step.used / (step.used + step.free)
     return shares
 
 
