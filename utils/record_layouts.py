@@ -576,6 +576,32 @@ LAYOUTS: dict[str, object] = {
             }
         ],
     },
+    # ---- notebook 11 ----
+    "serving_throughput": {
+        "dtype": TEXT,
+        "model": {"parameters": SIZE, "layers": SIZE, "cache_bytes_per_token": SIZE},
+        "requests": SIZE,
+        "prompt_tokens": SIZE,
+        "output_tokens": SIZE,
+        "token_budget": SIZE,
+        "blocks": SIZE,
+        "block_size": SIZE,
+        "logits": dict.fromkeys(("prefill_error", "decode_error", "torch_error", "allowed"), NOT_NEGATIVE),
+        "tokens": {"checked": SIZE, "equal": COUNT, "largest_gap": NOT_NEGATIVE},
+        "ours": {**TIMING, "tokens_per_second": POSITIVE},
+        "bytes": SIZE,
+        "bandwidth": {"peak": POSITIVE, "copy": POSITIVE},
+        "bound_seconds": {"peak": POSITIVE, "copy": POSITIVE},
+        "of_bound": {"peak": POSITIVE, "copy": POSITIVE},
+        "decode": {"steps": SIZE, "seconds": POSITIVE, "bytes_per_second": POSITIVE},
+        "steps": [{"sequences": SIZE, "tokens": SIZE, "seconds": POSITIVE, "bytes": SIZE}],
+        "theirs": {"version": TEXT, **TIMING, "tokens_per_second": POSITIVE, "same_first_token": COUNT, **RATIO},
+        "kernels": {
+            "launches": SIZE,
+            "seconds": {str: POSITIVE},
+            "longest": [{"name": TEXT, "launches": SIZE, "seconds": POSITIVE}],
+        },
+    },
     # ---- notebook 12 ----
     "paged_attention": {
         "dtype": TEXT,
