@@ -7,7 +7,7 @@ import torch
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import tuning
-from .paged_arguments import FLOATS, INTEGERS, check_cache, check_same, check_tensor
+from .paged_arguments import FLOATS, INTEGERS, check_cache, check_same, check_tensor, dtype_name
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -58,7 +58,7 @@ def write_kv(
     check_same("v", v, tuple(k.shape), "as k")
     check_cache("k", k, k_cache, v_cache)
     if v.dtype != k.dtype:
-        raise TypeError(f"v must have k's dtype {k.dtype}, got {v.dtype}")
+        raise TypeError(f"v must have k's dtype {dtype_name(k.dtype)}, got {dtype_name(v.dtype)}")
     T, G, D = k.shape
     block_size = k_cache.shape[1]
     check_same("k", k, (T, k_cache.shape[2], D), "as the caches have heads")

@@ -102,7 +102,7 @@ def paged_decode_kernel(
     o_place = head.to(tl.int64)[:, None] * stride_oh + column.to(tl.int64)[None, :] * stride_od
     o_place += sequence * stride_os + part.to(tl.int64) * stride_op
     if SPLIT:  # an empty part says -inf and nothing else: the merge does not read its output
-        tl.store(o_ptr + o_place, o, mask=mine & (first < end))
+        tl.store(o_ptr + o_place, o, mask=mine & (d != 0)[:, None])
         heads = tl.num_programs(0) * GROUP
         tl.store(lse_ptr + (sequence * heads + head) * parts + part, lse, mask=row < GROUP)
     else:

@@ -29,7 +29,7 @@ def sequence_of(slot, query_starts_ptr, stride_s, S, BLOCK_Q: tl.constexpr):
         high = tl.where(first <= slot, high, middle)
     begin = tl.load(query_starts_ptr + low * stride_s).to(tl.int32)
     count = tl.load(query_starts_ptr + (low + 1) * stride_s).to(tl.int32) - begin
-    return low.to(tl.int64), slot - (begin // BLOCK_Q + low), begin, count
+    return tl.cast(low, tl.int64), slot - (begin // BLOCK_Q + low), begin, count
 
 
 @triton.jit(do_not_specialize=["stride_bs", "S"])
