@@ -1,0 +1,294 @@
+"""Random workloads, each played through an engine and held against one request at a time.
+
+``python -m tests.token_identity 1000`` plays so many workloads, from seed 0 on, and prints what they covered. Every
+greedy or seeded request must get exactly the tokens of `utils.serving.generate`; requests that are aborted or fail
+must have got a beginning of them; the books of the block manager must balance after every step, no block that is
+written may be shared or be found by its prefix, and in the end no block may be in use.
+
+Exact tokens can be asked for although an engine sums in another order than plain generation: the model is random
+with wide logits, so that the likeliest token leads by far more than rounding (see `Leads`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, Step
+from utils.serving import MODELS, Decoder, KVCache, ModelConfig, SamplingParams, generate, load_model
+
+#: More steps than any workload here can need.
+MOST_STEPS = 5000
+
+
+@cache
+def tiny_model(seed: int = 0) -> Decoder:
+    """A random decoder of 20,000 weights; each token of the context matters to it, and its logits spread over +-10."""
+    config = ModelConfig(
+        family="qwen3",
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_seq_len=96,
+        qk_norm=True,
+        eos_token_ids=(7, 11, 23),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    model = Decoder(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                scale = 1 if "embed" in name else (4 if "lm_head" in name else 1) / weight.shape[1] ** 0.5
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            elif "q_norm" in name or "k_norm" in name:
+                weight.fill_(1.5)
+    return model
+
+
+@dataclass
+class Ask:
+    """One request of a workload: when it comes, and what happens to it on its way."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    step: int
+    abort: int | None = None  # at which step its client gives up
+    fork: int | None = None  # at which step its client asks for a second continuation
+    fails_at: int | None = None  # the model fails when it computes the token at this position
+
+
+@dataclass
+class Workload:
+    """Requests and the settings of an engine, all drawn from one seed."""
+
+    seed: int
+    asks: list[Ask]
+    settings: dict[str, object]
+    hopeless: list[list[int]] = field(default_factory=list)  # prompts that must be refused at the door
+
+
+def draw_workload(seed: int, model: Decoder, longest: int = 20, most_new: int = 44) -> Workload:
+    """A workload of 1 to 10 requests for a pool that may hold anything from one request to all of them."""
+    rng = random.Random(seed)
+    vocabulary, room = model.config.vocab_size, model.config.max_seq_len
+    beginnings = [[rng.randrange(vocabulary) for _ in range(rng.randint(1, longest - 1))] for _ in range(3)]
+    asks = []
+    for number in range(rng.randint(1, 10)):
+        length = rng.randint(1, longest)
+        shared = rng.choice(beginnings)[:length] if rng.random() < 0.6 else []
+        prompt = shared + [rng.randrange(vocabulary) for _ in range(length - len(shared))]
+        params = SamplingParams(
+            max_new_tokens=rng.randint(1, most_new),
+            temperature=rng.choice([0.0, 0.0, 0.0, 0.8]),
+            top_k=rng.choice([0, 0, 5]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=rng.randrange(1000),
+            ignore_eos=rng.random() < 0.5,
+        )
+        ask = Ask(f"r{number}", prompt, params, step=rng.choice([0, 0, rng.randint(0, 30)]))
+        fate = rng.random()
+        if fate < 0.15:
+            ask.abort = ask.step + rng.randint(0, 30)
+        elif fate < 0.35:
+            ask.fork = ask.step + rng.randint(1, 20)
+        elif fate < 0.45:
+            ask.fails_at = rng.randrange(length + params.max_new_tokens)
+        asks.append(ask)
+    block_size = rng.randint(1, 16)
+    # A fork's prompt holds the output as well, and its own output comes on top.
+    most = max(min(len(ask.prompt) + ask.params.max_new_tokens * (1 + (ask.fork is not None)), room) for ask in asks)
+    least = -(-(most - 1) // block_size)
+    max_batch = rng.choice([1, 2, 4, 8, 8])
+    settings = {
+        "num_blocks": rng.choice([least, least + rng.randint(0, least), least * rng.randint(1, 6)]),
+        "block_size": block_size,
+        "max_batch": max_batch,
+        "token_budget": rng.choice([max_batch + rng.randint(0, 16), 256]),
+        "chunked_prefill": rng.random() < 0.75,
+        "scheduler": rng.choice(["continuous", "continuous", "static"]),
+        "prefix_caching": rng.random() < 0.7,
+    }
+    pool = settings["num_blocks"] * block_size
+    hopeless = [[1] * (pool + 1)] if pool + 1 < room else []
+    return Workload(seed, asks, settings, [*hopeless, [], [vocabulary], [0] * room])
+
+
+class WatchedRunner(ModelRunner):
+    """A runner that looks at what it is asked to write, and that fails where a workload says so."""
+
+    def __init__(self, model: Decoder, num_blocks: int, block_size: int, fails_at: dict[str, int]) -> None:
+        super().__init__(model, num_blocks, block_size)
+        self.fails_at, self.copied = fails_at, 0
+        self.logits: dict[tuple[str, int], torch.Tensor] = {}  # (id, tokens so far) -> scores of the next
+
+    def run(self, step: Step, manager: BlockManager, rows: str = "last") -> torch.Tensor:
+        written = Counter()
+        for chunk in step.chunks:
+            end, table = chunk.start + chunk.count, manager.table(chunk.request.id)
+            assert 0 <= chunk.start < end, f"an empty chunk: {chunk}"
+            assert end <= manager.length(chunk.request.id), f"a chunk without slots: {chunk}"
+            for index in range(chunk.start // manager.block_size, (end - 1) // manager.block_size + 1):
+                block = table[index]
+                written[block] += 1
+                assert manager.references(block) == 1, f"block {block} is written while it is shared"
+                digests = manager.sequence(chunk.request.id).digests
+                assert index >= len(digests), f"block {block} is written while its prefix can be found"
+        assert not written or max(written.values()) == 1, "a block is written by two requests"
+        for chunk in step.chunks:
+            bad = self.fails_at.get(chunk.request.id)
+            if bad is not None and chunk.start <= bad < chunk.start + chunk.count:
+                raise ArithmeticError(f"injected at position {bad}")
+        self.copied += len(step.copies)
+        logits = super().run(step, manager, rows)
+        ends = [(chunk.request.id, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples]
+        self.logits.update(zip(ends, logits, strict=len(ends) == len(logits)))
+        return logits
+
+
+@dataclass
+class Leads:
+    """How far the likeliest token leads, and how far the engine's logits are from those of one pass, at the most."""
+
+    smallest_lead: float = math.inf
+    largest_difference: float = 0.0
+
+    @torch.no_grad()
+    def look(self, model: Decoder, request: Request, logits: dict[tuple[str, int], torch.Tensor]) -> None:
+        """Take a request into account, with the logits that the engine had for each of its tokens."""
+        tokens = request.tokens[:-1]
+        expected = model(torch.tensor(tokens), torch.arange(len(tokens)), KVCache(model.config, len(tokens)))
+        for length in range(len(request.prompt), len(tokens) + 1):
+            row = expected[length - 1]
+            best, second = row.topk(2).values.tolist()
+            if request.params.greedy:
+                self.smallest_lead = min(self.smallest_lead, best - second)
+            difference = float((logits[request.id, length] - row).abs().max())
+            self.largest_difference = max(self.largest_difference, difference)
+
+
+def check_step(engine: Engine, budget: int) -> None:
+    """What must hold between two steps."""
+    manager, scheduler = engine.manager, engine.scheduler
+    manager.check()
+    assert sorted(manager.sequences) == sorted(request.id for request in scheduler.running), "blocks without a request"
+    assert len(scheduler.running) <= scheduler.max_batch
+    assert len(engine.requests) == len(scheduler.running) + len(scheduler.waiting), "a request is lost"
+    for request in scheduler.running:
+        assert request.computed <= manager.length(request.id) <= len(request.tokens)
+    for request in scheduler.waiting:
+        assert request.computed == 0
+    if engine.history:
+        tokens = engine.history[-1].tokens
+        whole = not scheduler.chunked_prefill and max(tokens.values(), default=0) > 1
+        assert sum(tokens.values()) <= budget or whole, "a step is over the budget"
+
+
+def play(
+    workload: Workload, model: Decoder, make_engine: Callable[..., Engine] = Engine, leads: Leads | None = None
+) -> Counter[str]:
+    """Play a workload, assert all of the above, and count what happened."""
+    fails_at = {ask.id: ask.fails_at for ask in workload.asks if ask.fails_at is not None}
+    settings = dict(workload.settings)
+    runner = WatchedRunner(model, settings.pop("num_blocks"), settings.pop("block_size"), fails_at)
+    engine = make_engine(model, runner=runner, **settings)
+    started = engine.manager.num_free
+    requests, outputs, ended, counts = {}, {}, {}, Counter(workloads=1)
+
+    def entered(id: str) -> None:
+        requests[id], outputs[id] = engine.requests[id], []
+
+    for prompt in workload.hopeless:
+        try:
+            engine.add(prompt)
+        except ValueError:
+            counts["refused"] += 1
+        else:
+            raise AssertionError(f"a prompt of {len(prompt)} tokens was not refused")
+    coming, number = sorted(workload.asks, key=lambda ask: ask.step), 0
+    while coming or engine.has_work or number <= 60:
+        while coming and coming[0].step <= number:
+            ask = coming.pop(0)
+            entered(engine.add(ask.prompt, ask.params, id=ask.id))
+        for ask in workload.asks:
+            if ask.abort == number:
+                engine.abort(ask.id)
+            if ask.fork == number and ask.id in engine.requests:
+                before = len(engine.scheduler.running)
+                entered(engine.fork(ask.id, id=f"{ask.id}-fork"))
+                counts["forks in shared blocks"] += len(engine.scheduler.running) - before
+        for output in engine.step():
+            outputs[output.id] += output.new_tokens
+            if output.finished:
+                assert output.id not in ended, f"{output.id} ended twice"
+                ended[output.id] = output
+        check_step(engine, engine.scheduler.token_budget)
+        number += 1
+        assert number < MOST_STEPS, "the engine does not come to an end"
+    assert set(ended) == set(requests), f"never reported: {set(requests) - set(ended)}"
+    assert engine.manager.num_free == started, "blocks have leaked"
+    for id, request in requests.items():
+        judge(model, request, outputs[id], ended[id], counts)
+        if leads is not None and request.output:
+            leads.look(model, request, runner.logits)
+    counts["copied blocks"] += runner.copied
+    totals = engine.stats()
+    for name in ("steps", "preemptions", "cached_tokens", "computed_tokens", "generated_tokens"):
+        counts[name] += totals[name]
+    return counts
+
+
+def judge(model: Decoder, request: Request, output: list[int], end: RequestOutput, counts: Counter[str]) -> None:
+    """One request against its unbatched decode."""
+    expected = generate(model, request.prompt, request.params)
+    assert output == request.output, f"{request.id}: what was reported is not what was generated"
+    reason = end.finish_reason
+    counts[reason] += 1
+    counts["requests"] += 1
+    if reason in ("abort", "error"):
+        assert output == expected.tokens[: len(output)], f"{request.id}: {output}, not a beginning of {expected.tokens}"
+        assert (reason == "error") == (end.error is not None)
+    else:
+        assert (output, reason) == (expected.tokens, expected.finish_reason), (
+            f"{request.id}: {output} {reason}, not {expected.tokens} {expected.finish_reason}"
+        )
+        counts["identical"] += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("workloads", type=int, nargs="?", default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument("--model", choices=("tiny", "target"), default="tiny", help="random weights, or the course's")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model = tiny_model() if arguments.model == "tiny" else load_model(MODELS / "target").float()
+    total, leads, start = Counter(), Leads(), time.perf_counter()
+    for seed in range(arguments.seed, arguments.seed + arguments.workloads):
+        try:
+            total += play(draw_workload(seed, model), model, leads=leads)
+        except Exception:
+            print(f"workload {seed}: {draw_workload(seed, model).settings}", file=sys.stderr)
+            raise
+    print(f"{time.perf_counter() - start:.0f} s; every request as it must be")
+    print(f"the likeliest token of a greedy request leads by {leads.smallest_lead:.1e} at the least;")
+    print(f"the engine's logits differ from those of one pass by {leads.largest_difference:.1e} at the most")
+    for name, count in total.items():
+        print(f"{count:>10,} {name}")
+
+
+if __name__ == "__main__":
+    main()
