@@ -13,6 +13,7 @@ from utils.plots.schedule import bubble_plot, in_flight_plot, pipeline_timeline
 from utils.plots.serving import SlotGrid, pool_animation, ragged_batch, reservation_plot, slot_timeline, slots_of
 from utils.plots.show import png, show
 from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
+from utils.plots.speculation import DraftedRound, drafted_text, overlap_bars
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
 from utils.plots.table import Table, table
 from utils.plots.timeline import Span, timeline
@@ -28,6 +29,7 @@ __all__ = [
     "WRONG",
     "Animation",
     "Ceilings",
+    "DraftedRound",
     "LatencyRange",
     "MemoryLevel",
     "Move",
@@ -47,6 +49,7 @@ __all__ = [
     "coalescing_map",
     "collective_animation",
     "contributions",
+    "drafted_text",
     "figure",
     "generations",
     "in_flight_plot",
@@ -58,6 +61,7 @@ __all__ = [
     "mesh_plot",
     "moves_between",
     "occupancy_bars",
+    "overlap_bars",
     "overlap_of",
     "overlap_timeline",
     "pipeline_timeline",

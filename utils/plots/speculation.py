@@ -1,0 +1,166 @@
+"""Speculative decoding drawn: rounds of real text token by token, and what two distributions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Patch
+
+from utils.plots.style import (
+    ARITHMETIC,
+    INK,
+    MUTED,
+    SMALL,
+    TEXT,
+    WASTE,
+    WASTE_HATCH,
+    WRONG,
+    WRONG_HATCH,
+    bare,
+    figure,
+    mix,
+    styled,
+)  # fmt: skip
+from utils.units import number
+
+#: Rounds and tokens of a round beyond which a picture cannot be read.
+MOST_ROUNDS, MOST_TOKENS, MOST_BARS = 24, 13, 16
+_ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, mix(WASTE, 0.45)
+_MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
+
+
+@dataclass(frozen=True)
+class DraftedRound:
+    """One round as text: the drafted tokens, how many of them were accepted, and the token that the target added."""
+
+    drafted: tuple[str, ...]
+    accepted: int
+    added: str | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accepted <= len(self.drafted):
+            raise ValueError(f"accepted must be between 0 and {len(self.drafted)} drafted tokens, got {self.accepted}")
+
+
+def visible(token: str) -> str:
+    """A token with its blanks and line ends made visible."""
+    return token.replace(" ", "·").replace("\n", "↵").replace("\t", "→") or "∅"
+
+
+@styled
+def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = "") -> Figure:
+    """A line a round: accepted, rejected and dropped tokens of the draft, then the target's own token.
+
+    Raises:
+        ValueError: no rounds, more than ``MOST_ROUNDS``, or a draft of ``MOST_TOKENS`` tokens or more.
+    """
+    rounds = list(rounds)
+    if not 1 <= len(rounds) <= MOST_ROUNDS:
+        raise ValueError(f"draw 1 to {MOST_ROUNDS} rounds, got {len(rounds)}")
+    longest = max(len(each.drafted) for each in rounds)
+    if longest >= MOST_TOKENS:
+        raise ValueError(f"draw drafts of fewer than {MOST_TOKENS} tokens, got {longest}")
+    fig, ax = figure(title, subtitle=subtitle, height=0.62 + 0.245 * len(rounds))
+    bare(ax)
+    width = 0.0
+    for row, each in enumerate(rounds):
+        x = 0.0
+        for place, token in enumerate(each.drafted):
+            kind = "accepted" if place < each.accepted else "rejected" if place == each.accepted else "dropped"
+            if each.added is None and kind != "accepted":
+                kind = "dropped"  # the text ended before it was judged
+            x = _token(ax, x, row, token, kind)
+        if each.added is not None:
+            x = _token(ax, x + 1.2, row, each.added, "added")
+        width = max(width, x)
+        count = each.accepted + (each.added is not None)
+        ax.text(-1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
+    handles = [
+        Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
+        Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="rejected"),
+        Patch(facecolor=_DROPPED, edgecolor="#8A8A8A", hatch=WASTE_HATCH, linewidth=0, label="dropped unseen"),
+        Patch(facecolor=_ADDED, label="the target's own"),
+    ]
+    ax.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=SMALL,
+        handlelength=1.3, columnspacing=1.4, borderaxespad=0.1,
+    )  # fmt: skip
+    ax.set_xlim(-5, max(width, 88))
+    ax.set_ylim(len(rounds) - 0.45, -0.6)
+    accepted, drafted = sum(each.accepted for each in rounds), sum(len(each.drafted) for each in rounds)
+    made = accepted + sum(each.added is not None for each in rounds)
+    parts = [
+        "".join(each.drafted[: each.accepted]) + (f"[{each.added}]" if each.added is not None else "")
+        for each in rounds
+    ]
+    fig.alt = (
+        f"{title.rstrip('.')}. {len(rounds)} rounds, {accepted} of {drafted} drafted tokens accepted, {made} tokens of "
+        f"text. The target's own tokens in brackets: {''.join(parts)}"
+    )
+    return fig
+
+
+def _token(ax, x: float, row: int, token: str, kind: str) -> float:
+    """Draw one token and return where the next begins; the unit of x is a character."""
+    text = visible(token)
+    width = len(text) + 0.9
+    style = {
+        "accepted": {"facecolor": _ACCEPTED, "edgecolor": "none"},
+        "rejected": {"facecolor": "white", "edgecolor": WRONG, "hatch": WRONG_HATCH},
+        "dropped": {"facecolor": _DROPPED, "edgecolor": "none"},
+        "added": {"facecolor": _ADDED, "edgecolor": "none"},
+    }[kind]
+    box = FancyBboxPatch((x, row - 0.36), width, 0.72, boxstyle="round,pad=0,rounding_size=0.18", **style)
+    box.set_linewidth(0.9)
+    ax.add_patch(box)
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if kind == "rejected" else None
+    ink = "white" if kind == "added" else MUTED if kind == "dropped" else INK
+    ax.text(
+        x + width / 2, row + 0.02, text, ha="center", va="center", size=_MONO, color=ink, family="DejaVu Sans Mono",
+        bbox=ground,
+    )  # fmt: skip
+    return x + width + 0.35
+
+
+@styled
+def overlap_bars(
+    target: Sequence[float], draft: Sequence[float], labels: Sequence[str], *, title: str, subtitle: str = ""
+) -> Figure:
+    """Two distributions over some tokens: what they share, what only the draft has, and what only the target has.
+
+    Args:
+        target, draft: probabilities of the tokens drawn, each between 0 and 1.
+        labels: the tokens.
+
+    Raises:
+        ValueError: lengths that differ, no or too many tokens, numbers that are not probabilities.
+    """
+    if not len(target) == len(draft) == len(labels) or not 1 <= len(labels) <= MOST_BARS:
+        raise ValueError(
+            f"give one probability of each model for each of 1 to {MOST_BARS} tokens, got "
+            f"{len(target)}, {len(draft)} and {len(labels)}"
+        )
+    if not all(0 <= value <= 1 for value in (*target, *draft)):
+        raise ValueError(f"probabilities lie between 0 and 1, got {list(target)} and {list(draft)}")
+    fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="y")
+    for x, (p, q) in enumerate(zip(target, draft, strict=True)):
+        shared = min(p, q)
+        ax.bar(x, shared, 0.74, color=_ACCEPTED)
+        ax.bar(x, p - shared, 0.74, bottom=shared, color=_ADDED)
+        ax.bar(x, q - shared, 0.74, bottom=shared, facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, linewidth=0.9)
+    ax.set_xticks(
+        range(len(labels)), [visible(label) for label in labels], rotation=35, ha="right", size=TEXT,
+        family="DejaVu Sans Mono",
+    )  # fmt: skip
+    ax.set_ylabel("probability")
+    handles = [
+        Patch(facecolor=_ACCEPTED, label="min(p, q): drafted and accepted"),
+        Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="q above p: rejected"),
+        Patch(facecolor=_ADDED, label="p above q: the residual"),
+    ]
+    ax.legend(handles=handles, frameon=False, fontsize=SMALL, loc="upper right")
+    rows = ", ".join(f"{visible(t)} p {number(p, 2)} q {number(q, 2)}" for t, p, q in zip(labels, target, draft))
+    fig.alt = f"{title.rstrip('.')}. Probabilities of tokens under the target (p) and the draft (q): {rows}."
+    return fig
