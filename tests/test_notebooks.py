@@ -174,3 +174,13 @@ def test_rules_name_the_cell_and_what_is_wrong(tmp_path):
     found = "\n".join(notebooks.problems(path))
     for words in ("setup cell", "nbval-skip", "alternative text", "network", "stderr", "stores an error, ValueError"):
         assert words in found, words
+
+
+def test_text_that_a_cell_printed_word_by_word_is_stored_as_one_text_in_its_place():
+    def out(name, text):
+        return nbformat.v4.new_output("stream", name=name, text=text)
+
+    figure = nbformat.v4.new_output("display_data", {"text/plain": "<figure>"})
+    joined = notebooks._joined([out("stdout", "Call"), out("stdout", " me\n"), figure, out("stdout", "Ishmael.")])
+    assert [o.get("text") for o in joined] == ["Call me\n", None, "Ishmael."]
+    assert len(notebooks._joined([out("stdout", "a"), out("stderr", "b"), out("stdout", "c")])) == 3

@@ -180,6 +180,7 @@ def execute(path: Path, timeout: int = 600) -> None:
     NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(path.resolve().parent)}}).execute()
     device = _device()
     for cell in code_cells(notebook):
+        cell.outputs = _joined(cell.outputs)
         before = stored.get(cell.get("id"))
         mark = before.metadata.get(MARK, {}) if before is not None else {}
         kept = (
@@ -199,6 +200,18 @@ def execute(path: Path, timeout: int = 600) -> None:
     notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
     notebook.metadata[MARK] = {"executed": datetime.datetime.now(datetime.UTC).date().isoformat(), "device": device}
     write(notebook, path)
+
+
+def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """The outputs with neighbouring pieces of one stream as one: text that came word by word reads as a text."""
+    found: list[NotebookNode] = []
+    for output in outputs:
+        last = found[-1] if found else {}
+        if output["output_type"] == last.get("output_type") == "stream" and output["name"] == last["name"]:
+            last["text"] += output["text"]
+        else:
+            found.append(output)
+    return found
 
 
 #: Calls whose cell must have an output: a cell that makes one of them at its top level and stores nothing was stripped.

@@ -2,6 +2,7 @@
 
 from utils.plots.animate import Animation, animate, sm_waves_animation
 from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
+from utils.plots.cache import DecodeStep, decode_animation, request_timeline
 from utils.plots.collectives import Move, collective_animation, contributions, moves_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
@@ -32,6 +33,7 @@ __all__ = [
     "DraftedRound",
     "LatencyRange",
     "MemoryLevel",
+    "DecodeStep",
     "Move",
     "Overlap",
     "Pattern",
@@ -49,6 +51,7 @@ __all__ = [
     "coalescing_map",
     "collective_animation",
     "contributions",
+    "decode_animation",
     "drafted_text",
     "figure",
     "generations",
@@ -68,6 +71,7 @@ __all__ = [
     "png",
     "pool_animation",
     "ragged_batch",
+    "request_timeline",
     "reservation_plot",
     "roofline_plot",
     "show",
