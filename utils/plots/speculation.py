@@ -15,7 +15,6 @@ from utils.plots.style import (
     SMALL,
     TEXT,
     WASTE,
-    WASTE_HATCH,
     WRONG,
     WRONG_HATCH,
     bare,
@@ -80,7 +79,7 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
     handles = [
         Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
         Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="rejected"),
-        Patch(facecolor=_DROPPED, edgecolor="#8A8A8A", hatch=WASTE_HATCH, linewidth=0, label="dropped unseen"),
+        Patch(facecolor=_DROPPED, label="dropped unseen"),
         Patch(facecolor=_ADDED, label="the target's own"),
     ]
     ax.legend(
@@ -148,8 +147,10 @@ def overlap_bars(
     for x, (p, q) in enumerate(zip(target, draft, strict=True)):
         shared = min(p, q)
         ax.bar(x, shared, 0.74, color=_ACCEPTED)
-        ax.bar(x, p - shared, 0.74, bottom=shared, color=_ADDED)
-        ax.bar(x, q - shared, 0.74, bottom=shared, facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, linewidth=0.9)
+        if p > q:
+            ax.bar(x, p - shared, 0.74, bottom=shared, color=_ADDED)
+        elif q > p:
+            ax.bar(x, q - shared, 0.74, bottom=shared, facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH)
     ax.set_xticks(
         range(len(labels)), [visible(label) for label in labels], rotation=35, ha="right", size=TEXT,
         family="DejaVu Sans Mono",
