@@ -170,8 +170,10 @@ class BlockManager:
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether :meth:`append` of so many tokens would succeed."""
         sequence = self.sequence(id)
-        grown = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks)
-        return grown + (count > 0 and self.writes_shared(id)) <= self.num_free
+        taken = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks)
+        if count and self.writes_shared(id):
+            taken += 1
+        return taken <= self.pool.num_free
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.
