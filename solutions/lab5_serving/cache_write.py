@@ -67,9 +67,9 @@ def write_kv(
     if not T:
         return
     block_d = tuning.block_d(D)
-    block_g = tuning.heads_written(G, block_d)
-    write_kv_kernel[(T, triton.cdiv(G, block_g))](
+    tile = tuning.write(G, block_d)
+    write_kv_kernel[(T, triton.cdiv(G, tile.n))](
         k, v, k_cache, v_cache, slots,
         *k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(), slots.stride(0), G,
-        BLOCK_SIZE=block_size, HEAD_DIM=D, BLOCK_D=block_d, BLOCK_G=block_g, num_warps=4,
+        BLOCK_SIZE=block_size, HEAD_DIM=D, BLOCK_D=block_d, BLOCK_G=tile.n, num_warps=tile.warps,
     )  # fmt: skip

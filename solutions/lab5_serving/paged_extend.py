@@ -47,7 +47,8 @@ def paged_extend_kernel(
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED
     key_head = tl.program_id(0)
-    sequence, tile, begin, count = sequence_of(tl.program_id(1), query_starts_ptr, stride_ss, S, BLOCK_Q)
+    slot = tl.num_programs(1) - 1 - tl.program_id(1)  # a chunk's longest tiles first, so that short ones fill the end
+    sequence, tile, begin, count = sequence_of(slot, query_starts_ptr, stride_ss, S, BLOCK_Q)
     if tile * BLOCK_Q < count:
         length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
         query = tile * BLOCK_Q + tl.arange(0, BLOCK_M) // PADDED  # in the chunk, whose last query sees the last token

@@ -61,7 +61,7 @@ def extend(head_dim: int, dtype: torch.dtype, group: int, capability: tuple[int,
 
 
 def merge(parts: int, width: int) -> Tile:
-    """Tile of the merge: ``n`` parts at a time."""
+    """Tile of the merge: ``n`` parts at a time of one row."""
     if runtime.INTERPRET:
         return Tile(1, min(8, max(2, power_of_two(parts))), 4, 1)
     return Tile(1, min(32, max(2, power_of_two(parts))), 4, 1)
@@ -79,6 +79,6 @@ def splits(rows: int, longest: int, sms: int) -> int:
     return max(1, min(wanted, longest // runtime.pick(cpu=16, gpu=256), 128))
 
 
-def heads_written(heads: int, width: int) -> int:
-    """Key heads that one program of the cache write takes."""
-    return min(power_of_two(heads), max(1, 2048 // width))
+def write(heads: int, width: int) -> Tile:
+    """Tile of the cache write: ``n`` key heads of one token."""
+    return Tile(1, min(power_of_two(heads), max(1, 2048 // width)), 4, 1)
