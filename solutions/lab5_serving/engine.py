@@ -19,7 +19,7 @@ from utils.serving import Decoder, Generation, SamplingParams
 from utils.serving.generate import check_prompt
 
 from .block_manager import BlockManager
-from .history import StepRecord
+from .history import COUNTED, StepRecord
 from .memory import default_num_blocks
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
@@ -48,7 +48,6 @@ class Engine:
     Attributes:
         history: a :class:`StepRecord` a step.
         requests: those that are not finished, by id.
-        max_batch: as given.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Engine:
         self.runner = runner or ModelRunner(model, num_blocks, block_size)
         self.requests: dict[str, Request] = {}
         self.history: deque[StepRecord] = deque(maxlen=history)
-        self._totals: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self._reports: list[RequestOutput] = []  # of requests that ended between two steps
         self._named = 0
 
@@ -134,7 +133,7 @@ class Engine:
         params = params or replace(original.params, seed=original.params.seed + 1)
         child = self.requests[self.add(original.tokens, params, id=id)]
         if self.scheduler.fork(original, child):
-            child.first_scheduled = self.clock()
+            child.first_scheduled = child.arrival
         return child.id
 
     def abort(self, id: str) -> bool:
@@ -212,7 +211,11 @@ class Engine:
         """The next token of each chunk's request; requests that cannot get one are added to `failed`."""
         if not sampling:
             return []
-        tokens, wrong = choose(logits, [chunk.request for chunk in sampling])
+        try:
+            tokens, wrong = choose(logits, [chunk.request for chunk in sampling])
+        except Exception as error:  # a device that is lost, or out of memory
+            tokens = [0] * len(sampling)
+            wrong = {chunk.request.id: f"sampling failed: {type(error).__name__}: {error}" for chunk in sampling}
         failed.update(wrong)
         return tokens
 
@@ -226,9 +229,7 @@ class Engine:
             return self._end(request, "length", new=[token])
         return RequestOutput(request.id, [token], False, None, None, request)
 
-    def _end(
-        self, request: Request, reason: str, error: str | None = None, *, new: Sequence[int] = ()
-    ) -> RequestOutput:
+    def _end(self, request: Request, reason: str, error: str | None = None, new: Sequence[int] = ()) -> RequestOutput:
         """A request is over: its blocks are free, and nothing of it stays here."""
         self.scheduler.remove(request)
         del self.requests[request.id]
@@ -241,18 +242,13 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Generation]:
-        """Serve some prompts to their end, beside whatever else is being served.
-
-        Args:
-            prompts: lists of tokens.
-            params: for all of them, or one each.
+        """Serve some prompts to their end, with parameters for all or one each, beside what else is being served.
 
         Raises:
             ValueError: as :meth:`add`; then none of them is served.
             RuntimeError: a request failed.
         """
-        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
-        requests = []
+        each, requests = list(params) if isinstance(params, Sequence) else [params] * len(prompts), []
         try:
             for prompt, own in zip(prompts, each, strict=True):
                 requests.append(self.requests[self.add(prompt, own)])

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from .request import RequestOutput
 from .scheduler import Scheduler, Step
 
+#: What an engine counts from its start on; the last four are how requests end.
+COUNTED = ("requests", "steps", "computed_tokens", "cached_tokens", "generated_tokens", "preemptions",
+           "stop", "length", "abort", "error")  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

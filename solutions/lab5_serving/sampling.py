@@ -43,8 +43,8 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict
             else:
                 alike[request.params.temperature, request.params.top_k, request.params.top_p].append(row)
     for rows in alike.values():
-        distributions = probabilities(logits[rows], requests[rows[0]].params)
-        drawn = draw(distributions, torch.stack([numbers[row] for row in rows]).to(logits.device)).tolist()
-        for row, token in zip(rows, drawn, strict=True):
+        at = torch.stack([numbers[row] for row in rows]).to(logits.device)
+        drawn = draw(probabilities(logits[rows], requests[rows[0]].params), at)
+        for row, token in zip(rows, drawn.tolist(), strict=True):
             tokens[row] = token
     return tokens, failed
