@@ -17,7 +17,7 @@ from torch import Tensor
 
 from utils.serving import Decoder
 
-from .batch import Batch, Layout, Staging, TableRows, assemble, table_width
+from .batch import ALIGNMENT, Batch, Layout, Staging, TableRows, assemble, table_width
 from .cuda_graphs import CudaRecorder, DecodeGraphs, buckets
 
 if TYPE_CHECKING:
@@ -137,16 +137,18 @@ class ModelRunner:
             cache[:, targets] = cache[:, sources]
 
     def warm_up(self, max_batch: int, max_tokens: int) -> None:
-        """Record the graphs of decode steps of up to ``max_batch`` sequences ahead of the first one that needs them.
+        """Record the graphs of decode steps ahead of the first one that needs them.
 
         Args:
-            max_tokens: of a sequence. Steps whose longest one has less than half of them are narrower and recorded when
-                they come.
+            max_batch: sequences of a step at most.
+            max_tokens: of a sequence at most.
         """
         if self.graphs is not None:
             width = table_width(-(-max_tokens // self.block_size))
-            for sequences in buckets(max_batch):
-                self.graphs.prepare(sequences, width)
+            while width >= ALIGNMENT:
+                for sequences in buckets(max_batch):
+                    self.graphs.prepare(sequences, width)
+                width //= 2
 
     def _kernels(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]:
         """What attends to one new token a sequence, to chunks of them, and what writes keys and values."""
