@@ -1,0 +1,297 @@
+"""Lab 5's block manager: the books balance, a prefix is found when it may be, and nothing shared is ever written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from solutions.lab5_serving import BlockManager, OutOfBlocks
+from solutions.lab5_serving.attention_torch import paged_attention_decode, paged_attention_extend, write_kv
+from utils import reference
+
+
+def written(manager: BlockManager, id: str, tokens: list[int]) -> int:
+    """Allocate, and say that everything is computed."""
+    cached = manager.allocate(id, tokens)
+    manager.commit(id, len(tokens))
+    manager.check()
+    return cached
+
+
+def test_a_sequence_wastes_less_than_a_block():
+    manager = BlockManager(10, block_size=4)
+    for length, blocks in ((1, 1), (4, 1), (5, 2), (8, 2), (9, 3)):
+        manager.allocate("a", list(range(length)))
+        assert len(manager.table("a")) == blocks == manager.num_used
+        manager.free("a")
+
+
+def test_a_slot_is_a_block_and_an_offset():
+    manager = BlockManager(4, block_size=4)
+    manager.allocate("a", [1, 2, 3, 4, 5])
+    first, second = manager.table("a")
+    assert [manager.slot("a", position) for position in (0, 3, 4)] == [first * 4, first * 4 + 3, second * 4]
+    with pytest.raises(IndexError, match="slots for 5 tokens, none for token 5"):
+        manager.slot("a", 5)
+
+
+def test_too_few_blocks_change_nothing():
+    manager = BlockManager(3, block_size=4)
+    written(manager, "a", list(range(8)))
+    assert not manager.can_allocate([9] * 5)
+    with pytest.raises(OutOfBlocks, match="need 2 free blocks, there are 1"):
+        manager.allocate("b", [9] * 5)
+    with pytest.raises(OutOfBlocks, match="no room for 5 more tokens of 'a': 1 blocks are free"):
+        manager.append("a", [9] * 5)
+    manager.check()
+    assert (manager.num_free, manager.length("a")) == (1, 8)
+
+
+def test_freeing_twice_is_an_error_and_so_is_an_id_in_use():
+    manager = BlockManager(3)
+    manager.allocate("a", [1])
+    with pytest.raises(ValueError, match="'a' holds blocks already"):
+        manager.allocate("a", [1])
+    with pytest.raises(ValueError, match="'a' holds blocks already"):
+        manager.fork("a", "a")
+    manager.free("a")
+    with pytest.raises(KeyError, match="never allocated, or freed already"):
+        manager.free("a")
+    assert manager.num_free == 3
+
+
+def test_a_prefix_is_shared_by_whole_blocks_and_one_token_is_always_left_to_compute():
+    manager = BlockManager(10, block_size=4)
+    assert written(manager, "a", [1, 2, 3, 4, 5, 6, 7, 8]) == 0
+    assert manager.allocate("b", [1, 2, 3, 4, 5, 6, 7, 8]) == 4
+    assert manager.allocate("c", [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 8
+    assert manager.allocate("d", [1, 2, 3, 9, 5, 6, 7, 8, 9]) == 0
+    assert manager.references(manager.table("a")[0]) == 3
+    manager.check()
+
+
+def test_a_block_with_the_same_tokens_behind_another_beginning_is_not_reused():
+    manager = BlockManager(10, block_size=2)
+    written(manager, "a", [1, 2, 3, 4, 5])
+    assert manager.allocate("b", [9, 9, 3, 4, 5]) == 0
+
+
+def test_a_block_is_found_only_after_it_is_written():
+    manager = BlockManager(10, block_size=2)
+    manager.allocate("a", [1, 2, 3, 4, 5])
+    assert manager.allocate("b", [1, 2, 3, 4, 5]) == 0
+    manager.commit("a", 3)
+    assert manager.allocate("c", [1, 2, 3, 4, 5]) == 2
+
+
+def test_without_prefix_caching_nothing_is_shared():
+    manager = BlockManager(10, block_size=2, prefix_caching=False)
+    written(manager, "a", [1, 2, 3])
+    assert manager.allocate("b", [1, 2, 3]) == 0
+
+
+def test_freed_blocks_stay_reusable_until_they_are_taken_the_oldest_first():
+    manager = BlockManager(4, block_size=2)
+    written(manager, "a", [1, 2, 3])
+    written(manager, "b", [5, 6, 7])
+    manager.free("a")
+    manager.free("b")
+    manager.allocate("c", [8] * 5)  # two empty blocks, and the one that "a" left
+    assert manager.cached_prefix([1, 2, 3])[0] == []
+    assert manager.allocate("d", [5, 6]) == 0  # its only block would be the last: one token must be computed
+    manager.check()
+
+
+def test_a_cached_block_that_nobody_holds_counts_as_one_of_those_needed():
+    manager = BlockManager(2, block_size=2)
+    written(manager, "a", [1, 2, 3, 4])
+    manager.free("a")
+    assert manager.can_allocate([1, 2, 3, 4])
+    assert not manager.can_allocate([1, 2, 3, 4], reserve=1)
+    assert not manager.can_allocate([1, 2, 3, 4, 5])
+    with pytest.raises(OutOfBlocks):
+        manager.allocate("b", [1, 2, 3, 4, 5])
+    assert manager.allocate("b", [1, 2, 3, 4]) == 2
+    manager.check()
+
+
+def test_the_first_to_write_into_a_shared_block_copies_it_and_the_last_does_not():
+    manager = BlockManager(5, block_size=4)
+    written(manager, "a", [1, 2, 3, 4, 5, 6])
+    manager.fork("a", "b")
+    assert manager.num_used == 2
+    shared = manager.table("a")[1]
+    assert manager.append("a", [7]) == [(shared, manager.table("a")[1])]
+    assert manager.append("b", [8]) == []
+    assert manager.table("b")[1] == shared != manager.table("a")[1]
+    assert manager.references(manager.table("a")[0]) == 2
+    manager.check()
+
+
+def test_a_fork_at_a_full_block_copies_nothing():
+    manager = BlockManager(5, block_size=4)
+    written(manager, "a", [1, 2, 3, 4])
+    manager.fork("a", "b")
+    assert manager.append("a", [7]) == manager.append("b", [8]) == []
+    manager.check()
+
+
+def test_a_copy_needs_a_free_block():
+    manager = BlockManager(2, block_size=4)
+    written(manager, "a", [1, 2, 3, 4, 5])
+    manager.fork("a", "b")
+    assert not manager.can_append("b")
+    with pytest.raises(OutOfBlocks):
+        manager.append("b", [6])
+    manager.free("a")
+    assert manager.append("b", [6]) == []
+
+
+def test_truncating_gives_back_the_blocks_that_are_left_and_forgets_what_is_overwritten():
+    manager = BlockManager(5, block_size=2)
+    written(manager, "a", [1, 2, 3, 4, 5, 6])
+    manager.truncate("a", 3)
+    assert (len(manager.table("a")), manager.num_used) == (2, 2)
+    manager.append("a", [9])
+    manager.commit("a", 4)
+    manager.check()
+    assert manager.allocate("b", [1, 2, 3, 4, 5]) == 2
+    assert manager.allocate("c", [1, 2, 3, 9, 5]) == 4
+    for length in (0, 5):
+        with pytest.raises(ValueError, match=f"length must be between 1 and 4, got {length}"):
+            manager.truncate("a", length)
+
+
+def test_check_says_what_is_wrong():
+    manager = BlockManager(4, block_size=2)
+    manager.allocate("a", [1, 2, 3])
+    manager.pool.references[manager.table("a")[0]] = 2
+    with pytest.raises(AssertionError, match="block 0 has 2 references, but 1 tables hold it"):
+        manager.check()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_sizes_are_positive_integers(value):
+    with pytest.raises(ValueError, match="num_blocks must be an integer of at least 1"):
+        BlockManager(value)
+    with pytest.raises(ValueError, match="block_size must be an integer of at least 1"):
+        BlockManager(1, block_size=value)
+
+
+class Memory:
+    """What a model would write: to each slot the tokens up to its own, so that a slot's content names its prefix."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.manager, self.slots = manager, {}
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        size = self.manager.block_size
+        for source, target in pairs:
+            for offset in range(size):
+                self.slots[target * size + offset] = self.slots.get(source * size + offset)
+
+    def write(self, id: str, tokens: list[int], start: int) -> None:
+        for position in range(start, len(tokens)):
+            slot = self.manager.slot(id, position)
+            assert self.manager.references(slot // self.manager.block_size) == 1, "a shared block is written"
+            self.slots[slot] = tuple(tokens[: position + 1])
+
+    def holds(self, id: str, tokens: list[int]) -> bool:
+        return all(self.slots[self.manager.slot(id, p)] == tuple(tokens[: p + 1]) for p in range(len(tokens)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_calls_leaves_every_sequence_its_own_tokens(seed):
+    rng = random.Random(seed)
+    manager = BlockManager(rng.randint(2, 30), rng.randint(1, 5), prefix_caching=seed % 4 > 0)
+    memory, known = Memory(manager), {}
+    for number in range(400):
+        action, id = rng.choice("aaappppftg"), rng.choice([*known, ""])
+        new = [rng.randrange(2) for _ in range(rng.randint(1, 12))]
+        try:
+            if action == "a":
+                name = f"s{number}"
+                start = manager.allocate(name, new)
+                assert start < len(new) and start % manager.block_size == 0
+                known[name] = new
+                memory.write(name, new, start)
+                manager.commit(name, len(new))
+            elif id and action == "p":
+                memory.copy(manager.append(id, new))
+                known[id] = known[id] + new
+                memory.write(id, known[id], len(known[id]) - len(new))
+                manager.commit(id, rng.randint(0, len(known[id])))
+            elif id and action == "f":
+                manager.fork(id, f"s{number}")
+                known[f"s{number}"] = known[id]
+            elif id and action == "t":
+                length = rng.randint(1, len(known[id]))
+                manager.truncate(id, length)
+                known[id] = known[id][:length]
+            elif id:
+                manager.free(id)
+                del known[id]
+        except OutOfBlocks:
+            pass
+        manager.check()
+        for name, tokens in known.items():
+            assert memory.holds(name, tokens), f"seed {seed}, call {number}: {name} reads what is not its own"
+    for name in list(known):
+        manager.free(name)
+    manager.check()
+    assert manager.num_free == manager.num_blocks
+
+
+# ---- paged attention in PyTorch --------------------------------------------------------------------------------------
+
+
+def paged(lengths: list[int], block_size: int, heads: int, dim: int):
+    """Keys and values (length, heads, dim) of sequences, their caches, written through slots, and their tables."""
+    generator = torch.Generator().manual_seed(0)
+    manager = BlockManager(30, block_size, prefix_caching=False)
+    caches = [torch.full((30, block_size, heads, dim), torch.nan) for _ in range(2)]
+    pairs, tables = [], torch.zeros(len(lengths), 10, dtype=torch.int32)
+    for s, length in enumerate(lengths):
+        k, v = torch.randn(2, length, heads, dim, generator=generator)
+        pairs.append((k, v))
+        if length:
+            manager.allocate(str(s), list(range(length)))
+            table = torch.tensor(manager.table(str(s)))
+            tables[s, : len(table)] = table
+            write_kv(k, v, *caches, torch.tensor([manager.slot(str(s), p) for p in range(length)]))
+    return pairs, caches, tables
+
+
+def test_attention_over_blocks_is_attention_over_the_sequence():
+    counts, lengths = [3, 1, 0, 7, 0], [8, 5, 4, 7, 0]
+    pairs, caches, tables = paged(lengths, block_size=4, heads=2, dim=8)
+    q = torch.randn(sum(counts), 4, 8, generator=torch.Generator().manual_seed(1))
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    for scale in (None, 0.3):
+        out = paged_attention_extend(q, *caches, tables, starts, torch.tensor(lengths), scale=scale)
+        for s, (k, v) in enumerate(pairs):
+            own = slice(starts[s], starts[s + 1])
+            if counts[s]:
+                heads_first = (x.transpose(0, 1)[None] for x in (q[own], k, v))
+                expected, _ = reference.attention(*heads_first, causal=True, scale=scale)
+                torch.testing.assert_close(out[own], expected[0].transpose(0, 1).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_one_query_sees_its_whole_context_and_an_empty_one_gives_zeros():
+    lengths = [9, 0, 4]
+    pairs, caches, tables = paged(lengths, block_size=4, heads=1, dim=8)
+    q = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(1))
+    out = paged_attention_decode(q, *caches, tables, torch.tensor(lengths), num_splits=3)
+    assert torch.equal(out[1], torch.zeros(2, 8))
+    for s in (0, 2):
+        k, v = (x.transpose(0, 1)[None] for x in pairs[s])
+        expected, _ = reference.attention(q[s][None, :, None], k, v)
+        torch.testing.assert_close(out[s], expected[0, :, 0].float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_without_a_slot_is_not_stored():
+    caches = [torch.zeros(2, 2, 1, 4) for _ in range(2)]
+    write_kv(torch.ones(2, 1, 4), torch.ones(2, 1, 4), *caches, torch.tensor([3, -1]))
+    assert [float(cache.sum()) for cache in caches] == [4, 4] and caches[0][1, 1].sum() == 4
