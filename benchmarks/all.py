@@ -48,6 +48,8 @@ FAMILIES = (
     "parallel_training",
     "model_parallel",
     "decoding",
+    "serving_throughput",
+    "batching",
     "speculation",
 )
 

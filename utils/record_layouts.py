@@ -123,6 +123,9 @@ _SPLIT = {
     **RATIO,
 }
 
+#: A workload under one scheduler: its steps, and the mean share of the batch's places that were taken.
+_SCHEDULED = {**TIMING, "tokens_per_second": POSITIVE, "steps": SIZE, "slots": POSITIVE}
+
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
     "ceilings": {
@@ -601,6 +604,40 @@ LAYOUTS: dict[str, object] = {
             "seconds": {str: POSITIVE},
             "longest": [{"name": TEXT, "launches": SIZE, "seconds": POSITIVE}],
         },
+    },
+    "batching": {
+        "dtype": TEXT,
+        "requests": SIZE,
+        "max_batch": SIZE,
+        "token_budget": SIZE,
+        "prompts": [SIZE],
+        "spreads": [
+            {
+                "name": TEXT,
+                "mean": POSITIVE,
+                "variation": NOT_NEGATIVE,
+                "longest": SIZE,
+                "output_tokens": SIZE,
+                "continuous": _SCHEDULED,
+                "static": _SCHEDULED,
+                **RATIO,
+                "steps_ratio": POSITIVE,
+            }
+        ],
+        "capacity": POSITIVE,
+        "loads": [
+            {
+                "share": POSITIVE,
+                "rate": POSITIVE,
+                "duration": POSITIVE,
+                "request_rate": POSITIVE,
+                "tokens_per_second": POSITIVE,
+                "slots": POSITIVE,
+                "ttft": {str: POSITIVE},
+                "tpot": {str: POSITIVE},
+                "latency": {str: POSITIVE},
+            }
+        ],
     },
     # ---- notebook 12 ----
     "paged_attention": {
