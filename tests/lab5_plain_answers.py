@@ -98,4 +98,27 @@ ANSWERS: dict[str, str] = {
             step.chunks.append(Chunk(request, request.computed, count))
             budget = max(0, budget - count)
         """,
+    "5.6: the residual distribution": """
+        left = torch.clamp(target_probs.double() - draft_probs.double(), min=0)
+        total = left.sum(dim=-1, keepdim=True)
+        rest = left / total
+        return torch.where(total == 0, target_probs.double(), rest)
+        """,
+    "5.6: accept, replace or add": """
+        result = []
+        for i, token in enumerate(drafted.tolist()):
+            ratio = float(target_probs[i, token]) / float(draft_probs[i, token])
+            if float(uniforms[i]) < min(1.0, ratio):
+                result.append(token)
+                continue
+            rest = residual(target_probs[i], draft_probs[i])
+            result.append(int(draw(rest, uniforms[-1])))
+            return result
+        result.append(int(draw(target_probs[-1], uniforms[-1])))
+        return result
+        """,
+    "5.6: drop what was rejected": """
+        for model in (checker, drafter):
+            model.keep(len(tokens) - 1)
+        """,
 }

@@ -1,4 +1,4 @@
-"""Speculative decoding of one sequence: draft, verify, drop what was rejected, each model with a contiguous cache."""
+"""Speculative decoding of one sequence: draft, verify, drop (exercise 5.6); each model has a contiguous cache."""
 
 from __future__ import annotations
 
@@ -124,8 +124,10 @@ def _rounds(
         if tokens[-1] in stops:
             return
         # Neither cache may hold a rejected token; the newest one has not been read by anybody.
+        ### BEGIN SOLUTION 5.6: drop what was rejected
         checker.keep(len(tokens) - 1)
         drafter.keep(len(tokens) - 1)
+        ### END SOLUTION
 
 
 def speculative_generate(

@@ -3,5 +3,6 @@
 from utils.checks.lab5.blocks import check_block_manager
 from utils.checks.lab5.cached import check_kv_cache
 from utils.checks.lab5.scheduling import check_schedulers
+from utils.checks.lab5.speculation import check_speculative_sampling
 
-__all__ = ["check_block_manager", "check_kv_cache", "check_schedulers"]
+__all__ = ["check_block_manager", "check_kv_cache", "check_schedulers", "check_speculative_sampling"]

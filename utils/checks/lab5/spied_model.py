@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -34,13 +35,17 @@ def tiny_model(rng: random.Random, eos: tuple[int, ...] = (), vocabulary: int = 
     return model.double().eval()
 
 
+_NUMBERS = itertools.count()
+
+
 @dataclass
 class Asked:
-    """One pass through the model: ``tokens`` and ``positions`` as given, and ``hidden`` (..., C) that came out."""
+    """One pass: ``tokens`` and ``positions`` as given, ``hidden`` (..., C) that came out; its number among all."""
 
     tokens: Tensor
     positions: Tensor
     hidden: Tensor
+    number: int
 
 
 @dataclass
@@ -69,7 +74,7 @@ class SpiedModel(Decoder):
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         hidden = super().hidden(tokens, positions, attend)
-        self.notes.passes.append(Asked(tokens.clone(), positions.clone(), hidden))
+        self.notes.passes.append(Asked(tokens.clone(), positions.clone(), hidden, next(_NUMBERS)))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
