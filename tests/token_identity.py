@@ -12,18 +12,19 @@ with wide logits, so that the likeliest token leads by far more than rounding (s
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import torch
 
-from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, Step
+from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, SpeculativeEngine, Step
 from utils.serving import MODELS, Decoder, KVCache, ModelConfig, SamplingParams, generate, load_model
 
 #: More steps than any workload here can need.
@@ -56,6 +57,15 @@ def tiny_model(seed: int = 0) -> Decoder:
             elif "q_norm" in name or "k_norm" in name:
                 weight.fill_(1.5)
     return model
+
+
+def disturbed(model: Decoder) -> Decoder:
+    """A draft that often, but not always, thinks as the model does: the same weights with a little noise."""
+    draft, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += torch.randn(weight.shape, generator=generator) * 0.1 * weight.std(correction=0)
+    return draft
 
 
 @dataclass
@@ -154,8 +164,12 @@ class WatchedRunner(ModelRunner):
                 raise ArithmeticError(f"injected at position {bad}")
         self.copied += len(step.copies)
         logits = super().run(step, manager, rows)
-        ends = [(chunk.request.id, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples]
-        self.logits.update(zip(ends, logits, strict=len(ends) == len(logits)))
+        ends = []
+        for chunk in step.chunks:
+            if chunk.samples:  # one row behind the last known token, and one behind each drafted one
+                known = len(chunk.request.tokens)
+                ends += [(chunk.request.id, known + drafted) for drafted in range(len(chunk.request.draft) + 1)]
+        self.logits.update(zip(ends, logits, strict=True))
         return logits
 
 
@@ -246,6 +260,8 @@ def play(
             leads.look(model, request, runner.logits)
     counts["copied blocks"] += runner.copied
     totals = engine.stats()
+    for name in ("drafted_tokens", "accepted_tokens"):
+        counts[name] += totals.get(name, 0)
     for name in ("steps", "preemptions", "cached_tokens", "computed_tokens", "generated_tokens"):
         counts[name] += totals[name]
     return counts
@@ -272,14 +288,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("workloads", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument("--speculative", action="store_true", help="greedy requests alone, with a draft model")
     parser.add_argument("--model", choices=("tiny", "target"), default="tiny", help="random weights, or the course's")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = tiny_model() if arguments.model == "tiny" else load_model(MODELS / "target").float()
+    make_engine: Callable[..., Engine] = Engine
+    if arguments.speculative:
+        draft = disturbed(model) if arguments.model == "tiny" else load_model(MODELS / "draft").float()
+        make_engine = partial(SpeculativeEngine, draft_model=draft)
     total, leads, start = Counter(), Leads(), time.perf_counter()
     for seed in range(arguments.seed, arguments.seed + arguments.workloads):
         try:
-            total += play(draw_workload(seed, model), model, leads=leads)
+            workload = draw_workload(seed, model)
+            if arguments.speculative:
+                for ask in workload.asks:
+                    ask.params = replace(ask.params, temperature=0.0)
+            total += play(workload, model, make_engine, leads)
         except Exception:
             print(f"workload {seed}: {draw_workload(seed, model).settings}", file=sys.stderr)
             raise
