@@ -49,6 +49,8 @@ def generate(peer: Any, prompts: Sequence[list[int]], new_tokens: int) -> tuple[
     from transformers import GenerationConfig
 
     settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    if runtime.HAS_GPU:
+        torch.cuda.empty_cache()  # it sizes its cache by what is free
     synchronize()
     start = time.perf_counter()
     results = peer.generate_batch(inputs=[list(prompt) for prompt in prompts], generation_config=settings)
@@ -59,5 +61,5 @@ def generate(peer: Any, prompts: Sequence[list[int]], new_tokens: int) -> tuple[
         lengths = sorted({len(output) for output in outputs})
         raise RuntimeError(f"{len(prompts)} requests of {new_tokens} tokens: {len(outputs)} came, of {lengths} tokens")
     if runtime.HAS_GPU:
-        torch.cuda.empty_cache()  # its cache took most of the memory
+        torch.cuda.empty_cache()
     return outputs, seconds

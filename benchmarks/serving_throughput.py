@@ -11,7 +11,6 @@ in the same run). ``steps`` are those of one run, ``kernels`` what the GPU does 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,7 +131,6 @@ def measure(
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     run, same = warm, None
     for name in turns:
-        gc.collect()
         if name == "ours":
             run = serving_work.serve(engine(), prompts, params)
             seconds[name].append(run.seconds)
@@ -180,6 +178,7 @@ def rates(run: Any, seconds: Mapping[str, Sequence[float]], config: ModelConfig,
     bounds = {name: moved / rate for name, rate in bandwidth.items()}
     decode = [step for step in steps if step["tokens"] == step["sequences"]]
     decode_seconds = sum(step["seconds"] for step in decode)
+    mixed = [step for step in steps if step["tokens"] != step["sequences"]]
     return {
         "ours": {**ours.as_dict(), "tokens_per_second": run.tokens / ours.median},
         "bytes": moved,
@@ -191,6 +190,7 @@ def rates(run: Any, seconds: Mapping[str, Sequence[float]], config: ModelConfig,
             "seconds": decode_seconds,
             "bytes_per_second": sum(step["bytes"] for step in decode) / decode_seconds,
         },
+        "mixed": {"steps": len(mixed), "seconds": sum(step["seconds"] for step in mixed)},
         "steps": steps,
     }
 
@@ -214,6 +214,7 @@ def table(results: Mapping[str, Any]) -> str:
     """What was reached, in a few lines."""
     ours, bandwidth = results["ours"], results["bandwidth"]
     errors, tokens, decode = results["logits"], results["tokens"], results["decode"]
+    mixed = results["mixed"]
     lines = [
         f"right: logits off by {errors['prefill_error']:.1e} (prefill) and {errors['decode_error']:.1e} (decode), "
         f"plain PyTorch's by {errors['torch_error']:.1e}; {tokens['equal']} of {tokens['checked']} tokens are "
@@ -224,7 +225,8 @@ def table(results: Mapping[str, Any]) -> str:
             f"{results['output_tokens'] / results['bound_seconds'][name]:,.0f} tokens/s)"
             for name, rate in bandwidth.items()
         ),
-        f"decode steps alone: {decode['steps']}, {decode['seconds'] / max(1, decode['steps']) * 1e3:.2f} ms each, "
+        f"steps with prompts: {mixed['steps']}, {mixed['seconds']:.3f} s; decode steps: {decode['steps']}, "
+        f"{decode['seconds'] / max(1, decode['steps']) * 1e3:.2f} ms each, "
         f"{decode['bytes_per_second'] / 1e12:.2f} TB/s",
     ]
     if results["theirs"]:

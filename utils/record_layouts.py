@@ -597,6 +597,7 @@ LAYOUTS: dict[str, object] = {
         "bound_seconds": {"peak": POSITIVE, "copy": POSITIVE},
         "of_bound": {"peak": POSITIVE, "copy": POSITIVE},
         "decode": {"steps": SIZE, "seconds": POSITIVE, "bytes_per_second": POSITIVE},
+        "mixed": {"steps": SIZE, "seconds": POSITIVE},
         "steps": [{"sequences": SIZE, "tokens": SIZE, "seconds": POSITIVE, "bytes": SIZE}],
         "theirs": {"version": TEXT, **TIMING, "tokens_per_second": POSITIVE, "same_first_token": COUNT, **RATIO},
         "kernels": {
