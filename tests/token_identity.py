@@ -1,12 +1,12 @@
 """Random workloads, each played through an engine and held against one request at a time.
 
 ``python -m tests.token_identity 1000`` plays so many workloads, from seed 0 on, and prints what they covered. Every
-greedy or seeded request must get exactly the tokens of `utils.serving.generate`; requests that are aborted or fail
+greedy or seeded request must get exactly the tokens of ``utils.serving.generate``; requests that are aborted or fail
 must have got a beginning of them; the books of the block manager must balance after every step, no block that is
 written may be shared or be found by its prefix, and in the end no block may be in use.
 
 Exact tokens can be asked for although an engine sums in another order than plain generation: the model is random
-with wide logits, so that the likeliest token leads by far more than rounding (see `Leads`).
+with wide logits, so that the likeliest token leads by far more than rounding (see ``Leads``).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     Args:
         k, v: (T, G, D).
         k_cache, v_cache: (num_blocks, block_size, G, D), written in place.
-        slots: (T,) int64, `block * block_size + offset`; -1: the token is not stored.
+        slots: (T,) int64, ``block * block_size + offset``; -1: the token is not stored.
     """
     stored = slots >= 0
     slots, block_size = slots[stored], k_cache.shape[1]
@@ -70,7 +70,7 @@ def paged_attention_extend(
     Args:
         q: (T, H, D), the chunks of all sequences laid end to end.
         k_cache, v_cache, block_tables: as for :func:`paged_attention_decode`.
-        query_starts: (S + 1,) integers: queries `query_starts[s]` to `query_starts[s + 1]` belong to sequence s.
+        query_starts: (S + 1,) integers: queries ``query_starts[s]`` to ``query_starts[s + 1]`` belong to sequence s.
         context_lens: (S,) integers, the chunk's own tokens included.
         scale: of the scores; 1/sqrt(D) if None.
 

@@ -1,6 +1,6 @@
 """Which sequence's keys and values are in which blocks of the cache (exercise 5.2).
 
-The cache is a pool of blocks of `block_size` token slots. A sequence has a *block table*, the list of its blocks in
+The cache is a pool of blocks of ``block_size`` token slots. A sequence has a *block table*, the list of its blocks in
 order, so its memory need not lie in one piece, and less than one block of it is unused (Kwon et al. 2023, section 4).
 A block may stand in several tables, of sequences with the same beginning; its *references* count them.
 
@@ -68,7 +68,7 @@ class BlockManager:
         return len(self.sequence(id).tokens)
 
     def slot(self, id: str, position: int) -> int:
-        """Where in the cache a token's keys and values are: `block * block_size + offset`.
+        """Where in the cache a token's keys and values are: ``block * block_size + offset``.
 
         Raises:
             IndexError: no slot has been given to that position.
@@ -92,7 +92,7 @@ class BlockManager:
     # ---- a sequence begins ---------------------------------------------------------------------------------------
 
     def cached_prefix(self, tokens: list[int]) -> tuple[list[int], list[bytes]]:
-        """Blocks that hold the longest known beginning of `tokens`, whole blocks only, and their digests.
+        """Blocks that hold the longest known beginning of ``tokens``, whole blocks only, and their digests.
 
         The last token is left out: one at least has to go through the model, to give the logits of the next.
         """
@@ -109,23 +109,23 @@ class BlockManager:
         return blocks, digests
 
     def blocks_needed(self, tokens: list[int], cached: list[int]) -> int:
-        """Free blocks that :meth:`allocate` takes: those to be computed, and the `cached` ones that no table holds."""
+        """Free blocks that :meth:`allocate` takes: those to be computed, and ``cached`` ones that no table holds."""
         idle = sum(self.pool.references[block] == 0 for block in cached)
         return self.blocks_for(len(tokens)) - len(cached) + idle
 
     def can_allocate(self, tokens: list[int], reserve: int = 0) -> bool:
-        """Whether :meth:`allocate` would succeed and leave `reserve` blocks free."""
+        """Whether :meth:`allocate` would succeed and leave ``reserve`` blocks free."""
         return self.blocks_needed(tokens, self.cached_prefix(tokens)[0]) + reserve <= self.num_free
 
     def allocate(self, id: str, tokens: list[int]) -> int:
-        """Give a new sequence a table of blocks for all of `tokens`; blocks of a known beginning are shared.
+        """Give a new sequence a table of blocks for all of ``tokens``; blocks of a known beginning are shared.
 
         Returns:
-            How many tokens are in the cache already: a multiple of `block_size`, less than `len(tokens)`.
+            How many tokens are in the cache already: a multiple of ``block_size``, less than ``len(tokens)``.
 
         Raises:
             OutOfBlocks: too few free blocks; nothing has changed.
-            ValueError: no tokens, or `id` holds blocks already.
+            ValueError: no tokens, or ``id`` holds blocks already.
         """
         self._check_new(id)
         if not tokens:
@@ -146,7 +146,7 @@ class BlockManager:
         """Begin a second sequence with the same tokens in the same blocks: nothing is taken, nothing copied yet.
 
         Raises:
-            ValueError: `child` holds blocks already.
+            ValueError: ``child`` holds blocks already.
         """
         self._check_new(child)
         original = self.sequence(parent)
@@ -207,7 +207,7 @@ class BlockManager:
         return copies
 
     def commit(self, id: str, computed: int) -> None:
-        """The keys and values of the first `computed` tokens are written: their full blocks may be reused from now on.
+        """The keys and values of the first ``computed`` tokens are written: their full blocks may now be reused.
 
         Not before: a block found too early would be read while it still holds somebody else's values.
         """
@@ -223,7 +223,7 @@ class BlockManager:
     # ---- a sequence shrinks, and ends ----------------------------------------------------------------------------
 
     def truncate(self, id: str, length: int) -> None:
-        """Drop the newest tokens until `length` are left, and the blocks that they leave: rejected drafts.
+        """Drop the newest tokens until ``length`` are left, and the blocks that they leave: rejected drafts.
 
         Raises:
             ValueError: a length of 0, or more than the sequence has.

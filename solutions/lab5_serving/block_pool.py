@@ -25,7 +25,7 @@ def prefix_digest(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class BlockPool:
-    """Blocks 0 to `num_blocks - 1`, with their references counted.
+    """Blocks 0 to ``num_blocks - 1``, with their references counted.
 
     A free block is empty, or it still holds a prefix that somebody may ask for. Empty ones are taken first, then the
     one that was given back longest ago.

@@ -1,7 +1,7 @@
 """The serving engine: requests in, tokens out, one step of the model at a time.
 
 A step is: the scheduler chooses chunks of tokens, the runner computes them in one ragged batch, the sampler chooses
-one token for every request whose known tokens are all computed. Nothing else happens, and all of it in `Engine.step`.
+one token for every request whose known tokens are all computed. Nothing else happens, and all of it in ``Engine.step``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Engine:
 
     Args:
         model: in evaluation mode.
-        num_blocks, block_size: of the cache; None: see :func:`default_num_blocks`. A `runner` brings its own.
+        num_blocks, block_size: of the cache; None: see :func:`default_num_blocks`. A ``runner`` brings its own.
         max_batch, token_budget, chunked_prefill: see :class:`Scheduler`.
         scheduler: "continuous" or "static".
         prefix_caching: reuse the blocks of equal beginnings.
         runner: what computes a step; None: a :class:`ModelRunner` of the model.
         clock: seconds; another one simulates.
         max_waiting: requests that may wait; None: any number.
-        history: steps that the attribute `history` keeps, the newest; None: all, which in a server is a leak.
+        history: steps that the attribute ``history`` keeps, the newest; None: all, which in a server is a leak.
 
     Attributes:
         history: a :class:`StepRecord` a step.
@@ -97,7 +97,7 @@ class Engine:
         Raises:
             ValueError: an id in use, or a prompt that can never be served: empty, outside the vocabulary, too long for
                 the model or the pool.
-            EngineFull: `max_waiting` requests wait already.
+            EngineFull: ``max_waiting`` requests wait already.
         """
         params = params or SamplingParams()
         if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
@@ -208,7 +208,7 @@ class Engine:
             return sampling, torch.cat(rows) if rows else None, failed
 
     def _choose(self, sampling: list[Chunk], logits: Tensor | None, failed: dict[str, str]) -> list[int]:
-        """The next token of each chunk's request; requests that cannot get one are added to `failed`."""
+        """The next token of each chunk's request; requests that cannot get one are added to ``failed``."""
         if not sampling:
             return []
         try:

@@ -11,7 +11,7 @@ CPU_BYTES, GPU_SHARE = 2**28, 0.8
 
 
 def default_num_blocks(model: Decoder, block_size: int, max_batch: int) -> int:
-    """Blocks for `max_batch` requests of the model's greatest length, or as many as the memory of its device allows."""
+    """Blocks for ``max_batch`` requests of the greatest length, or as many as the device's memory allows."""
     config = model.config
     enough = max_batch * -(-config.max_seq_len // block_size)
     memory = CPU_BYTES

@@ -22,7 +22,7 @@ class Status(Enum):
 class Request:
     """One prompt, the tokens generated so far, and how many of all of them have their keys and values in the cache.
 
-    A request is never in a "prefill" or a "decode" phase: it has `pending` tokens whose keys and values are missing,
+    A request is never in a "prefill" or a "decode" phase: it has ``pending`` tokens whose keys and values are missing,
     many at first, then one a step. That is why one scheduler serves prompts, chunks of prompts, decoding,
     recomputation after a preemption and the verification of drafts alike.
 
@@ -31,7 +31,7 @@ class Request:
         prompt: at least one token.
         params: how its tokens are chosen.
         arrival: when it came, in seconds of the engine's clock.
-        limit: most tokens, prompt included, that it may grow to; 0: prompt and `params.max_new_tokens`.
+        limit: most tokens, prompt included, that it may grow to; 0: prompt and ``params.max_new_tokens``.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Request:
     output: list[int] = field(default_factory=list)  # generated, a preemption keeps them
     tokens: list[int] = field(default_factory=list)  # prompt and output, one list so that a step need not join them
     draft: list[int] = field(default_factory=list)  # guesses of what follows, to be verified (speculative decoding)
-    computed: int = 0  # how many of `tokens` have their keys and values in the cache
+    computed: int = 0  # how many of ``tokens`` have their keys and values in the cache
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     error: str | None = None
@@ -70,11 +70,11 @@ class Request:
 
     @property
     def first_token(self) -> float | None:
-        """When the first token was there; less `arrival` it is the TTFT."""
+        """When the first token was there; less ``arrival`` it is the TTFT."""
         return self.token_times[0] if self.token_times else None
 
     def slice(self, start: int, stop: int) -> list[int]:
-        """Tokens `start` to `stop` of prompt, output and draft laid end to end."""
+        """Tokens ``start`` to ``stop`` of prompt, output and draft laid end to end."""
         if stop <= len(self.tokens):
             return self.tokens[start:stop]
         return (self.tokens[start:] + self.draft[max(start - len(self.tokens), 0) :])[: stop - start]
@@ -90,8 +90,8 @@ class Request:
 class RequestOutput:
     """What a step brought a request: mostly one token; the last output says why it ended.
 
-    `finish_reason` is "stop" (end of text), "length", "abort" or "error", and then `error` says what went wrong.
-    `request` holds the rest: all tokens, times, preemptions.
+    ``finish_reason`` is "stop" (end of text), "length", "abort" or "error", and then ``error`` says what went wrong.
+    ``request`` holds the rest: all tokens, times, preemptions.
     """
 
     id: str

@@ -10,6 +10,7 @@ operations per running request.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from .request import Request, Status
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of a request, from token `start` on, that go through the model in this step."""
+    """``count`` tokens of a request, from token ``start`` on, that go through the model in this step."""
 
     request: Request
     start: int
@@ -58,14 +59,18 @@ class Scheduler:
         manager: of the blocks that the requests' keys and values need.
         max_batch: requests that run at a time: throughput rises with it, and so does the time between two tokens.
         token_budget: tokens in a step, of all requests together, so that a long prompt cannot hold up the others for
-            long. At least `max_batch`: then every running request advances in every step.
+            long. At least ``max_batch``: then every running request advances in every step.
         chunked_prefill: a prompt may take several steps. If not, it waits for a step that has room for all of it;
             longer than the budget, it goes as the only prompt of its step.
 
     Attributes:
         waiting: in order of arrival; the first one is never passed over, so that none starves.
         running: in order of admission, the oldest first. At most one of them, the last, is amid its prompt.
+        reserve: blocks that an admission leaves free, so that the newcomer is not thrown out by the next few tokens.
     """
+
+    #: Of the pool; the reserve is at least one block.
+    reserve_share = 0.01
 
     def __init__(
         self, manager: BlockManager, max_batch: int = 64, token_budget: int = 512, chunked_prefill: bool = True
@@ -78,8 +83,7 @@ class Scheduler:
         self.chunked_prefill = chunked_prefill
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        #: Blocks that an admission leaves free, so that the newcomer is not thrown out again by the next few tokens.
-        self.reserve = max(1, manager.num_blocks // 100)
+        self.reserve = math.ceil(manager.num_blocks * self.reserve_share)
 
     @property
     def has_work(self) -> bool:
@@ -132,8 +136,8 @@ class Scheduler:
         """The next step: first the running requests, oldest first, then the waiting ones that fit beside them.
 
         A running request gets as many of its pending tokens as the budget allows. If its blocks do not suffice, the
-        newest running request is preempted (`_make_room`). A waiting request is admitted if a place in the batch, some
-        budget, and blocks for all its tokens and the reserve are there (`_admit`), but not in a step that preempted.
+        newest running request is preempted (``_make_room``). A waiting request is admitted if there is a place in the
+        batch, some budget, and blocks for all its tokens and the reserve (``_admit``); in a step that preempted, none.
         """
         step, budget = Step(), self.token_budget
         ### BEGIN SOLUTION 5.3: a step of continuous batching
@@ -157,7 +161,7 @@ class Scheduler:
         return step
 
     def _make_room(self, request: Request, count: int, step: Step) -> int:
-        """Slots for the next `count` pending tokens of a running request, preempting as many others as it takes.
+        """Slots for the next ``count`` pending tokens of a running request, preempting as many others as it takes.
 
         The newest is preempted first: it has the least to lose, and the oldest is sure to finish. A draft is only a
         guess, and given up before anybody is preempted for it.
@@ -184,7 +188,8 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a request's blocks and put it first in line; its keys and values will be computed again.
 
-        Recomputing is one pass over all its tokens, prompt and output alike (Kwon et al. 2023, section 4.5).
+        Recomputing is one pass over all its tokens, prompt and output alike (Kwon et al. 2023, section 4.5), less those
+        that are found in the cache: its blocks are free, but they hold what they held until somebody takes them.
         """
         self.running.remove(request)
         self.manager.free(request.id)
@@ -210,6 +215,8 @@ class StaticScheduler(Scheduler):
     Blocks for a request's greatest length are set aside when it is admitted, so nobody is ever preempted.
     """
 
+    reserve_share = 0.0
+
     def fork(self, parent: Request, child: Request) -> bool:
         """Nobody joins a batch that has started."""
         return False
@@ -217,7 +224,7 @@ class StaticScheduler(Scheduler):
     def schedule(self) -> Step:
         """The next step of the current batch; when it is finished, the first step of the next.
 
-        A batch is as many of the waiting requests, in order, as `max_batch` allows and as fit into the pool if all of
+        A batch is as many of the waiting requests, in order, as ``max_batch`` allows and as fit into the pool if all of
         them grow to their limit. Each step then advances every request of it, within the budget.
         """
         step, budget = Step(), self.token_budget
@@ -237,5 +244,5 @@ class StaticScheduler(Scheduler):
         return step
 
 
-#: What the engine's argument `scheduler` names.
+#: What the engine's argument ``scheduler`` names.
 SCHEDULERS: dict[str, type[Scheduler]] = {"continuous": Scheduler, "static": StaticScheduler}
