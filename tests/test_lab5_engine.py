@@ -305,6 +305,20 @@ def test_a_sampler_that_fails_ends_its_own_request_alone():
     assert engine.manager.num_used == 0
 
 
+def test_a_step_that_fails_has_copied_its_blocks_for_those_that_go_on():
+    model, params = tiny_model(), SamplingParams(max_new_tokens=8, ignore_eos=True)
+    engine = Engine(model, runner=Faulty("raises"))
+    parent = engine.add([1, 2, 3, 4, 5, 6], params)
+    engine.step()
+    known, child = list(engine.requests[parent].tokens), engine.fork(parent)
+    requests = [engine.requests[parent], engine.requests[child]]
+    bad = engine.add([60], params)
+    ends = {output.id: output for _ in range(10) for output in engine.step() if output.finished}
+    assert ends[bad].finish_reason == "error"
+    assert requests[0].output == generate(model, [1, 2, 3, 4, 5, 6], params).tokens
+    assert requests[1].output == generate(model, known, params).tokens
+
+
 def test_a_device_that_is_lost_fails_every_request_and_not_the_engine():
     engine = Engine(tiny_model(), runner=Faulty("raises", token=1))
     for id in "ab":

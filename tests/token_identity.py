@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -145,6 +145,10 @@ class WatchedRunner(ModelRunner):
         self.fails_at, self.copied = fails_at, 0
         self.logits: dict[tuple[str, int], torch.Tensor] = {}  # (id, tokens so far) -> scores of the next
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.copied += len(pairs)
+        super().copy_blocks(pairs)
+
     def run(self, step: Step, manager: BlockManager, rows: str = "last") -> torch.Tensor:
         written = Counter()
         for chunk in step.chunks:
@@ -162,7 +166,6 @@ class WatchedRunner(ModelRunner):
             bad = self.fails_at.get(chunk.request.id)
             if bad is not None and chunk.start <= bad < chunk.start + chunk.count:
                 raise ArithmeticError(f"injected at position {bad}")
-        self.copied += len(step.copies)
         logits = super().run(step, manager, rows)
         ends = []
         for chunk in step.chunks:

@@ -173,9 +173,7 @@ class Engine:
         for chunk, token in zip(sampling, chosen, strict=True):
             if chunk.request.id not in failed:
                 outputs.append(self._accept(chunk.request, token, now))
-        for chunk in step.chunks:
-            if chunk.request.id in failed:
-                outputs.append(self._end(chunk.request, "error", failed[chunk.request.id]))
+        outputs += [self._end(self.requests[id], "error", error) for id, error in failed.items()]
         self.history.append(StepRecord.of(step, self.scheduler, start, now, outputs))
         return outputs
 
@@ -191,12 +189,14 @@ class Engine:
     def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
         """Compute a step: the chunks that yield a token, their logits (S, V), and what went wrong, by request id.
 
-        If the step fails, each chunk is run alone, to see whose fault it is. Running one twice does no harm: it writes
-        the same keys and values to the same slots again.
+        If the step fails, each chunk is run alone, to see whose fault it is: a second time the same keys and values are
+        written to the same slots. Blocks are copied once, since the step may write where something was copied from.
         """
         sampling = [chunk for chunk in step.chunks if chunk.samples]
+        if step.copies:
+            self.runner.copy_blocks(step.copies)
         try:
-            return sampling, self.runner.run(step, self.manager), {}
+            return sampling, self.runner.run(Step(step.chunks), self.manager), {}
         except Exception:
             rows, failed = [], {}
             for chunk in step.chunks:
