@@ -76,6 +76,7 @@ def test_a_block_with_the_same_tokens_behind_another_beginning_is_not_reused():
     manager = BlockManager(10, block_size=2)
     written(manager, "a", [1, 2, 3, 4, 5])
     assert manager.allocate("b", [9, 9, 3, 4, 5]) == 0
+    assert manager.allocate("c", [1, 2, 1, 2, 5]) == 2
 
 
 def test_a_block_is_found_only_after_it_is_written():

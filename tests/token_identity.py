@@ -279,7 +279,7 @@ def judge(model: Decoder, request: Request, output: list[int], end: RequestOutpu
     counts["requests"] += 1
     if reason in ("abort", "error"):
         assert output == expected.tokens[: len(output)], f"{request.id}: {output}, not a beginning of {expected.tokens}"
-        assert (reason == "error") == (end.error is not None)
+        assert reason == "abort" or "injected" in end.error, f"{request.id}: {end.error}"
     else:
         assert (output, reason) == (expected.tokens, expected.finish_reason), (
             f"{request.id}: {output} {reason}, not {expected.tokens} {expected.finish_reason}"
