@@ -98,6 +98,51 @@ ANSWERS: dict[str, str] = {
             step.chunks.append(Chunk(request, request.computed, count))
             budget = max(0, budget - count)
         """,
+    "5.4: the tokens of a part": """
+        tiles = (length + BLOCK_N - 1) // BLOCK_N
+        first = (tiles * part // parts) * BLOCK_N
+        end = (tiles * (part + 1) // parts) * BLOCK_N
+        end = tl.minimum(end, length)
+        return first, end
+        """,
+    "5.4: one step of the loop": """
+        token = start + tl.arange(0, BLOCK_N)
+        inside = token < end
+        block = tl.load(table_ptr + (token // BLOCK_SIZE) * stride_bb, mask=inside, other=0)
+        k = load_tokens(
+            k_head_ptr, block, token, inside, stride_kb, stride_kt, stride_kd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+        )
+        v = load_tokens(
+            v_head_ptr, block, token, inside, stride_vb, stride_vt, stride_vd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+        )
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        s = tl.where(inside[None, :], s, float("-inf"))
+        new = tl.maximum(m, tl.max(s, axis=1))
+        p = tl.exp2(s - new[:, None])
+        ratio = tl.exp2(m - new)
+        d = d * ratio + tl.sum(p, axis=1)
+        o = o * ratio[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        m = new
+        """,
+    "5.4: the end of a part": """
+        seen = d > 0
+        o = o / tl.where(seen, d, 1.0)[:, None]
+        lse = tl.where(seen, 0.6931471805599453 * (m + tl.log2(d)), float("-inf"))
+        """,
+    "5.5: merging parts": """
+        part = start + tl.arange(0, BLOCK_P)
+        inside = part < parts
+        lse = tl.load(logsumexps_ptr + part * stride_lp, mask=inside, other=float("-inf"))
+        new = tl.maximum(m, tl.max(lse, axis=0))
+        weight = tl.exp(lse - new)
+        place = part[:, None] * stride_ip + column[None, :] * stride_id
+        x = tl.load(outputs_ptr + place, mask=inside[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+        x = tl.where(weight[:, None] > 0, x, 0.0)
+        ratio = tl.exp(m - new)
+        d = d * ratio + tl.sum(weight, axis=0)
+        o = o * ratio + tl.sum(weight[:, None] * x, axis=0)
+        m = new
+        """,
     "5.6: the residual distribution": """
         left = torch.clamp(target_probs.double() - draft_probs.double(), min=0)
         total = left.sum(dim=-1, keepdim=True)
