@@ -2,11 +2,13 @@
 
 from utils.plots.animate import Animation, animate, sm_waves_animation
 from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
+from utils.plots.blocks import PoolState, block_animation, block_tables, pool_state
 from utils.plots.cache import DecodeStep, decode_animation, request_timeline
 from utils.plots.collectives import Move, collective_animation, contributions, moves_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points
 from utils.plots.machine import LatencyRange, MemoryLevel, generations, latency_ranges, memory_pyramid
+from utils.plots.memory_map import block_history, memory_animation, memory_map, share_bars
 from utils.plots.overlap import Overlap, StreamSpan, overlap_of, overlap_timeline
 from utils.plots.parallel import memory_over_ranks, mesh_plot, state_bars
 from utils.plots.roofline import Ceilings, Point, roofline_plot
@@ -38,6 +40,7 @@ __all__ = [
     "Overlap",
     "Pattern",
     "Point",
+    "PoolState",
     "Series",
     "SlotGrid",
     "Span",
@@ -46,6 +49,9 @@ __all__ = [
     "TileGrid",
     "Truth",
     "animate",
+    "block_animation",
+    "block_history",
+    "block_tables",
     "bubble_plot",
     "class_shares",
     "coalescing_map",
@@ -58,7 +64,9 @@ __all__ = [
     "in_flight_plot",
     "label_points",
     "latency_ranges",
+    "memory_animation",
     "memory_bars",
+    "memory_map",
     "memory_over_ranks",
     "memory_pyramid",
     "mesh_plot",
@@ -70,10 +78,12 @@ __all__ = [
     "pipeline_timeline",
     "png",
     "pool_animation",
+    "pool_state",
     "ragged_batch",
     "request_timeline",
     "reservation_plot",
     "roofline_plot",
+    "share_bars",
     "show",
     "slot_timeline",
     "slots_of",

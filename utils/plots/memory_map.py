@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -100,7 +99,8 @@ def _draw_map(ax: Axes, trace: MemoryTrace, step: int, row: int) -> str:
     for line in range(1, len(full) // row):
         ax.axhline(line, color="white", linewidth=0.8)
     used = float(trace.used[step]) / trace.capacity
-    return f"{trace.running[step]} requests, {number(100 * used, 3)} % of the slots hold a token"
+    count = "1 request" if trace.running[step] == 1 else f"{trace.running[step]} requests"
+    return f"{count}, {number(100 * used, 3)} % of the slots hold a token"
 
 
 def memory_animation(
@@ -227,23 +227,33 @@ def block_history(
                 ax.add_patch(
                     Rectangle((x, block + 0.92 * share), 1.02, 0.92 * (1 - share), facecolor=WASTE, edgecolor="none")
                 )
-    for id in requests:  # its name where it first holds a block
-        x, block = next((x, min(b for b, (who, _) in step.items() if who == id))
-                        for x, step in enumerate(held) if any(who == id for who, _ in step.values()))  # fmt: skip
+    for id, x, block in _returns(held):  # its name where it begins, and where it comes back
+        shade = SHADES[requests.index(id) % len(SHADES)]
+        box = {"facecolor": shade, "edgecolor": "white", "linewidth": 0.6, "boxstyle": "round,pad=0.18"}
         dark = requests.index(id) % len(SHADES) in (0, 2, 4, 5)
-        ax.text(x + 0.3, block + 0.45, id, size=SMALL, va="center", color="white" if dark else INK, weight="bold")
+        ink = "white" if dark else INK
+        ax.text(x + 0.6, block + 0.46, id, size=SMALL, va="center", color=ink, weight="bold", bbox=box)
     ax.set_xlim(0, len(held))
     ax.set_ylim(num_blocks, 0)
     ax.set_yticks([b + 0.46 for b in range(num_blocks)], [str(b) for b in range(num_blocks)])
     ax.set_ylabel("block")
     ax.set_xlabel("step")
     most = max(len(step) for step in held)
-    spells = {id: sum(a < b for a, b in itertools.pairwise([0, *(any(w == id for w, _ in s.values()) for s in held)]))
-              for id in requests}  # fmt: skip
-    back = [id for id, n in spells.items() if n > 1]
+    begun = [id for id, _, _ in _returns(held)]
+    back = [id for id in requests if begun.count(id) > 1]
     fig.alt = (
         f"{title.rstrip('.')}. {len(held)} steps of a pool of {num_blocks} blocks, at most {most} held at a time, "
         f"by requests {', '.join(requests)}"
         + (f"; {', '.join(back)} lost their blocks and came back." if back else ".")
     )
     return fig
+
+
+def _returns(held: Sequence[Mapping[int, tuple[str, int]]]) -> list[tuple[str, int, int]]:
+    """Each request's beginnings: (id, step, its lowest block then), whenever it held no block the step before."""
+    found, before = [], set()
+    for x, step in enumerate(held):
+        now = {id for id, _ in step.values()}
+        found += [(id, x, min(b for b, (who, _) in step.items() if who == id)) for id in sorted(now - before)]
+        before = now
+    return found
