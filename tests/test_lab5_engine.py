@@ -277,7 +277,7 @@ class Faulty(ModelRunner):
 def test_a_request_that_fails_inside_the_model_is_reported_alone(kind, says):
     model, params = tiny_model(), SamplingParams(max_new_tokens=6)
     engine = Engine(model, runner=Faulty(kind))
-    prompts = {"before": [1, 2, 3], "bad": [4, 60, 5], "after": [6, 7]}
+    prompts = {"before": [1, 2, 3], "bad": [4, 60, 5, 6], "after": [6, 7]}
     for id, prompt in prompts.items():
         engine.add(prompt, params, id=id)
     ends = {output.id: output for _ in range(10) for output in engine.step() if output.finished}
@@ -288,6 +288,8 @@ def test_a_request_that_fails_inside_the_model_is_reported_alone(kind, says):
         assert (ends[id].request.output, ends[id].finish_reason) == (expected.tokens, expected.finish_reason)
     assert engine.manager.num_used == 0 and not engine.has_work
     engine.manager.check()
+    assert engine.manager.cached_prefix([*prompts["bad"], 8, 9])[0] == []  # nobody reuses what a failure has written
+    assert engine.manager.cached_prefix([*ends["before"].request.tokens, 8, 9])[0] != []
     assert engine.generate([[1, 2, 3]], params)[0].tokens == ends["before"].request.output
 
 

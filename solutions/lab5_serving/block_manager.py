@@ -220,6 +220,11 @@ class BlockManager:
             sequence.digests.append(prefix_digest(sequence.digests[-1] if index else b"", tokens))
             self.pool.remember(sequence.blocks[index], sequence.digests[-1])
 
+    def forget(self, id: str) -> None:
+        """Let nobody reuse what a sequence holds: its computation failed, and what was written cannot be trusted."""
+        for block in self.table(id):
+            self.pool.forget(block)
+
     # ---- a sequence shrinks, and ends ----------------------------------------------------------------------------
 
     def truncate(self, id: str, length: int) -> None:

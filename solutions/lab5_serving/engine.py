@@ -230,7 +230,9 @@ class Engine:
         return RequestOutput(request.id, [token], False, None, None, request)
 
     def _end(self, request: Request, reason: str, error: str | None = None, new: Sequence[int] = ()) -> RequestOutput:
-        """A request is over: its blocks are free, and nothing of it stays here."""
+        """A request is over: its blocks are free, and nothing of it stays here; if it failed, no prefix."""
+        if reason == "error":
+            self.manager.forget(request.id)
         self.scheduler.remove(request)
         del self.requests[request.id]
         request.finish_reason, request.error, request.finished = reason, error, self.clock()
@@ -259,7 +261,7 @@ class Engine:
         while any(request.status is not Status.FINISHED for request in requests):
             self.step()
         for request in requests:
-            _raise_if_failed(request)
+            request.raise_if_failed()
         return [Generation(list(request.output), request.finish_reason) for request in requests]
 
     def stream(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Iterator[int]:
@@ -280,7 +282,7 @@ class Engine:
                 new = request.output[given:]
                 given += len(new)
                 yield from new
-            _raise_if_failed(request)
+            request.raise_if_failed()
         finally:
             if request.status is not Status.FINISHED:
                 self.abort(request.id)
@@ -293,8 +295,3 @@ class Engine:
             "blocks_used": self.manager.num_used,
             "blocks_free": self.manager.num_free,
         }
-
-
-def _raise_if_failed(request: Request) -> None:
-    if request.error is not None:
-        raise RuntimeError(f"request {request.id!r} failed: {request.error}")

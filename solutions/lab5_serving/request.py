@@ -85,6 +85,11 @@ class Request:
         self.tokens.append(token)
         self.token_times.append(now)
 
+    def raise_if_failed(self) -> None:
+        """RuntimeError if the request ended in an error."""
+        if self.error is not None:
+            raise RuntimeError(f"request {self.id!r} failed: {self.error}")
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
