@@ -258,7 +258,7 @@ def test_merging_weighs_each_part_by_its_sum_of_exponentials(P, D):
     exact = (weights[..., None] * outputs.cpu().double()).sum(2)
     assert_close(merge_parts(outputs, logsumexps), exact)
     slanted = cases.lay_out(outputs, "transposed"), cases.lay_out(logsumexps, "padded")
-    assert torch.equal(merge_parts(*slanted), merge_parts(outputs, logsumexps))
+    assert_close(merge_parts(*slanted), exact)  # a GPU may add it up in another order
 
 
 def test_what_an_empty_part_holds_does_not_matter():
