@@ -24,7 +24,7 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     p, q = target_probs.double(), draft_probs.double()
     left = (p - q).clamp(min=0)
     total = left.sum(-1, keepdim=True)
-    return torch.where(total > 0, left / total.where(total > 0, 1.0), p)
+    return torch.where(total > 0, left / total.masked_fill(total == 0, 1.0), p)
     ### END SOLUTION
 
 
