@@ -6,6 +6,9 @@ Edit the modules beside this file; the notebook explains the exercises and check
 from .block_manager import BlockManager, OutOfBlocks
 from .engine import Engine, EngineFull
 from .history import StepRecord
+from .kv_cache import CachedAttention, decode
+from .merge import merge_parts
+from .paged_decode import paged_attention_decode, paged_attention_parts
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
 from .scheduler import Chunk, Scheduler, StaticScheduler, Step
@@ -15,6 +18,7 @@ from .speculative_engine import SpeculativeEngine
 
 __all__ = [
     "BlockManager",
+    "CachedAttention",
     "Chunk",
     "Engine",
     "EngineFull",
@@ -30,7 +34,11 @@ __all__ = [
     "Status",
     "Step",
     "StepRecord",
+    "decode",
     "draw",
+    "merge_parts",
+    "paged_attention_decode",
+    "paged_attention_parts",
     "residual",
     "speculative_generate",
     "speculative_rounds",
