@@ -47,6 +47,7 @@ FAMILIES = (
     "collectives",
     "parallel_training",
     "model_parallel",
+    "paged_attention",
     "decoding",
     "serving_throughput",
     "batching",
