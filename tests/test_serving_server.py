@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+import torch
 import uvicorn
 
 from solutions.lab5_serving import Engine
@@ -23,7 +24,7 @@ PROMPT = "It was the best of times"
 
 @pytest.fixture(scope="module")
 def model():
-    return load_model(MODELS / "draft")
+    return load_model(MODELS / "draft", dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import uvicorn
 
 from utils import runtime
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-blocks", type=int, help="KV blocks (as many as fit)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block (%(default)s)")
     options = parser.parse_args(arguments)
-    model = load_model(options.model).to(runtime.DEVICE)
+    dtype = runtime.pick(cpu=torch.float32, gpu=None)  # a GPU serves what the checkpoint holds
+    model = load_model(options.model, dtype=dtype).to(runtime.DEVICE)
     engine = Engine(
         model,
         num_blocks=options.num_blocks,
