@@ -96,11 +96,11 @@ class Rounds:
         self.accepted.copy_(accepted)
         self.length.copy_(last.squeeze(1) + 2 + accepted)
 
-    def count(self, rounds: int) -> Tensor:
-        """Run so many rounds; the accepted tokens of each, (rounds, S)."""
+    def count(self, rounds: int, play: Callable[[], object] | None = None) -> Tensor:
+        """The accepted tokens of so many rounds, (rounds, S); ``play`` plays one, by default without a graph."""
         found = []
         for _ in range(rounds):
-            self()
+            (play or self)()
             found.append(self.accepted.clone())
         return torch.stack(found)
 

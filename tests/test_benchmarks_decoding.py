@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -45,3 +47,17 @@ def test_the_cached_step_of_the_benchmark_is_attention_over_its_slots():
 
 def test_the_parameters_of_the_measured_shape_are_those_of_qwen3():
     assert decoding.SHAPE.parameters == 596_049_920
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph(monkeypatch):
+    monkeypatch.setattr(decoding.operator_classes, "replayed", lambda step: lambda: None)  # addresses, no tensors
+    model = decoding.random_model(TINY, torch.float32)
+    step = decoding.decode_step(model, 1, 4)
+    read = weakref.ref(step)
+    replay = decoding.replayed(step)
+    del step
+    gc.collect()
+    assert read() is not None
+    del replay
+    gc.collect()
+    assert read() is None
