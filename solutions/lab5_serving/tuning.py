@@ -2,7 +2,7 @@
 
 On one H100 (Triton 3.6, PyTorch 2.11), bf16, 16 query heads on 8 key heads, head_dim 128, blocks of 16 tokens in random
 order. Decode, in microseconds, for tiles of n tokens, warps, stages: 64 sequences of 8192 tokens unsplit, one sequence
-of 65,536 tokens in as many parts as are best, from 32 to 64, and unsplit, and 64 sequences of 100 to 1279 tokens unsplit.
+of 65,536 tokens in 32 to 64 parts, the best of them, and unsplit, and 64 sequences of 100 to 1279 tokens unsplit.
 
 ============  ==========  =============  =============  ============
 tile          64 x 8192   1 x 65536      unsplit        64, ragged
@@ -14,16 +14,16 @@ tile          64 x 8192   1 x 65536      unsplit        64, ragged
 128, 4, 3     721         111            1298           89
 128, 4, 5     721         115            969            87
 64, 4, 5      801         112            1433           87
-64, 4, 1      737         111            2856           95 
+64, 4, 1      737         111            2856           95
 ============  ==========  =============  =============  ============
 
-A copy of as many bytes as 64 x 8192 tokens take, 2.1 GB, takes 715. Almost any tile gets there: what counts is that
-every multiprocessor has some 64 KB under way, whether from few programs with deep pipelines or from many. (An odd
-number of stages buys one more buffer than the even number below it, since the loads of the block table's entries go one
-step ahead of those of the keys and values that they point to.) One program alone waits for each tile in turn, so that
-unsplit the tile does matter; even the best is 8.8 times slower than the split. The order of heads and tokens in a block
-makes no difference. Parts: one sequence of 65,536 tokens with 64, 4, 3 takes 149 in 16 parts, 113 in 32, 111 in 48, 112
-in 64, 121 in 96; 64 sequences of 8192 gain nothing from being split, nor do they lose more than 1 %.
+A copy of as many bytes as 64 x 8192 tokens take, 2.1 GB, takes 715. Almost any tile gets there, since many programs
+with shallow pipelines have as many bytes under way as few with deep ones. (3 and 4 stages make the same program:
+entries of the block table are loaded one step ahead of the keys and values that they point to, which takes stages too.)
+One program alone waits for each tile in turn, so that unsplit the tile does matter; even the best is 8.8 times slower
+than the split. The order of heads and tokens in a block makes no difference. Parts: one sequence of 65,536 tokens with
+64, 4, 3 takes 149 in 16 parts, 113 in 32, 111 in 48, 112 in 64, 121 in 96; 64 sequences of 8192 gain nothing from being
+split, nor do they lose more than 1 %.
 
 Extend: 8 chunks of 512 tokens, and one of 4096, for tiles of m rows x n tokens: 64x64, 4, 2: 62, 288. Best of one are
 64x32, 4, 5 with 60 and 128x128, 8, 3 with 265.
