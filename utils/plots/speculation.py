@@ -28,6 +28,8 @@ from utils.units import number
 MOST_ROUNDS, MOST_TOKENS, MOST_BARS = 24, 13, 16
 _ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, mix(WASTE, 0.45)
 _MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
+#: In characters: a line of the figure, the room before a round, around a token's text, and before the added token.
+_LINE, _MARGIN, _PAD, _APART = 98.0, 5.0, 0.9, 1.2
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def visible(token: str) -> str:
 def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = "") -> Figure:
     """A line a round: accepted, rejected and dropped tokens of the draft, then the target's own token.
 
+    Many short rounds are set in two columns, the left one first.
+
     Raises:
         ValueError: no rounds, more than ``MOST_ROUNDS``, or a draft of ``MOST_TOKENS`` tokens or more.
     """
@@ -61,21 +65,23 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
     longest = max(len(each.drafted) for each in rounds)
     if longest >= MOST_TOKENS:
         raise ValueError(f"draw drafts of fewer than {MOST_TOKENS} tokens, got {longest}")
-    fig, ax = figure(title, subtitle=subtitle, height=0.62 + 0.245 * len(rounds))
+    widest = max(_width(each) for each in rounds)
+    columns = 2 if len(rounds) > 6 and 2 * (widest + _MARGIN) <= _LINE else 1
+    rows = -(-len(rounds) // columns)
+    fig, ax = figure(title, subtitle=subtitle, height=0.62 + 0.245 * rows)
     bare(ax)
-    width = 0.0
-    for row, each in enumerate(rounds):
-        x = 0.0
+    for i, each in enumerate(rounds):
+        column, row = divmod(i, rows)
+        left = x = column * max(widest + _MARGIN, _LINE / 2)
         for place, token in enumerate(each.drafted):
             kind = "accepted" if place < each.accepted else "rejected" if place == each.accepted else "dropped"
             if each.added is None and kind != "accepted":
                 kind = "dropped"  # the text ended before it was judged
             x = _token(ax, x, row, token, kind)
         if each.added is not None:
-            x = _token(ax, x + 1.2, row, each.added, "added")
-        width = max(width, x)
+            _token(ax, x + _APART, row, each.added, "added")
         count = each.accepted + (each.added is not None)
-        ax.text(-1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
+        ax.text(left - 1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
     handles = [
         Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
         Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="rejected"),
@@ -86,8 +92,8 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
         handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=SMALL,
         handlelength=1.3, columnspacing=1.4, borderaxespad=0.1,
     )  # fmt: skip
-    ax.set_xlim(-5, max(width, 88))
-    ax.set_ylim(len(rounds) - 0.45, -0.6)
+    ax.set_xlim(-_MARGIN, max(widest, _LINE - _MARGIN))
+    ax.set_ylim(rows - 0.45, -0.6)
     accepted, drafted = sum(each.accepted for each in rounds), sum(len(each.drafted) for each in rounds)
     made = accepted + sum(each.added is not None for each in rounds)
     parts = [
@@ -104,7 +110,7 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
 def _token(ax, x: float, row: int, token: str, kind: str) -> float:
     """Draw one token and return where the next begins; the unit of x is a character."""
     text = visible(token)
-    width = len(text) + 0.9
+    width = len(text) + _PAD
     style = {
         "accepted": {"facecolor": _ACCEPTED, "edgecolor": "none"},
         "rejected": {"facecolor": "white", "edgecolor": WRONG, "hatch": WRONG_HATCH},
@@ -121,6 +127,12 @@ def _token(ax, x: float, row: int, token: str, kind: str) -> float:
         bbox=ground,
     )  # fmt: skip
     return x + width + 0.35
+
+
+def _width(each: DraftedRound) -> float:
+    """Characters that a round takes."""
+    tokens = [*each.drafted, *([] if each.added is None else [each.added])]
+    return sum(len(visible(token)) + _PAD + 0.35 for token in tokens) + _APART
 
 
 @styled
