@@ -9,7 +9,7 @@ from serving_runs import BLOCK_SIZE, held, request, right_logits, tiny_model
 
 from solutions.lab5_serving import BlockManager, Chunk, ModelRunner, Request, Step
 from solutions.lab5_serving.batch import ALIGNMENT, Layout, Staging, TableRows, assemble, table_width
-from solutions.lab5_serving.cuda_graphs import STEP, DecodeGraphs, bucket, buckets
+from solutions.lab5_serving.cuda_graphs import STEP, StepGraphs, bucket, buckets
 
 # ---- ragged steps ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ def test_arrays_are_packed_apart_and_come_back_the_same():
 
 
 def test_a_place_that_is_too_small_is_refused():
-    layout = Layout.of_decode(2, 16)
+    layout = Layout.of_step(2, 2, 16)
     arrays = {name: np.zeros(shape, np.int32) for name, shape in layout.shapes.items()}
     arrays["tokens"] = np.zeros(3, np.int32)
     with pytest.raises(ValueError, match=r"tokens has shape \(3,\), there is room for \(2,\)"):
@@ -153,7 +153,7 @@ def test_a_padded_decode_step_gives_the_logits_of_the_eager_one_and_writes_nothi
         runner.run(Step([Chunk(r, 0, len(r.tokens) - 1) for r in requests]), manager)
         found.append(runner.run(Step([Chunk(r, len(r.tokens) - 1, 1) for r in requests]), manager))
         caches.append(runner.key_cache.clone())
-    assert runner.graphs.recorded == [(bucket(count), ALIGNMENT)]
+    assert runner.graphs.recorded == [(bucket(count), 1, ALIGNMENT)]
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-5, atol=1e-5)
     right = torch.stack([right_logits(model, r.tokens)[-1] for r in requests])
@@ -167,23 +167,56 @@ def test_a_graph_sees_each_step_alone_whatever_the_last_one_left():
         seen.append((batch.slots.tolist(), batch.context_lens.tolist(), batch.positions.tolist()))
         return batch.tokens.float()[:, None]
 
-    manager, graphs = BlockManager(40, BLOCK_SIZE), DecodeGraphs(compute, Staging(torch.device("cpu")))
+    manager, graphs = BlockManager(40, BLOCK_SIZE), StepGraphs(compute, Staging(torch.device("cpu")))
     requests = [request(f"r{i}", 2 + i) for i in range(4)]
     held(manager, *requests)
     for some in (requests, requests[1:]):
         arrays, decode = assemble([Chunk(r, len(r.tokens) - 1, 1) for r in some], manager, TableRows())
         assert decode
-        logits = graphs.run(arrays)
+        logits = graphs.run(arrays, decode)
         assert logits[:, 0].tolist() == [r.tokens[-1] for r in some]
     slots = [manager.slot(r.id, len(r.tokens) - 1) for r in requests]
     assert seen == [(slots, [2, 3, 4, 5], [1, 2, 3, 4]), ([*slots[1:], -1], [3, 4, 5, 0], [2, 3, 4, 0])]
-    with pytest.raises(ValueError, match=r"there is room for \(2,\)"):
-        graphs.run(arrays, graphs.prepare(2, ALIGNMENT))
+
+
+@pytest.mark.parametrize("rows", ["last", "all"])
+def test_a_small_ragged_step_runs_in_a_graph_with_room_for_more_and_writes_nothing_else(rows):
+    model, manager = tiny_model(), BlockManager(40, BLOCK_SIZE)
+    drafted, plain, late = requests = request("drafted", 7), request("plain", 5), request("late", 9)
+    held(manager, *requests)
+    manager.append("drafted", [3, 1, 4])
+    found, caches = [], []
+    for graphs in (False, True):
+        runner = ModelRunner(model, 40, BLOCK_SIZE, cuda_graphs=graphs, graph_chunk=4)
+        drafted.draft = []
+        runner.run(Step([Chunk(drafted, 0, 6), Chunk(plain, 0, 4), Chunk(late, 0, 6)]), manager)
+        drafted.draft = [3, 1, 4]
+        step = Step([Chunk(plain, 4, 1), Chunk(drafted, 6, 4), Chunk(late, 6, 2)])  # the last does not end its request
+        found.append(runner.run(step, manager, rows))
+        caches.append(runner.key_cache.clone())
+    assert runner.graphs.recorded == [(4, 4, ALIGNMENT)]  # the first step had 16 tokens, the second 7
+    assert len(found[1]) == (5 if rows == "last" else 7)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(caches[1], caches[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_of_more_tokens_than_graphs_have_room_for_is_not_recorded():
+    manager, graphs = BlockManager(40, BLOCK_SIZE), StepGraphs(None, Staging(torch.device("cpu")), chunk=3)
+    one, two = request("one", 9), request("two", 2)
+    held(manager, one, two)
+    arrays, decode = assemble([Chunk(one, 0, 6), Chunk(two, 0, 1)], manager, TableRows())
+    assert graphs.run(arrays, decode) is None and graphs.recorded == []
 
 
 def test_warming_up_records_every_bucket_ahead():
-    runner = ModelRunner(tiny_model(layers=1), 100, BLOCK_SIZE, cuda_graphs=True)
+    model = tiny_model(layers=1)
+    runner = ModelRunner(model, 100, BLOCK_SIZE, cuda_graphs=True)
     runner.warm_up(5, 100)
-    assert runner.graphs.recorded == [(sequences, width) for sequences in (1, 2, 4, 8) for width in (16, 32)]
-    assert not runner.key_cache.any()  # recording runs the step, and it must not write
-    ModelRunner(tiny_model(layers=1), 100, BLOCK_SIZE, cuda_graphs=False).warm_up(5, 100)  # nothing to record
+    assert runner.graphs.recorded == [(sequences, 1, width) for sequences in (1, 2, 4, 8) for width in (16, 32)]
+    written = runner.key_cache.nonzero()
+    assert written.tolist() == []  # recording runs the step, and it must not write
+    wider = ModelRunner(model, 100, BLOCK_SIZE, cuda_graphs=True, graph_chunk=3)
+    wider.warm_up(2, 64)
+    assert wider.graphs.recorded == [(sequences, tokens, 16) for sequences in (1, 2) for tokens in (1, 3)]
+    assert not wider.value_cache.any()
+    ModelRunner(model, 100, BLOCK_SIZE, cuda_graphs=False).warm_up(5, 100)  # nothing to record

@@ -129,23 +129,25 @@ class Layout:
         return cls({name: array.shape for name, array in arrays.items()})
 
     @classmethod
-    def of_decode(cls, sequences: int, width: int) -> Layout:
-        """Of a step in which each of so many sequences has one token."""
-        one = (sequences,)
+    def of_step(cls, sequences: int, tokens: int, width: int) -> Layout:
+        """With room for so many sequences and tokens, all of which may want logits, and tables of ``width`` blocks."""
+        each = (tokens,)
         return cls(
             {
-                "tokens": one,
-                "positions": one,
-                "slots": one,
+                "tokens": each,
+                "positions": each,
+                "slots": each,
                 "block_tables": (sequences, width),
                 "query_starts": (sequences + 1,),
-                "context_lens": one,
-                "rows": one,
+                "context_lens": (sequences,),
+                "rows": each,
             }
         )
 
     def pack(self, arrays: Mapping[str, np.ndarray], packed: np.ndarray) -> None:
-        """Write arrays to their places; what is left of a place is filled with ``PADDING``.
+        """Write arrays to their places; what is left of a place is filled with ``PADDING``, or zeros.
+
+        Sequences behind the end have no queries: they all begin where the last one ends.
 
         Raises:
             ValueError: an array that is larger than its place.
@@ -156,7 +158,7 @@ class Layout:
                 raise ValueError(f"{name} has shape {array.shape}, there is room for {shape}")
             place = packed[self.places[name]].reshape(shape)
             if array.shape != shape:
-                place.fill(PADDING.get(name, 0))
+                place.fill(array[-1] if name == "query_starts" else PADDING.get(name, 0))
             place[tuple(map(slice, array.shape))] = array
 
     def unpack(self, packed: Tensor, decode: bool) -> Batch:

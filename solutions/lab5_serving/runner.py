@@ -18,7 +18,7 @@ from torch import Tensor
 from utils.serving import Decoder
 
 from .batch import ALIGNMENT, Batch, Layout, Staging, TableRows, assemble, table_width
-from .cuda_graphs import CudaRecorder, DecodeGraphs, buckets
+from .cuda_graphs import CudaRecorder, StepGraphs, buckets
 
 if TYPE_CHECKING:
     from .block_manager import BlockManager
@@ -37,8 +37,9 @@ class ModelRunner:
         attention: ``"triton"`` (the kernels of this lab) or ``"torch"`` (plain PyTorch); None: triton on a GPU.
         fused: run the layers by :class:`.fused_decoder.FusedDecoder`, which moves the model's weights together, instead
             of by the model itself; None: on a GPU.
-        cuda_graphs: run decode steps in the buckets of :class:`.cuda_graphs.DecodeGraphs`, which on a GPU are CUDA
+        cuda_graphs: run decode steps in the buckets of :class:`.cuda_graphs.StepGraphs`, which on a GPU are CUDA
             graphs; None: on a GPU.
+        graph_chunk: and steps of at most so many tokens a sequence, if it is more than 1: k + 1 verify drafts of k.
 
     Attributes:
         key_cache, value_cache: (L, num_blocks, block_size, G, D) of the model's dtype. In memory a head's tokens of a
@@ -57,8 +58,9 @@ class ModelRunner:
         attention: str | None = None,
         fused: bool | None = None,
         cuda_graphs: bool | None = None,
+        graph_chunk: int = 1,
     ) -> None:
-        for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
+        for name, size in (("num_blocks", num_blocks), ("block_size", block_size), ("graph_chunk", graph_chunk)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
         on_gpu = model.device.type == "cuda"
@@ -79,13 +81,14 @@ class ModelRunner:
         self._tables, self._staging = TableRows(), Staging(model.device)
         self.graphs = None
         if on_gpu if cuda_graphs is None else cuda_graphs:
-            self.graphs = DecodeGraphs(self.compute, self._staging, *([CudaRecorder()] if on_gpu else []))
+            recorder = {"record": CudaRecorder()} if on_gpu else {}
+            self.graphs = StepGraphs(self.compute, self._staging, chunk=graph_chunk, **recorder)
 
     @torch.no_grad()
     def run(self, step: Step, manager: BlockManager, rows: str = "last") -> Tensor:
         """Compute a step: copies its blocks, writes its keys and values, returns logits (R, V) without waiting.
 
-        The logits of a decode step are valid until the next step is run (see :meth:`.cuda_graphs.DecodeGraphs.run`).
+        The logits may be valid only until the next step is run (see :meth:`.cuda_graphs.StepGraphs.run`).
 
         Args:
             step: what the scheduler chose; ``manager`` has slots for all of it.
@@ -100,8 +103,8 @@ class ModelRunner:
         if not step.chunks:
             return self.model.lm_head.weight.new_empty(0, self.model.config.vocab_size)
         arrays, decode = assemble(step.chunks, manager, self._tables, rows)
-        if decode and self.graphs is not None:
-            return self.graphs.run(arrays)
+        if self.graphs is not None and (logits := self.graphs.run(arrays, decode)) is not None:
+            return logits
         layout = Layout.of(arrays)
         return self.compute(layout.unpack(self._staging.send(arrays, layout), decode))
 
@@ -137,7 +140,7 @@ class ModelRunner:
             cache[:, targets] = cache[:, sources]
 
     def warm_up(self, max_batch: int, max_tokens: int) -> None:
-        """Record the graphs of decode steps ahead of the first one that needs them.
+        """Record graphs ahead of the first step that needs them.
 
         Args:
             max_batch: sequences of a step at most.
@@ -147,7 +150,8 @@ class ModelRunner:
             width = table_width(-(-max_tokens // self.block_size))
             while width >= ALIGNMENT:
                 for sequences in buckets(max_batch):
-                    self.graphs.prepare(sequences, width)
+                    for tokens in {1, self.graphs.chunk}:
+                        self.graphs.prepare(sequences, tokens, width)
                 width //= 2
 
     def _kernels(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]:

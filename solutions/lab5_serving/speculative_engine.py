@@ -34,7 +34,8 @@ class Drafter:
     def __init__(self, model: Decoder, num_blocks: int, block_size: int, runner: ModelRunner | None = None) -> None:
         self.model = model
         self.manager = BlockManager(num_blocks, block_size)
-        self.runner = runner or ModelRunner(model, num_blocks, block_size)
+        # Mostly one token is missing; after a draft that was accepted whole, two.
+        self.runner = runner or ModelRunner(model, num_blocks, block_size, graph_chunk=2)
         self._held: set[str] = set()  # requests that have blocks here
 
     @torch.no_grad()
@@ -128,6 +129,8 @@ class SpeculativeEngine(Engine):
         check_pair(model, draft_model, draft_tokens)
         if num_blocks is None:
             num_blocks = default_num_blocks(model, block_size, max_batch)
+        if settings.get("runner") is None:
+            settings["runner"] = ModelRunner(model, num_blocks, block_size, graph_chunk=draft_tokens + 1)
         super().__init__(model, num_blocks=num_blocks, block_size=block_size, max_batch=max_batch, **settings)
         self.draft_tokens = draft_tokens
         self.drafter = Drafter(draft_model, draft_blocks or num_blocks, block_size, draft_runner)
