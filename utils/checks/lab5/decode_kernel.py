@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.kernel import check_kernel
-from utils.checks.lab2.launches import within
+from utils.checks.lab2.launches import tile_sizes, within
 from utils.checks.lab5 import paged
 from utils.checks.lab5.paged import Reading, attention
 from utils.checks.lab5.words import classic
@@ -51,7 +52,8 @@ def _tables(case: Case, launch: Mapping[str, Any]) -> Budget:
 
 
 def _says(reading: Reading, text: str, number: int) -> Diagnosis:
-    return same_as(reading, classic(text, number))
+    """A rule that holds when the answer is what this reading of the cache gives, with the answer's own tile."""
+    return Diagnosis(lambda e: e.same_as(replace(reading, tile=e.case.sizes["tile"])), classic(text, number))
 
 
 def _rounded_up(n: int, size: int, tile: int) -> int:
@@ -59,8 +61,9 @@ def _rounded_up(n: int, size: int, tile: int) -> int:
 
 
 def _only_small_blocks(e: Evidence) -> bool:
-    tile = 16 if runtime.INTERPRET else 64
-    return e.only(lambda case: case.sizes["block"] < tile)
+    return e.only(
+        lambda case: case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
+    )
 
 
 _RULES = (
@@ -285,6 +288,13 @@ def _copy(q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor) -> Tens
     return k.clone()
 
 
+def _tile(paged_attention_decode: Callable[..., Tensor]) -> int:
+    """Tokens of the largest tile that the kernel is launched with."""
+    case = paged.drawn(0, 16)[0]
+    few = [paged.inputs(Case(case.kind, case.sizes, dtype)) for dtype in (torch.float32, torch.float16)]
+    return max(tile_sizes(paged_attention_decode, args, KERNEL, BLOCK_N=16)["BLOCK_N"] for args in few)
+
+
 def check_paged_decode(
     paged_attention_decode: Callable[..., Tensor],
     paged_attention_parts: Callable[..., tuple[Tensor, Tensor]],
@@ -296,12 +306,13 @@ def check_paged_decode(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
+    tile = _tile(paged_attention_decode)
     speed = Speed(_large, _copy, 0.6, "a copy of as many bytes")
     check_kernel(
         Exercise("5.4", "paged decode kernel"),
         paged_attention_decode,
         attention,
-        paged.drawn(seed),
+        paged.drawn(seed, tile),
         paged.inputs,
         outputs=("o",),
         inspections=[within(KERNEL, budget) for budget in (_exact, _output, _tables)],
@@ -314,7 +325,7 @@ def check_paged_decode(
         Exercise("5.4", "paged decode kernel in parts"),
         _merged(paged_attention_parts),
         attention,
-        paged.drawn(seed + 1, splits=3),
+        paged.drawn(seed + 1, tile, splits=3),
         paged.inputs,
         outputs=("o",),
         inspections=[_once, *(within(KERNEL, budget) for budget in (_exact, _tables)), _even],

@@ -14,7 +14,7 @@ from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
 from utils.checks.kernel import check_kernel
-from utils.checks.lab2.launches import launched, within
+from utils.checks.lab2.launches import launched, tile_sizes, within
 from utils.checks.lab5.words import classic
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
@@ -170,23 +170,24 @@ _RULES = (
 )
 
 
-def _cases(seed: int) -> list[Case]:
+def _cases(seed: int, block: int) -> list[Case]:
+    """The cases of a seed, simplest first, some with more parts than the ``block`` of one step."""
     draw = generator(seed)
 
     def sizes(parts: int, D: int = 16) -> dict[str, int]:
         return {"S": draw.randint(1, 3), "H": draw.randint(1, 3), "P": parts, "D": D}
 
-    many, odd = draw.randint(11, 27), draw.choice((20, 24, 40))
+    many, odd = block * draw.randint(1, 3) + draw.randint(1, block - 1), draw.choice((20, 24, 40))
     plans = [
         Case("few parts", sizes(draw.randint(2, 4)), seed=seed),
         Case("one part", sizes(1), seed=seed),
         Case("many parts", sizes(many), seed=seed),
-        Case("many parts", sizes(16), seed=seed),
+        Case("many parts", sizes(2 * block), seed=seed),
         *(Case(kind, sizes(draw.randint(3, 12)), seed=seed) for kind in _EMPTY),
         Case("odd head dimension", sizes(draw.randint(2, 9), odd), seed=seed),
         Case("one element", {"S": 1, "H": 1, "P": 1, "D": 16}, seed=seed),
         Case("many parts", sizes(many), seed=seed, magnitude=100.0),
-        Case("many parts", sizes(draw.randint(9, 14)), layout="padded", seed=seed),
+        Case("many parts", sizes(block + draw.randint(1, 3)), layout="padded", seed=seed),
         Case("few parts", {**sizes(draw.randint(3, 6)), "H": 2}, layout="transposed", seed=seed),
     ]
     return plans
@@ -224,6 +225,12 @@ def _large() -> tuple[Tensor, Tensor]:
     return torch.randn(shape, device=runtime.DEVICE), torch.randn(shape[:3], device=runtime.DEVICE)
 
 
+def _block(merge_parts: Callable[..., Tensor]) -> int:
+    """Parts that one step of the kernel takes where there are many."""
+    many = torch.zeros((1, 1, 256, 16), device=runtime.DEVICE), torch.zeros((1, 1, 256), device=runtime.DEVICE)
+    return tile_sizes(merge_parts, many, KERNEL, BLOCK_P=8)["BLOCK_P"]
+
+
 def check_merge_parts(merge_parts: Callable[..., Tensor], seed: int | None = None) -> None:
     """Exercise 5.5: parts of a split context put together.
 
@@ -235,7 +242,7 @@ def check_merge_parts(merge_parts: Callable[..., Tensor], seed: int | None = Non
         Exercise("5.5", "split-KV merge"),
         merge_parts,
         _merge,
-        _cases(seed),
+        _cases(seed, max(2, _block(merge_parts))),
         _inputs,
         outputs=("o",),
         tiling=Tiling("s h col", tiles={"s": 1, "h": 1}, grid=("s*h",)),

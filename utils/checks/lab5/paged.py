@@ -98,7 +98,7 @@ attention = Reading()
 # ---- the tensors
 def lengths(case: Case) -> list[int]:
     """Context lengths of a case's sequences."""
-    size, S = case.sizes["block"], case.sizes["S"]
+    size, S, tile = case.sizes["block"], case.sizes["S"], case.sizes["tile"]
     draw = random.Random(f"{case.seed}/{case.kind}/lengths")
     if case.kind == "block boundary":
         around = [size, size + 1, max(1, size - 1), 2 * size, 2 * size + 1, max(1, 2 * size - 1)]
@@ -108,8 +108,8 @@ def lengths(case: Case) -> list[int]:
     if case.kind == "one token":
         return [1] * S
     if case.kind == "long and short":
-        return [1 if s % 2 else 6 * max(size, 16) + draw.randint(1, size) for s in range(S)]
-    return [draw.randint(1, 3 * max(size, 16)) for _ in range(S)]
+        return [1 if s % 2 else 6 * max(size, tile) + draw.randint(1, size) for s in range(S)]
+    return [draw.randint(1, 3 * max(size, tile)) for _ in range(S)]
 
 
 def width(case: Case) -> int:
@@ -160,13 +160,12 @@ def _laid_out(cache: Tensor, layout: str, name: str) -> Tensor:
     return lay_out(cache, layout)
 
 
-def sizes(S: int, H: int, G: int, D: int, block: int) -> dict[str, int]:
-    """Named sizes of a case."""
-    return {"S": S, "H": H, "G": G, "D": D, "block": block}
+def drawn(seed: int, tile: int, splits: int | None = None) -> list[Case]:
+    """The cases of a seed, simplest first, some contexts longer than a ``tile``; with ``splits``, fewer, in parts."""
 
+    def sizes(S: int, H: int, G: int, D: int, block: int) -> dict[str, int]:
+        return {"S": S, "H": H, "G": G, "D": D, "block": block, "tile": tile}
 
-def drawn(seed: int, splits: int | None = None) -> list[Case]:
-    """The cases of a seed, simplest first; with ``splits``, contexts in parts, and fewer cases."""
     draw = generator(seed)
     group, odd = draw.choice((2, 3)), draw.choice((20, 24, 40))
     options = {"num_splits": splits or 1}
