@@ -53,6 +53,7 @@ def test_a_slot_timeline_draws_what_each_slot_did_and_says_how_much_idled():
     opens(fig)
 
 
+@pytest.mark.slow
 def test_a_long_timeline_names_each_request_once():
     history = [step({"A": 1}) for _ in range(40)]
     fig = plots.slot_timeline({"long": plots.slots_of(history, 1)}, title="Long")
@@ -73,6 +74,7 @@ def test_impossible_histories_are_refused():
             plots.ragged_batch(lengths, title="Nothing")
 
 
+@pytest.mark.slow
 def test_the_pool_is_told_step_by_step():
     animation = plots.pool_animation(HISTORY, {"A": 0, "B": 0, "C": 0}, {"A": 3, "B": 1, "C": 3}, 2, title="A pool")
     assert "Iteration 1 computes A, B; new in the pool: A, B, C; A, B join; done: B; C must wait." in animation.alt

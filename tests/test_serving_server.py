@@ -1,8 +1,6 @@
 """The HTTP server: OpenAI's own client talks to it, and whatever a client does wrong gets a clear answer."""
 
-import asyncio
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,10 +13,10 @@ from solutions.lab5_serving import Engine
 from solutions.lab5_serving.__main__ import main
 from tests.scripted_engine import Scripted
 from utils.serving import MODELS, SamplingParams, generate, load_model, load_tokenizer
-from utils.serving.openai_api import AnswerText, CompletionRequest
 from utils.serving.server import create_app, serving
-from utils.serving.worker import MOST_FAILURES, Busy, EngineWorker, Unavailable
+from utils.serving.worker import MOST_FAILURES
 
+pytestmark = pytest.mark.slow
 PROMPT = "It was the best of times"
 
 
@@ -314,59 +312,6 @@ def test_a_server_that_stops_tells_those_who_wait(tokenizer):
         scripted.tick()
         assert waiting.result().status_code == 503 and "shutting down" in waiting.result().text
         assert post(url).status_code == 503
-
-
-def test_the_way_to_the_engine_is_of_limited_width():
-    async def crowd():
-        scripted = Scripted(free_running=False)
-        worker = EngineWorker(scripted, max_pending=2)
-        with pytest.raises(Unavailable, match="not running"):
-            await worker.submit([([5], SamplingParams())])
-        worker.start()
-        with pytest.raises(RuntimeError, match="started once"):
-            worker.start()
-        first = await worker.submit([([5], SamplingParams(max_new_tokens=2))])  # the engine now waits for a tick
-        tasks = [asyncio.ensure_future(worker.submit([([5], SamplingParams())])) for _ in range(4)]
-        await asyncio.sleep(0)
-        assert [t.done() and isinstance(t.exception(), Busy) for t in tasks] == [False, False, True, True]
-        scripted.free_running = True
-        scripted.tick(3)
-        assert [event.tokens async for _, event in first.events()] == [[5], [6]]
-        for task in tasks[:2]:
-            (await task).close()
-        worker.stop()
-        assert not worker.running
-
-    asyncio.run(crowd())
-    with pytest.raises(ValueError, match="max_pending must be at least 1"):
-        EngineWorker(Scripted(), max_pending=0)
-
-
-# ---- text and options ----
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_text_never_shows_a_stop_text_or_a_part_that_became_one(tokenizer, seed):
-    rng = random.Random(seed)
-    text = "".join(rng.choice("ab ") for _ in range(60))
-    stops = ["".join(rng.choice("ab ") for _ in range(rng.randint(2, 6))) for _ in range(rng.randint(0, 3))]
-    tokens = tokenizer.encode(text)
-    answer, shown = AnswerText(tokenizer, stops), ""
-    for i, token in enumerate(tokens):
-        shown += answer.push([token], last=i == len(tokens) - 1)
-    whole = tokenizer.decode(tokens)
-    places = [whole.find(stop) for stop in stops if stop in whole]
-    assert shown == (whole[: min(places)] if places else whole), f"seed {seed}"
-    assert answer.stopped == bool(places)
-
-
-def test_options_become_sampling_parameters():
-    body = CompletionRequest(model="m", prompt="a", n=2, seed=-1, temperature=1, top_k=4, max_tokens=3, ignore_eos=True)
-    first, second = body.params()
-    assert (first.max_new_tokens, first.temperature, first.top_k, first.ignore_eos) == (3, 1.0, 4, True)
-    assert second.seed == first.seed + 1
-    default = CompletionRequest(model="m", prompt="a").params()[0]
-    assert (default.max_new_tokens, default.temperature, default.top_p) == (16, 1.0, 1.0)
 
 
 def test_the_command_serves_the_model_that_comes_with_the_course(monkeypatch, capsys):
