@@ -170,10 +170,9 @@ class BlockManager:
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether :meth:`append` of so many tokens would succeed."""
         sequence = self.sequence(id)
-        taken = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks)
-        if count and self.writes_shared(id):
-            taken += 1
-        return taken <= self.pool.num_free
+        taken, free = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks), self.pool.num_free
+        # At most one more, for a copy: only if that one decides is it worth while to look.
+        return taken < free or (taken == free and not (count and self.writes_shared(id)))
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.

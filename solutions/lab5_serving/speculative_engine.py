@@ -165,7 +165,7 @@ class SpeculativeEngine(Engine):
         for request, draft in zip(requests, drafts, strict=True):
             request.draft = draft
 
-    def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
+    def _run(self, step: Step) -> tuple[Tensor | None, dict[str, str]]:
         for chunk in step.chunks:  # the budget may have cut a draft short
             chunk.request.draft = chunk.request.draft[: max(0, chunk.start + chunk.count - len(chunk.request.tokens))]
         return super()._run(step)
