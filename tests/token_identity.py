@@ -6,7 +6,7 @@ must have got a beginning of them; the books of the block manager must balance a
 written may be shared or be found by its prefix, and in the end no block may be in use.
 
 Exact tokens can be asked for although an engine sums in another order than plain generation: the model is random
-with wide logits, so that the likeliest token leads by far more than rounding (see ``Leads``).
+with wide logits, so that rounding could decide on hardly one token in 50,000. ``Leads`` counts these.
 """
 
 from __future__ import annotations
