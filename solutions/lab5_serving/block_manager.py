@@ -169,10 +169,14 @@ class BlockManager:
 
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether :meth:`append` of so many tokens would succeed."""
-        sequence = self.sequence(id)
+        return self._fit(self.sequence(id), count)
+
+    def _fit(self, sequence: Sequence, count: int) -> bool:
         taken, free = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks), self.pool.num_free
-        # At most one more, for a copy: only if that one decides is it worth while to look.
-        return taken < free or (taken == free and not (count and self.writes_shared(id)))
+        if taken < free or count == 0:  # even if the last block is shared and has to be copied into one more
+            return taken <= free
+        shared = len(sequence.tokens) % self.block_size > 0 and self.pool.references[sequence.blocks[-1]] > 1
+        return taken + shared <= free
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.
@@ -188,7 +192,7 @@ class BlockManager:
             OutOfBlocks: too few free blocks; nothing has changed.
         """
         sequence = self.sequence(id)
-        if not self.can_append(id, len(tokens)):
+        if not self._fit(sequence, len(tokens)):
             raise OutOfBlocks(f"no room for {len(tokens)} more tokens of {id!r}: {self.num_free} blocks are free")
         copies: list[tuple[int, int]] = []
         ### BEGIN SOLUTION 5.2: append

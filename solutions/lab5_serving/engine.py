@@ -224,7 +224,7 @@ class Engine:
         """A request has its next token; perhaps its last."""
         request.append(token, now)
         self._totals["generated_tokens"] += 1
-        if token in self.model.config.eos_token_ids and not request.params.ignore_eos:
+        if not request.params.ignore_eos and token in self.model.config.eos_token_ids:
             return self._end(request, "stop", new=[token])
         if len(request.tokens) >= request.limit:
             return self._end(request, "length", new=[token])
