@@ -142,6 +142,8 @@ class EngineWorker:
             self._call(loop, lambda: answer(error))
 
         with self._wake:
+            if self._stopping:  # since the question above; nobody would carry out the command
+                raise Unavailable(self.broken or "the engine is shutting down")
             if self._pending >= self.max_pending:
                 raise Busy(f"{self._pending} requests are on their way to the engine already")
             self._pending += 1
