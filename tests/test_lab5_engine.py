@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from token_identity import Leads, draw_workload, play, tiny_model
+from token_identity import Leads, disturbed, draw_workload, play, tiny_model
 
 from solutions.lab5_serving import (
     BlockManager,
     Engine,
     EngineFull,
     ModelRunner,
+    SpeculativeEngine,
     Status,
     Step,
 )
@@ -30,6 +33,14 @@ def prompts_of(count: int, longest: int = 12, seed: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_workload_gives_each_request_its_unbatched_decode(seed):
     play(draw_workload(seed, tiny_model()), tiny_model())
+
+
+@pytest.mark.parametrize("seed", [107])  # a draft for a prompt of one token that the step then has no room for
+def test_a_random_workload_of_greedy_requests_is_the_same_with_a_draft_model(seed):
+    workload, model = draw_workload(seed, tiny_model()), tiny_model()
+    for ask in workload.asks:
+        ask.params = replace(ask.params, temperature=0.0)
+    play(workload, model, partial(SpeculativeEngine, draft_model=disturbed(model)))
 
 
 @pytest.mark.slow
