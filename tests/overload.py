@@ -76,7 +76,8 @@ class Outcome:
                 f"  {kind:26}" + ", ".join(f"{n} {what}" for what, n in sorted(m.items()))
                 for kind, m in self.met.items()
             ),
-            f"answered {self.answered}, each with its own text ({self.answered / self.seconds:.1f} requests/s, "
+            f"answered {self.answered}, each with its own text ({self.answered / self.seconds:.1f} requests/s, a "
+            f"{self.sent / max(self.answered, 1):.1f}th of what was asked, "
             f"{self.tokens_per_second:.0f} tokens/s); first token p50 {self.first_token['p50']:.2f} s, "
             f"p99 {self.first_token['p99']:.2f} s; whole answer p50 {self.latency['p50']:.2f} s, "
             f"p99 {self.latency['p99']:.2f} s",
