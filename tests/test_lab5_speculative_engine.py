@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_lab5_speculative import KEPT, REFUSED, TINY, next_probabilities, numbers, pairs, related, tiny
 
-from solutions.lab5_serving import Engine
+from solutions.lab5_serving import Engine, ModelRunner
 from solutions.lab5_serving.speculative_engine import SpeculativeEngine
 from utils.chi_square import chi_square
 from utils.serving import Decoder, ModelConfig, SamplingParams, generate
@@ -57,6 +57,23 @@ def test_each_request_gets_the_tokens_that_the_target_gives_it_alone(seed):
         assert (tokens_of(outputs[id]), outputs[id][-1].finish_reason) == (expected.tokens, expected.finish_reason)
     stats = engine.stats()
     assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+
+
+def test_steps_padded_to_the_size_of_a_recorded_one_give_the_same_tokens():
+    prompts, params, settings = workload(1)
+    sizes = 30, 8
+    runners = {
+        "runner": ModelRunner(tiny(0), *sizes, cuda_graphs=True, graph_chunk=4),
+        "draft_runner": ModelRunner(related(0, 3.0), *sizes, cuda_graphs=True, graph_chunk=2),
+    }
+    settings |= {"draft_tokens": 3, "num_blocks": sizes[0]}
+    engines = SpeculativeEngine(tiny(0), related(0, 3.0), **settings, **runners), Engine(tiny(0))
+    found, plain = (
+        [generation.tokens for generation in engine.generate(prompts[:6], params[:6])] for engine in engines
+    )
+    assert found == plain
+    for name, chunk in (("runner", 4), ("draft_runner", 2)):
+        assert chunk in {tokens for _, tokens, _ in runners[name].graphs.recorded}, name
 
 
 def test_a_draft_that_is_always_right_divides_the_steps():
