@@ -196,8 +196,8 @@ def test_a_small_ragged_step_runs_in_a_graph_with_room_for_more_and_writes_nothi
         caches.append(runner.key_cache.clone())
     assert runner.graphs.recorded == [(4, 4, ALIGNMENT)]  # the first step had 16 tokens, the second 7
     assert len(found[1]) == (5 if rows == "last" else 7)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(caches[1], caches[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_of_more_tokens_than_graphs_have_room_for_is_not_recorded():
