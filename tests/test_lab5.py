@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 import utils.checks.lab5 as checks
 from solutions import lab5_serving as solution
 from utils.checks.core import CheckFailed
-from utils.checks.lab5 import speculation
+from utils.checks.lab5 import paged, speculation
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
@@ -90,7 +90,7 @@ def test_the_stub_fails_with_its_own_message(exercise, stub):
         run_check(exercise, stub, seed=1)
 
 
-@pytest.mark.parametrize("exercise", EACH)
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e not in BROAD])  # those: when the notebook is run
 def test_the_solution_passes(exercise, capsys):
     run_check(exercise, solution, seed=7)
     assert f"✓ exercise {exercise} (" in capsys.readouterr().out
@@ -146,6 +146,9 @@ def test_a_frequent_wrong_answer_is_caught_and_its_mistake_named(wrong, tmp_path
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong, tmp_path, monkeypatch):
     if "5.6: drop what was rejected" in wrong.edits:
         monkeypatch.setattr(speculation, "SAMPLES", 50)  # the distribution is right: enough for its scenes to pass
+    if wrong.exercise == "5.4":  # the first cases already tell; the frequent wrong answer above meets all of them
+        drawn = paged.drawn
+        monkeypatch.setattr(paged, "drawn", lambda *args, **options: drawn(*args, **options)[:6])
     told(wrong, tmp_path)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -13,263 +10,15 @@ from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.kernel import check_kernel
 from utils.checks.lab2.launches import tile_sizes, within
 from utils.checks.lab5 import paged
-from utils.checks.lab5.paged import Reading, attention
-from utils.checks.lab5.words import classic
-from utils.checks.problem import Problem
+from utils.checks.lab5.decode_parts import MERGING, PART_RULES, even, merged, once
+from utils.checks.lab5.decode_rules import KERNEL, RULES, exact, output, tables
+from utils.checks.lab5.paged import attention
 from utils.checks.speed import Speed
-from utils.checks.traffic import Budget, Times
 
-KERNEL = "paged_decode_kernel"
 Tensor = torch.Tensor
-
-
-def _tokens(case: Case) -> int:
-    return sum(paged.lengths(case))
-
-
-def _read(case: Case) -> int:
-    """Bytes of all keys, or all values, that the contexts hold."""
-    return _tokens(case) * case.numel("G", "D") * case.element_size
-
-
-def _exact(case: Case, launch: Mapping[str, Any]) -> Budget:
-    """q, each key and each value once."""
-    parts = launch.get("parts", 1)
-    return Budget({"q_ptr": Times("S", "H", "D", times=parts), "k_cache_ptr": _read, "v_cache_ptr": _read}, exact=True)
-
-
-def _output(case: Case, launch: Mapping[str, Any]) -> Budget:
-    return Budget({}, {"o_ptr": Times("S", "H", "D")}, exact=True)
-
-
-def _tables(case: Case, launch: Mapping[str, Any]) -> Budget:
-    """At most one entry of a block table for each token and key head."""
-    return Budget({"block_tables_ptr": _tokens(case) * case.sizes["G"] * 4})
-
-
-def _says(reading: Reading, text: str, number: int) -> Diagnosis:
-    """A rule that holds when the answer is what this reading of the cache gives, with the answer's own tile."""
-    return Diagnosis(lambda e: e.same_as(replace(reading, tile=e.case.sizes["tile"])), classic(text, number))
-
-
-def _rounded_up(n: int, size: int, tile: int) -> int:
-    return -(-n // size) * size
-
-
-def _only_small_blocks(e: Evidence) -> bool:
-    return e.only(
-        lambda case: case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
-    )
-
-
-_RULES = (
-    Diagnosis(
-        lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()),
-        classic("a tile spans several blocks: each token has an entry of its own, t // block_size", 1),
-    ),
-    _says(Reading(block=lambda t, size, table, s: t // size),
-          "the block table is ignored: token t of a sequence lies in block table[t // block_size]", 1),
-    _says(Reading(block=lambda t, size, table, s: s * len(table) + t // size),
-          "the block table is ignored: its place is taken for its entry", 1),
-    _says(Reading(block=lambda t, size, table, s: table[0]), "every token is read from the sequence's first block", 1),
-    _says(Reading(block=lambda t, size, table, s: table[min(t, len(table) - 1)]),
-          "the table is asked for the token, not for its block: table[t // block_size]", 1),
-    _says(Reading(length=lambda n, size, tile: n - 1), "the newest token is left out: context_lens counts it", 2),
-    _says(Reading(length=lambda n, size, tile: n + 1), "a token beyond the context counts", 2),
-    _says(Reading(length=lambda n, size, tile: n // size * size),
-          "a last block that is not full is left out: round the number of blocks up", 2),
-    _says(Reading(length=lambda n, size, tile: n // tile * tile),
-          "a last tile that is not full is left out: round the number of tiles up", 2),
-    _says(Reading(length=_rounded_up), "the mask is missing in the last block: free slots hold old keys", 3),
-    _says(Reading(length=lambda n, size, tile: _rounded_up(n, tile, tile)),
-          "the mask is missing in the last tile: slots beyond the context count", 3),
-    _says(Reading(zeros=True), "scores of the free slots are not masked: a score of 0 is no weight of 0, -inf is", 3),
-    _says(Reading(head=lambda h, H, G: 0), "every query head reads the first key head: k_head_ptr is the program's", 4),
-    _says(Reading(head=lambda h, H, G: h % G), "query head h reads key head h // (H / G), not h % G", 4),
-    _says(Reading(rescale_sum=False, rescale_output=False),
-          "neither the sum nor the output is rescaled after the maximum has changed", 5),
-    _says(Reading(rescale_output=False), "the sum is rescaled after the maximum has changed, the output is not", 5),
-    _says(Reading(rescale_sum=False), "the output is rescaled after the maximum has changed, the sum is not", 5),
-    _says(Reading(carry=False, rescale_sum=False, rescale_output=False), "each tile has a maximum of its own", 5),
-    _says(Reading(carry=False), "each tile has a maximum of its own: the new one is the larger of both", 5),
-    _says(Reading(base=2.0), "these are powers of 2 of the scores: scale_log2 holds the factor log2(e)", 6),
-    _says(Reading(base=math.exp(1 / paged.LN_2)),
-          "scale_log2 goes with exp2: with exp the factor log2(e) is one too many", 6),
-    _says(Reading(scaled=False), "the scores are not scaled", 6),
-    _says(Reading(divided=False), "the output is not divided by the sum", 7),
-    _says(Reading(swapped=True), "keys and values stand in each other's place", 4),
-    Diagnosis(
-        lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "no context"),
-        classic("a context without tokens gives NaN: nothing is to be divided by a sum of 0", 7),
-    ),
-    Diagnosis(
-        lambda e: bool(e.got[e.bad].isnan().any()) and e.only(lambda case: min(paged.lengths(case)) == 0),
-        classic("a context without tokens gives NaN: nothing is to be divided by a sum of 0", 7),
-    ),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.kind == "block boundary"),
-        classic("only contexts that end at a block's boundary go wrong, or next to it", 2),
-    ),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.options.get("scale") is not None),
-        classic("only a scale that the caller gives goes wrong", 6),
-    ),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.magnitude != 1),
-        classic("only large scores go wrong: subtract the running maximum before the power", 5),
-    ),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
-        classic("only caches of other strides go wrong: each axis of each tensor has a stride of its own", 8),
-    ),
-    Diagnosis(
-        lambda e: e.case.layout != "far" and e.only(lambda case: case.dtype.itemsize < 4),
-        classic("right in float32, too inaccurate in 16 bits: scores, maximum, sum and output are float32", 8),
-    ),
-)  # fmt: skip
-
-
-# ---- in parts
-def _merged(paged_attention_parts: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The student's parts, merged here: whatever the parts are, they must be the whole."""
-
-    def merged_parts(q, k_cache, v_cache, block_tables, context_lens, *, num_splits, scale=None):
-        outputs, logsumexps = paged_attention_parts(
-            q, k_cache, v_cache, block_tables, context_lens, num_splits, scale=scale
-        )
-        largest = logsumexps.amax(-1, keepdim=True)
-        weights = torch.exp(logsumexps - torch.where(largest == -math.inf, 0.0, largest))
-        total = weights.sum(-1)[..., None]
-        whole = (weights[..., None] * torch.where(weights[..., None] > 0, outputs, 0.0)).sum(2)
-        return (whole / torch.where(total == 0, 1.0, total)).to(q.dtype)
-
-    return merged_parts
-
-
-_MERGING = ("amax", "sub", "eq", "where", "exp", "sum", "mul", "gt", "div", "scalar_tensor", "_to_copy")
-
-
-def _bytes_read(e: Evidence) -> tuple[int, int]:
-    """Bytes of keys that were read, and that the contexts hold."""
-    return e.trial.profile.by_argument["k_cache_ptr"].bytes_loaded, _read(e.case)
-
-
-def _wrong_logsumexp(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], bool]:
-    """Whether an answer is what parts give whose logsumexps are a function of (maximum, sum), natural ones."""
-
-    def applies(e: Evidence) -> bool:
-        launch = next(launch for launch in e.trial.profile.launches if launch.kernel == KERNEL)
-        return e.same_as(
-            lambda *args, **options: _by_parts(*args, **options, tile=launch.scalars["BLOCK_N"], lse=change)
-        )
-
-    return applies
-
-
-def _by_parts(q, k_cache, v_cache, block_tables, context_lens, *, num_splits, scale=None, tile, lse):
-    """Attention in parts of whole tiles, merged by logsumexps that may be wrong."""
-    H, D = q.shape[1:]
-    size, G = k_cache.shape[1:3]
-    heads = [h // (H // G) for h in range(H)]
-    out = torch.zeros_like(q)
-    for s, n in enumerate(context_lens.tolist()):
-        slots = torch.tensor([int(block_tables[s, t // size]) * size + t % size for t in range(n)], dtype=torch.int64)
-        if not n:
-            continue
-        keys, values = (cache.flatten(0, 1)[slots][:, heads] for cache in (k_cache, v_cache))
-        scores = torch.einsum("hd,nhd->hn", q[s], keys) * (1 / math.sqrt(D) if scale is None else scale)
-        tiles, found = -(-n // tile), []
-        for part in range(num_splits):
-            span = slice(tiles * part // num_splits * tile, min(n, tiles * (part + 1) // num_splits * tile))
-            if span.start >= span.stop:
-                continue
-            m = scores[:, span].amax(-1)
-            p = torch.exp(scores[:, span] - m[:, None])
-            found.append((lse(m, p.sum(-1)), torch.einsum("hn,nhd->hd", p, values[span]) / p.sum(-1)[:, None]))
-        weights = torch.stack([part[0] for part in found]).softmax(0)
-        out[s] = (weights[..., None] * torch.stack([part[1] for part in found])).sum(0)
-    return out
-
-
-_PART_RULES = (
-    Diagnosis(
-        _wrong_logsumexp(lambda m, d: (m + d.log()) / paged.LN_2),
-        classic("the logsumexp is in powers of 2: multiply it by ln 2", 9),
-    ),
-    Diagnosis(_wrong_logsumexp(lambda m, d: d.log()), classic("the logsumexp lacks the maximum: m + log2(d)", 9)),
-    Diagnosis(_wrong_logsumexp(lambda m, d: m), classic("the logsumexp lacks the sum: m + log2(d)", 9)),
-    Diagnosis(
-        _wrong_logsumexp(lambda m, d: m / paged.LN_2 + d.log()),
-        classic("the logsumexp mixes bases: m is in powers of 2 here, so log2(d), and ln 2 times both", 9),
-    ),
-    Diagnosis(
-        _wrong_logsumexp(lambda m, d: m + d.log() / paged.LN_2),
-        classic("the logsumexp mixes bases: ln 2 times both m and log2(d)", 9),
-    ),
-    Diagnosis(
-        _wrong_logsumexp(lambda m, d: m + d.log() * paged.LN_2),
-        classic("the logsumexp mixes bases: m is in powers of 2, so log2(d) goes with it", 9),
-    ),
-    Diagnosis(
-        lambda e: _bytes_read(e)[0] < _bytes_read(e)[1],
-        lambda e: classic(
-            "tokens are left out: {:,} bytes of keys are read, the contexts hold {:,}".format(*_bytes_read(e)), 10
-        ),
-    ),
-    Diagnosis(
-        lambda e: _bytes_read(e)[0] > _bytes_read(e)[1],
-        lambda e: classic(
-            "tokens are in several parts: {:,} bytes of keys are read, the contexts hold {:,}".format(*_bytes_read(e)),
-            10,
-        ),
-    ),
-    Diagnosis(
-        lambda e: bool(e.got[e.bad].isnan().any()),
-        classic("an empty part gives NaN: its logsumexp is -inf, its output 0", 7),
-    ),
-    *_RULES,
-    Diagnosis(
-        lambda e: True,
-        classic("whole contexts are right, parts are not: what does a part say of itself, and where does it end?", 9),
-    ),
-)
-
-
-def _once(trial: Trial) -> Problem | None:
-    """An inspection: no token is in two parts."""
-    read, needed = trial.profile.by_argument["k_cache_ptr"].bytes_loaded, _read(trial.case)
-    if read <= needed:
-        return None
-    return Problem(
-        f"{read:,} bytes of keys are read, the contexts hold {needed:,}",
-        classic("tokens are in several parts: each tile belongs to one", 10),
-    )
-
-
-def _even(trial: Trial) -> Problem | None:
-    """An inspection: no part has two tiles more than another one of the same sequence."""
-    launch = next((launch for launch in trial.profile.launches if launch.kernel == KERNEL), None)
-    if launch is None:
-        return None
-    row = trial.case.sizes["D"] * trial.case.element_size
-    read: dict[tuple[int, int], list[int]] = {}
-    for (program, name), cell in launch.cells.items():
-        if name == "k_cache_ptr":
-            key_head, _, sequence = (*program, 0, 0)[:3]
-            read.setdefault((key_head, sequence), []).append(cell.bytes_loaded // row)
-    for (_, sequence), tokens in read.items():
-        tokens += [0] * (launch.scalars["parts"] - len(tokens))
-        if max(tokens) - min(tokens) > launch.scalars["BLOCK_N"]:
-            return Problem(
-                f"sequence {sequence}: the parts hold {' '.join(map(str, sorted(tokens)))} tokens, in tiles of "
-                f"{launch.scalars['BLOCK_N']}",
-                classic("the longest part decides how long all take: deal the tiles out evenly, one more at most", 10),
-            )
-    return None
 
 
 def _large() -> tuple[Tensor, ...]:
@@ -278,12 +27,12 @@ def _large() -> tuple[Tensor, ...]:
     blocks = S * n // block
     shape = (blocks, block, G, D)
     k, v = (torch.randn(shape, device=runtime.DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    tables = torch.randperm(blocks, device=runtime.DEVICE).int().view(S, -1)
+    order = torch.randperm(blocks, device=runtime.DEVICE).int().view(S, -1)
     lens = torch.full((S,), n, dtype=torch.int32, device=runtime.DEVICE)
-    return torch.randn(S, H, D, device=runtime.DEVICE, dtype=torch.bfloat16), k, v, tables, lens
+    return torch.randn(S, H, D, device=runtime.DEVICE, dtype=torch.bfloat16), k, v, order, lens
 
 
-def _copy(q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor) -> Tensor:
+def _copy(q: Tensor, k: Tensor, v: Tensor, block_tables: Tensor, lens: Tensor) -> Tensor:
     """As many bytes read as the keys and values are: half of them copied."""
     return k.clone()
 
@@ -315,22 +64,22 @@ def check_paged_decode(
         paged.drawn(seed, tile),
         paged.inputs,
         outputs=("o",),
-        inspections=[within(KERNEL, budget) for budget in (_exact, _output, _tables)],
-        diagnose=_RULES,
+        inspections=[within(KERNEL, budget) for budget in (exact, output, tables)],
+        diagnose=RULES,
         speed=speed,
         seed=seed,
         notice="each key and each value of every context is read once, for all query heads that share it",
     )
     check_kernel(
         Exercise("5.4", "paged decode kernel in parts"),
-        _merged(paged_attention_parts),
+        merged(paged_attention_parts),
         attention,
         paged.drawn(seed + 1, tile, splits=3),
         paged.inputs,
         outputs=("o",),
-        inspections=[_once, *(within(KERNEL, budget) for budget in (_exact, _tables)), _even],
-        forbidden=forbid.Rules(allow=_MERGING),
-        diagnose=_PART_RULES,
+        inspections=[once, *(within(KERNEL, budget) for budget in (exact, tables)), even],
+        forbidden=forbid.Rules(allow=MERGING),
+        diagnose=PART_RULES,
         seed=seed,
         notice="the parts together are the whole, and no token is in two of them",
     )
