@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -330,6 +331,23 @@ def test_tensors_can_be_loop_bounds():
     out = torch.zeros(1, dtype=torch.int32)
     loop_kernel[(1,)](torch.tensor([3, 9], dtype=torch.int32), out)
     assert out.item() == (3 + 5 + 7) + sum(range(9))
+
+
+@triton.jit
+def doubling_kernel(x_ptr, o_ptr):
+    x = tl.load(x_ptr + tl.arange(0, 4))
+    tl.store(o_ptr + tl.arange(0, 4), x + x)
+
+
+def test_a_sum_of_integers_wraps_as_on_a_gpu_and_is_checked_only_where_assertions_are(monkeypatch):
+    x = torch.tensor([2**30, 2**31 - 1, 3, -(2**31)], dtype=torch.int32)
+    o = torch.empty_like(x)
+    doubling_kernel[(1,)](x, o)
+    assert o.tolist() == [-(2**31), -2, 6, 0]
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
+    with pytest.raises(Exception, match="int32 overflow detected for operation add"):
+        doubling_kernel[(1,)](x, o)
 
 
 @triton.jit

@@ -31,6 +31,11 @@ copies of huge allocations
 reloaded modules
     A notebook that reloads an edited file empties the file's names, and upstream keeps names of its own among them: a
     kernel of another file that still holds a helper of this one then raised ``NameError``.
+overflow checks that nobody reads
+    Every sum, difference and product of integers was computed a second time in 64 bits for an assertion that upstream
+    makes only of kernels launched with ``debug=True``; now only they pay for it. Whole kernels take half the time.
+slow types
+    Each operation built a table of all types to look one up in it.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -64,6 +69,8 @@ _REPAIRS = (
     "error messages",
     "copies of huge allocations",
     "reloaded modules",
+    "overflow checks that nobody reads",
+    "slow types",
     "slow device functions",
 )
 _FLOAT_METHODS = [
@@ -104,6 +111,9 @@ def repair() -> None:
     upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
     upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
     autotuner.Autotuner._bench = _first_config(autotuner.Autotuner._bench)
+    semantic = upstream.interpreter_semantic
+    semantic.binary_op_sanitize_overflow_impl = _only_when_asserted(semantic.binary_op_sanitize_overflow_impl)
+    upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
@@ -239,6 +249,31 @@ def _first_config(bench: Callable) -> Callable:
         return [0.0, 0.0, 0.0]
 
     return _bench
+
+
+def _only_when_asserted(check: Callable) -> Callable:
+    """Compute an overflow check only where ``device_assert`` will look at it; ``check`` is a semantic's own method."""
+
+    @functools.wraps(check)
+    def binary_op_sanitize_overflow_impl(lhs: tl.tensor, rhs: tl.tensor, binary_op: Callable) -> None:
+        if check.__self__.builder.options.debug:
+            check(lhs, rhs, binary_op)
+
+    return binary_op_sanitize_overflow_impl
+
+
+def _remembered_types(numpy_type: Callable) -> Callable:
+    """Look a type up once for all operations on it."""
+    known: dict[str, np.dtype] = {}
+
+    @functools.wraps(numpy_type)
+    def _get_np_dtype(tt_dtype: tl.dtype) -> np.dtype:
+        name = tt_dtype.scalar.name  # of a block its elements', which decide
+        if name not in known:
+            known[name] = numpy_type(tt_dtype)
+        return known[name]
+
+    return _get_np_dtype
 
 
 def _index_of_one_element(patch: Callable) -> Callable:
