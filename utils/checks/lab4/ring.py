@@ -10,16 +10,18 @@ import torch
 import torch.distributed as dist
 
 from utils.checks.core import Exercise, generator
-from utils.checks.lab4.scenes import WORLD_SIZE
 from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Part, Trial
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem
-from utils.distributed import record_collectives
+from utils.distributed import calls, record_collectives
 
 #: In a coded tensor rank r holds BASE ** r: digit r of a result says how often rank r's value is in it.
 BASE = 16
 _DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
+_DIRECT = classic(
+    "in a ring a rank sends to its right neighbour alone and receives from the left one: chunks are passed on", 8
+)
 _SMALL_STEP = "the first chunk is as large as any, the last may be smaller or empty: take sizes from the chunks"
 
 
@@ -62,12 +64,17 @@ class Reduction:
 
 @dataclass
 class Outcome:
-    """What one rank has after one reduction: its tensor, what the function returned, and the messages it sent."""
+    """What one rank has after one reduction.
+
+    Its tensor, what the function returned, how often it called each kind of collective, how many elements it sent, and
+    the peers of its messages by kind.
+    """
 
     tensor: torch.Tensor
     returned: Any
     kinds: dict[str, int]
     sent: int
+    peers: dict[str, set[int | None]]
 
 
 def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
@@ -90,7 +97,8 @@ def _play(
             continue
         position = members.index(dist.get_rank())
         tensor = _laid_out(reduction.tensor(position, seed), reduction.layout)
-        with record_collectives() as ledger:
+        messages: list[calls.Call] = []
+        with record_collectives() as ledger, calls.listen(messages.append):
             if name == "ring_all_gather":
                 chunks = tensor.tensor_split(dist.get_world_size(group))
                 returned = answer[name](chunks[position].clone(), group=group, numel=reduction.numel)
@@ -98,18 +106,30 @@ def _play(
                 returned = answer[name](tensor, group=group, op=reduction.op)
         kinds = {kind: ledger.count(kind) for kind in {entry.kind for entry in ledger.entries}}
         sent = sum(entry.elements for entry in ledger.entries if entry.kind == "send")
-        outcomes.append(Outcome(tensor.detach().reshape(-1), returned, kinds, sent))
+        peers = {kind: {call.peer for call in messages if call.kind == kind} for kind in ("send", "recv")}
+        outcomes.append(Outcome(tensor.detach().reshape(-1), returned, kinds, sent, peers))
     return outcomes
 
 
-def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, size: int) -> Problem | None:
+def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: tuple[int, ...]) -> Problem | None:
     """Only messages between neighbours, and not more of them than the ring needs."""
+    size, position = len(ranks), ranks.index(rank)
     ready = [kind for kind in outcome.kinds if kind not in ("send", "recv")]
     if ready:
         return Problem(
             f"{name} calls the ready-made collective {ready[0]} on rank {rank}",
             classic("the exercise is to build it from isend and irecv between neighbours", 7),
         )
+    neighbours = {"send": ranks[(position + 1) % size], "recv": ranks[(position - 1) % size]}
+    for kind, neighbour in neighbours.items():
+        others = outcome.peers[kind] - {neighbour, None}
+        if others:
+            does, side = ("sends to", "right") if kind == "send" else ("receives from", "left")
+            return Problem(
+                f"rank {rank} {does} rank {min(others)} in {name}, its {side} neighbour is rank {neighbour}",
+                _DIRECT,
+                (str(reduction),),
+            )
     rounds = 2 if name == "ring_all_reduce" else 1
     budget = rounds * (size - 1) * -(-reduction.numel // size)
     if outcome.sent > budget:
@@ -133,9 +153,9 @@ def _judge(name: str, reductions: Sequence[Reduction], seed: int) -> Callable[[l
             ranks = reduction.ranks(world_size)
             outcomes = [sights[rank].value[k] for rank in ranks]
             for rank, outcome in zip(ranks, outcomes, strict=True):
-                if problem := _rule(name, outcome, rank, reduction, len(ranks)):
+                if problem := _rule(name, outcome, rank, reduction, ranks):
                     return problem
-            if problem := _values(name, reduction, ranks, outcomes, seed):
+            if problem := _values(name, reduction, ranks, outcomes, seed, world_size):
                 return problem
         return None
 
@@ -143,7 +163,7 @@ def _judge(name: str, reductions: Sequence[Reduction], seed: int) -> Callable[[l
 
 
 def _values(
-    name: str, reduction: Reduction, ranks: tuple[int, ...], outcomes: list[Outcome], seed: int
+    name: str, reduction: Reduction, ranks: tuple[int, ...], outcomes: list[Outcome], seed: int, world_size: int
 ) -> Problem | None:
     size, whole = len(ranks), reduction.expected(max(ranks) + 1, seed)
     if name == "ring_all_gather":
@@ -166,7 +186,8 @@ def _values(
         if _close(got, expected, reduction.dtype):
             continue
         bad = ~torch.isclose(got.to(expected.dtype), expected, **_tolerance(reduction.dtype))
-        return _wrong(name, reduction, rank, position, got, expected, bad, start, outcome.kinds.get("send", 0))
+        problem = _wrong(name, reduction, rank, position, got, expected, bad, start, outcome.kinds.get("send", 0), size)
+        return _of_the_whole_job(problem, reduction, got, expected, size, world_size)
     if name == "ring_all_reduce":
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if not torch.equal(outcome.tensor, outcomes[0].tensor):
@@ -197,8 +218,8 @@ def _wrong(
     bad: torch.Tensor,
     start: torch.Tensor,
     messages: int,
+    size: int,
 ) -> Problem:
-    size = len(reduction.ranks(WORLD_SIZE))
     first = int(bad.nonzero()[0])
     marks = "".join("X" if piece.any() else "." for piece in bad.tensor_split(size))
     details = [
@@ -208,8 +229,9 @@ def _wrong(
     if name != "ring_reduce_scatter":
         details.append(f"chunks on rank {rank}: {marks}   ('.' right, 'X' wrong)")
     cause = _factor_of(reduction, got, expected, size)
-    if reduction.members:
-        cause = classic("only a group of some ranks goes wrong: ranks count within it, dist.get_rank(group)", 5)
+    rest = reduction.numel % size
+    if not cause and name == "ring_all_reduce" and rest and not bad[:-rest].any() and got[-rest:].equal(start[-rest:]):
+        cause = classic(f"the last {rest} elements are in no chunk: not all chunks are of numel // N elements", 5)
     if not cause and name == "ring_all_reduce" and torch.equal(got, start) and size > 1:
         cause = "the tensor is as it was: the chunks must be views of it, so that it changes in place"
     if not cause and reduction.coded and reduction.op == "sum" and name != "ring_all_gather":
@@ -224,6 +246,20 @@ def _wrong(
     if not cause and reduction.numel % size:
         cause = classic(_SMALL_STEP, 5)
     return Problem(f"{name} is wrong", cause, tuple(details))
+
+
+def _of_the_whole_job(
+    problem: Problem, reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, size: int, world_size: int
+) -> Problem:
+    """The same problem; in a group of some ranks its cause is that the others are counted."""
+    if not reduction.members:
+        return problem
+    cause = classic("only a group of some ranks goes wrong: ranks count within it, dist.get_rank(group)", 5)
+    mean = expected * size / world_size
+    if reduction.op == "mean" and torch.allclose(got.to(mean.dtype), mean, **_tolerance(reduction.dtype)):
+        cause = "only in a group is the mean wrong: its sum is divided by all ranks, not by dist.get_world_size(group)"
+        cause = classic(cause, 5)
+    return Problem(problem.headline, cause, problem.details)
 
 
 def _factor_of(reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, size: int) -> str:
@@ -247,7 +283,7 @@ def _factor_of(reduction: Reduction, got: torch.Tensor, expected: torch.Tensor, 
 
 def _digits(value: float, size: int) -> list[int]:
     """How often each rank's value is in a coded sum; empty if it is none."""
-    if value != int(value) or not 0 <= value < BASE**size:
+    if not 0 <= value < BASE**size or value != int(value):  # NaN is not between them
         return []
     return [int(value) // BASE**k % BASE for k in range(size)]
 
@@ -282,10 +318,11 @@ def _parts(seed: int) -> list[Part]:
         Reduction(4099, coded=False),
     ]
     pair = [Reduction(odd, members=(0, 2)), Reduction(odd, op="mean", members=(0, 2))]
+    five = [Reduction(odd), Reduction(odd, members=(0, 1, 2, 4))]
 
-    def part(title: str, name: str, reductions: list[Reduction]) -> Part:
+    def part(title: str, name: str, reductions: list[Reduction], ranks: int = 3) -> Part:
         return Part(
-            Scene(f"{name}, {title}", _play, {"name": name, "reductions": reductions, "seed": seed}),
+            Scene(f"{name}, {title}", _play, {"name": name, "reductions": reductions, "seed": seed}, ranks),
             _judge(name, reductions, seed),
             stuck=_DEADLOCK,
             raised={"size of tensor": classic(_SMALL_STEP, 5), "must match": classic(_SMALL_STEP, 5)},
@@ -299,6 +336,8 @@ def _parts(seed: int) -> list[Part]:
         part("fewer elements than ranks", "ring_all_reduce", edges),
         part("dtypes", "ring_all_reduce", values),
         part("a group of two of the ranks", "ring_all_reduce", pair),
+        part("five ranks", "ring_reduce_scatter", five, 5),
+        part("five ranks", "ring_all_reduce", five, 5),
     ]
 
 
