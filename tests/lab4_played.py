@@ -93,12 +93,13 @@ def played(exercise: str) -> dict[str, Played]:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         answers = _answers(exercise, folder)
-        for some in (parts[:FIRST_SCENES], parts[FIRST_SCENES:]):
+        first, rest = parts[:FIRST_SCENES], parts[FIRST_SCENES:]
+        ranks = sorted({part.scene.ranks for part in rest})
+        for some in (first, *([part for part in rest if part.scene.ranks == n] for n in ranks)):
             left = [name for name in answers if name not in seen or _passes(exercise, seen[name])]
-            found = play_on_ranks([answers[name] for name in left], [part.scene for part in some]) if some else []
-            for name, more in zip(left, found):
-                before = seen[name].sights if name in seen else {}
-                seen[name] = Played(before | more.sights, more.end, more.where, more.scene, more.called)
+            found = play_on_ranks([answers[name] for name in left], [part.scene for part in some])
+            for name, more in zip(left, found, strict=True):
+                seen[name] = seen[name].then(more) if name in seen else more
     return seen
 
 

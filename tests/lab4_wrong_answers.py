@@ -17,6 +17,10 @@ OWN_ANSWERS: list[tuple[str, str, dict[str, object], tuple[str, ...]]] = [
      ("every rank raised RuntimeError", "a frozen parameter has no gradient and takes no hook")),
     ("4.3", "hook takes the parameter", {"DistributedDataParallel": own.AveragesWeights},
      ("changes the weights themselves", "a hook is handed the parameter")),
+    ("4.3", "real DDP by importlib", {"DistributedDataParallel": own.ReachesDDP},
+     ("leans on PyTorch's ready-made solution (torch.nn.parallel.distributed.DistributedDataParallel)",)),
+    ("4.6", "real FSDP by importlib", {"FullyShardedDataParallel": own.ReachesFSDP},
+     ("leans on PyTorch's ready-made solution", "FSDPModule")),
     ("4.4", "moments of everything", {"Zero1Optimizer": own.WholeMoments},
      ("elements of state", "this rank keeps the moments of all parameters")),
     ("4.5", "everything reduced in the step", {"Zero2": own.PlainZero2},
@@ -141,6 +145,43 @@ wrong(
         flat.copy_(total / world_size if op == "mean" else total)
         """,
 )
+wrong(
+    SCATTER,
+    "right up to three ranks",
+    "a step too few: 2 messages, where a chunk takes N - 1 = 4",
+    "5 ranks",
+    edits={"range(world_size - 1)": "range(min(world_size - 1, 2))"},
+)
+wrong(
+    SCATTER,
+    "straight to the owners",
+    "rank 0 sends to rank 2 in ring_reduce_scatter, its right neighbour is rank 1",
+    '"classic wrong answers" 8',
+    instead="""
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        for distance in range(1, world_size):
+            incoming = torch.empty_like(chunks[rank])
+            exchange(chunks[(rank + distance) % world_size], incoming, group, distance)
+            chunks[rank].add_(incoming)
+        """,
+)
+wrong(
+    RING,
+    "rest in no chunk",
+    "are in no chunk",
+    '"classic wrong answers" 5',
+    edits={
+        "chunks = flat.tensor_split(world_size)": (
+            "m = flat.numel() // world_size; chunks = [flat[k * m : (k + 1) * m] for k in range(world_size)]"
+        )
+    },
+)
+wrong(
+    RING,
+    "mean over the whole job",
+    "its sum is divided by all ranks, not by dist.get_world_size(group)",
+    edits={"div_(world_size)": "div_(dist.get_world_size())"},
+)
 
 # ---- 4.2 memory
 BYTES = "4.2: bytes on each rank"
@@ -262,6 +303,34 @@ wrong(
             self._next = max(self._next, k + 1)
         """,
 )
+GROUP = "only a group of some ranks goes wrong"
+wrong(AVERAGE, "ranks of the whole job", GROUP, "OutsideGroup", edits={PENDING: PENDING.replace(", self.group", "")})
+wrong(START, "from the job's first rank", GROUP, edits={"group_src=0": "src=0"})
+wrong(
+    AVERAGE,
+    "waits at once",
+    "have been waited for when the backward pass reaches the first layer",
+    "wait for all of them at its end",
+    edits={PENDING: "all_reduce_mean(self.flat_gradients[k], self.group).wait()"},
+)
+wrong(
+    ARRIVES,
+    "one bucket at a time",
+    "although the buckets after it were full",
+    edits={"while self._next": "if self._next"},
+)
+wrong(FINISH, "nobody waits", "are never waited for", '"classic wrong answers" 10', instead="pass")
+wrong(
+    AVERAGE,
+    "last bucket missing on one rank",
+    "the ranks call different collectives",
+    "a rank leaves out the last bucket",
+    edits={
+        "if self._synchronise:": (
+            "if self._synchronise and not (0 < k == len(self.buckets) - 1 and dist.get_rank(self.group) == 1):"
+        )
+    },
+)
 
 # ---- 4.4 ZeRO-1
 PIECES, REDUCE, SHARD, STEP, NORM = (
@@ -347,6 +416,8 @@ wrong(
 )
 wrong(NORM, "squares", "the root is taken at the end", edits={"norm = square.sqrt()": "norm = square"})
 wrong(NORM, "not scaled", "the gradients are not scaled", edits={"if norm > max_norm:": "if False:"})
+wrong(REDUCE, "ranks of the whole job", GROUP, edits={REDUCED: REDUCED.replace(", self.group", "")})
+wrong(NORM, "norm over the whole job", GROUP, edits={"(square, group=self.group)": "(square)"})
 
 # ---- 4.5 ZeRO-2
 BUCKET, TAKE = "4.5: reduce-scatter a bucket and free it", "4.5: a shard arrives"
@@ -403,6 +474,22 @@ wrong(
     "added to the step before",
     "the shard still holds the gradient of the step before",
     edits={"self.gradients[k].copy_(mean)": "self.gradients[k].add_(mean)"},
+)
+wrong(BUCKET, "ranks of the whole job", GROUP, edits={SENT: SENT.replace(", self.group", "")})
+wrong(
+    BUCKET,
+    "all in flight",
+    "bytes more late in the backward pass",
+    "take the oldest until fewer than IN_FLIGHT are under way",
+    edits={"while len(self._reducing) >= IN_FLIGHT:": "while False:"},
+)
+REBOUND = "self.gradients[k] is another tensor now than the optimizer's"
+wrong(TAKE, "another tensor", REBOUND, edits={"self.gradients[k].copy_(mean)": "self.gradients[k] = mean"})
+wrong(
+    TAKE,
+    "another tensor for the sum",
+    REBOUND,
+    edits={"self.gradients[k].add_(mean)": "self.gradients[k] = self.gradients[k] + mean"},
 )
 
 # ---- 4.6 ZeRO-3
@@ -495,6 +582,7 @@ wrong(
         return None
         """,
 )
+wrong(SPREAD, "ranks of the whole job", GROUP, edits={"unit.trained.group": "None"})
 
 # ---- 4.7 tensor-parallel MLP
 COPY, SUM, PART, COLUMN, ROW, CUT, MLP = (
@@ -565,7 +653,7 @@ wrong(
 wrong(
     COLUMN,
     "gathered between the layers",
-    "collectives forward",
+    "makes 1 collective forward, 1 backward",
     edits={"return F": "dist.all_reduce(x.detach().clone(), group=self.group); return F"},
 )
 wrong(
@@ -584,6 +672,39 @@ wrong(
     "the GeLU between the layers is missing",
     edits={'F.gelu(self.up(x), approximate="tanh")': "self.up(x)"},
 )
+wrong(
+    ROW,
+    "nothing to add",
+    "a rank without features adds nothing, but is waited for",
+    instead="""
+        if self.weight.numel():
+            y = reduce_from_ranks(F.linear(x, self.weight), self.group)
+        else:
+            y = x.new_zeros(*x.shape[:-1], self.weight.shape[0])
+        return y if self.bias is None else y + self.bias
+        """,
+)
+wrong(
+    ROW,
+    "weight detached",
+    "the gradient of a row-parallel weight on rank 0 is None",
+    "autograd does not reach it",
+    edits={"self.weight)": "self.weight.detach())"},
+)
+wrong(
+    SUM,
+    "sum in place",
+    "reduce_from_ranks changes x that it is given",
+    '"classic wrong answers" 9',
+    instead="dist.all_reduce(x, group=group)\nreturn x",
+)
+wrong(
+    COPY,
+    "gradient in place",
+    "copy_to_ranks changes the gradient that it is given",
+    instead="dist.all_reduce(gradient, group=ctx.group)\nreturn gradient, None",
+)
+wrong(SUM, "ranks of the whole job", GROUP, edits={"(total, group=group)": "(total)"})
 
 # ---- 4.8 1F1B
 ORDER = "4.8: the 1F1B order"
@@ -641,5 +762,16 @@ wrong(
     "comes before its F",
     edits={
         '"F", i))\n            order.append(Action("B", done': '"B", done))\n            order.append(Action("F", i'
+    },
+)
+wrong(
+    ORDER,
+    "gpipe for many",
+    "3 stages, 40 micro-batches",
+    "in flight",
+    edits={
+        "ahead = min(stages - stage - 1, micro_batches)": (
+            "ahead = micro_batches if micro_batches > 16 else min(stages - stage - 1, micro_batches)"
+        )
     },
 )

@@ -299,6 +299,21 @@ def test_a_block_without_a_launch_counts_nothing_and_says_so():
 
 
 @triton.jit
+def first_programs_kernel(x_ptr, o_ptr, n, programs, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = (i < n) & (tl.program_id(0) < programs)
+    tl.store(o_ptr + i, tl.load(x_ptr + i, mask=mask, other=0.0), mask=mask)
+
+
+def test_a_mask_may_combine_a_tensor_and_a_scalar():
+    x, o = random(30), torch.zeros(30)
+    with profile_kernel() as profile:
+        first_programs_kernel[(4,)](x, o, 30, 2, BLOCK=8)
+    assert torch.equal(o, torch.where(torch.arange(30) < 16, x, 0.0))
+    assert (profile.bytes_loaded, profile.bytes_stored, profile.findings) == (64, 64, [])
+
+
+@triton.jit
 def two_stores_kernel(out_ptr, n, BLOCK: tl.constexpr):
     """Each program writes its block in two halves, the later one first."""
     first = tl.program_id(0) * BLOCK

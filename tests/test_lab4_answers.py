@@ -43,7 +43,7 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
     with pytest.raises(CheckFailed) as failed:
         judge(wrong.exercise, str(wrong))
     check_message(str(failed.value), wrong.exercise, wrong.says)
-    assert re.search(rf"\n  reproduce: seed {SEED}, .+, 3 ranks$", str(failed.value))
+    assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
 
 
 @pytest.mark.parametrize(("exercise", "name", "says"), [(e, n, s) for e, n, _, s in OWN_ANSWERS])
@@ -54,16 +54,15 @@ def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
 
 
 # ---- what happens to a rank that does not come back ----
-def _leave(answer):
-    import os
-
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
-        os._exit(3)
-    dist.barrier()
-
-
 def test_a_rank_that_leaves_its_process_ends_the_check_with_a_word_about_it():
-    (seen,) = play_on_ranks([{}], [Scene("one leaves", _leave)])
+    def leave(answer) -> None:  # here, so that it travels with its code: no rank has to import this file
+        import os
+
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            os._exit(3)
+        dist.barrier()
+
+    (seen,) = play_on_ranks([{}], [Scene("one leaves", leave)])
     assert "rank" in seen.end and seen.scene == "one leaves" and not seen.sights

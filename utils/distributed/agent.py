@@ -9,6 +9,8 @@ it ends all of it itself when the caller goes away.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -39,6 +41,7 @@ def main(preload: list[str], idle_seconds: float) -> None:
     threading.Thread(target=_listen, args=(folders,), daemon=True).start()
     import utils.distributed.worker  # noqa: F401
 
+    _spare_what_clusters_need()
     while True:
         try:
             folder = Path(folders.get(timeout=idle_seconds))
@@ -48,6 +51,31 @@ def main(preload: list[str], idle_seconds: float) -> None:
         done = folder / "done.draft"
         done.write_bytes(pickle.dumps(_run(folder)))
         done.rename(folder / "done")
+
+
+def _spare_what_clusters_need() -> None:
+    """Leave out what takes the elastic agent half a second a job here, and two more at the first one that fails."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    # nodes come at random moments, so as not to ask the store all at once: this is one node
+    sleep = getattr(dynamic_rendezvous, "_delay", None)
+    if sleep is not None:
+        dynamic_rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else sleep(seconds)
+
+    # it looks up the names of its callers, for which nobody needs the lines of source around the call
+    def stack(context: int = 1) -> list[inspect.FrameInfo]:
+        frame, frames = sys._getframe(1), []
+        while frame is not None:
+            code = frame.f_code
+            frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+            frame = frame.f_back
+        return frames
+
+    inspect.stack = stack
+    # PyTorch's own format imports its compiler to write down an exception
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")]
+    for handler in {handler for logger in loggers for handler in logger.handlers}:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
 
 
 def _listen(folders: queue.SimpleQueue[str]) -> None:

@@ -21,6 +21,7 @@ _PRELOAD = ["torch.distributed.elastic.multiprocessing", "utils.distributed.work
 #: What only a machine without a GPU imports ahead: optimizers import torch._dynamo at their first step, which takes a
 #: second a rank, and with it Triton, which utils.runtime must precede. Where there is a GPU, runtime would touch CUDA.
 _PRELOAD_CPU = ["utils.runtime", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+_LAST = "utils.distributed.frozen"
 
 
 class Agent:
@@ -29,7 +30,7 @@ class Agent:
     def __init__(self) -> None:
         import torch
 
-        preload = _PRELOAD + ([] if torch.cuda.device_count() else _PRELOAD_CPU)
+        preload = [*_PRELOAD, *([] if torch.cuda.device_count() else _PRELOAD_CPU), _LAST]
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)

@@ -222,8 +222,11 @@ def _marked_atomic(method: Callable) -> Callable:
 
 
 def _mask_of(mask: Any) -> np.ndarray:
-    """A mask is a handle, or up to Triton 3.7 an array where a descriptor made it."""
-    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data)
+    """A mask as booleans: a handle, or up to Triton 3.7 an array where a descriptor made it.
+
+    Upstream keeps ``tensor & (scalar < scalar)`` in 32 bits.
+    """
+    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data).astype(np.bool_, copy=False)
 
 
 def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: bool) -> tuple[Any, Any, Any]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise
-from utils.checks.lab4 import toys
+from utils.checks.lab4 import groups, toys
 from utils.checks.lab4.gradients import judge_gradients, judge_training
 from utils.checks.lab4.scenes import WORLD_SIZE
 from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Part, Trial
+from utils.checks.lab4.waits import record_waits
 from utils.checks.lab4.words import classic
 from utils.checks.problem import Problem
-from utils.distributed import record_collectives
+from utils.distributed import Entry, record_collectives
+from utils.distributed.calls import Call
 
 _NUMBERS = {"sum": 1, "divided twice": 1, "mean of weights": 2, "last": 3, "own": 3, "own divided": 3, "missing": 4}
 _NUMBERS |= {"made up": 4, "zeros": 3}
@@ -31,9 +34,29 @@ _ADAMW = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-5}
 _FROZEN = classic("a frozen parameter has no gradient and takes no hook: leave out what requires no gradient", 6)
 
 
-def _wrapped(answer: Mapping[str, Callable], seed: int, bucket_bytes: int) -> tuple[toys.Toy, Callable]:
-    toy = toys.Toy(seed + dist.get_rank())  # only a broadcast can make the ranks equal
-    return toy, answer["DistributedDataParallel"](toy, bucket_bytes=bucket_bytes)
+_WAIT = classic(
+    "an all-reduce is waited for before backward() returns: until then the gradient is not there, nor, with gloo, "
+    "divided",
+    10,
+)
+
+
+def _apart(called: Sequence[Sequence[Entry | Call]]) -> str:
+    """Why the ranks' all-reduces differ, where their sizes tell."""
+    sizes = [[e.elements for e in of_one if e.kind == "all_reduce" and e.dtype != "int32"] for of_one in called]
+    longest = max(sizes, key=len)
+    short = [of_one for of_one in sizes if len(of_one) < len(longest)]
+    if short and all(of_one and of_one == longest[:-1] for of_one in short):
+        return classic("a rank leaves out the last bucket: every rank sends every bucket, full or not", 3)
+    return ""
+
+
+def _wrapped(
+    answer: Mapping[str, Callable], seed: int, bucket_bytes: int, group: ProcessGroup | None = None
+) -> tuple[toys.Toy, Callable]:
+    toy = toys.Toy(seed + dist.get_rank(group))  # only a broadcast can make the ranks equal
+    among = {} if group is None else {"group": group}
+    return toy, answer["DistributedDataParallel"](toy, bucket_bytes=bucket_bytes, **among)
 
 
 def _play_start(answer: Mapping[str, Callable], seed: int) -> dict[str, Tensor]:
@@ -41,14 +64,23 @@ def _play_start(answer: Mapping[str, Callable], seed: int) -> dict[str, Tensor]:
     return toys.weights(toy) | {name: buffer.clone() for name, buffer in toy.named_buffers()}
 
 
-def _play_backward(answer: Mapping[str, Callable], seed: int, bucket_bytes: int, users: tuple[int, ...]) -> dict:
+def _play_backward(
+    answer: Mapping[str, Callable],
+    seed: int,
+    bucket_bytes: int,
+    users: tuple[int, ...],
+    used_first: bool = False,
+    group: ProcessGroup | None = None,
+) -> dict:
     """One forward and backward pass."""
-    toy, parallel = _wrapped(answer, seed, bucket_bytes)
-    before, rank, early = toys.weights(toy), dist.get_rank(), []
-    with record_collectives() as ledger:
+    toy, parallel = _wrapped(answer, seed, bucket_bytes, group)
+    toy.used_first = used_first
+    before, rank, early = toys.weights(toy), dist.get_rank(group), {}
+    with record_collectives() as ledger, record_waits() as waits:
 
         def watch(pass_: str) -> None:
-            early.append(ledger.count("all_reduce"))
+            reduced = {"early": ledger.count("all_reduce"), "early elements": ledger.elements("all_reduce")}
+            early.update(reduced | {"early waits": waits.count})
 
         toy.watch = watch
         x, y = toys.rows(seed, 0, rank)
@@ -58,9 +90,9 @@ def _play_backward(answer: Mapping[str, Callable], seed: int, bucket_bytes: int,
         toy.watch = None
     changed = [name for name, value in toys.weights(toy).items() if not torch.equal(value, before[name])]
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
-    return {
-        "gradients": toys.gradients(toy), "changed": changed, "early": early[-1], "count": ledger.count("all_reduce"),
-        "kinds": kinds, "forward": forward,
+    return early | {
+        "gradients": toys.gradients(toy), "changed": changed, "count": ledger.count("all_reduce"), "kinds": kinds,
+        "forward": forward, "unwaited": 0 if waits.futures else max(0, ledger.count() - waits.count),
     }  # fmt: skip
 
 
@@ -110,10 +142,13 @@ def _judge_start(seed: int) -> Callable[[list[Sight]], Problem | None]:
     return judge
 
 
-def _judge_backward(seed: int, users: tuple[int, ...], several: bool) -> Callable[[list[Sight]], Problem | None]:
+def _judge_backward(
+    seed: int, users: tuple[int, ...], several: bool, used_first: bool = False, ranks: int = WORLD_SIZE
+) -> Callable[[list[Sight]], Problem | None]:
     def judge(sights: list[Sight]) -> Problem | None:
         toy = toys.Toy(seed)
-        exact = toys.exact(toy, seed, WORLD_SIZE, sometimes=users)
+        toy.used_first = used_first
+        exact = toys.exact(toy, seed, ranks, sometimes=users)
         seen = sights[0].value
         if seen["changed"]:
             return Problem(
@@ -121,33 +156,57 @@ def _judge_backward(seed: int, users: tuple[int, ...], several: bool) -> Callabl
                 classic("a hook is handed the parameter: what is averaged is parameter.grad", 2),
             )
         names = list(exact.mean)
-        if problem := judge_gradients(
-            [s.value["gradients"] for s in sights], exact, _NUMBERS, names[: len(names) // 2]
-        ):
-            return problem
-        psi = toys.elements(toy)
-        others = {kind: n for kind, n in seen["kinds"].items() if kind != "all_reduce" and n > psi // 2}
-        if others:
-            kind = next(iter(others))
-            cause = "every gradient travels once, in an all-reduce of its bucket"
-            return Problem(f"{kind} moves {others[kind]:,} elements in a step", cause)
-        sent = seen["kinds"].get("all_reduce", 0)
-        if sent > psi + 2 * len(names):
-            cause = classic("a bucket is sent twice, or buckets hold parameters twice: Psi elements are enough", 8)
-            return Problem(f"{sent:,} elements are all-reduced, the model has {psi:,}", cause)
-        if several and seen["count"] < 3:
+        problem = judge_gradients([s.value["gradients"] for s in sights], exact, _NUMBERS, names[: len(names) // 2])
+        if seen["unwaited"]:
+            told = f"{seen['unwaited']} of {seen['count']} all-reduces are never waited for"
+            found = (problem.headline, *problem.details) if problem else ()
+            return Problem(told, _WAIT, found)
+        return (
+            problem
+            or _judge_traffic(seen, toys.elements(toy), len(names))
+            or (_judge_overlap(seen) if several else None)
+        )
+
+    def _judge_overlap(seen: dict) -> Problem | None:
+        if seen["count"] < 3:
             cause = "a bucket is closed once it holds bucket_bytes"
-            return Problem(f"{seen['count']} all-reduce for buckets of 400 bytes", classic(cause, 8))
-        if several and users == (0, 1, 2) and seen["early"] == 0:
+            return Problem(f"{seen['count']} all-reduces for buckets of 400 bytes", classic(cause, 8))
+        if len(users) == ranks and seen["early"] == 0:
             return Problem(
                 "no all-reduce has started when the backward pass reaches the first layer",
                 classic("each bucket starts as soon as it is full, while earlier layers still compute", 8),
             )
-        if several and seen["count"] > len(names):
-            return Problem(f"{seen['count']} all-reduces for {len(names)} parameters: gradients travel in buckets")
+        if seen["early waits"]:
+            return Problem(
+                f"{seen['early waits']} of {seen['early']} all-reduces have been waited for when the backward pass "
+                "reaches the first layer",
+                classic("the backward pass stands still while it waits: wait for all of them at its end", 8),
+            )
+        if used_first and seen["early elements"] < seen["kinds"]["all_reduce"] // 2:
+            return Problem(
+                f"{seen['early elements']} of {seen['kinds']['all_reduce']} elements have been sent when the last "
+                "gradient of the first bucket is there, although the buckets after it were full",
+                classic("a bucket that gets full may be followed by full ones: go on while the next misses nothing", 8),
+            )
         return None
 
     return judge
+
+
+def _judge_traffic(seen: dict, psi: int, parameters: int) -> Problem | None:
+    """Psi elements in all-reduces, not one for each parameter, and nothing else."""
+    others = {kind: n for kind, n in seen["kinds"].items() if kind != "all_reduce" and n > psi // 2}
+    if others:
+        kind = next(iter(others))
+        cause = "every gradient travels once, in an all-reduce of its bucket"
+        return Problem(f"{kind} moves {others[kind]:,} elements in a step", cause)
+    sent = seen["kinds"].get("all_reduce", 0)
+    if sent > psi + 2 * parameters:
+        cause = classic("a bucket is sent twice, or buckets hold parameters twice: Psi elements are enough", 8)
+        return Problem(f"{sent:,} elements are all-reduced, the model has {psi:,}", cause)
+    if seen["count"] > parameters:
+        return Problem(f"{seen['count']} all-reduces for {parameters} parameters: gradients travel in buckets")
+    return None
 
 
 def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Callable[[list[Sight]], Problem | None]:
@@ -190,7 +249,7 @@ def _parts(seed: int) -> list[Part]:
     crash = {"NoneType": _FROZEN, "doesn't require": _FROZEN, "does not require": _FROZEN, "requires_grad": _FROZEN}
 
     def part(title: str, play: Callable, judge: Callable, stuck: str = _STUCK, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, crash)
+        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, crash, apart=_apart)
 
     return [
         part("the same start", _play_start, _judge_start(seed)),
@@ -200,8 +259,12 @@ def _parts(seed: int) -> list[Part]:
              bucket_bytes=400, users=(0, 1, 2)),
         part("a parameter that rank 1 alone uses", _play_backward, _judge_backward(seed, (1,), True), bucket_bytes=400,
              users=(1,)),
+        part("a first bucket that gets full late", _play_backward, _judge_backward(seed, (0, 1, 2), True, True),
+             bucket_bytes=200, users=(0, 1, 2), used_first=True),
         part("accumulation with no_sync", _play_accumulation, _judge_accumulation(seed)),
         part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
+        groups.group_part(_play_backward, _judge_backward(seed, (1,), True, ranks=2), 11, _STUCK, seed=seed,
+                          bucket_bytes=400, users=(1,)),
     ]  # fmt: skip
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise
-from utils.checks.lab4 import toys
+from utils.checks.lab4 import groups, toys
 from utils.checks.lab4.gradients import judge_steps, judge_training
 from utils.checks.lab4.optimizer_states import ADAMW, judge_state, weights_of
 from utils.checks.lab4.scenes import WORLD_SIZE
@@ -39,10 +40,16 @@ def _whole(sharded: torch.nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def _play_step(answer: Mapping[str, Callable], seed: int, prefetch: bool, users: tuple[int, ...] = (0, 1, 2)) -> dict:
+def _play_step(
+    answer: Mapping[str, Callable],
+    seed: int,
+    prefetch: bool,
+    users: tuple[int, ...] = (0, 1, 2),
+    group: ProcessGroup | None = None,
+) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
-    rank = dist.get_rank()
-    sharded = _sharded(answer, toys.Toy(seed + rank), prefetch=prefetch)
+    rank, among = dist.get_rank(group), {} if group is None else {"group": group}
+    sharded = _sharded(answer, toys.Toy(seed + rank), prefetch=prefetch, **among)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
     with record_collectives() as ledger:
@@ -98,10 +105,10 @@ def _play_bfloat16(answer: Mapping[str, Callable], seed: int) -> dict:
     return {"dtypes": dtypes, "gathered": gathered}
 
 
-def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
+def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         toy = toys.Toy(seed)
-        exact, psi = (toys.exact(toy, seed, WORLD_SIZE, sometimes=users), toys.elements(toy))
+        exact, psi = (toys.exact(toy, seed, ranks, sometimes=users), toys.elements(toy))
         for rank, sight in enumerate(sights):
             if abs(sight.value["loss"] - exact.losses[rank]) > 1e-4 * abs(exact.losses[rank]):
                 cause = (
@@ -111,7 +118,7 @@ def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
                     f"rank {rank}'s first loss is {sight.value['loss']:.6g}, one process has {exact.losses[rank]:.6g}",
                     classic(cause, 5),
                 )
-        share = -(-psi // WORLD_SIZE)
+        share = -(-psi // ranks)
         for rank, sight in enumerate(sights):
             if sight.value["kept"] > share + 30:
                 return Problem(
@@ -197,7 +204,9 @@ def _parts(seed: int) -> list[Part]:
         part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
         part("memory", _play_memory, _judge_memory(seed)),
         part("bfloat16", _play_bfloat16, _judge_bfloat16),
-    ]
+        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, prefetch=True,
+                          users=(1,)),
+    ]  # fmt: skip
 
 
 TRIAL = Trial(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise
-from utils.checks.lab4 import toys
+from utils.checks.lab4 import groups, toys
 from utils.checks.lab4.gradients import judge_steps, judge_training
 from utils.checks.lab4.optimizer_states import ADAMW, RAISED, judge_kinds, judge_state, weights_of
 from utils.checks.lab4.scenes import WORLD_SIZE
@@ -22,12 +23,30 @@ _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "gather": 
 _STUCK = classic("a bucket waits for a parameter without gradient, or ranks start their buckets in another order", 6)
 #: Of the wide model whose memory is looked at.
 _WIDE = {"width": 16, "inner": 33, "layers": 4}
+#: A bucket of its holds one of its matrices, of 2,112 bytes.
+_SMALL_BUCKET = 1024
+_REBOUND = classic(
+    "self.gradients[k] is another tensor now than the optimizer's: write into it, with copy_, add_ or +=", 8
+)
 
 
-def _play_step(answer: Mapping[str, Callable], seed: int, users: tuple[int, ...] = (0, 1, 2)) -> dict:
+def _rebound(zero: object) -> bool:
+    """Whether the optimizer holds other gradients than ``zero.gradients``, where an answer has both."""
+    shards = getattr(getattr(zero, "sharded", None), "shards", ())
+    pairs = zip(getattr(zero, "gradients", ()), shards)
+    return any(mine is not getattr(shard, "gradient", mine) for mine, shard in pairs)
+
+
+def _play_step(
+    answer: Mapping[str, Callable],
+    seed: int,
+    users: tuple[int, ...] = (0, 1, 2),
+    group: ProcessGroup | None = None,
+) -> dict:
     """One step of SGD in buckets of 400 bytes."""
-    toy, rank, early, full = toys.Toy(seed + dist.get_rank()), dist.get_rank(), [], []
-    zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=400, lr=1.0)
+    rank, early, full = dist.get_rank(group), [], []
+    toy, among = toys.Toy(seed + rank), {} if group is None else {"group": group}
+    zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=400, lr=1.0, **among)
     with record_collectives() as ledger:
 
         def watch(pass_: str) -> None:
@@ -43,7 +62,7 @@ def _play_step(answer: Mapping[str, Callable], seed: int, users: tuple[int, ...]
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     return {
         "weights": toys.weights(toy), "kinds": kinds, "early": early[-1], "full": full[-1], "left": left,
-        "in_backward": after,
+        "in_backward": after, "rebound": _rebound(zero),
     }  # fmt: skip
 
 
@@ -52,15 +71,17 @@ def _full_gradients(toy: toys.Toy) -> int:
 
 
 def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
-    """What memory a backward pass leaves behind."""
+    """What memory there is late in a backward pass, and what it leaves behind."""
     toy = toys.Toy(seed, **_WIDE)
-    zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=4 * 1024, lr=1.0)
+    zero = answer["Zero2"](toy, torch.optim.SGD, bucket_bytes=_SMALL_BUCKET, lr=1.0)
     rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
-    memory = toys.Memory()
-    zero(*rows).backward()
+    memory, late = toys.Memory(), [0]
+    toy.watch = lambda pass_: late.append(memory.grown()) if pass_ == "backward" else None
+    zero(*rows, sometimes=True).backward()  # so that all buckets but the last get full on the way
+    toy.watch = None
     grown = memory.grown()
     memory.close()
-    return {"grown": grown}
+    return {"grown": grown, "late": late[-1]}
 
 
 def _play_training(
@@ -77,18 +98,18 @@ def _play_training(
         zero.step()
     return {
         "losses": losses, "weights": toys.weights(toy), "state": recorded.state_elements(),
-        "stepped": recorded.stepped_elements(),
+        "stepped": recorded.stepped_elements(), "rebound": _rebound(zero),
     }  # fmt: skip
 
 
-def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
+def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         toy, seen = toys.Toy(seed), sights[0].value
-        exact, psi = (toys.exact(toy, seed, WORLD_SIZE, sometimes=users), toys.elements(toy))
+        exact, psi = (toys.exact(toy, seed, ranks, sometimes=users), toys.elements(toy))
         if seen["kinds"].get("all_reduce", 0) > psi // 2:
             return judge_kinds(seen["kinds"], psi, {"all-reduce": 1, "volume": 1})
         if problem := judge_steps(weights_of(sights), exact, _NUMBERS):
-            return problem
+            return _or_rebound(problem, sights)
         if problem := judge_kinds(seen["kinds"], psi, {"all-reduce": 1, "volume": 1}):
             return problem
         if seen["in_backward"] < psi or (not seen["early"] and users == (0, 1, 2)):
@@ -109,6 +130,13 @@ def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2)) -> Judge:
     return judge
 
 
+def _or_rebound(problem: Problem | None, sights: list[Sight]) -> Problem | None:
+    """The same problem; its cause is the tensor that the optimizer does not see, if there is one."""
+    if problem is None or not any(sight.value["rebound"] for sight in sights):
+        return problem
+    return Problem(problem.headline, _REBOUND, problem.details)
+
+
 def _judge_memory(seed: int) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         psi = toys.elements(toys.Toy(seed, **_WIDE))
@@ -118,6 +146,13 @@ def _judge_memory(seed: int) -> Judge:
                     f"rank {rank} holds {sight.value['grown']:,} bytes more after a backward pass; all gradients are "
                     f"{4 * psi:,}, a shard of them {4 * -(-psi // WORLD_SIZE):,}",
                     classic("a flat bucket that has been reduced is still referred to: keep the shard alone", 7),
+                )
+            if sight.value["late"] > 4 * psi * 0.6:
+                cause = "buckets wait for one another: before a new flat tensor is made, take the oldest until fewer "
+                return Problem(
+                    f"rank {rank} holds {sight.value['late']:,} bytes more late in the backward pass; all gradients "
+                    f"are {4 * psi:,}, two buckets and a shard of all about {4 * psi // WORLD_SIZE + 2 * 2112:,}",
+                    classic(cause + "than IN_FLIGHT are under way", 7),
                 )
         return None
 
@@ -135,7 +170,8 @@ def _judge_training(seed: int, steps: int, users: tuple[int, ...], accumulation:
             if accumulation > 1
             else "the shard still holds the gradient of the step before: a new step starts from nothing"
         )
-        return judge_training(losses, weights_of(sights), right, classic(cause, 8))
+        problem = judge_training(losses, weights_of(sights), right, classic(cause, 8))
+        return _or_rebound(problem, sights)
 
     return judge
 
@@ -152,6 +188,7 @@ def _parts(seed: int) -> list[Part]:
              accumulation=1),
         part("two backward passes a step", _play_training, _judge_training(seed, 2, (0, 1, 2), 2), steps=2,
              users=(0, 1, 2), accumulation=2),
+        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, users=(1,)),
     ]  # fmt: skip
 
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import faulthandler
 import pickle
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from utils.checks.lab4.barred import barred
 from utils.checks.lab4.carried import arrived
+from utils.checks.lab4.notes import calls_in, is_owed, notes_of
 from utils.checks.lab4.sights import Scene, Sight, fault_of
 from utils.distributed import calls, record_collectives
 
 #: Seconds that a rank waits for another one in a collective, and that a scene may take in all.
 PATIENCE, SCENE_SECONDS = 6.0, 18.0
-#: Seconds that a rank which is done stays in the group for the others' sake.
-GRACE = 1.0
+#: Seconds after which a rank that is done looks whether another one waits for it in vain.
+LOOK_EVERY = 0.05
 
 
 def play_all(answers: Sequence[dict[str, Any]], scenes: Sequence[Scene], folder: str) -> None:
@@ -42,7 +43,8 @@ def play_all(answers: Sequence[dict[str, Any]], scenes: Sequence[Scene], folder:
                 notes.write(pickle.dumps((k, scene.name)))
                 faulthandler.dump_traceback_later(SCENE_SECONDS, exit=True, file=stack)
                 own_store = dist.PrefixStore(f"{k} {number}", store)
-                sight, all_well = _in_a_fresh_group(own_store, rank, world_size, scene, answer)
+                place = (folder, (k, scene.name))
+                sight, all_well = _in_a_fresh_group(own_store, rank, world_size, scene, answer, place)
                 faulthandler.cancel_dump_traceback_later()
                 notes.write(pickle.dumps((k, scene.name, sight)))
                 if not all_well:
@@ -52,7 +54,7 @@ def play_all(answers: Sequence[dict[str, Any]], scenes: Sequence[Scene], folder:
 
 def _see(scene: Scene, answer: dict[str, Any]) -> Sight:
     sight = Sight()
-    with record_collectives() as ledger:
+    with record_collectives() as ledger, barred():
         try:
             sight.value = scene.play(arrived(answer), **scene.arguments)
         except Exception as error:
@@ -62,21 +64,37 @@ def _see(scene: Scene, answer: dict[str, Any]) -> Sight:
 
 
 def _in_a_fresh_group(
-    store: dist.Store, rank: int, world_size: int, scene: Scene, answer: dict[str, Any]
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    scene: Scene,
+    answer: dict[str, Any],
+    place: tuple[str, tuple[int, str]],
 ) -> tuple[Sight, bool]:
-    """Play a scene in a new default group; also returns whether no rank met with an exception.
-
-    A rank that is done waits a moment for the others before it leaves the group: leaving frees those that wait for it
-    in vain.
-    """
+    """Play a scene in a new default group; also returns whether no rank met with an exception."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE))
     sight = _see(scene, answer)
     if sight.fault is not None:
         store.set("fault", "")
     store.set(f"done {rank}", "")
     done = [f"done {other}" for other in range(world_size)]
-    with suppress(dist.DistError):  # too late for the others
-        store.wait(done, timedelta(seconds=GRACE))
+    _stay(store, rank, done, *place)
     dist.destroy_process_group()
     store.wait(done, timedelta(seconds=SCENE_SECONDS))
     return sight, not store.check(["fault"])
+
+
+def _stay(store: dist.Store, rank: int, done: list[str], folder: str, scene: tuple[int, str]) -> None:
+    """Stay in the group, for the sake of ranks that are slower, until all are done or one waits for this rank in vain.
+
+    To leave frees one that does. Who waits in vain follows from what the ranks have called, however long they take.
+    """
+    while True:
+        try:
+            store.wait(done, timedelta(seconds=LOOK_EVERY))
+            return
+        except dist.DistError:
+            mine = calls_in(list(notes_of(folder, rank)), scene)
+            busy = [other for other, name in enumerate(done) if not store.check([name])]
+            if any(is_owed(rank, mine, other, calls_in(list(notes_of(folder, other)), scene)) for other in busy):
+                return

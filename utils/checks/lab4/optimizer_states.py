@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise
-from utils.checks.lab4 import toys
+from utils.checks.lab4 import groups, toys
 from utils.checks.lab4.gradients import judge_steps, judge_training
 from utils.checks.lab4.scenes import WORLD_SIZE
 from utils.checks.lab4.sights import Scene, Sight
@@ -30,10 +31,17 @@ RAISED = {
 }
 
 
-def play_step(answer: Mapping[str, Callable], seed: int, clip: float | None = None, rate: float = 1.0) -> dict:
+def play_step(
+    answer: Mapping[str, Callable],
+    seed: int,
+    clip: float | None = None,
+    rate: float = 1.0,
+    group: ProcessGroup | None = None,
+) -> dict:
     """One step of SGD."""
-    toy, rank = toys.Toy(seed), dist.get_rank()
-    optimizer = answer["Zero1Optimizer"](toy.parameters(), torch.optim.SGD, lr=rate)
+    toy, rank = toys.Toy(seed), dist.get_rank(group)
+    among = {} if group is None else {"group": group}
+    optimizer = answer["Zero1Optimizer"](toy.parameters(), torch.optim.SGD, lr=rate, **among)
     with record_collectives() as ledger:
         toy(*toys.rows(seed, 0, rank)).backward()
         backward = ledger.elements("all_reduce") + ledger.elements("reduce_scatter")
@@ -123,11 +131,11 @@ def _judge_step(seed: int) -> Judge:
     return judge
 
 
-def judge_clipped(seed: int, clip: float, number: int) -> Judge:
+def judge_clipped(seed: int, clip: float, number: int, ranks: int = WORLD_SIZE) -> Judge:
     """One step of SGD after clipping by the global norm."""
 
     def judge(sights: list[Sight]) -> Problem | None:
-        exact = toys.exact(toys.Toy(seed), seed, WORLD_SIZE)
+        exact = toys.exact(toys.Toy(seed), seed, ranks)
         norm = float(torch.stack([g.norm() for g in exact.mean.values() if g is not None]).norm())
         for rank, sight in enumerate(sights):
             got = sight.value["norm"]
@@ -136,7 +144,7 @@ def judge_clipped(seed: int, clip: float, number: int) -> Judge:
                 squares = abs(got - norm**2) < 1e-3 * norm**2
                 cause = "each rank takes the norm of its own shard: the squares of all shards are to be added up"
                 cause = cause if own else "squares are added, the root is taken at the end" if squares else ""
-                if abs(got - norm * WORLD_SIZE) < 1e-3 * norm:
+                if abs(got - norm * ranks) < 1e-3 * norm:
                     cause = "the gradient is a sum still: take the mean before its norm"
                 cause = cause or "squared norms of the shards' mean gradients, all-reduced as one number, then the root"
                 return Problem(
@@ -223,6 +231,7 @@ def _parts(seed: int) -> list[Part]:
         part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
         part("clipped by the norm", play_step, judge_clipped(seed, 0.5, 8), clip=0.5),
         part("bfloat16 weights", _play_bfloat16, judge_bfloat16(seed, 12, 9), steps=12),
+        groups.group_part(play_step, judge_clipped(seed, 0.5, 8, ranks=2), 10, _STUCK, seed=seed, clip=0.5),
     ]
 
 

@@ -7,9 +7,8 @@ the next: all scenes of a check, or of many answers, share one launch.
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -17,7 +16,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from utils.checks.attempt import TooLong, deadline
+from utils.checks.lab4.barred import barred
 from utils.checks.lab4.carried import carried_answer
+from utils.checks.lab4.notes import calls_in, notes_of
 from utils.checks.lab4.on_rank import PATIENCE, SCENE_SECONDS, play_all
 from utils.checks.lab4.sights import Fault, Played, Scene, Sight, fault_of, is_students, short_name
 from utils.distributed import DistributedError, launch, record_collectives
@@ -34,7 +35,7 @@ def play_alone(answer: Mapping[str, Callable], scene: Scene) -> Sight:
     os.environ.update({name: value for name, value in _LOOPBACK.items() if os.path.exists(f"/sys/class/net/{value}")})
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with deadline(SCENE_SECONDS), record_collectives() as ledger:
+        with deadline(SCENE_SECONDS), record_collectives() as ledger, barred():
             sight.value = scene.play(dict(answer), **scene.arguments)
         sight.entries = list(ledger.entries)
     except NotImplementedError:
@@ -51,17 +52,24 @@ def play_alone(answer: Mapping[str, Callable], scene: Scene) -> Sight:
     return sight
 
 
-def play_on_ranks(
-    answers: Sequence[Mapping[str, Callable]], scenes: Sequence[Scene], world_size: int = WORLD_SIZE
-) -> list[Played]:
-    """Play all scenes of each answer on ``world_size`` ranks of one launch.
+def play_on_ranks(answers: Sequence[Mapping[str, Callable]], scenes: Sequence[Scene]) -> list[Played]:
+    """Play all scenes of each answer; those of so many ranks share one launch.
 
     Returns:
         What was seen of each answer. If a process dies or does not come back, that is the end of the answer that it
         played; the answers after it get a launch of their own.
     """
-    if not answers:
-        return []
+    if not answers or not scenes:
+        return [Played({}) for _ in answers]
+    world_size = scenes[0].ranks
+    alike = next((k for k, scene in enumerate(scenes) if scene.ranks != world_size), len(scenes))
+    if alike < len(scenes):
+        played = play_on_ranks(answers, scenes[:alike])
+        unhurt = [k for k, seen in enumerate(played) if not seen.end and not seen.met_a_fault()]
+        more = play_on_ranks([answers[k] for k in unhurt], scenes[alike:])
+        for k, seen in zip(unhurt, more, strict=True):
+            played[k] = played[k].then(seen)
+        return played
     with tempfile.TemporaryDirectory(prefix="scenes-") as folder:
         carried = [carried_answer(answer) for answer in answers]
         seconds = 30 + SCENE_SECONDS + 2 * len(answers) * len(scenes)
@@ -72,41 +80,22 @@ def play_on_ranks(
                     collective_timeout=PATIENCE,
                 )  # fmt: skip
         except DistributedError as error:
-            notes = [list(_notes(folder, rank)) for rank in range(world_size)]
+            notes = [list(notes_of(folder, rank)) for rank in range(world_size)]
             begun = max((note[:2] for of_rank in notes for note in of_rank if isinstance(note, tuple)), default=(0, ""))
-            done = [_seen(folder, k, world_size) for k in range(begun[0] + 1)]
+            done = [_seen(notes, k) for k in range(begun[0] + 1)]
             done[-1].end, done[-1].where = _ending(error, Path(folder), world_size)
             done[-1].scene = next((s.name for s in scenes if s.name not in done[-1].sights), "")
-            done[-1].called = [_called(of_rank, (begun[0], done[-1].scene)) for of_rank in notes]
-            return done + play_on_ranks(answers[begun[0] + 1 :], scenes, world_size)
-        return [_seen(folder, k, world_size) for k in range(len(answers))]
+            done[-1].called = [calls_in(of_rank, (begun[0], done[-1].scene)) for of_rank in notes]
+            return done + play_on_ranks(answers[begun[0] + 1 :], scenes)
+        notes = [list(notes_of(folder, rank)) for rank in range(world_size)]
+        return [_seen(notes, k) for k in range(len(answers))]
 
 
-def _notes(folder: str, rank: int) -> Iterator[tuple | Call]:
-    """What a rank has noted down, in order."""
-    try:
-        with open(Path(folder, f"seen-{rank}"), "rb") as notes:
-            while True:
-                yield pickle.load(notes)
-    except (FileNotFoundError, EOFError, pickle.UnpicklingError):
-        return  # it ended before it began, or in the middle of a word
-
-
-def _called(notes: list, scene: tuple[int, str]) -> list[Call]:
-    """The collectives that a rank has called in a scene."""
-    begun = notes.index(scene) if scene in notes else len(notes)
-    return [note for note in notes[begun:] if isinstance(note, Call)]
-
-
-def _seen(folder: str, answer: int, world_size: int) -> Played:
+def _seen(notes: Sequence[Sequence[tuple | Call]], answer: int) -> Played:
     """All scenes of an answer that every rank has seen to its end."""
     of_rank = [
-        {
-            note[1]: note[2]
-            for note in _notes(folder, rank)
-            if isinstance(note, tuple) and len(note) == 3 and note[0] == answer
-        }
-        for rank in range(world_size)
+        {note[1]: note[2] for note in of_one if isinstance(note, tuple) and len(note) == 3 and note[0] == answer}
+        for of_one in notes
     ]
     everywhere = [name for name in of_rank[0] if all(name in seen for seen in of_rank)]
     return Played({name: [seen[name] for seen in of_rank] for name in everywhere})

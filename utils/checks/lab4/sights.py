@@ -24,6 +24,7 @@ class Scene:
     name: str
     play: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 3
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ class Played:
     where: tuple[str, ...] = ()
     scene: str = ""
     called: list[list[Call]] = field(default_factory=list)
+
+    def met_a_fault(self) -> bool:
+        """Whether there was an exception on any rank."""
+        return any(sight.fault is not None for sights in self.sights.values() for sight in sights)
+
+    def then(self, more: Played) -> Played:
+        """What was seen of the same answer in further scenes, after this."""
+        return Played(self.sights | more.sights, more.end, more.where, more.scene, more.called)
 
 
 def is_students(file: str) -> bool:

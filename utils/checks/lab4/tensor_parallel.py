@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise
+from utils.checks.lab4 import groups
 from utils.checks.lab4.scenes import WORLD_SIZE
 from utils.checks.lab4.sights import Scene, Sight
 from utils.checks.lab4.trial import Judge, Part, Trial
@@ -20,15 +22,17 @@ from utils.distributed import record_collectives
 WIDTH, INNER = 5, 7
 _STUCK = classic("an all-reduce that only some ranks call: every rank passes through the same layers, also backward", 8)
 _SHAPES = classic("which dimension is cut? nn.Linear stores the transpose: W1's columns are rows of up.weight", 6)
+_DETACHED = classic("autograd does not reach it: .detach(), .data or no_grad cuts what is computed off from it", 10)
 _RAISED = {"shape": _SHAPES, "size": _SHAPES, "NoneType": "backward returns a gradient for each argument of forward"}
+_RAISED |= {"does not require grad": _DETACHED}
 
 
 class WholeMLP(nn.Module):
     """down(gelu(up(x))), as one process has it."""
 
-    def __init__(self, seed: int, bias: bool = True) -> None:
+    def __init__(self, seed: int, bias: bool = True, inner: int = INNER) -> None:
         super().__init__()
-        self.up, self.down = (nn.Linear(WIDTH, INNER, bias), nn.Linear(INNER, WIDTH, bias))
+        self.up, self.down = (nn.Linear(WIDTH, inner, bias), nn.Linear(inner, WIDTH, bias))
         source = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():
@@ -66,8 +70,25 @@ def _play_layer(answer: Mapping[str, Callable], name: str, seed: int, bias: bool
     return {"y": y.detach(), "dx": x.grad, "gradients": gradients, "forward": forward, "all": ledger.count()}
 
 
-def _play_mlp(answer: Mapping[str, Callable], seed: int) -> dict:
-    mlp = answer["TensorParallelMLP"](WholeMLP(seed))
+def _play_operators(answer: Mapping[str, Callable], seed: int) -> dict[str, bool]:
+    """Whether the two operators, where an answer has them by their names, change what they are given."""
+    known = getattr(answer["RowParallelLinear"].forward, "__globals__", {})
+    known = {**getattr(answer["ColumnParallelLinear"].forward, "__globals__", {}), **known}
+    changed = {}
+    for name in ("reduce_from_ranks", "copy_to_ranks"):
+        if not callable(operator := known.get(name)):
+            continue
+        x, gradient = _drawn(seed + dist.get_rank(), 2, WIDTH), _drawn(seed + 3 + dist.get_rank(), 2, WIDTH)
+        given = {"x": (x, x.clone()), "the gradient": (gradient, gradient.clone())}
+        x.requires_grad_()
+        operator(x).backward(gradient)
+        changed |= {f"{name} changes {what} ": not torch.equal(*pair) for what, pair in given.items()}
+    return changed
+
+
+def _play_mlp(answer: Mapping[str, Callable], seed: int, inner: int = INNER, group: ProcessGroup | None = None) -> dict:
+    among = {} if group is None else {"group": group}
+    mlp = answer["TensorParallelMLP"](WholeMLP(seed, inner=inner), **among)
     x = _drawn(seed + 1, 2, 3, WIDTH).requires_grad_()
     sizes = {name: tuple(p.shape) for name, p in mlp.named_parameters()}
     with record_collectives() as ledger:
@@ -92,9 +113,11 @@ def _wrong(
     """None if right; else what it is, if it is one of the candidates."""
     if _close(got, right):
         return None
-    if got is None or got.shape != right.shape:
-        shown = "no gradient" if got is None else f"shape {tuple(got.shape)}"
-        return Problem(f"{what} on rank {rank} has {shown}, expected shape {tuple(right.shape)}", _SHAPES)
+    if got is None:
+        return Problem(f"{what} on rank {rank} is None", _DETACHED)
+    if got.shape != right.shape:
+        shown = f"shape {tuple(got.shape)}, expected shape {tuple(right.shape)}"
+        return Problem(f"{what} on rank {rank} has {shown}", _SHAPES)
     bad = ~torch.isclose(got, right, rtol=1e-4, atol=1e-5)
     index = bad.flatten().nonzero()[0].item()
     details = (f"[{index}] is {got.flatten()[index].item():.5g}, expected {right.flatten()[index].item():.5g}",)
@@ -112,6 +135,19 @@ def _wrong_bias(layer: str, rank: int, got: Tensor | None, right: Tensor, cause:
     elif _close(got, right / WORLD_SIZE):
         found = "an N-th of its gradient"
     return Problem(f"the bias of a {layer}-parallel layer has {found} on rank {rank}", classic(cause, 4))
+
+
+def _collectives(forward: int, backward: int) -> str:
+    return f"{forward} collective{'' if forward == 1 else 's'} forward, {backward} backward"
+
+
+def _judge_operators(sights: list[Sight]) -> Problem | None:
+    for rank, sight in enumerate(sights):
+        changed = [what for what, is_so in sight.value.items() if is_so]
+        if changed:
+            cause = "a collective works in place, and autograd may still need what it handed over: all-reduce a clone"
+            return Problem(f"{changed[0]}that it is given, on rank {rank}", classic(cause, 9))
+    return None
 
 
 def _judge_column(seed: int, bias: bool) -> Judge:
@@ -144,9 +180,7 @@ def _judge_column(seed: int, bias: bool) -> Judge:
             if seen["forward"] or seen["all"] != 1:
                 calls = seen["forward"], seen["all"] - seen["forward"]
                 cause = classic("forward nothing travels; backward one all-reduce, of the input's gradient", 5)
-                return Problem(
-                    f"a column-parallel layer makes {calls[0]} collectives forward, {calls[1]} backward", cause
-                )
+                return Problem(f"a column-parallel layer makes {_collectives(*calls)}", cause)
         return None
 
     return judge
@@ -192,19 +226,19 @@ def _judge_row(seed: int, bias: bool) -> Judge:
             if seen["forward"] != 1 or seen["all"] != 1:
                 calls = seen["forward"], seen["all"] - seen["forward"]
                 cause = classic("forward one all-reduce, of the output; backward nothing travels", 5)
-                return Problem(f"a row-parallel layer makes {calls[0]} collectives forward, {calls[1]} backward", cause)
+                return Problem(f"a row-parallel layer makes {_collectives(*calls)}", cause)
         return None
 
     return judge
 
 
-def _judge_mlp(seed: int) -> Judge:
+def _judge_mlp(seed: int, inner: int = INNER, ranks: int = WORLD_SIZE) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
-        whole, x = WholeMLP(seed), _drawn(seed + 1, 2, 3, WIDTH).requires_grad_()
+        whole, x = WholeMLP(seed, inner=inner), _drawn(seed + 1, 2, 3, WIDTH).requires_grad_()
         y = whole(x)
         y.backward(_drawn(seed + 2, 2, 3, WIDTH))
         elements = sum(p.numel() for p in whole.parameters())
-        most = sum(-(-INNER // WORLD_SIZE) * (2 * WIDTH + 1) for _ in (0,)) + WIDTH
+        most = -(-inner // ranks) * (2 * WIDTH + 1) + WIDTH
         erf = whole.down(F.gelu(whole.up(x))).detach()
         relu = whole.down(F.relu(whole.up(x))).detach()
         linear = whole.down(whole.up(x)).detach()
@@ -225,9 +259,7 @@ def _judge_mlp(seed: int) -> Judge:
             }
             if problem := _wrong("the MLP's output", rank, seen["y"], y.detach(), candidates):
                 return problem
-            candidates = {
-                "the gradient is N times too large: one all-reduce too many backward": (x.grad * WORLD_SIZE, 3)
-            }
+            candidates = {"the gradient is N times too large: one all-reduce too many backward": (x.grad * ranks, 3)}
             if problem := _wrong("the MLP's input gradient", rank, seen["dx"], x.grad, candidates):
                 return problem
             wanted = [("all_reduce", x.numel())]
@@ -243,8 +275,8 @@ def _judge_mlp(seed: int) -> Judge:
 
 
 def _parts(seed: int) -> list[Part]:
-    def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
+    def part(title: str, play: Callable, judge: Judge, stuck: str = _STUCK, **arguments: object) -> Part:
+        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, _RAISED)
 
     parts = []
     for bias in (True, False):
@@ -255,7 +287,14 @@ def _parts(seed: int) -> list[Part]:
             part(f"a row-parallel layer {name}", _play_layer, _judge_row(seed, bias),
                  name="RowParallelLinear", bias=bias),
         ]  # fmt: skip
-    return [*parts, part("the MLP", _play_mlp, _judge_mlp(seed))]
+    without = classic("a rank without features adds nothing, but is waited for: it calls what all ranks call", 8)
+    return [
+        *parts,
+        part("the MLP", _play_mlp, _judge_mlp(seed)),
+        part("an MLP of two features: the last rank has none", _play_mlp, _judge_mlp(seed, 2), without, inner=2),
+        part("what the operators are given", _play_operators, _judge_operators),
+        groups.group_part(_play_mlp, _judge_mlp(seed, ranks=2), 11, _STUCK, seed=seed),
+    ]
 
 
 TRIAL = Trial(

@@ -38,6 +38,8 @@ class Toy(nn.Module):
     Attributes:
         watch: called with "forward" when the last block starts, and with "backward" when the gradient of the first
             block's input is known: nearly at the end of the backward pass.
+        used_first: whether the parameter that some ranks use comes before the first block, not after the last: its
+            gradient, of the first bucket, is then one of the last to be known.
     """
 
     def __init__(self, seed: int, width: int = 5, inner: int = 7, layers: int = 3) -> None:
@@ -52,6 +54,7 @@ class Toy(nn.Module):
         self.spare = nn.Module()
         self.spare.sometimes = nn.Parameter(torch.empty(width))  # the last parameter: in the first bucket
         self.watch: Callable[[str], None] | None = None
+        self.used_first = False
         source = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
@@ -62,11 +65,13 @@ class Toy(nn.Module):
         h = self.first(x) + self.frozen
         if self.watch is not None and h.requires_grad:
             h.register_hook(lambda gradient: self.watch("backward"))
+        if sometimes and self.used_first:
+            h = h * (1 + self.spare.sometimes)
         for block in self.blocks:
             if self.watch is not None and block is self.blocks[-1]:
                 self.watch("forward")
             h = block(h)
-        if sometimes:
+        if sometimes and not self.used_first:
             h = h * (1 + self.spare.sometimes)
         return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
 
@@ -166,6 +171,7 @@ class Memory:
 
     def __init__(self) -> None:
         gc.collect()
+        self._thaws = not gc.get_freeze_count()  # on a rank what it started with is set aside already, and stays so
         self._known = [weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
         gc.freeze()
         self._before = self._bytes()
@@ -176,8 +182,9 @@ class Memory:
         return self._bytes() - self._before
 
     def close(self) -> None:
-        """Let the garbage collector look at everything again."""
-        gc.unfreeze()
+        """Let the garbage collector look at everything again that it looked at before."""
+        if self._thaws:
+            gc.unfreeze()
 
     def _bytes(self) -> int:
         things = [tensor for known in self._known if (tensor := known()) is not None]
