@@ -172,11 +172,10 @@ class BlockManager:
         return self._fit(self.sequence(id), count)
 
     def _fit(self, sequence: Sequence, count: int) -> bool:
-        taken, free = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks), self.pool.num_free
-        if taken < free or count == 0:  # even if the last block is shared and has to be copied into one more
-            return taken <= free
-        shared = len(sequence.tokens) % self.block_size > 0 and self.pool.references[sequence.blocks[-1]] > 1
-        return taken + shared <= free
+        left = len(sequence.blocks) * self.block_size - len(sequence.tokens)  # slots in its last block
+        copied = count > 0 and left > 0 and self.pool.references[sequence.blocks[-1]] > 1
+        taken = copied + (self.blocks_for(count - left) if count > left else 0)
+        return not taken or taken <= self.pool.num_free
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.
