@@ -68,10 +68,10 @@ wrong(
 wrong("never advances", "the cache does not move on", edits={"cache.advance(counts)": "pass"})
 wrong(
     "advances before",
-    "advance(counts) comes after the model has read",
+    "after the model has read",
     edits={"        cache.advance(counts)\n": "", "scores =": "cache.advance(counts)\n        scores ="},
 )
-wrong("advances twice", "moves on too far", edits={"cache.advance(counts)": "cache.advance(2 * counts)"})
+wrong("advances twice", "the cache moves on too far", edits={"cache.advance(counts)": "cache.advance(2 * counts)"})
 wrong(
     "no cache",
     "text that is in the cache goes through the model again",

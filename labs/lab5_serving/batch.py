@@ -84,17 +84,18 @@ def assemble(
     if not chunks:
         raise ValueError("a step without chunks has nothing to compute")
     tokens: list[int] = []
-    wanted: list[int] = []  # rows of each chunk, counted from its end
-    for chunk in chunks:
-        request, end = chunk.request, chunk.start + chunk.count
-        known = len(request.tokens) + len(request.draft)
-        if not 0 <= chunk.start < end <= known:
-            raise ValueError(f"request {request.id!r} has {known} tokens, a chunk wants {chunk.start} to {end}")
-        tokens += request.slice(chunk.start, end)
-        wanted.append(0 if end < known else min(chunk.count, 1 + len(request.draft)))
-    tables = table_rows.update([manager.table(chunk.request.id) for chunk in chunks])
-    starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
-    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    starts, counts, wanted, tables = [], [], [], []  # of each chunk; wanted: rows, counted from its end
+    for request, start, count in chunks:
+        end, known = start + count, len(request.tokens) + len(request.draft)
+        if not 0 <= start < end <= known:
+            raise ValueError(f"request {request.id!r} has {known} tokens, a chunk wants {start} to {end}")
+        tokens += request.slice(start, end)
+        starts.append(start)
+        counts.append(count)
+        wanted.append(0 if end < known else min(count, 1 + len(request.draft)))
+        tables.append(manager.table(request.id))
+    tables = table_rows.update(tables)
+    starts, counts = np.asarray(starts, dtype=np.int32), np.asarray(counts, dtype=np.int32)
     query_starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int32)), dtype=np.int32)
     sequence = np.repeat(np.arange(len(chunks)), counts)  # (T,), whose token it is
     positions = np.arange(len(tokens), dtype=np.int32) + (starts - query_starts[:-1])[sequence]

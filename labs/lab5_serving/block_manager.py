@@ -159,11 +159,13 @@ class BlockManager:
 
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether :meth:`append` of so many tokens would succeed."""
-        sequence = self.sequence(id)
-        taken = self.blocks_for(len(sequence.tokens) + count) - len(sequence.blocks)
-        if count and self.writes_shared(id):
-            taken += 1
-        return taken <= self.pool.num_free
+        return self._fit(self.sequence(id), count)
+
+    def _fit(self, sequence: Sequence, count: int) -> bool:
+        left = len(sequence.blocks) * self.block_size - len(sequence.tokens)  # slots in its last block
+        copied = count > 0 and left > 0 and self.pool.references[sequence.blocks[-1]] > 1
+        taken = copied + (self.blocks_for(count - left) if count > left else 0)
+        return not taken or taken <= self.pool.num_free
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
         """Give a sequence slots for more tokens at its end.
@@ -179,7 +181,7 @@ class BlockManager:
             OutOfBlocks: too few free blocks; nothing has changed.
         """
         sequence = self.sequence(id)
-        if not self.can_append(id, len(tokens)):
+        if not self._fit(sequence, len(tokens)):
             raise OutOfBlocks(f"no room for {len(tokens)} more tokens of {id!r}: {self.num_free} blocks are free")
         copies: list[tuple[int, int]] = []
         raise NotImplementedError("Lab 5, exercise 5.2: append")

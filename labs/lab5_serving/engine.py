@@ -161,20 +161,23 @@ class Engine:
             return outputs
         start = self.clock()
         step = self.scheduler.schedule()
+        logits, failed = self._run(step)
+        # A GPU works on its own now, until _choose asks for its result. So here is what does not depend on that: while
+        # the CPU decides and writes down, a GPU has nothing to do.
         self._count(step, start)
-        sampling, logits, failed = self._run(step)
-        for chunk in step.chunks:  # on a GPU this is done while the model still runs
-            request = chunk.request
+        for request, first, count in step.chunks:
             if request.id not in failed:
-                request.computed = chunk.start + chunk.count
+                request.computed = first + count
                 self.manager.commit(request.id, min(request.computed, len(request.tokens)))
+        sampling = [chunk for chunk in step.chunks if chunk.samples and chunk.request.id not in failed]
+        took_part = StepRecord.chunks_of(step)
         chosen = self._choose(sampling, logits, failed)
         now = self.clock()
         for chunk, token in zip(sampling, chosen, strict=True):
             if chunk.request.id not in failed:
                 outputs.append(self._accept(chunk.request, token, now))
         outputs += [self._end(self.requests[id], "error", error) for id, error in failed.items()]
-        self.history.append(StepRecord.of(step, self.scheduler, start, now, outputs))
+        self.history.append(StepRecord.of(step, took_part, self.scheduler, start, now, outputs))
         return outputs
 
     def _count(self, step: Step, now: float) -> None:
@@ -186,17 +189,16 @@ class Engine:
         self._totals["computed_tokens"] += step.num_tokens
         self._totals["preemptions"] += len(step.preempted)
 
-    def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
-        """Compute a step: the chunks that yield a token, their logits (S, V), and what went wrong, by request id.
+    def _run(self, step: Step) -> tuple[Tensor | None, dict[str, str]]:
+        """Compute a step: the logits (S, V) of chunks that yield a token, and what went wrong, by request id.
 
         If the step fails, each chunk is run alone, to see whose fault it is: a second time the same keys and values are
         written to the same slots. Blocks are copied once, since the step may write where something was copied from.
         """
-        sampling = [chunk for chunk in step.chunks if chunk.samples]
         if step.copies:
             self.runner.copy_blocks(step.copies)
         try:
-            return sampling, self.runner.run(Step(step.chunks), self.manager), {}
+            return self.runner.run(Step(step.chunks), self.manager), {}
         except Exception:
             rows, failed = [], {}
             for chunk in step.chunks:
@@ -204,8 +206,7 @@ class Engine:
                     rows.append(self.runner.run(Step([chunk]), self.manager).clone())  # a graph reuses its logits
                 except Exception as error:
                     failed[chunk.request.id] = f"the model failed: {type(error).__name__}: {error}"
-            sampling = [chunk for chunk in sampling if chunk.request.id not in failed]
-            return sampling, torch.cat(rows) if rows else None, failed
+            return torch.cat(rows) if rows else None, failed
 
     def _choose(self, sampling: list[Chunk], logits: Tensor | None, failed: dict[str, str]) -> list[int]:
         """The next token of each chunk's request; requests that cannot get one are added to ``failed``."""
@@ -223,7 +224,7 @@ class Engine:
         """A request has its next token; perhaps its last."""
         request.append(token, now)
         self._totals["generated_tokens"] += 1
-        if token in self.model.config.eos_token_ids and not request.params.ignore_eos:
+        if not request.params.ignore_eos and token in self.model.config.eos_token_ids:
             return self._end(request, "stop", new=[token])
         if len(request.tokens) >= request.limit:
             return self._end(request, "length", new=[token])

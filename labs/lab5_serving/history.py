@@ -34,15 +34,26 @@ class StepRecord:
     preempted: tuple[str, ...]
     finished: tuple[str, ...]
 
+    @staticmethod
+    def chunks_of(step: Step) -> tuple[tuple[str, int, int], ...]:
+        """Who takes part in a step, which is known before it is over."""
+        return tuple([(request.id, first, count) for request, first, count in step.chunks])
+
     @classmethod
     def of(
-        cls, step: Step, scheduler: Scheduler, start: float, end: float, outputs: Iterable[RequestOutput]
+        cls,
+        step: Step,
+        chunks: tuple[tuple[str, int, int], ...],
+        scheduler: Scheduler,
+        start: float,
+        end: float,
+        outputs: Iterable[RequestOutput],
     ) -> StepRecord:
-        """What there is to say of a step that is over."""
+        """What there is to say of a step that is over, with its :meth:`chunks_of`."""
         return cls(
             start,
             end,
-            tuple([(chunk.request.id, chunk.start, chunk.count) for chunk in step.chunks]),
+            chunks,
             len(scheduler.waiting),
             scheduler.manager.num_used,
             scheduler.manager.num_free,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -91,8 +92,7 @@ class Request:
             raise RuntimeError(f"request {self.id!r} failed: {self.error}")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a step brought a request: mostly one token; the last output says why it ended.
 
     ``finish_reason`` is "stop" (end of text), "length", "abort" or "error", and then ``error`` says what went wrong.

@@ -28,23 +28,30 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict
     """
     likeliest = logits.argmax(-1)
     finite = logits.gather(-1, likeliest.unsqueeze(-1)).squeeze(-1).isfinite()  # argmax prefers NaN to any number
-    tokens, finite = torch.stack((likeliest, finite)).tolist()  # the only time that a greedy step waits for a GPU
+    found = torch.stack((likeliest, finite))
     failed: dict[str, str] = {}
     numbers: dict[int, Tensor] = {}
     alike: dict[tuple, list[int]] = defaultdict(list)
     for row, request in enumerate(requests):
-        if not finite[row]:
-            failed[request.id] = "the model's logits are not finite"
-        elif not request.params.greedy:
+        if not request.params.greedy:
             try:
                 numbers[row] = torch.rand((), dtype=torch.float64, generator=request.generator)
             except Exception as error:
                 failed[request.id] = f"sampling failed: {type(error).__name__}: {error}"
             else:
                 alike[request.params.temperature, request.params.top_k, request.params.top_p].append(row)
-    for rows in alike.values():
-        at = torch.stack([numbers[row] for row in rows]).to(logits.device)
-        drawn = draw(probabilities(logits[rows], requests[rows[0]].params), at)
-        for row, token in zip(rows, drawn.tolist(), strict=True):
+    drawn = [
+        draw(probabilities(logits[rows], requests[rows[0]].params), torch.stack([numbers[row] for row in rows]))
+        for rows in alike.values()
+    ]
+    tokens, finite = found.tolist()  # here the CPU waits for a GPU, if there is one
+    for rows, each in zip(alike.values(), drawn, strict=True):
+        for row, token in zip(rows, each.tolist(), strict=True):
             tokens[row] = token
+    if not all(finite):
+        failed |= {
+            request.id: "the model's logits are not finite"
+            for request, good in zip(requests, finite, strict=True)
+            if not good
+        }
     return tokens, failed

@@ -152,7 +152,8 @@ class Scheduler:
         Returns:
             How many tokens have a slot; 0 if the request itself was the newest and lost its blocks.
         """
-        manager, held = self.manager, self.manager.length(request.id)
+        manager = self.manager
+        held = manager.length(request.id)
         if request.draft:
             known = len(request.tokens) - request.computed
             if not manager.can_append(request.id, request.computed + count - held):

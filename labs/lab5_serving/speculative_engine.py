@@ -84,9 +84,14 @@ class Drafter:
         step.chunks.append(Chunk(shadow, start, len(shadow.tokens) - start))
 
     def keep(self, id: str, length: int) -> None:
-        """Forget what was read of a sequence behind its first ``length`` tokens, at least 1."""
-        if id in self._held and self.manager.length(id) > length:
+        """Forget what was read of a sequence behind its first ``length`` tokens."""
+        if id not in self._held or self.manager.length(id) <= length:
+            return
+        if length:
             self.manager.truncate(id, length)
+        else:  # a prompt of one token, drafted for before the target had room for it in a step
+            self.manager.free(id)
+            self._held.remove(id)
 
     def keep_only(self, ids: set[str]) -> None:
         """Free the sequences of all other requests."""
@@ -165,7 +170,7 @@ class SpeculativeEngine(Engine):
         for request, draft in zip(requests, drafts, strict=True):
             request.draft = draft
 
-    def _run(self, step: Step) -> tuple[list[Chunk], Tensor | None, dict[str, str]]:
+    def _run(self, step: Step) -> tuple[Tensor | None, dict[str, str]]:
         for chunk in step.chunks:  # the budget may have cut a draft short
             chunk.request.draft = chunk.request.draft[: max(0, chunk.start + chunk.count - len(chunk.request.tokens))]
         return super()._run(step)

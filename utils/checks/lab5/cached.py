@@ -35,7 +35,12 @@ def _cache(answer: Answer, config: ModelConfig, lengths: list[int], capacity: in
 
 # ---- position ids
 def _positions(answer: Answer, rng: random.Random) -> None:
-    batch, count = rng.randint(2, 5), rng.choice((1, 1, rng.randint(2, 6)))
+    for count in (rng.randint(2, 6), 1):
+        _next_positions(answer, rng, count)
+
+
+def _next_positions(answer: Answer, rng: random.Random, count: int) -> None:
+    batch = rng.randint(2, 5)
     lengths = rng.sample(range(1, 20), batch)
     cache = _cache(answer, tiny_config(rng), lengths, 40)
     got = cache.positions(count)
@@ -211,9 +216,13 @@ _RAISED = {
     "Boolean value of Tensor": "a tensor of several sequences' lengths has no single truth: compare element by element",
     "shape mismatch": "the slots are (B, T): one row of places for each sequence",
 }
-_TOO_FAR = {"the cache is reserved for": classic("the cache moves on too far: advance(counts) once a step", 5)}
+_TOO_FAR = {
+    "the cache is reserved for": classic(
+        "the cache moves on too far, or too early: advance(counts) once a step, after the model has read", 5
+    )
+}
 _SCENES = (
-    Scene("position ids", _positions, times=6),
+    Scene("position ids", _positions, times=3),
     Scene("several new tokens each", _several_new, _RAISED, times=3),
     Scene("one new token each", _decode_step, _RAISED, times=3),
     Scene("a first step", _first_step, _RAISED, times=2),

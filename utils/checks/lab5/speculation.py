@@ -55,6 +55,7 @@ def _residual(answer: Answer, rng: random.Random) -> None:
         return
     p64, q64 = p.double(), q.double()
     kept = (p64 - q64).clamp(min=0)
+    some = kept.sum(-1) > 0  # rows of which something is left
     cause = ""
     if bool(got.isnan().any()) and torch.allclose(got.nan_to_num(0), right * (kept.sum(-1, keepdim=True) > 0)):
         cause = classic("where p equals q nothing is left, and 0 / 0 is no number: give p there", 3)
@@ -69,7 +70,7 @@ def _residual(answer: Answer, rng: random.Random) -> None:
         (p64, "this is the target's distribution itself"),
         (q64, "this is the draft's distribution"),
     ):  # fmt: skip
-        if not cause and torch.allclose(got.nan_to_num(0), wrong.nan_to_num(0), rtol=1e-4, atol=1e-6):
+        if not cause and torch.allclose(got[some].nan_to_num(0), wrong[some].nan_to_num(0), rtol=1e-4, atol=1e-6):
             cause = classic(text, 3)
     total = got.sum(-1)
     mistaken(
