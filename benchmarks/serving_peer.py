@@ -48,6 +48,8 @@ def generate(peer: Any, prompts: Sequence[list[int]], new_tokens: int) -> tuple[
     """
     from transformers import GenerationConfig
 
+    # With 256 sequences of different lengths cuDNN's attention stopped with an error; PyTorch has others.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     if runtime.HAS_GPU:
         torch.cuda.empty_cache()  # it sizes its cache by what is free

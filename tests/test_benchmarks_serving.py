@@ -27,8 +27,8 @@ def problems(name, results):
 
 @pytest.fixture
 def fake_peer(monkeypatch):
-    """Somebody who answers every prompt with zeros, in three seconds and then in two."""
-    seconds = [2.0, 3.0]
+    """Somebody who answers every prompt with zeros, in five seconds at first, then in three and in two."""
+    seconds = [2.0, 3.0, 5.0]
     monkeypatch.setattr(serving_peer, "peer_of", lambda model: None)
     monkeypatch.setattr(serving_peer, "version", lambda: "5.0")
     monkeypatch.setattr(serving_peer, "generate", lambda _, prompts, new: ([[0] * new for _ in prompts], seconds.pop()))
@@ -38,7 +38,7 @@ def fake_peer(monkeypatch):
 def test_throughput_fills_its_layout_and_takes_the_quickest_of_theirs(fake_peer):
     results = serving_throughput.measure(
         config=TINY, dtype=torch.float32, requests=5, lengths=(3, 20), new_tokens=6, token_budget=16,
-        turns=("ours", "theirs", "theirs", "ours"), settings={"cuda_graphs": True},
+        runs=(2, 2), settings={"cuda_graphs": True},
     )  # fmt: skip
     text = serving_throughput.table(results)
     assert "30 of 30 tokens are float32's" in text and "transformers 5.0" in text

@@ -187,21 +187,21 @@ def test_a_small_ragged_step_runs_in_a_graph_with_room_for_more_and_writes_nothi
     manager.append("drafted", [3, 1, 4])
     found, caches = [], []
     for graphs in (False, True):
-        runner = ModelRunner(model, 40, BLOCK_SIZE, cuda_graphs=graphs, graph_chunk=4)
+        runner = ModelRunner(model, 40, BLOCK_SIZE, cuda_graphs=graphs, graph_chunks=[2, 4])
         drafted.draft = []
         runner.run(Step([Chunk(drafted, 0, 6), Chunk(plain, 0, 4), Chunk(late, 0, 6)]), manager)
         drafted.draft = [3, 1, 4]
         step = Step([Chunk(plain, 4, 1), Chunk(drafted, 6, 4), Chunk(late, 6, 2)])  # the last does not end its request
         found.append(runner.run(step, manager, rows))
         caches.append(runner.key_cache.clone())
-    assert runner.graphs.recorded == [(4, 4, ALIGNMENT)]  # the first step had 16 tokens, the second 7
+    assert runner.graphs.recorded == [(4, 2, ALIGNMENT), (4, 4, ALIGNMENT)]  # for 7 tokens and for 16
     assert len(found[1]) == (5 if rows == "last" else 7)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_of_more_tokens_than_graphs_have_room_for_is_not_recorded():
-    manager, graphs = BlockManager(40, BLOCK_SIZE), StepGraphs(None, Staging(torch.device("cpu")), chunk=3)
+    manager, graphs = BlockManager(40, BLOCK_SIZE), StepGraphs(None, Staging(torch.device("cpu")), chunks=[3])
     one, two = request("one", 9), request("two", 2)
     held(manager, one, two)
     arrays, decode = assemble([Chunk(one, 0, 6), Chunk(two, 0, 1)], manager, TableRows())
@@ -215,7 +215,7 @@ def test_warming_up_records_every_bucket_ahead():
     assert runner.graphs.recorded == [(sequences, 1, width) for sequences in (1, 2, 4, 8) for width in (16, 32)]
     written = runner.key_cache.nonzero()
     assert written.tolist() == []  # recording runs the step, and it must not write
-    wider = ModelRunner(model, 100, BLOCK_SIZE, cuda_graphs=True, graph_chunk=3)
+    wider = ModelRunner(model, 100, BLOCK_SIZE, cuda_graphs=True, graph_chunks=[3])
     wider.warm_up(2, 64)
     assert wider.graphs.recorded == [(sequences, tokens, 16) for sequences in (1, 2) for tokens in (1, 3)]
     assert not wider.value_cache.any()

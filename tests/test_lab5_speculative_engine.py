@@ -63,8 +63,8 @@ def test_steps_padded_to_the_size_of_a_recorded_one_give_the_same_tokens():
     prompts, params, settings = workload(1)
     sizes = 30, 8
     runners = {
-        "runner": ModelRunner(tiny(0), *sizes, cuda_graphs=True, graph_chunk=4),
-        "draft_runner": ModelRunner(related(0, 3.0), *sizes, cuda_graphs=True, graph_chunk=2),
+        "runner": ModelRunner(tiny(0), *sizes, cuda_graphs=True, graph_chunks=[4]),
+        "draft_runner": ModelRunner(related(0, 3.0), *sizes, cuda_graphs=True, graph_chunks=[2]),
     }
     settings |= {"draft_tokens": 3, "num_blocks": sizes[0]}
     engines = SpeculativeEngine(tiny(0), related(0, 3.0), **settings, **runners), Engine(tiny(0))

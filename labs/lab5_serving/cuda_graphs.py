@@ -5,13 +5,14 @@ than the GPU to run it. A graph launches them in one call, but with the addresse
 So inputs are copied to a fixed place, and a step of S sequences runs in the graph of the next larger *bucket*, its
 remaining rows padded: they read nothing, write nothing, and nobody looks at their logits.
 
-Speculative decoding has steps of a few tokens a sequence. They are recorded with room for ``chunk`` tokens a sequence,
-and any step of no more tokens runs in them, however they are spread: where a sequence's tokens begin is an input too.
+Other steps have more tokens than sequences: a few each where drafts are verified, or one each and a prompt where a
+request has joined. They are recorded with room for so many tokens a sequence as ``chunks`` say, and a step runs in the
+smallest of them that holds its tokens, however they are spread: where a sequence's tokens begin is an input too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ class StepGraphs:
         staging: brings batches to the device.
         record: makes of a function without arguments one that does the same again; :class:`CudaRecorder` on a GPU.
             By default the function itself, so that padding and buckets are the same on a CPU.
-        chunk: tokens a sequence that the larger graphs have room for; with 1 only decode steps have graphs.
+        chunks: tokens a sequence that the larger graphs have room for; without any only decode steps have graphs.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class StepGraphs:
         compute: Callable[[Batch], Tensor],
         staging: Staging,
         record: Callable[[Compute], Compute] = lambda compute: compute,
-        chunk: int = 1,
+        chunks: Sequence[int] = (),
     ) -> None:
-        self._compute, self._staging, self._record, self.chunk = compute, staging, record, chunk
+        self._compute, self._staging, self._record = compute, staging, record
+        self.chunks = sorted(chunks)
         self._graphs: dict[tuple[int, int, int], Graph] = {}
 
     @property
@@ -101,10 +103,11 @@ class StepGraphs:
             None if the step is larger than graphs are.
         """
         sequences, width = arrays["block_tables"].shape
-        tokens = 1 if decode else self.chunk
-        if not decode and (tokens == 1 or len(arrays["tokens"]) > tokens * bucket(sequences)):
+        wanted = len(arrays["tokens"]) / bucket(sequences)
+        fits = [1] if decode else [tokens for tokens in self.chunks if wanted <= tokens]
+        if not fits:
             return None
-        graph = self.prepare(bucket(sequences), tokens, width)
+        graph = self.prepare(bucket(sequences), fits[0], width)
         self._staging.send(arrays, graph.layout, graph.inputs)
         return graph.replay()[: len(arrays["rows"])]
 

@@ -90,12 +90,10 @@ class Scheduler:
         """Whether there is anything left to schedule."""
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def refuse_if_hopeless(self, request: Request) -> None:
+        """ValueError if a request could outgrow the whole pool.
 
-        Raises:
-            ValueError: it could outgrow the whole pool. Every other one can finish at the latest when it is alone,
-                which is why preemption never ends in a deadlock.
+        Every other one can finish at the latest when it is alone, which is why preemption never ends in a deadlock.
         """
         # The last token of a request is never fed back, so it needs no slot.
         needed, manager = self.manager.blocks_for(request.limit - 1), self.manager
@@ -104,6 +102,14 @@ class Scheduler:
                 f"request {request.id!r} may grow to {request.limit} tokens (its prompt has "
                 f"{len(request.prompt)}), {needed} blocks of {manager.block_size}; the pool has {manager.num_blocks}"
             )
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it is hopeless.
+        """
+        self.refuse_if_hopeless(request)
         request.status = Status.WAITING
         self.waiting.append(request)
 

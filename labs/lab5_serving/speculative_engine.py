@@ -35,7 +35,7 @@ class Drafter:
         self.model = model
         self.manager = BlockManager(num_blocks, block_size)
         # Mostly one token is missing; after a draft that was accepted whole, two.
-        self.runner = runner or ModelRunner(model, num_blocks, block_size, graph_chunk=2)
+        self.runner = runner or ModelRunner(model, num_blocks, block_size, graph_chunks=[2])
         self._held: set[str] = set()  # requests that have blocks here
 
     @torch.no_grad()
@@ -135,7 +135,7 @@ class SpeculativeEngine(Engine):
         if num_blocks is None:
             num_blocks = default_num_blocks(model, block_size, max_batch)
         if settings.get("runner") is None:
-            settings["runner"] = ModelRunner(model, num_blocks, block_size, graph_chunk=draft_tokens + 1)
+            settings["runner"] = ModelRunner(model, num_blocks, block_size, graph_chunks=[draft_tokens + 1])
         super().__init__(model, num_blocks=num_blocks, block_size=block_size, max_batch=max_batch, **settings)
         self.draft_tokens = draft_tokens
         self.drafter = Drafter(draft_model, draft_blocks or num_blocks, block_size, draft_runner)

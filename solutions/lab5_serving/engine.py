@@ -100,8 +100,6 @@ class Engine:
             EngineFull: ``max_waiting`` requests wait already.
         """
         params = params or SamplingParams()
-        if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
-            raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
         if id in self.requests:
             raise ValueError(f"request {id!r} is not finished yet; give the new one another id")
         while id is None or id in self.requests:
@@ -110,6 +108,9 @@ class Engine:
         prompt = check_prompt(self.model, prompt)
         limit = min(len(prompt) + params.max_new_tokens, self.model.config.max_seq_len)
         request = Request(id, prompt, params, self.clock() if arrival is None else arrival, limit)
+        self.scheduler.refuse_if_hopeless(request)  # who can never be served is told so, also when the queue is full
+        if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
+            raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
         self.scheduler.add(request)
         self.requests[id] = request
         self._totals["requests"] += 1

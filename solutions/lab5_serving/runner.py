@@ -39,7 +39,8 @@ class ModelRunner:
             of by the model itself; None: on a GPU.
         cuda_graphs: run decode steps in the buckets of :class:`.cuda_graphs.StepGraphs`, which on a GPU are CUDA
             graphs; None: on a GPU.
-        graph_chunk: and steps of at most so many tokens a sequence, if it is more than 1: k + 1 verify drafts of k.
+        graph_chunks: and steps of at most so many tokens a sequence, in graphs of these sizes: k + 1 for drafts of k,
+            4 and 8 where requests with prompts of a few hundred tokens join some 64 that run.
 
     Attributes:
         key_cache, value_cache: (L, num_blocks, block_size, G, D) of the model's dtype. In memory a head's tokens of a
@@ -58,9 +59,13 @@ class ModelRunner:
         attention: str | None = None,
         fused: bool | None = None,
         cuda_graphs: bool | None = None,
-        graph_chunk: int = 1,
+        graph_chunks: Sequence[int] = (),
     ) -> None:
-        for name, size in (("num_blocks", num_blocks), ("block_size", block_size), ("graph_chunk", graph_chunk)):
+        for name, size in (
+            ("num_blocks", num_blocks),
+            ("block_size", block_size),
+            *(("a graph's chunk", n) for n in graph_chunks),
+        ):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
         on_gpu = model.device.type == "cuda"
@@ -82,7 +87,7 @@ class ModelRunner:
         self.graphs = None
         if on_gpu if cuda_graphs is None else cuda_graphs:
             recorder = {"record": CudaRecorder()} if on_gpu else {}
-            self.graphs = StepGraphs(self.compute, self._staging, chunk=graph_chunk, **recorder)
+            self.graphs = StepGraphs(self.compute, self._staging, chunks=graph_chunks, **recorder)
 
     @torch.no_grad()
     def run(self, step: Step, manager: BlockManager, rows: str = "last") -> Tensor:
@@ -150,7 +155,7 @@ class ModelRunner:
             width = table_width(-(-max_tokens // self.block_size))
             while width >= ALIGNMENT:
                 for sequences in buckets(max_batch):
-                    for tokens in {1, self.graphs.chunk}:
+                    for tokens in (1, *self.graphs.chunks):
                         self.graphs.prepare(sequences, tokens, width)
                 width //= 2
 
