@@ -11,7 +11,7 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import decoding
-from utils import record_layouts, timing
+from utils import record_layouts, runtime, timing
 from utils.serving import ModelConfig
 
 TINY = ModelConfig("qwen3", 32, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, tied_head=True)
@@ -30,8 +30,8 @@ def test_decoding_fills_its_layout_and_counts_what_a_step_must_read(monkeypatch)
 
 def test_the_cached_step_of_the_benchmark_is_attention_over_its_slots():
     model = decoding.random_model(TINY, torch.float32)
-    tokens = torch.arange(12).reshape(2, 6)
-    positions = torch.arange(6).expand(2, 6)
+    tokens = torch.arange(12, device=runtime.DEVICE).reshape(2, 6)
+    positions = torch.arange(6, device=runtime.DEVICE).expand(2, 6)
     expected = decoding.next_tokens(model, tokens, positions, decoding.attend_causally)
     cache, step = decoding.Slots(TINY, 2, 6, torch.float32), {}
 

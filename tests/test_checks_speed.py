@@ -51,6 +51,11 @@ def test_a_slow_answer_is_told_both_times_and_what_is_asked_for(gpu):
     assert "neighbouring lanes on neighbouring addresses" in problem.cause
 
 
+def test_the_function_is_timed_with_its_options_and_the_peer_without(gpu):
+    line, _ = run_speed(spec(options={"parts": 4}), lambda x, parts: parts * 10e-6)
+    assert "40.0 µs against 10.0 µs" in line
+
+
 def test_without_a_gpu_one_line_says_why_nothing_is_timed(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr(runtime, "HAS_GPU", False)

@@ -16,6 +16,8 @@ from utils.checks.lab5.scenes import Mistaken
 from utils.checks.lab5.spied_model import tiny_model, without_cache
 from utils.serving import SamplingParams, generate
 
+TILES = dict.fromkeys(paged.DTYPES, 16)
+
 
 def distributions(rows: int, size: int, seed: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
@@ -53,7 +55,7 @@ def test_every_law_is_a_distribution_and_every_mistake_differs_from_the_right_on
 
 @pytest.mark.parametrize("kind", range(6))
 def test_reading_a_paged_cache_without_a_mistake_is_attention(kind):
-    case = paged.drawn(5, tile=16)[kind]
+    case = paged.drawn(5, TILES)[kind]
     q, k_cache, v_cache, tables, lens = (
         x.cpu().double() if x.is_floating_point() else x.cpu() for x in paged.inputs(case)
     )
@@ -70,7 +72,7 @@ def test_reading_a_paged_cache_without_a_mistake_is_attention(kind):
 
 
 def test_the_cases_of_the_kernel_hold_every_edge():
-    cases = paged.drawn(5, tile=16)
+    cases = paged.drawn(5, TILES)
     contexts = [n for case in cases for n in paged.lengths(case)]
     assert 0 in contexts and 1 in contexts and max(contexts) > 6 * 16
     assert {case.sizes["block"] for case in cases} >= {1, 8, 16} and any(case.sizes["block"] > 16 for case in cases)
@@ -79,7 +81,7 @@ def test_the_cases_of_the_kernel_hold_every_edge():
 
 
 def test_slots_of_no_context_hold_large_values_and_tables_end_in_a_block_of_them():
-    case = paged.drawn(1, tile=16)[1]
+    case = paged.drawn(1, TILES)[1]
     _, k_cache, _, tables, lens = paged.inputs(case)
     size = case.sizes["block"]
     owned = {(int(tables[s, t // size]), t % size) for s, n in enumerate(lens.tolist()) for t in range(n)}

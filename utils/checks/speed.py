@@ -7,8 +7,8 @@ says nothing about the code); one line says so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils import runtime, timing
@@ -26,6 +26,7 @@ class Speed:
         peer_name: How messages call the peer.
         rounds: Rounds of the comparison.
         bytes_moved: Bytes that one call must move; when given, messages state the bandwidth reached.
+        options: Keyword arguments of the function that is timed; the peer gets none.
 
     Raises:
         ValueError: ``at_least`` is not positive.
@@ -37,6 +38,7 @@ class Speed:
     peer_name: str = "PyTorch"
     rounds: int = 25
     bytes_moved: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.at_least > 0:
@@ -65,7 +67,8 @@ def run_speed(speed: Speed, student: Callable[..., Any]) -> tuple[str, Problem |
         return reason, None
     args = tuple(speed.inputs())
     times = timing.compare(
-        {"yours": lambda: student(*args), speed.peer_name: lambda: speed.peer(*args)}, rounds=speed.rounds
+        {"yours": lambda: student(*args, **speed.options), speed.peer_name: lambda: speed.peer(*args)},
+        rounds=speed.rounds,
     )
     yours, peer = times["yours"], times[speed.peer_name]
     reached = timing.ratio(peer, yours).median

@@ -189,7 +189,8 @@ def request_timeline(requests: Mapping[str, Sequence[float]], *, title: str, sub
         ax.plot(times, [y - 0.27] * len(times), "v", ms=4, color=INK, clip_on=False)
         tpot = (times[-1] - times[0]) / (len(times) - 1)
         _bracket(ax, 0, times[0], y + 0.27, f"TTFT {quantity(times[0], 's', 3)}", "left" if narrow else "center")
-        _bracket(ax, times[0], times[-1], y + 0.27, f"{len(times) - 1} x TPOT, {quantity(tpot, 's', 3)} each")
+        text = f"{len(times) - 1} x TPOT, {quantity(tpot, 's', 3)} each"
+        _bracket(ax, times[0], times[-1], y + 0.27, text, "right" if narrow else "center")
         said.append(
             f"{name}: first token after {quantity(times[0], 's', 3)}, then {len(times) - 1} tokens, one every "
             f"{quantity(tpot, 's', 3)}, the last after {quantity(times[-1], 's', 3)}"
@@ -205,5 +206,5 @@ def request_timeline(requests: Mapping[str, Sequence[float]], *, title: str, sub
 
 def _bracket(ax: Axes, start: float, end: float, y: float, text: str, side: str = "center") -> None:
     ax.annotate("", (start, y), (end, y), arrowprops={"arrowstyle": "|-|,widthA=0.22,widthB=0.22", "lw": 0.8})
-    at = start if side == "left" else (start + end) / 2
+    at = {"left": start, "center": (start + end) / 2, "right": end}[side]
     ax.text(at, y + 0.06, text, ha=side, va="top", size=SMALL, color=INK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -22,8 +23,8 @@ Tensor = torch.Tensor
 
 
 def _large() -> tuple[Tensor, ...]:
-    """32 sequences of 4,096 tokens in bfloat16, as arguments of the decode function."""
-    S, H, G, D, block, n = 32, 32, 8, 128, 16, 4096
+    """64 sequences of 2,048 tokens in bfloat16: enough programs for a GPU with no context in parts."""
+    S, H, G, D, block, n = 64, 32, 8, 128, 16, 2048
     blocks = S * n // block
     shape = (blocks, block, G, D)
     k, v = (torch.randn(shape, device=runtime.DEVICE, dtype=torch.bfloat16) for _ in range(2))
@@ -37,11 +38,11 @@ def _copy(q: Tensor, k: Tensor, v: Tensor, block_tables: Tensor, lens: Tensor) -
     return k.clone()
 
 
-def _tile(paged_attention_decode: Callable[..., Tensor]) -> int:
-    """Tokens of the largest tile that the kernel is launched with."""
-    case = paged.drawn(0, 16)[0]
-    few = [paged.inputs(Case(case.kind, case.sizes, dtype)) for dtype in (torch.float32, torch.float16)]
-    return max(tile_sizes(paged_attention_decode, args, KERNEL, BLOCK_N=16)["BLOCK_N"] for args in few)
+def _tiles(whole: Callable[..., Tensor]) -> dict[torch.dtype, int]:
+    """Tokens of the tile that the kernel is launched with, by the inputs' dtype."""
+    case = paged.drawn(0, dict.fromkeys(paged.DTYPES, 16))[0]
+    few = {dtype: paged.inputs(Case(case.kind, case.sizes, dtype)) for dtype in paged.DTYPES}
+    return {dtype: tile_sizes(whole, args, KERNEL, BLOCK_N=16)["BLOCK_N"] for dtype, args in few.items()}
 
 
 def check_paged_decode(
@@ -55,13 +56,14 @@ def check_paged_decode(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    tile = _tile(paged_attention_decode)
-    speed = Speed(_large, _copy, 0.6, "a copy of as many bytes")
+    unsplit = {"num_splits": 1}  # everywhere: to put parts together is exercise 5.5
+    tiles = _tiles(functools.partial(paged_attention_decode, **unsplit))
+    speed = Speed(_large, _copy, 0.6, "a copy of as many bytes", options=unsplit)
     check_kernel(
         Exercise("5.4", "paged decode kernel"),
         paged_attention_decode,
         attention,
-        paged.drawn(seed, tile),
+        paged.drawn(seed, tiles),
         paged.inputs,
         outputs=("o",),
         inspections=[within(KERNEL, budget) for budget in (exact, output, tables)],
@@ -74,7 +76,7 @@ def check_paged_decode(
         Exercise("5.4", "paged decode kernel in parts"),
         merged(paged_attention_parts),
         attention,
-        paged.drawn(seed + 1, tile, splits=3),
+        paged.drawn(seed + 1, tiles, splits=3),
         paged.inputs,
         outputs=("o",),
         inspections=[once, *(within(KERNEL, budget) for budget in (exact, tables)), even],

@@ -11,6 +11,7 @@ import torch
 
 from utils.checks.cases import Case
 from utils.checks.diagnoses import Diagnosis, Evidence
+from utils.checks.lab2.launches import launched
 from utils.checks.lab5 import paged
 from utils.checks.lab5.paged import Reading
 from utils.checks.lab5.words import classic
@@ -47,26 +48,41 @@ def tables(case: Case, launch: Mapping[str, Any]) -> Budget:
     return Budget({"block_tables_ptr": _context_tokens(case) * case.sizes["G"] * 4})
 
 
+def tile_of(e: Evidence) -> int:
+    """Tokens of the tile that the failed case was launched with."""
+    return (launched([e.trial], KERNEL) or {}).get("BLOCK_N", e.case.sizes["tile"])
+
+
 def _says(reading: Reading, text: str, number: int) -> Diagnosis:
     """A rule that holds when the answer is what this reading of the cache gives, with the answer's own tile."""
-    return Diagnosis(lambda e: e.same_as(replace(reading, tile=e.case.sizes["tile"])), classic(text, number))
+    return Diagnosis(lambda e: e.same_as(replace(reading, tile=tile_of(e))), classic(text, number))
 
 
 def _rounded_up(n: int, size: int, tile: int) -> int:
     return -(-n // size) * size
 
 
-def _only_small_blocks(e: Evidence) -> bool:
-    return e.only(
-        lambda case: case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
-    )
+def _block_of_the_tile(e: Evidence) -> bool:
+    """Whether all tokens of a tile are read from the block of its first one."""
+    tile = tile_of(e)
+    return e.same_as(Reading(block=lambda t, size, table, s: table[t // tile * tile // size]))
 
+
+def _only_small_blocks(e: Evidence) -> bool:
+    """Whether tiles that lie in one block are right, several of them too, and those of several blocks are not."""
+
+    def spans(case: Case) -> bool:
+        return case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
+
+    right = [trial.case for trial in e.trials if not trial.failed and not spans(trial.case)]
+    return e.only(spans) and any(max(paged.lengths(case)) > case.sizes["tile"] for case in right)
+
+
+_SPANS = classic("a tile spans several blocks: each token has an entry of its own, t // block_size", 1)
 
 RULES = (
-    Diagnosis(
-        lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()),
-        classic("a tile spans several blocks: each token has an entry of its own, t // block_size", 1),
-    ),
+    Diagnosis(_block_of_the_tile, _SPANS),
+    Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
     _says(Reading(block=lambda t, size, table, s: t // size),
           "the block table is ignored: token t of a sequence lies in block table[t // block_size]", 1),
     _says(Reading(block=lambda t, size, table, s: s * len(table) + t // size),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,9 @@ Tensor = torch.Tensor
 #: Added to what stands in slots of no context: large, so that reading one is seen, and finite, so that it can be told.
 POISON = 6.0
 LN_2 = math.log(2.0)
+
+#: Of the inputs that kernels are tried on; each may have a tile of its own.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ def lengths(case: Case) -> list[int]:
         return [1] * S
     if case.kind == "long and short":
         return [1 if s % 2 else 6 * max(size, tile) + draw.randint(1, size) for s in range(S)]
-    return [draw.randint(1, 3 * max(size, tile)) for _ in range(S)]
+    step = max(size, tile)
+    # More than two tiles first, and no token less or more would end a block: each mistake then gives other values.
+    several = [n for n in range(2 * step + 1, 3 * step) if size < 4 or 1 < n % size < size - 1]
+    return [draw.choice(several) if s == 0 else draw.randint(1, 3 * step) for s in range(S)]
 
 
 def width(case: Case) -> int:
@@ -160,11 +166,14 @@ def _laid_out(cache: Tensor, layout: str, name: str) -> Tensor:
     return lay_out(cache, layout)
 
 
-def drawn(seed: int, tile: int, splits: int | None = None) -> list[Case]:
-    """The cases of a seed, simplest first, some contexts longer than a ``tile``; with ``splits``, fewer, in parts."""
+def drawn(seed: int, tiles: Mapping[torch.dtype, int], splits: int | None = None) -> list[Case]:
+    """The cases of a seed, simplest first, most with a context of several tiles; with ``splits``, fewer, in parts.
 
-    def sizes(S: int, H: int, G: int, D: int, block: int) -> dict[str, int]:
-        return {"S": S, "H": H, "G": G, "D": D, "block": block, "tile": tile}
+    ``tiles`` are the tokens of a tile by dtype (:data:`DTYPES`).
+    """
+
+    def sizes(S: int, H: int, G: int, D: int, block: int, dtype: torch.dtype = torch.float32) -> dict[str, int]:
+        return {"S": S, "H": H, "G": G, "D": D, "block": block, "tile": tiles[dtype]}
 
     draw = generator(seed)
     group, odd = draw.choice((2, 3)), draw.choice((20, 24, 40))
@@ -177,7 +186,7 @@ def drawn(seed: int, tile: int, splits: int | None = None) -> list[Case]:
         Case("small blocks", sizes(2, 2, 1, 16, draw.choice((2, 4, 8))), **base),
         Case("no context", sizes(2, 2, 1, 16, 16), **base),
         Case("long and short", sizes(2, 1, 1, 16, 16), **base),
-        Case("ragged", sizes(2, group, 1, 32, 16), torch.float16, **base),
+        Case("ragged", sizes(2, group, 1, 32, 16, torch.float16), torch.float16, **base),
     ]
     if splits is not None:
         return plans
@@ -191,8 +200,8 @@ def drawn(seed: int, tile: int, splits: int | None = None) -> list[Case]:
         Case("ragged", sizes(1, 2, 2, 16, 16), layout="mixed", **base),
         Case("given scale", sizes(1, 1, 1, 16, 8), seed=seed, options={**options, "scale": draw.choice((0.05, 1.0))}),
         Case("ragged", sizes(2, 1, 1, 16, 16), magnitude=30.0, **base),
-        Case("ragged", sizes(2, group, 1, 32, 16), torch.bfloat16, **base),
+        Case("ragged", sizes(2, group, 1, 32, 16, torch.bfloat16), torch.bfloat16, **base),
     ]
     if far_fits(torch.float16):
-        plans.append(Case("one token", sizes(1, 1, 1, 16, 16), torch.float16, layout="far", **base))
+        plans.append(Case("one token", sizes(1, 1, 1, 16, 16, torch.float16), torch.float16, layout="far", **base))
     return plans
