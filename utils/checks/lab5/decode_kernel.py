@@ -41,8 +41,9 @@ def _copy(q: Tensor, k: Tensor, v: Tensor, block_tables: Tensor, lens: Tensor) -
 def _tiles(whole: Callable[..., Tensor]) -> dict[torch.dtype, int]:
     """Tokens of the tile that the kernel is launched with, by the inputs' dtype."""
     case = paged.drawn(0, dict.fromkeys(paged.DTYPES, 16))[0]
-    few = {dtype: paged.inputs(Case(case.kind, case.sizes, dtype)) for dtype in paged.DTYPES}
-    return {dtype: tile_sizes(whole, args, KERNEL, BLOCK_N=16)["BLOCK_N"] for dtype, args in few.items()}
+    few = [paged.inputs(Case(case.kind, case.sizes, dtype)) for dtype in (torch.float32, torch.float16)]
+    single, half = (tile_sizes(whole, args, KERNEL, BLOCK_N=16)["BLOCK_N"] for args in few)
+    return {dtype: half if dtype.itemsize == 2 else single for dtype in paged.DTYPES}
 
 
 def check_paged_decode(

@@ -82,7 +82,6 @@ _SPANS = classic("a tile spans several blocks: each token has an entry of its ow
 
 RULES = (
     Diagnosis(_block_of_the_tile, _SPANS),
-    Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
     _says(Reading(block=lambda t, size, table, s: t // size),
           "the block table is ignored: token t of a sequence lies in block table[t // block_size]", 1),
     _says(Reading(block=lambda t, size, table, s: s * len(table) + t // size),
@@ -114,6 +113,7 @@ RULES = (
     _says(Reading(scaled=False), "the scores are not scaled", 6),
     _says(Reading(divided=False), "the output is not divided by the sum", 7),
     _says(Reading(swapped=True), "keys and values stand in each other's place", 4),
+    Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
     Diagnosis(
         lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "no context"),
         classic("a context without tokens gives NaN: nothing is to be divided by a sum of 0", 7),

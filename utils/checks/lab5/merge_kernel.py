@@ -227,7 +227,7 @@ def _large() -> tuple[Tensor, Tensor]:
 
 def _block(merge_parts: Callable[..., Tensor]) -> int:
     """Parts that one step of the kernel takes where there are many."""
-    many = torch.zeros((1, 1, 256, 16), device=runtime.DEVICE), torch.zeros((1, 1, 256), device=runtime.DEVICE)
+    many = torch.zeros((1, 1, 64, 16), device=runtime.DEVICE), torch.zeros((1, 1, 64), device=runtime.DEVICE)
     return tile_sizes(merge_parts, many, KERNEL, BLOCK_P=8)["BLOCK_P"]
 
 
