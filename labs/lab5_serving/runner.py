@@ -61,7 +61,11 @@ class ModelRunner:
         cuda_graphs: bool | None = None,
         graph_chunks: Sequence[int] = (),
     ) -> None:
-        for name, size in (("num_blocks", num_blocks), ("block_size", block_size), *(("a graph's chunk", n) for n in graph_chunks)):
+        for name, size in (
+            ("num_blocks", num_blocks),
+            ("block_size", block_size),
+            *(("a graph's chunk", n) for n in graph_chunks),
+        ):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
         on_gpu = model.device.type == "cuda"
