@@ -52,6 +52,7 @@ check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff format --check .
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow"
 
+# Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,7 +63,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile; fi
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
 	test -d .venv-triton-$(TRITON) || $(PYTHON) -m venv .venv-triton-$(TRITON)
