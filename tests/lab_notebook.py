@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nbformat
+from nbclient import NotebookClient
 
 
 class LabNotebook:
@@ -69,3 +70,27 @@ class LabNotebook:
         index = next(i for i, cell in enumerate(self.cells) if cell.source == text)
         assert self.cells[index + 1] is self.check_cell(exercise)
         assert self.cells[index + 2].source.startswith("**When it passes, notice.**")
+
+
+def assert_released_notebook_stops_at_each_check(
+    path: Path, first: Mapping[str, str], whole: Iterable[str] = ("setup", "imports"), left_out: str | None = None
+) -> None:
+    """As a student opens it: in labs/, through a kernel, before anything is solved.
+
+    Args:
+        path: the released notebook, named ``labN_topic.ipynb``.
+        first: exercise -> the exercise whose own message its check must meet first.
+        whole: cells that must run without an error.
+        left_out: the beginning of the ids of cells that are not run.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if left_out is None or not cell.id.startswith(left_out)]
+    where = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources=where).execute()
+    lab = path.name[len("lab")]
+    for exercise, met in first.items():
+        cell = next(c for c in notebook.cells if c.id == "check-" + exercise.replace(".", "-"))
+        error = next(output for output in cell.outputs if output.output_type == "error")
+        assert (error.ename, error.evalue.split(":")[0]) == ("NotImplementedError", f"Lab {lab}, exercise {met}")
+    failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
+    assert failed.isdisjoint(whole)

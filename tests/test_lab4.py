@@ -13,13 +13,12 @@ from pathlib import Path
 from types import ModuleType
 
 import lab4_own_answers as own
-import nbformat
 import pytest
 from lab4_plain_answers import ANSWERS, LAB
 from lab4_played import ALONE, NOTEBOOK, SEED, check_message
 from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
+from lab_notebook import assert_released_notebook_stops_at_each_check
 from lab_places import WrongAnswer, forget, lab_with, labels
-from nbclient import NotebookClient
 
 import utils.checks.lab4 as checks
 from solutions import lab4_zero as solution
@@ -153,17 +152,5 @@ def test_the_classic_wrong_answers_are_numbered_and_at_least_five(exercise):
 
 @pytest.mark.slow
 def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
-    """As a student opens it: in labs/, through a kernel, before anything is solved."""
-    notebook = nbformat.read(ROOT / "labs" / LAB / f"{LAB}.ipynb", as_version=4)
-    notebook.cells = [cell for cell in notebook.cells if not cell.id.startswith("look-")]
-    where = {"metadata": {"path": str(ROOT / "labs" / LAB)}}
-    NotebookClient(notebook, timeout=120, allow_errors=True, resources=where).execute()
-    for exercise in EXERCISES:
-        cell = next(c for c in notebook.cells if c.id == "check-" + exercise.replace(".", "-"))
-        error = next(output for output in cell.outputs if output.output_type == "error")
-        assert (error.ename, error.evalue.split(":")[0]) == (
-            "NotImplementedError",
-            f"Lab 4, exercise {FIRST[exercise]}",
-        )
-    failed = {cell.id for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"}
-    assert failed.isdisjoint({"setup", "imports"})
+    path = ROOT / "labs" / LAB / f"{LAB}.ipynb"
+    assert_released_notebook_stops_at_each_check(path, FIRST, left_out="look-")
