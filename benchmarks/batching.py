@@ -49,7 +49,7 @@ MAX_BATCH, TOKEN_BUDGET, BLOCK_SIZE, REQUESTS = 64, 2048, 16, 512
 PROMPTS, MEAN, LONGEST = (64, 192), 128, 1024
 SCHEDULERS = ("continuous", "static")
 #: Rates of arrival, as shares of the capacity.
-LOADS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2)
+LOADS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 ROUNDS = 3
 #: Room for tokens a sequence in the graphs of steps in which requests join; larger steps are launched from Python.
 GRAPH_CHUNKS = (2, 4, 8)

@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import tomllib
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from utils.notebooks import ROOT
 
@@ -31,6 +32,31 @@ def test_every_tested_version_is_pinned_and_within_its_range():
     for requirement in map(Requirement, lines):
         version = pins()[requirement.name]
         assert requirement.specifier.contains(version), f"{requirement} does not admit the tested {version}"
+
+
+def test_all_that_is_installed_with_them_is_pinned_too():
+    """An unpinned requirement of a requirement is whatever version an index offers that day."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        lines = tomllib.load(file)["project"]["optional-dependencies"]["test"]
+    lines += [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] not in "#-"]
+    ahead, seen = [Requirement(line) for line in lines], set()
+    while ahead:
+        requirement = ahead.pop()
+        name = canonicalize_name(requirement.name)
+        wanted = (name, frozenset(requirement.extras))
+        if wanted in seen or name.startswith(("nvidia-", "cuda-")):  # a CUDA build of PyTorch pins its libraries itself
+            continue
+        seen.add(wanted)
+        try:
+            texts = requires(name) or []
+        except PackageNotFoundError:  # not made for this system: no pin of it is needed here
+            continue
+        for text in texts:
+            needed = Requirement(text)
+            if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
+                ahead.append(needed)
+    missing = {name for name, _ in seen} - pins().keys()
+    assert not missing, f"constraints.txt does not pin {sorted(missing)}"
 
 
 def test_installing_the_course_alone_never_touches_a_runtimes_torch():
