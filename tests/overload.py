@@ -130,7 +130,7 @@ def run(
         }  # fmt: skip
         calm = ask(plan, rate=0, seconds=warm_up)
         sustainable = sum(m.get("answered", 0) for m in calm["met"].values()) / calm["seconds"]
-        before, threads = process.memory_info().rss, _threads()
+        before, threads = process.memory_info().rss, len(_threads())
         storm = ask(plan, rate=factor * sustainable, seconds=seconds)
         leaks = _left(url, engine, app.state.worker, threads)
         after, stats = process.memory_info().rss, engine.stats()
@@ -146,9 +146,10 @@ def run(
     )  # fmt: skip
 
 
-def _threads() -> int:
-    """Threads that run, but for the pools that the event loop keeps for the next request."""
-    return sum(not thread.name.startswith(("asyncio_", "AnyIO worker")) for thread in threading.enumerate())
+def _threads() -> list[str]:
+    """Names of the threads that run, but for the pools that the event loop keeps for the next request."""
+    names = (thread.name for thread in threading.enumerate())
+    return sorted(name for name in names if not name.startswith(("asyncio_", "uvloop_", "AnyIO worker")))
 
 
 def _left(url: str, engine: Engine, worker: Any, threads: int, patience: float = 30.0) -> list[str]:
@@ -157,6 +158,7 @@ def _left(url: str, engine: Engine, worker: Any, threads: int, patience: float =
     while time.monotonic() < limit and (engine.has_work or engine.manager.num_used):
         httpx.get(f"{url}/health")
     engine.manager.check()
+    now = _threads()
     found = {
         "requests": len(engine.requests),
         "waiting": len(engine.scheduler.waiting),
@@ -165,7 +167,7 @@ def _left(url: str, engine: Engine, worker: Any, threads: int, patience: float =
         "listeners": len(worker._listeners),
         "commands": len(worker._commands),
         "pending": worker._pending,
-        "threads": max(0, _threads() - threads),
+        "threads (" + ", ".join(now) + ")": max(0, len(now) - threads),
     }
     lost = {"free blocks": BLOCKS - engine.manager.num_free}
     return [f"{count} {what}" for what, count in (found | lost).items() if count]
