@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, distributions, requires
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from utils.notebooks import ROOT
@@ -57,6 +58,18 @@ def test_all_that_is_installed_with_them_is_pinned_too():
                 ahead.append(needed)
     missing = {name for name, _ in seen} - pins().keys()
     assert not missing, f"constraints.txt does not pin {sorted(missing)}"
+
+
+def test_every_pin_admits_the_oldest_python_that_the_course_admits():
+    """A distribution's Python is the first of its minor version more often than the newest."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        oldest = tomllib.load(file)["project"]["requires-python"].removeprefix(">=") + ".0"
+    refusing = {}
+    for each in distributions():
+        wanted = each.metadata.get("Requires-Python") or ""
+        if canonicalize_name(each.name) in pins() and not SpecifierSet(wanted).contains(oldest):
+            refusing[each.name] = wanted
+    assert not refusing, f"not for Python {oldest}: {refusing}"
 
 
 def test_installing_the_course_alone_never_touches_a_runtimes_torch():
