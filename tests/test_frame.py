@@ -53,9 +53,9 @@ def test_all_that_is_installed_with_them_is_pinned_too():
         except PackageNotFoundError:  # not made for this system: no pin of it is needed here
             continue
         for text in texts:
-            needed = Requirement(text)
-            if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
-                ahead.append(needed)
+            need = Requirement(text)
+            if not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
+                ahead.append(need)
     missing = {name for name, _ in seen} - pins().keys()
     assert not missing, f"constraints.txt does not pin {sorted(missing)}"
 
