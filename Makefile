@@ -9,12 +9,14 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 JOBS   ?= 2
 # The whole course is served, and the first notebook is open.
-LAB     = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
+SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
 TRITON ?= 3.9.0
+# Where `make grade` puts the gradebook and everything else.
+OUT    ?= grades
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean
+.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean check-lab grade test-grading
 
 help:  ## show this list
 	@echo "Making LLMs Fast: make TARGET"
@@ -36,14 +38,22 @@ $(VENV)/.test: $(VENV)/.lab
 	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[test]'
 	@touch $@
 
+$(VENV)/.grading: $(VENV)/.lab
+	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[grading]'
+	@touch $@
+
 # ---- a student ---------------------------------------------------------------------------------------------------------------
 
 lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook
 	@$(BIN)/python -m utils.runtime || true
-	$(BIN)/jupyter lab $(LAB) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+	$(BIN)/jupyter lab $(SERVER) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 runtime: $(VENV)/.lab  ## say what works on this machine, and what to do about what does not
 	$(BIN)/python -m utils.runtime
+
+check-lab: $(VENV)/.lab  ## the points of your answers, as the class grader would give them: LAB=lab3
+	@test -n "$(LAB)" || { echo "Say which lab: make check-lab LAB=lab3"; exit 2; }
+	$(BIN)/python -m grading.check_lab $(LAB)
 
 # ---- an instructor -----------------------------------------------------------------------------------------------------------
 
@@ -74,6 +84,13 @@ test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Tri
 
 labs: $(VENV)/.lab  ## generate labs/ from solutions/
 	$(BIN)/python -m grading.release
+
+grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grades] [JOBS=2] [GRADE_ARGS="--students ada"]
+	@test -n "$(LAB)" -a -n "$(SUBMISSIONS)" || { echo "Say what to grade: make grade LAB=lab2 SUBMISSIONS=folder"; exit 2; }
+	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(GRADE_ARGS)
+
+test-grading: $(VENV)/.test  ## a class of sixty submissions a lab, forty of them hostile: each gets the grade that it must get
+	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_class
 
 claims: $(VENV)/.lab  ## write the ledger of claims from the executed notebooks
 	$(BIN)/python -m utils.claims
