@@ -1,0 +1,79 @@
+"""``python -m grading.scenarios LAB --package-root DIR --seed N --out DIR [--only 2.1 2.2]``: run a lab's scenarios.
+
+It imports the lab's package from ``DIR`` and writes what each exercise's scenario observes as soon as it is done. An
+exercise that was begun has a marker, ``2.1.started``, so that one that kills the process or never ends is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from grading.scenarios import Scenario, chosen
+from grading.scenarios.observations import write, write_error
+
+
+def run(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path) -> None:
+    """Run scenarios in order and write what they observe; one that raises does not stop the next."""
+    for scenario in scenarios:
+        (out / f"{scenario.exercise}.started").touch()
+        try:
+            write(out, scenario.exercise, scenario.run(package, seed))
+        except BaseException as error:  # a student's code may raise anything, SystemExit too
+            write_error(out, scenario.exercise, error, _where(error, _folder(package)))
+
+
+def _folder(package: ModuleType) -> Path | None:
+    return Path(package.__file__).resolve().parent if getattr(package, "__file__", None) else None
+
+
+def _where(error: BaseException, folder: Path | None) -> str:
+    """The last line of the package that the error passed through: ``"gelu.py, line 12"``; empty if there is none."""
+    if folder is None:
+        return ""
+    where = ""
+    for frame in _frames(error.__traceback__):
+        path = Path(frame.tb_frame.f_code.co_filename)
+        if path.is_absolute() and path.resolve().is_relative_to(folder):
+            where = f"{path.resolve().relative_to(folder)}, line {frame.tb_lineno}"
+    if isinstance(error, SyntaxError) and error.filename and not where:
+        where = f"{Path(error.filename).name}, line {error.lineno}"
+    return where
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; 0 when every scenario was begun, whatever came of it."""
+    parser = argparse.ArgumentParser(prog="python -m grading.scenarios", description=__doc__.split("\n")[0])
+    parser.add_argument("lab", help="the lab's package, such as lab2_triton_kernels")
+    parser.add_argument("--package-root", type=Path, required=True, help="the folder that holds the package")
+    parser.add_argument("--seed", type=int, required=True, help="what the inputs are drawn from")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the observations")
+    parser.add_argument("--only", nargs="+", metavar="EXERCISE", help="run these exercises, not all")
+    given = parser.parse_args(arguments)
+    scenarios = chosen(given.lab, given.only)
+    given.out.mkdir(parents=True, exist_ok=True)
+    root = given.package_root.resolve()
+    sys.path.insert(0, str(root))
+    try:
+        package = importlib.import_module(given.lab)
+    except BaseException as error:
+        for scenario in scenarios:
+            (given.out / f"{scenario.exercise}.started").touch()
+            write_error(given.out, scenario.exercise, error, _where(error, root / given.lab))
+        return 0
+    run(scenarios, package, given.seed, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
