@@ -1,4 +1,4 @@
-"""Generates ``labs/`` from ``solutions/``: the same files with the solutions cut out.
+"""Generates ``labs/`` from ``solutions/``: the same files with the solutions and the hidden tests cut out.
 
     python -m grading.release           write labs/, remove what has no source any more
     python -m grading.release --check   write nothing; list what differs and exit with 1 if anything does
@@ -19,6 +19,7 @@ from grading.strip import strip_notebook, strip_source
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = "manifest.json"
+UNSTRIPPED = (b"BEGIN SOLUTION", b"BEGIN HIDDEN TESTS")  # must not stand in a file that is copied as it is
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -39,8 +40,8 @@ def generate(solutions: Path) -> dict[str, bytes]:
     """What ``labs/`` must hold: the content of each file by its path relative to ``labs/``, manifest included.
 
     Raises:
-        StripError: a source whose solution markers do not pair up.
-        ValueError: a file outside modules and notebooks that holds a solution marker.
+        StripError: a source whose markers do not pair up.
+        ValueError: a file outside modules and notebooks that holds a marker of either.
     """
     wanted: dict[str, bytes] = {}
     for lab in sorted(path for path in solutions.glob("lab*") if path.is_dir()):
@@ -50,9 +51,10 @@ def generate(solutions: Path) -> dict[str, bytes]:
                 content = strip_source(content.decode(), name).encode()
             elif path.suffix == ".ipynb":
                 content = strip_notebook(content.decode(), name).encode()
-            elif b"BEGIN SOLUTION" in content:
+            elif any(marker in content for marker in UNSTRIPPED):
                 raise ValueError(
-                    f"{name}: solutions are cut out of .py and .ipynb files only, got {path.suffix or name!r}"
+                    f"{name}: solutions are cut out of .py and .ipynb files only, and so are hidden tests; got "
+                    f"{path.suffix or name!r}"
                 )
             wanted[name] = content
     digests = {name: _digest(content) for name, content in wanted.items()}

@@ -1,4 +1,4 @@
-"""Cuts the solutions out of a lab: one function for modules, one for notebooks, both over the same markers.
+"""Cuts solutions and hidden tests out of a lab: one function for modules, one for notebooks, with the same markers.
 
 A solution stands between two comments::
 
@@ -7,7 +7,8 @@ A solution stands between two comments::
     ### END SOLUTION
 
 The released file has ``raise NotImplementedError("Lab 1, exercise 1.2: FLOPs of a matmul")`` in its place, at the same
-indentation. Everything outside the markers (signature, docstring, hints) stays as it is written.
+indentation. Everything outside the markers (signature, docstring, hints) stays as it is written. What stands between
+``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` is left out: the grader runs it, students do not get it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import re
 
 BEGIN = re.compile(r"^(?P<indent>\s*)### BEGIN SOLUTION(?P<label>.*)$")
 END = re.compile(r"^\s*### END SOLUTION\s*$")
+HIDDEN = re.compile(r"^\s*### (?P<which>BEGIN|END) HIDDEN TESTS\s*$")
 LABEL = re.compile(r"\s+(?P<number>(?P<lab>\d+)\.\d+): (?P<title>\S.*?)\s*$")
 EXECUTION = {"execution", "making-llms-fast"}  # what an execution leaves in a cell's metadata (`utils.notebooks`)
-MARKER = re.compile(r"#\s*(BEGIN|END)\s+SOLUTION", re.IGNORECASE)
+MARKER = re.compile(r"#\s*(BEGIN|END)\s+(SOLUTION|HIDDEN\s+TEST)", re.IGNORECASE)
 
 
 class StripError(ValueError):
@@ -27,49 +29,66 @@ class StripError(ValueError):
 
 
 def strip_source(text: str, name: str) -> str:
-    """Return the Python source ``text`` with each solution replaced by an error that names its exercise.
+    """Return the Python source ``text`` without hidden tests, each solution replaced by an error naming its exercise.
 
     Args:
         text: source of a module, or of one code cell.
         name: the file (and cell) to name in an error.
 
     Raises:
-        StripError: nested or unpaired markers, a marker that is misspelt, or one without ``<lab>.<number>: <title>``.
+        StripError: nested or unpaired markers, a marker that is misspelt, or a solution's without
+            ``<lab>.<number>: <title>``.
     """
     kept: list[str] = []
-    opened = 0  # the line of the open BEGIN marker, 0 when there is none
+    opened, kind = 0, ""  # the line of the open BEGIN marker, 0 when there is none, and what it opens
     for number, line in enumerate(text.split("\n"), start=1):
-        begin, end = BEGIN.match(line), END.match(line)
-        if begin:
+        place = f"{name}:{number}"
+        begin, end, hidden = BEGIN.match(line), END.match(line), HIDDEN.match(line)
+        if begin or (hidden and hidden["which"] == "BEGIN"):
+            what = "SOLUTION" if begin else "HIDDEN TESTS"
             if opened:
-                raise StripError(f"{name}:{number}: BEGIN SOLUTION inside the solution that begins on line {opened}")
-            label = LABEL.fullmatch(begin["label"])
-            if label is None:
-                raise StripError(f"{name}:{number}: write '### BEGIN SOLUTION 1.2: title', got {line.strip()!r}")
-            task = json.dumps(f"Lab {label['lab']}, exercise {label['number']}: {label['title']}", ensure_ascii=False)
-            kept.append(f"{begin['indent']}raise NotImplementedError({task})")
-            opened = number
-        elif end:
+                raise StripError(f"{place}: BEGIN {what} inside the {_region(kind)} on line {opened}")
+            if begin:
+                kept.append(_stub(begin, place))
+            opened, kind = number, what
+        elif end or hidden:
+            what = "SOLUTION" if end else "HIDDEN TESTS"
             if not opened:
-                raise StripError(f"{name}:{number}: END SOLUTION without a BEGIN SOLUTION above it")
+                raise StripError(f"{place}: END {what} without a BEGIN {what} above it")
+            if what != kind:
+                raise StripError(f"{place}: END {what} inside the {_region(kind)} on line {opened}")
             opened = 0
         elif MARKER.search(line):
-            raise StripError(f"{name}:{number}: a marker stands alone on its line as '### ...', got {line.strip()!r}")
+            raise StripError(f"{place}: a marker stands alone on its line as '### ...', got {line.strip()!r}")
         elif not opened:
             kept.append(line)
     if opened:
-        raise StripError(f"{name}:{opened}: BEGIN SOLUTION without an END SOLUTION below it")
+        raise StripError(f"{name}:{opened}: BEGIN {kind} without an END {kind} below it")
     return "\n".join(kept)
+
+
+def _stub(begin: re.Match[str], place: str) -> str:
+    """The line that stands in for a solution."""
+    label = LABEL.fullmatch(begin["label"])
+    if label is None:
+        raise StripError(f"{place}: write '### BEGIN SOLUTION 1.2: title', got {begin.string.strip()!r}")
+    task = json.dumps(f"Lab {label['lab']}, exercise {label['number']}: {label['title']}", ensure_ascii=False)
+    return f"{begin['indent']}raise NotImplementedError({task})"
+
+
+def _region(kind: str) -> str:
+    return "solution that begins" if kind == "SOLUTION" else "hidden tests that begin"
 
 
 def strip_notebook(text: str, name: str) -> str:
     """Return the notebook ``text`` (JSON, nbformat 4) as a student receives it.
 
-    Solutions are cut out of code cells; outputs, execution counts and what an execution leaves in the metadata are
-    removed. The same notebook gives the same bytes, however often and by whichever Python it was executed.
+    Solutions and hidden tests are cut out of code cells; outputs, execution counts and what an execution leaves in the
+    metadata are removed. The same notebook gives the same bytes, however often and by whichever Python it was executed.
 
     Raises:
-        StripError: as :func:`strip_source` (the name of a cell is ``file[cell 3]``), or the text is no notebook.
+        StripError: as :func:`strip_source` (the name of a cell is ``file[cell 3]``), a marker in a cell that is not
+            code, or the text is no notebook.
     """
     try:
         notebook = json.loads(text)
@@ -78,9 +97,11 @@ def strip_notebook(text: str, name: str) -> str:
         raise StripError(f"{name}: not a notebook of nbformat 4 ({type(error).__name__}: {error})") from error
     for index, cell in enumerate(cells):
         cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key not in EXECUTION}
+        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         if cell["cell_type"] == "code":
-            source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
             cell["source"] = strip_source(source, f"{name}[cell {index}]").splitlines(keepends=True)
             cell["outputs"], cell["execution_count"] = [], None
+        elif marker := MARKER.search(source):
+            raise StripError(f"{name}[cell {index}]: only code cells are stripped, and this one has {marker[0]!r}")
     notebook["metadata"] = {key: notebook["metadata"][key] for key in ("kernelspec",) if key in notebook["metadata"]}
     return json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

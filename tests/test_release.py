@@ -85,8 +85,19 @@ def test_a_file_that_a_student_edited_is_not_overwritten_unless_told_to(course, 
     assert "# changed" in work.read_text() and not (course / "labs/lab9_x/notes.txt").exists()
 
 
-def test_a_marker_in_a_file_that_is_not_stripped_is_refused(course):
-    (course / "solutions/lab9_x/notes.md").write_text("### BEGIN SOLUTION 9.1: f\n### END SOLUTION\n")
+def test_hidden_tests_of_a_module_and_of_a_notebook_are_not_released(course):
+    hidden = "y = 1\n### BEGIN HIDDEN TESTS\nassert y == 41\n### END HIDDEN TESTS\n"
+    cell = {"cell_type": "code", "execution_count": 1, "id": "a", "metadata": {}, "outputs": [], "source": hidden}
+    (course / "solutions/lab9_x/inner/g.py").write_text(hidden)
+    (course / "solutions/lab9_x/lab9_x.ipynb").write_text(NOTEBOOK.replace("[]", json.dumps([cell])))
+    assert main([], root=course) == 0
+    assert (course / "labs/lab9_x/inner/g.py").read_text() == "y = 1\n"
+    assert json.loads((course / "labs/lab9_x/lab9_x.ipynb").read_text())["cells"][0]["source"] == ["y = 1\n"]
+
+
+@pytest.mark.parametrize("what", ["SOLUTION 9.1: f", "HIDDEN TESTS"])
+def test_a_marker_in_a_file_that_is_not_stripped_is_refused(course, what):
+    (course / "solutions/lab9_x/notes.md").write_text(f"### BEGIN {what}\n### END {what.split(' 9')[0]}\n")
     with pytest.raises(ValueError, match=r"lab9_x/notes\.md: solutions are cut out of \.py and \.ipynb"):
         main([], root=course)
 
@@ -126,7 +137,7 @@ def test_no_line_of_any_solution_appears_in_labs():
             source = json.dumps(text) if path.suffix == ".ipynb" else text
             held = [line for line in lines if re.search(r"(?<!\w)" + re.escape(line), source)]
             assert not held, f"{path.name} holds a line of a solution"
-            assert "BEGIN SOLUTION" not in text and "END SOLUTION" not in text
+            assert "BEGIN SOLUTION" not in text and "END SOLUTION" not in text and "HIDDEN TESTS" not in text
 
 
 def statements(function: ast.FunctionDef) -> Counter[str]:

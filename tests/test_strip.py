@@ -65,6 +65,13 @@ def test_a_module_without_markers_is_not_changed():
     assert strip_source("x = 1\r\ny = 2", "m.py") == "x = 1\r\ny = 2"
 
 
+def test_hidden_tests_are_cut_out_and_leave_no_trace():
+    text = "check(f, seed=1)\n### BEGIN HIDDEN TESTS\nassert f(41) == 42\n### END HIDDEN TESTS\nprint(f)\n"
+    assert strip_source(text, "m.py") == "check(f, seed=1)\nprint(f)\n"
+    indented = "if x:\n    y\n    ### BEGIN HIDDEN TESTS\n    z\n    ### END HIDDEN TESTS"
+    assert strip_source(indented, "m.py") == "if x:\n    y"
+
+
 def test_several_solutions_in_one_module_each_get_their_own_message():
     stub = strip_source(MODULE + MODULE.replace("3.2", "12.10").replace("double", "twice"), "m.py")
     assert "Lab 3, exercise 3.2:" in stub and "Lab 12, exercise 12.10:" in stub
@@ -82,6 +89,23 @@ def test_several_solutions_in_one_module_each_get_their_own_message():
         ("### BEGIN SOLUTION\nb\n### END SOLUTION", r"m\.py:1: write '### BEGIN SOLUTION 1\.2: title'"),
         ("### BEGIN SOLUTION 1: x\nb\n### END SOLUTION", r"m\.py:1: write"),
         ("### BEGIN SOLUTION 1.1: x\nb\n### end solution", r"m\.py:3: a marker stands alone"),
+        ("a\n### BEGIN HIDDEN TESTS\nb", r"m\.py:2: BEGIN HIDDEN TESTS without an END HIDDEN TESTS"),
+        ("a\n### END HIDDEN TESTS", r"m\.py:2: END HIDDEN TESTS without a BEGIN"),
+        (
+            "### BEGIN HIDDEN TESTS\n### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS",
+            r"m\.py:2: BEGIN HIDDEN TESTS inside the hidden tests that begin on line 1",
+        ),
+        (
+            "### BEGIN SOLUTION 1.1: x\n### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS\n### END SOLUTION",
+            r"m\.py:2: BEGIN HIDDEN TESTS inside the solution that begins on line 1",
+        ),
+        (
+            "### BEGIN HIDDEN TESTS\n### END SOLUTION\n### END HIDDEN TESTS",
+            r"m\.py:2: END SOLUTION inside the hidden tests that begin on line 1",
+        ),
+        ("x  ### BEGIN HIDDEN TESTS", r"m\.py:1: a marker stands alone"),
+        ("### BEGIN HIDDEN TEST\nb\n### END HIDDEN TEST", r"m\.py:1: a marker stands alone"),
+        ("# begin hidden tests\nb\n# end hidden tests", r"m\.py:1: a marker stands alone"),
         ("y = 1  # BEGIN SOLUTION 1.1: x", r"m\.py:1: a marker stands alone"),
     ],
 )
@@ -100,6 +124,21 @@ def test_a_notebook_loses_solutions_outputs_counts_and_traces_of_its_execution()
     assert cell["outputs"] == [] and cell["execution_count"] is None and cell["metadata"] == {"tags": ["setup"]}
     assert json.loads(text)["metadata"] == {"kernelspec": {"name": "python3"}}
     assert "secret" not in text and "42" not in text
+
+
+def test_a_notebook_loses_its_hidden_tests():
+    text = strip_notebook(notebook("f(1)\n### BEGIN HIDDEN TESTS\nsecret(2)\n### END HIDDEN TESTS\n"), "n.ipynb")
+    assert json.loads(text)["cells"][1]["source"] == ["f(1)\n"]
+    assert "secret" not in text and "HIDDEN" not in text
+
+
+@pytest.mark.parametrize("marker", ["### BEGIN HIDDEN TESTS", "### BEGIN SOLUTION 1.1: x", "### END SOLUTION"])
+@pytest.mark.parametrize("kind", ["markdown", "raw"])
+def test_a_marker_in_a_cell_that_is_not_code_is_refused(kind, marker):
+    broken = json.loads(notebook("x = 1"))
+    broken["cells"][0] |= {"cell_type": kind, "source": ["text\n", marker]}
+    with pytest.raises(StripError, match=r"n\.ipynb\[cell 0\]: only code cells are stripped"):
+        strip_notebook(json.dumps(broken), "n.ipynb")
 
 
 def test_a_markdown_cell_keeps_its_text():
