@@ -18,6 +18,8 @@ import torch
 from grading.scenarios import BY_DTYPE, FLOAT, Scenario, Tolerance, chosen
 from grading.scenarios.observations import Other, Raised, Unreadable, plain, read
 
+#: The largest ratio of an error to what is allowed that says something.
+MOST_TIMES = 10_000
 DID_NOT_FINISH = "it did not finish on the hidden inputs: it ran too long, or it ended the process"
 
 
@@ -96,7 +98,8 @@ class _Tally:
         return f"{self.wrong:,} of {self.elements:,} values {verb} wrong{self._by()}"
 
     def _by(self) -> str:
-        if math.isinf(self.worst):
+        """How far off the worst value is; nothing where only one value is right, or it is off by orders of magnitude."""
+        if not self.worst < MOST_TIMES:
             return ""
         return f" (the worst error is {self.worst:.2g} times what is allowed)"
 
