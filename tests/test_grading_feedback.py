@@ -1,0 +1,317 @@
+"""A student's feedback page: it shows what the result says, it is safe whatever a submission made a check say, and it
+can be read on a phone, on paper and in the dark."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grading.feedback import CSS, HEAD, LINES, OUTCOMES, TAIL, WIDTH, page, points
+
+MESSAGE = """exercise 2.3 (weighted sum): 12 of 99 elements differ
+  first at out[row=64], owned by program (1, 1)
+  bad tiles:   .X.X      ('.' right, 'X' wrong)"""
+
+
+def exercise(number: str, outcome: str, message: str = "", most: float = 10, **more: Any) -> dict[str, Any]:
+    score = most if outcome == "passed" else 0
+    given = {"number": number, "title": f"about {number}", "score": score, "max_score": most, "outcome": outcome}
+    return given | {"message": message, "seconds": 1.5} | more
+
+
+def result(*exercises: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A result as the grader writes it."""
+    return {
+        "format": 1,
+        "lab": "lab2_triton_kernels",
+        "title": "Lab 2. Triton kernels",
+        "student": "ada",
+        "digest": "ab12cd34" * 8,
+        "graded": "2026-11-21T12:30:00+00:00",
+        "seconds": 12.3,
+        "score": sum(e["score"] for e in exercises),
+        "max_score": sum(e["max_score"] for e in exercises),
+        "status": "graded",
+        "notes": [],
+        "exercises": list(exercises),
+    } | more
+
+
+EVERY_OUTCOME = [exercise(f"2.{i}", outcome, f"said of {outcome}") for i, outcome in enumerate(OUTCOMES, start=1)]
+
+
+class Page(HTMLParser):
+    """What a page is made of: every tag with its attributes, the text by enclosing tag, and whether tags pair up."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in dict.fromkeys(self.open):
+            self.texts[tag][-1] += data
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts["main"][0].split())
+
+
+def test_the_page_says_lab_student_score_and_every_outcome_in_words_and_symbol():
+    shown = Page(page(result(*EVERY_OUTCOME)))
+    assert shown.texts["h1"] == ["Lab 2. Triton kernels"] and shown.texts["title"] == ["Lab 2. Triton kernels · ada"]
+    assert "Feedback for ada" in shown.text and "10 of 70 points" in shown.text
+    assert "1 of 7 exercises passed." in shown.text
+    rows = [" ".join(row.split()) for row in shown.texts["tr"][1:]]
+    assert len(rows) == len(OUTCOMES)
+    for row, (name, outcome) in zip(rows, OUTCOMES.items(), strict=True):
+        assert outcome.words in row and outcome.symbol in row and "/ 10" in row, name
+    assert len({outcome.words for outcome in OUTCOMES.values()}) == len(OUTCOMES)
+    assert len({outcome.symbol for outcome in OUTCOMES.values()}) == len(OUTCOMES)
+
+
+def test_each_exercise_without_its_points_has_its_message_and_what_to_do_next():
+    shown = Page(page(result(*EVERY_OUTCOME)))
+    others = [name for name in OUTCOMES if name != "passed"]
+    assert shown.texts["pre"] == ["said of passed", *(f"said of {name}" for name in others)]
+    for name in others:
+        advice = OUTCOMES[name].advice.replace("`", "").format(command="make check-lab LAB=lab2")
+        assert " ".join(advice.split()) in shown.text, name
+
+
+def test_a_message_keeps_its_lines_and_their_alignment():
+    assert Page(page(result(exercise("2.3", "failed", MESSAGE)))).texts["pre"] == [MESSAGE]
+
+
+def test_an_outcome_links_to_its_explanation():
+    shown = Page(page(result(*EVERY_OUTCOME)))
+    targets = {attributes["id"] for _, attributes in shown.tags if "id" in attributes}
+    links = [attributes["href"] for attributes in shown.attributes("a")]
+    assert len(links) == len(OUTCOMES) and {link.removeprefix("#") for link in links} == targets
+
+
+def test_a_perfect_submission_is_told_so_and_nothing_else():
+    shown = Page(page(result(exercise("2.1", "passed", most=2.5), exercise("2.2", "passed", most=15))))
+    assert "17.5 of 17.5 points" in shown.text and "Every exercise passed." in shown.text
+    assert "What to do next" not in shown.text and "pre" not in shown.texts
+
+
+def test_a_submission_that_could_not_be_read_says_why():
+    failed = [exercise("2.1", "not attempted"), exercise("2.2", "not attempted")]
+    shown = Page(page(result(*failed, status="unreadable", notes=["ada.zip is not a zip file"])))
+    assert "could not be read" in shown.text and "ada.zip is not a zip file" in shown.text
+    assert "0 of 20 points" in shown.text and "What to do next" not in shown.text
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ({"format": 2}, "format 1 is due, got 2"),
+        ({"status": "lost"}, "got 'lost'"),
+        ({"exercises": [exercise("2.1", "guessed")]}, r"exercise 2\.1: outcome must be one of passed, .* 'guessed'"),
+    ],
+)
+def test_a_result_that_the_page_does_not_know_is_refused(broken, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        page(result(exercise("2.1", "passed")) | broken)
+
+
+@pytest.mark.parametrize(("value", "text"), [(10, "10"), (10.0, "10"), (7.5, "7.5"), (0, "0"), (100, "100")])
+def test_points_are_written_as_people_write_them(value, text):
+    assert points(value) == text
+
+
+# ---- text of a stranger ----
+HOSTILE = "</pre></main><script>alert(1)</script><img src=x onerror=alert(2)><a href='https://x.test'>\"'&amp;</style>"
+
+
+def hostile_page() -> str:
+    """A page with hostile text in every place that a submission can reach, and in others."""
+    return page(
+        result(
+            exercise(HOSTILE, "failed", HOSTILE, title=HOSTILE),
+            exercise("2.2", "passed", HOSTILE),
+            lab=HOSTILE,
+            title=HOSTILE,
+            student=HOSTILE,
+            digest=HOSTILE,
+            graded=HOSTILE,
+            notes=[HOSTILE],
+        )
+    )
+
+
+def test_whatever_a_submission_says_is_text():
+    shown = Page(hostile_page())
+    assert {tag for tag, _ in shown.tags}.isdisjoint({"script", "img", "iframe", "link", "object", "form", "svg"})
+    assert shown.texts["pre"] == [HOSTILE, HOSTILE]
+    for tag, attributes in shown.tags:
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert "href" not in attributes or attributes["href"].startswith("#exercise-")
+
+
+def test_the_page_asks_for_nothing_and_lets_nothing_run():
+    shown = Page(page(result(*EVERY_OUTCOME)))
+    policies = [a["content"] for a in shown.attributes("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"]
+    assert not re.search(r"url\(|@import|https?:", CSS)
+    assert not any({"src", "srcset", "data", "action"} & attributes.keys() for _, attributes in shown.tags)
+
+
+@pytest.mark.parametrize(
+    "character", ["\0", "\x07", "\x1b", "\x7f", "\x85", "\u202e", "\u2066", "\u2028", "\ud800", "\ufeff"], ids=ascii
+)
+def test_a_character_that_acts_instead_of_being_read_is_marked(character):
+    text = page(result(exercise("2.1", "failed", f"one{character}two"), student=f"a{character}b"))
+    text.encode("utf-8")
+    assert character not in text and "one\ufffdtwo" in text and "a\ufffdb" in text
+
+
+def test_terminal_colours_are_left_out_and_every_end_of_line_is_one():
+    shown = Page(page(result(exercise("2.1", "failed", "\x1b[31mred\x1b[0m\r\nnext\rlast \x1b]0;title\x07x"))))
+    assert shown.texts["pre"] == ["red\nnext\nlast x"]
+
+
+def test_a_message_of_ten_megabytes_is_cut_in_the_middle_and_says_so():
+    message = "first line\n" + "spam and eggs\n" * 750_000 + "the last line"
+    text = page(result(exercise("2.1", "crashed", message)))
+    (shown,) = Page(text).texts["pre"]
+    assert len(text) < 40_000
+    assert shown.startswith("first line\n") and shown.endswith("the last line")
+    head, cut, tail = re.split(r"\n\n\[\.\.\. ([\d,]+) characters are left out here \.\.\.\]\n\n", shown)
+    assert len(head) + int(cut.replace(",", "")) + len(tail) == len(message)
+
+
+def test_a_line_without_end_is_cut_and_says_so():
+    (shown,) = Page(page(result(exercise("2.1", "failed", "x" * 5_000 + "\nafter")))).texts["pre"]
+    assert shown == "x" * WIDTH + f" [... {5_000 - WIDTH:,} characters are left out here ...]\nafter"
+
+
+def test_too_many_lines_are_cut_in_the_middle_and_say_so():
+    message = "\n".join(map(str, range(500)))
+    (shown,) = Page(page(result(exercise("2.1", "failed", message)))).texts["pre"]
+    lines = shown.split("\n")
+    assert lines[0] == "0" and lines[-1] == "499" and len(lines) == LINES + 3
+    assert sum("characters are left out here" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("size", [HEAD + TAIL, HEAD + TAIL + 1])
+def test_a_message_at_the_limit_is_whole_and_one_beyond_it_is_cut(size):
+    message = ("x" * 99 + "\n") * (size // 100) + "y" * (size % 100)
+    (shown,) = Page(page(result(exercise("2.1", "failed", message)))).texts["pre"]
+    assert ("left out" in shown) == (size > HEAD + TAIL)
+    assert size > HEAD + TAIL or shown == message.rstrip("\n")
+
+
+def test_long_names_and_a_flood_of_notes_are_cut():
+    text = page(result(exercise("2.1", "passed", title="t" * 9_000), student="s" * 9_000, notes=["n" * 9_000] * 900))
+    assert len(text) < 60_000 and "… and 880 more notes" in text
+
+
+# ---- a page that everyone can read ----
+def test_the_page_has_a_language_one_main_heading_and_headings_in_order():
+    shown = Page(page(result(*EVERY_OUTCOME, notes=["a note"])))
+    assert shown.attributes("html") == [{"lang": "en"}] and len(shown.attributes("main")) == 1
+    levels = [int(tag[1]) for tag, _ in shown.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_the_table_has_a_caption_and_every_heading_cell_a_scope():
+    shown = Page(page(result(*EVERY_OUTCOME)))
+    assert shown.texts["caption"] == ["Points and outcome of each exercise"]
+    scopes = [attributes.get("scope") for attributes in shown.attributes("th")]
+    assert scopes == ["col"] * 4 + ["row"] * len(OUTCOMES)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb`` (WCAG 2.2)."""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def palettes() -> list[dict[str, str]]:
+    """The colours of the page by name: light, dark, paper."""
+    return [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("palette", palettes(), ids=["light", "dark", "print"])
+def test_text_stands_out_from_what_is_behind_it_and_so_do_the_bars(palette):
+    assert len(palette) == 16
+    for ink in ("ink", "soft", "good-ink", "bad-ink", "idle-ink", "stop-ink", "link"):
+        for ground in ("page", "card", "code"):
+            assert contrast(palette[ink], palette[ground]) >= 4.5, (ink, ground)
+    for colour in ("good", "bad", "stop"):
+        assert contrast(palette[colour], palette["card"]) >= 2.8, colour
+
+
+def chromium() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium of this machine."""
+    executable = chromium()
+    if executable is None:
+        pytest.skip("no Chromium on this machine (chromium, chromium-browser or google-chrome)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_without_a_script_a_request_or_a_sideways_scroll(browser, tmp_path: Path):
+    (tmp_path / "hostile.html").write_text(hostile_page(), encoding="utf-8")
+    wide = [exercise(f"2.{i}", o, "x" * 5_000 + "\n" + MESSAGE) for i, o in enumerate(OUTCOMES)]
+    (tmp_path / "wide.html").write_text(page(result(*wide, notes=["y" * 900])), encoding="utf-8")
+    grounds = set()
+    for name in ("hostile.html", "wide.html"):
+        for width in (320, 390, 1200):
+            for scheme in ("light", "dark"):
+                asked: list[str] = []
+                tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                tab.on("request", lambda request, asked=asked: asked.append(request.url))
+                tab.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+                tab.goto((tmp_path / name).as_uri())
+                assert asked == [(tmp_path / name).as_uri()]
+                assert tab.evaluate("document.documentElement.scrollWidth") == width, (name, width)
+                grounds.add((scheme, tab.evaluate("getComputedStyle(document.body).backgroundColor")))
+                tab.close()
+    assert len(grounds) == 2, "light and dark look the same"
