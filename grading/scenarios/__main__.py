@@ -1,17 +1,25 @@
 """``python -m grading.scenarios LAB --package-root DIR --seed N --out DIR [--only 2.1 2.2]``: run a lab's scenarios.
 
-It imports the lab's package from ``DIR`` and writes what each exercise's scenario observes as soon as it is done. An
-exercise that was begun has a marker, ``2.1.started``, so that one that kills the process or never ends is known.
+It imports the lab's package from ``DIR`` and writes what each exercise's scenario observes as soon as it is done. Each
+scenario runs in a process of its own, forked from the one that imported the package: what kills it, or takes longer
+than ``--limit`` seconds, costs its own exercise alone. An exercise that was begun has a marker, ``2.1.started``, so
+that one that did not come to its end is known.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
+
+import torch
 
 from grading.scenarios import Scenario, chosen
 from grading.scenarios.observations import write, write_error
@@ -25,6 +33,37 @@ def run(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path
             write(out, scenario.exercise, scenario.run(package, seed))
         except BaseException as error:  # a student's code may raise anything, SystemExit too
             write_error(out, scenario.exercise, error, _where(error, _folder(package)))
+
+
+def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path, limit: float) -> None:
+    """:func:`run`, each scenario in a process of its own that may take ``limit`` seconds."""
+    for scenario in scenarios:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(OSError):
+                os.setsid()  # the leader of what it starts, which ends with it
+            try:
+                run([scenario], package, seed, out)
+            finally:
+                os._exit(0)
+        _wait(child, limit)
+
+
+def _wait(child: int, limit: float) -> None:
+    """Wait for a process, at most ``limit`` seconds, and end it and what it started."""
+    end = time.monotonic() + limit
+    pause = 0.001
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def _folder(package: ModuleType) -> Path | None:
@@ -59,9 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True, help="what the inputs are drawn from")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the observations")
     parser.add_argument("--only", nargs="+", metavar="EXERCISE", help="run these exercises, not all")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="what an exercise may take")
     given = parser.parse_args(arguments)
     scenarios = chosen(given.lab, given.only)
     given.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # before a process is forked: threads do not come along
     root = given.package_root.resolve()
     sys.path.insert(0, str(root))
     try:
@@ -71,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (given.out / f"{scenario.exercise}.started").touch()
             write_error(given.out, scenario.exercise, error, _where(error, root / given.lab))
         return 0
-    run(scenarios, package, given.seed, given.out)
+    run_apart(scenarios, package, given.seed, given.out, given.limit)
     return 0
 
 

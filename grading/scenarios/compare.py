@@ -98,7 +98,7 @@ class _Tally:
         return f"{self.wrong:,} of {self.elements:,} values {verb} wrong{self._by()}"
 
     def _by(self) -> str:
-        """How far off the worst value is; nothing where only one value is right, or it is off by orders of magnitude."""
+        """How far off the worst value is; nothing where it is off by orders of magnitude, or has no measure."""
         if not self.worst < MOST_TIMES:
             return ""
         return f" (the worst error is {self.worst:.2g} times what is allowed)"
