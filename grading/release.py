@@ -45,21 +45,33 @@ def generate(solutions: Path) -> dict[str, bytes]:
     """
     wanted: dict[str, bytes] = {}
     for lab in sorted(path for path in solutions.glob("lab*") if path.is_dir()):
-        for relative, path in _files(lab).items():
-            name, content = f"{lab.name}/{relative}", path.read_bytes()
-            if path.suffix == ".py":
-                content = strip_source(content.decode(), name).encode()
-            elif path.suffix == ".ipynb":
-                content = strip_notebook(content.decode(), name).encode()
-            elif any(marker in content for marker in UNSTRIPPED):
-                raise ValueError(
-                    f"{name}: solutions are cut out of .py and .ipynb files only, and so are hidden tests; got "
-                    f"{path.suffix or name!r}"
-                )
-            wanted[name] = content
+        wanted |= {f"{lab.name}/{name}": content for name, content in generate_lab(lab).items()}
     digests = {name: _digest(content) for name, content in wanted.items()}
     wanted[MANIFEST] = (json.dumps(digests, indent=1, sort_keys=True) + "\n").encode()
     return wanted
+
+
+def generate_lab(lab: Path) -> dict[str, bytes]:
+    """What students get of one lab, ``solutions/labN_topic``: the content of each file by its path in that folder.
+
+    Raises:
+        StripError: a source whose markers do not pair up.
+        ValueError: a file outside modules and notebooks that holds a marker of either.
+    """
+    released: dict[str, bytes] = {}
+    for relative, path in _files(lab).items():
+        name, content = f"{lab.name}/{relative}", path.read_bytes()
+        if path.suffix == ".py":
+            content = strip_source(content.decode(), name).encode()
+        elif path.suffix == ".ipynb":
+            content = strip_notebook(content.decode(), name).encode()
+        elif any(marker in content for marker in UNSTRIPPED):
+            raise ValueError(
+                f"{name}: solutions are cut out of .py and .ipynb files only, and so are hidden tests; got "
+                f"{path.suffix or name!r}"
+            )
+        released[relative] = content
+    return released
 
 
 def differences(labs: Path, wanted: dict[str, bytes]) -> dict[str, str]:

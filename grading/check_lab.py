@@ -1,0 +1,314 @@
+"""A student's view of a lab: the points of each exercise, as the class grader would give them without hidden tests.
+
+    python -m grading.check_lab lab3                    every exercise, one line each, and the sum
+    python -m grading.check_lab lab3 --exercise 3.2     one exercise, with the whole message
+    python -m grading.check_lab lab3 --verbose          every exercise, with the whole messages
+
+The checks of the notebook are run on your files in ``labs/``, in your own environment and without a sandbox, on a copy:
+nothing in ``labs/`` changes. An exercise that ends Python, or that does not end, costs its own points only. The class
+grader draws other cases, and compares with the solution on inputs that nobody sees. The exit status is 0 if everything
+that was asked for passed, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from grading.feedback import OUTCOMES, plain, points
+from grading.lab import ROOT, Exercise, Lab, find_lab
+from grading.policy import violations
+from grading.release import generate_lab
+from grading.submission import collect
+
+#: Seconds that an exercise's check may take.
+TIMEOUT = 120.0
+STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+): ")
+PREFIX = re.compile(r"exercise \d+\.\d+ \(.*?\): ")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of an exercise: one of :data:`grading.feedback.OUTCOMES`, and what its check said."""
+
+    exercise: Exercise
+    outcome: str
+    message: str
+    seconds: float
+
+    @property
+    def score(self) -> float:
+        """The exercise's points if it passed, else 0."""
+        return self.exercise.points if self.outcome == "passed" else 0.0
+
+
+def main(arguments: list[str] | None = None, *, root: Path = ROOT) -> int:
+    """Run the command line above on the course in ``root``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m grading.check_lab", description="The points of your answers, exercise by exercise."
+    )
+    parser.add_argument("lab", help="lab3, 3 or lab3_flash_attention")
+    parser.add_argument("--exercise", nargs="+", metavar="N.M", help="only these exercises, with their whole messages")
+    parser.add_argument("--verbose", action="store_true", help="show the whole messages")
+    parser.add_argument("--folder", type=Path, help="where your files of the lab are (default: labs/LAB)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, help="seconds for one exercise (default: %(default)g)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        lab = find_lab(options.lab, root)
+        wanted = [lab.exercise(number) for number in options.exercise or ()] or list(lab.exercises)
+        started = time.monotonic()
+        checked = []
+        for found in check(lab, options.folder or lab.released, wanted, timeout=options.timeout, note=print):
+            checked.append(found)
+            print(line(found, lab, _columns()), flush=True)
+            if (options.verbose or options.exercise) and found.message:
+                print(_indented(found.message), flush=True)
+    except ValueError as error:
+        parser.error(str(error))
+    return _report(lab, checked, time.monotonic() - started, whole=bool(options.verbose or options.exercise))
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 160
+
+
+def _indented(message: str) -> str:
+    return "".join(f"    {text}".rstrip() + "\n" for text in plain(message).rstrip("\n").split("\n"))
+
+
+def line(checked: Checked, lab: Lab, columns: int = 160) -> str:
+    """One exercise as the table shows it: number, title, points, and the verdict with its first words."""
+    exercise = checked.exercise
+    name = f"{exercise.number:<5}{exercise.title}"
+    width = max(len(f"{e.number:<5}{e.title}") for e in lab.exercises)
+    score = f"{points(checked.score):>3} / {points(exercise.points):<3}"
+    text = f"{name:<{width}}  {score}  {_verdict(checked)}"
+    return text if len(text) <= columns else text[: columns - 2] + " …"
+
+
+def _verdict(checked: Checked) -> str:
+    outcome = OUTCOMES[checked.outcome]
+    if checked.outcome in ("passed", "not attempted") and not STUB.match(checked.message):
+        return outcome.symbol if checked.outcome == "passed" else f"{outcome.symbol} {outcome.words}"
+    if checked.outcome == "not attempted":
+        needed = STUB.match(checked.message)["number"]
+        return f"{outcome.symbol} {outcome.words}" + (f": it needs {needed}" * (needed != checked.exercise.number))
+    first = PREFIX.sub("", plain(checked.message).strip().split("\n")[0], count=1)
+    return f"{outcome.symbol} {first}" if checked.outcome == "failed" else f"{outcome.symbol} {outcome.words}: {first}"
+
+
+def _report(lab: Lab, checked: Sequence[Checked], seconds: float, *, whole: bool) -> int:
+    score, most = sum(found.score for found in checked), sum(found.exercise.points for found in checked)
+    print(f"\n{points(score)} of {points(most)} points, in {seconds:.0f} s")
+    missed = [found for found in checked if found.outcome != "passed"]
+    told = [found.exercise.number for found in missed if found.outcome != "not attempted"]
+    if told and not whole:
+        short = lab.name.split("_")[0]
+        print(
+            f"The whole message of one: {Path(sys.executable).name} -m grading.check_lab {short} --exercise {told[0]}"
+        )
+    if not missed:
+        print("The class grader draws other cases, so an answer that fits these only will not pass there.")
+    return 1 if missed else 0
+
+
+# ---- what is run ----
+def check(
+    lab: Lab,
+    folder: Path,
+    wanted: Iterable[Exercise],
+    *,
+    timeout: float = TIMEOUT,
+    note: Callable[[str], object] = print,
+) -> Iterator[Checked]:
+    """Check the ``wanted`` exercises on the files in ``folder``, one after another; yields each as it ends.
+
+    Args:
+        lab: the lab, with its solutions.
+        folder: the student's files of it.
+        wanted: exercises of the lab, in the order in which they are to be checked.
+        timeout: seconds for one exercise.
+        note: is told what a student should know about the files as a whole.
+
+    Raises:
+        ValueError: ``folder`` holds no file of the lab.
+    """
+    with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch:
+        copy = Path(scratch) / lab.name
+        refused = _prepare(lab, folder, copy, Path(scratch) / "released", note)
+        for found in _run(lab, copy, list(wanted), timeout):
+            stub = STUB.match(found.message) if found.outcome == "not attempted" else None
+            if stub and stub["number"] in refused:
+                found = replace(found, outcome="refused", message=refused[stub["number"]])
+            yield found
+
+
+def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[[str], object]) -> dict[str, str]:
+    """Make the lab that is checked: as handed out, with the student's files where the grader would take them.
+
+    Returns:
+        For each exercise that is written in a refused file: why it is refused.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"no folder {folder}")
+    for home in (released, copy):
+        for name, content in generate_lab(lab.solution).items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_bytes(content)
+    lab = replace(lab, released=released)
+    submission = collect(folder, lab)
+    for text in submission.notes:
+        note(f"note: {text}")
+    refused: dict[str, str] = {}
+    for name, content in submission.files.items():
+        if not name.endswith(".py"):
+            continue
+        found = violations(content, name, lab)
+        if not found:
+            (copy / name).write_bytes(content)
+            continue
+        why = "\n".join(f"{name}, {violation}" for violation in found)
+        stub = (released / name).read_text(encoding="utf-8") if (released / name).is_file() else ""
+        numbers = sorted({match["number"] for match in STUB.finditer(stub)})
+        refused |= dict.fromkeys(numbers, why)
+        if not numbers:
+            note(f"note: {why}\nnote: {name} is refused, so the lab's own is used")
+    return refused
+
+
+def _run(lab: Lab, copy: Path, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
+    """Run checks in one process after another: a new one only when an exercise has ended or outlasted the old one."""
+    while pending:
+        with _Process(copy, _prelude(lab), pending) as process:
+            ready = process.answer(timeout)
+            if "ready" not in ready:
+                why = ready.get("error") or process.how_it_ended()
+                for exercise in pending:
+                    yield Checked(exercise, "failed", f"your files cannot be imported: {why}", 0.0)
+                return
+            while pending:
+                exercise, started = pending.pop(0), time.monotonic()
+                answer = process.answer(timeout)
+                seconds = time.monotonic() - started
+                if answer:
+                    yield Checked(exercise, answer["outcome"], answer["message"], seconds)
+                    continue
+                if process.is_alive():
+                    yield Checked(exercise, "timed out", f"it did not end within {timeout:g} seconds", seconds)
+                else:
+                    yield Checked(exercise, "crashed", process.how_it_ended(), seconds)
+                break
+
+
+def _prelude(lab: Lab) -> str:
+    """The notebook's cell of imports, without the magics of a notebook."""
+    notebook = json.loads((lab.solution / f"{lab.name}.ipynb").read_text(encoding="utf-8"))
+    cell = next((cell for cell in notebook["cells"] if cell.get("id") == "imports"), None)
+    if cell is None:
+        raise ValueError(f"{lab.name}: the notebook has no cell with the id 'imports'")
+    return "\n".join(text for text in "".join(cell["source"]).split("\n") if not text.startswith("%"))
+
+
+class _Process:
+    """A fresh Python that runs the checks of some exercises in order and reports each; with all that it starts, it is
+    gone at the end of the ``with`` block."""
+
+    def __init__(self, copy: Path, prelude: str, exercises: Iterable[Exercise]) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._reports, theirs = spawn.Pipe(duplex=False)
+        jobs = [exercise.source for exercise in exercises]
+        self._process = spawn.Process(target=_work, args=(theirs, str(copy), prelude, jobs))
+        self._theirs = theirs
+
+    def __enter__(self) -> _Process:
+        self._process.start()
+        self._theirs.close()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its own session, with the ranks that it started
+        except (ProcessLookupError, PermissionError):
+            self._process.kill()
+        self._process.join()
+        self._reports.close()
+
+    def answer(self, timeout: float) -> Mapping[str, str]:
+        """The next report; empty when none came in time, or when the process ended."""
+        try:
+            return json.loads(self._reports.recv_bytes()) if self._reports.poll(timeout) else {}
+        except EOFError:
+            self._process.join(5)
+            return {}
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.is_alive()
+
+    def how_it_ended(self) -> str:
+        """Why a process that was to go on did not."""
+        status = self._process.exitcode
+        if status is None:
+            return "Python did not answer in time"
+        if status < 0:
+            return f"it ended Python itself, by {signal.Signals(-status).name}"
+        return f"it ended Python itself, with exit status {status}"
+
+
+# ---- in the process that runs a student's code ----
+def _work(reports: Connection, folder: str, prelude: str, checks: Sequence[str]) -> None:
+    os.setsid()
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    os.chdir(folder)
+    sys.path.insert(0, str(ROOT))
+    space: dict[str, object] = {"__name__": "check_lab"}
+    try:
+        exec(compile(prelude, "<the notebook's imports>", "exec"), space)
+    except BaseException as error:
+        reports.send_bytes(json.dumps({"error": _told(error, folder)}).encode())
+        return
+    reports.send_bytes(json.dumps({"ready": "yes"}).encode())
+    for source in checks:
+        reports.send_bytes(json.dumps(_outcome(source, space, folder)).encode())
+
+
+def _outcome(source: str, space: dict[str, object], folder: str) -> dict[str, str]:
+    try:
+        exec(compile(source, "<the notebook's check>", "exec"), space)
+    except NotImplementedError as error:
+        attempted = STUB.match(str(error)) is None
+        return {"outcome": "failed" if attempted else "not attempted", "message": _told(error, folder)}
+    except BaseException as error:
+        return {"outcome": "failed", "message": _told(error, folder)}
+    return {"outcome": "passed", "message": ""}
+
+
+def _told(error: BaseException, folder: str) -> str:
+    """An error as a student reads it: a check's own words, or the error with the line of theirs that raised it."""
+    text = str(error)
+    if isinstance(error, AssertionError) or STUB.match(text):
+        return text or type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
+    where = [f"  {Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
+    return "\n".join([f"{type(error).__name__}: {text}".rstrip(": "), *where])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
