@@ -41,12 +41,14 @@ class Tolerance:
 
     An element may be off by ``relative * magnitude + absolute``. The magnitude is the largest finite absolute value
     that is expected in the whole ``"tensor"``, in the element's ``"row"`` (along the last axis), or of the
-    ``"element"`` itself. ``relative`` None takes :data:`BY_DTYPE` for a tensor and :data:`FLOAT` for a number.
+    ``"element"`` itself. ``relative`` None takes :data:`BY_DTYPE` for a tensor and :data:`FLOAT` for a number,
+    ``times`` over.
     """
 
     relative: float | None = None
     absolute: float = 0.0
     of: str = "row"
+    times: float = 1.0
 
     def __post_init__(self) -> None:
         if self.of not in MAGNITUDES:

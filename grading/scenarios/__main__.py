@@ -1,9 +1,9 @@
 """``python -m grading.scenarios LAB --package-root DIR --seed N --out DIR [--only 2.1 2.2]``: run a lab's scenarios.
 
-It imports the lab's package from ``DIR`` and writes what each exercise's scenario observes as soon as it is done. Each
-scenario runs in a process of its own, forked from the one that imported the package: what kills it, or takes longer
-than ``--limit`` seconds, costs its own exercise alone. An exercise that was begun has a marker, ``2.1.started``, so
-that one that did not come to its end is known.
+It imports the lab's package from ``DIR`` and writes what each exercise's scenario observes as soon as it is done. They
+run in a process forked from the one that imported the package: a scenario that kills it, or takes longer than
+``--limit`` seconds, costs its own exercise alone, and another process goes on with the next. An exercise that was begun
+has a marker, ``2.1.started``, so that one that did not come to its end is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grading.scenarios.observations import write, write_error
 def run(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path) -> None:
     """Run scenarios in order and write what they observe; one that raises does not stop the next."""
     for scenario in scenarios:
-        (out / f"{scenario.exercise}.started").touch()
+        _marker(out, scenario).touch()
         try:
             write(out, scenario.exercise, scenario.run(package, seed))
         except BaseException as error:  # a student's code may raise anything, SystemExit too
@@ -36,8 +36,9 @@ def run(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path
 
 
 def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path, limit: float) -> None:
-    """:func:`run`, each scenario in a process of its own that may take ``limit`` seconds."""
-    for scenario in scenarios:
+    """:func:`run` in a forked process; when a scenario ends it or takes over ``limit`` seconds, another goes on."""
+    left = list(scenarios)
+    while left:
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
@@ -45,25 +46,41 @@ def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out
             with contextlib.suppress(OSError):
                 os.setsid()  # the leader of what it starts, which ends with it
             try:
-                run([scenario], package, seed, out)
+                run(left, package, seed, out)
             finally:
                 os._exit(0)
-        _wait(child, limit)
+        _watch(child, left, out, limit)
+        begun = _begun(left, out)
+        if not begun:  # it did not get that far
+            _marker(out, left[0]).touch()
+        left = left[max(1, begun) :]
 
 
-def _wait(child: int, limit: float) -> None:
-    """Wait for a process, at most ``limit`` seconds, and end it and what it started."""
-    end = time.monotonic() + limit
-    pause = 0.001
+def _watch(child: int, scenarios: Sequence[Scenario], out: Path, limit: float) -> None:
+    """Wait for a process, at most ``limit`` seconds a scenario, and end it and what it started."""
+    begun, end = 0, time.monotonic() + limit
     while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if (now := _begun(scenarios, out)) > begun:
+            begun, end = now, time.monotonic() + limit
         if time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             break
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
+
+
+def _marker(out: Path, scenario: Scenario) -> Path:
+    return out / f"{scenario.exercise}.started"
+
+
+def _begun(scenarios: Sequence[Scenario], out: Path) -> int:
+    """How many of the scenarios, from the first on, have their marker."""
+    count = 0
+    while count < len(scenarios) and os.path.lexists(_marker(out, scenarios[count])):
+        count += 1
+    return count
 
 
 def _folder(package: ModuleType) -> Path | None:
@@ -109,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = importlib.import_module(given.lab)
     except BaseException as error:
         for scenario in scenarios:
-            (given.out / f"{scenario.exercise}.started").touch()
+            _marker(given.out, scenario).touch()
             write_error(given.out, scenario.exercise, error, _where(error, root / given.lab))
         return 0
     run_apart(scenarios, package, given.seed, given.out, given.limit)

@@ -154,7 +154,7 @@ def _excess(expected: Any, got: Any, tolerance: Tolerance) -> float:
         return 0.0 if math.isnan(expected) and math.isnan(got) else math.inf
     if math.isinf(expected) or math.isinf(got):
         return 0.0 if expected == got else math.inf
-    relative = FLOAT if tolerance.relative is None else tolerance.relative
+    relative = tolerance.times * FLOAT if tolerance.relative is None else tolerance.relative
     return _over(abs(expected - got), relative * abs(expected) + tolerance.absolute)
 
 
@@ -184,7 +184,9 @@ def _tensor_problem(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolera
 
 def _tensor_excess(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """The error of each element over what is allowed; infinite where one is not finite and the other differs."""
-    relative = tolerance.relative if tolerance.relative is not None else BY_DTYPE.get(expected.dtype, 0.0)
+    relative = tolerance.relative
+    if relative is None:
+        relative = tolerance.times * BY_DTYPE.get(expected.dtype, 0.0)
     right, value = expected.to(torch.float64), got.to(torch.float64)
     size = torch.where(torch.isfinite(right), right.abs(), 0.0)
     if tolerance.of == "tensor":
