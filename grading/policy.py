@@ -213,6 +213,11 @@ def _submodules(package: str) -> frozenset[str]:
     return frozenset(entry.name.split(".")[0] for entry in entries if entry.suffix in (".py", ".so") or entry.is_dir())
 
 
+_EVERYWHERE = frozenset(
+    ["F", "dist", "grading", "labs", "nn", "np", "numpy", "solutions", "tl", "torch", "triton", "utils"]
+)
+
+
 @functools.cache
 def _is_utils_module(path: str) -> bool:
     place = ROOT.joinpath(*path.split("."))
@@ -239,11 +244,11 @@ class _Paths:
             return False
         if path.startswith("utils."):
             return _is_utils_module(path)
+        if path.split(".")[0] == self.own.package:
+            return path == self.own.package  # a function may be named like its module
         if self.allowed(path) or path in sys.stdlib_module_names or path.split(".")[0] == path:
             return True
         home, _, name = path.rpartition(".")
-        if home == self.own.package:
-            return name in self.own.modules
         return home in tables.PACKAGES and name in _submodules(home)
 
     def allowed(self, path: str) -> bool:
@@ -253,7 +258,12 @@ class _Paths:
         if path.startswith("utils."):
             return path in self.own.utils and _is_utils_module(path)
         home, _, name = path.rpartition(".")
-        return path == self.own.package or (home == self.own.package and name in self.own.modules)
+        return path == self.own.package or (home == self.own.package and self._may_be_own(name))
+
+    def _may_be_own(self, name: str) -> bool:
+        """Whether a module beside the others may have this name: one of the release, or one that a student added."""
+        elsewhere = name in sys.stdlib_module_names or name in _EVERYWHERE
+        return name.isidentifier() and (name in self.own.modules or not elsewhere)
 
     def refusal(self, path: str) -> str | None:
         """Why a path may not be named; None when it may."""
@@ -295,7 +305,7 @@ class _Paths:
         if home == self.own.package or home.startswith(self.own.package + "."):
             if name in sys.stdlib_module_names and name not in tables.STANDARD and name not in self.own.modules:
                 return self._not_allowed(name)
-            if name in ("torch", "triton", "tl", "numpy", "np", "utils"):
+            if name in _EVERYWHERE:
                 return f"import `{name}` itself, not through another module"
             return None
         if home in tables.STANDARD or home in self.extra:
