@@ -53,7 +53,7 @@ USED = _names(
 #: Names that Python, a notebook or a check itself sets anew as it runs.
 SET_ANEW = _names(
     "_ __ ___ _oh _dh _ih _i _ii _iii __annotations__ __builtins__ __cached__ __warningregistry__ __spec__ __file__ "
-    "last_exc last_type last_value last_traceback ps1 ps2 stdin stdout stderr tracebacklimit argv path "
+    "excepthook last_exc last_type last_value last_traceback ps1 ps2 stdin stdout stderr tracebacklimit argv path "
     "__firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl __weakref__ __dict__ __orig_bases__ "
     "__parameters__ __protocol_attrs__ __non_callable_proto_members__ __slotnames__ __doc__"
 )
