@@ -21,6 +21,16 @@ import torch
 #: What a scenario returns under each name: a tensor, a number, a text, a truth value, None, or lists of them.
 Observation = Any
 
+
+class Observed(dict[str, Observation]):
+    """Observations by name, in the order in which they are made; :meth:`__setitem__` is asked for each."""
+
+    def __ior__(self, more: Mapping[str, Observation]) -> Observed:
+        for name, value in more.items():
+            self[name] = value
+        return self
+
+
 #: Allowed relative error of a floating-point tensor, by dtype: two units in the last place of the 16-bit dtypes, and
 #: room for float32 sums in another order. An integer or a truth value must be equal.
 BY_DTYPE: Mapping[torch.dtype, float] = {

@@ -184,7 +184,7 @@ def sectors(package: ModuleType, seed: int) -> dict[str, Observation]:
         ([base + 4 * lane for lane in range(32)], 4),
         ([base - base % 32 + 16 * lane for lane in range(31, -1, -1)], 16),
         ([base + 2 * (lane // 4) for lane in range(draw.between(5, 31))], 2),
-        ([base + step * lane for lane in range(draw.between(2, 12))], draw.between(97, 300)),
+        ([base + (step + 400) * lane for lane in range(draw.between(2, 12))], draw.between(160, 300)),
         ([32 * draw.between(0, 900) for _ in range(20)], 8),
         ([somewhere() for _ in range(32)], draw.between(3, 24)),
         ([draw.between(0, 60) for _ in range(32)], draw.between(5, 12)),

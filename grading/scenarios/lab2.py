@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from grading.scenarios import Draw, Observation, Scenario, Tolerance
+from grading.scenarios import Draw, Observed, Scenario, Tolerance
 from grading.scenarios.tensors import normal, placed, words
 from utils import runtime
 
@@ -15,7 +15,6 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
-Observed = dict[str, Observation]
 
 
 def gelu(package: ModuleType, seed: int) -> Observed:
@@ -34,7 +33,7 @@ def gelu(package: ModuleType, seed: int) -> Observed:
         ("large values", (draw.between(2000, 3000),), SINGLE, "whole", 40.0),
         ("no element", (0, 7), SINGLE, "whole", 1.0),
     ]
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout, scale in cases:
         x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
         observed[f"gelu of {_case(what, dtype, layout)}"] = package.gelu(x)
@@ -72,7 +71,7 @@ def _with_gradients(
 def bias_relu(package: ModuleType, seed: int) -> Observed:
     """2.2: the output and both gradients, for every layout, a bias with a step, and a dout of stride 0."""
     draw = Draw(seed, "2.2")
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout in _shapes(draw):
         x = normal(draw, *shape, dtype=dtype, layout=layout)
         bias = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
@@ -92,7 +91,7 @@ def bias_relu(package: ModuleType, seed: int) -> Observed:
 def weighted_sum(package: ModuleType, seed: int) -> Observed:
     """2.3: every layout, a weight with a step, rows that cancel."""
     draw = Draw(seed, "2.3")
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout in _shapes(draw):
         x = normal(draw, *shape, dtype=dtype, layout=layout)
         weight = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
@@ -117,7 +116,7 @@ def _drifting(draw: Draw, rows: int, columns: int, dtype: torch.dtype) -> tuple[
 def weighted_sum_backward(package: ModuleType, seed: int) -> Observed:
     """2.4: both gradients, a dout with gaps, and one gradient without the other."""
     draw = Draw(seed, "2.4")
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout in _shapes(draw):
         x = normal(draw, *shape, dtype=dtype, layout=layout)
         weight = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
@@ -153,7 +152,7 @@ def softmax(package: ModuleType, seed: int) -> Observed:
         ("large values", (draw.between(3, 9), draw.between(40, 90)), SINGLE, "whole", 200.0),
         ("no row", (0, 7), SINGLE, "whole", 1.0),
     ]
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout, scale in cases:
         x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
         observed[f"softmax of {_case(what, dtype, layout)}"] = package.softmax(x)
@@ -180,7 +179,7 @@ def online_softmax(package: ModuleType, seed: int) -> Observed:
         ("large values", (3, draw.between(2100, 3000)), SINGLE, "whole", 200.0),
         ("no row", (0, 7), SINGLE, "whole", 1.0),
     ]
-    observed: Observed = {}
+    observed = Observed()
     for what, shape, dtype, layout, scale in cases:
         x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
         observed[f"online_softmax of {_case(what, dtype, layout)}"] = package.online_softmax(x)
@@ -215,7 +214,7 @@ def tiled_matmul(package: ModuleType, seed: int) -> Observed:
         ("", (side(), side(), side()), BRAIN, "strided", "padded"),
         ("whole tiles", (64, 96, 128), SINGLE, "whole", "whole"),
     ]
-    observed: Observed = {}
+    observed = Observed()
     for what, (m, k, n), dtype, of_a, of_b in cases:
         a, b = normal(draw, m, k, dtype=dtype, layout=of_a), normal(draw, k, n, dtype=dtype, layout=of_b)
         pair = _case(what, dtype, of_a) + (f", with b {words(dtype=dtype, layout=of_b)}" if of_a != of_b else "")
@@ -253,7 +252,7 @@ def grouped_matmul(package: ModuleType, seed: int) -> Observed:
     """2.8: the order of tiles, products in it, and products through descriptors, turned or not."""
     global _grouped_tile
     draw = Draw(seed, "2.8")
-    observed: Observed = {}
+    observed = Observed()
     _grouped_tile = package.grouping.grouped_tile
     shapes = [("one tile", 1, 1, 3), ("whole groups", 6, draw.between(2, 5), 3), ("one group", 3, 4, 9)]
     shapes += [

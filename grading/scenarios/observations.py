@@ -46,7 +46,7 @@ def plain(value: Any) -> Any:
 
     Anything else becomes an :class:`Other`.
     """
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, (bool, str, Other)):
         return value
     if isinstance(value, torch.Tensor):
         return _plain_tensor(value)
@@ -150,8 +150,8 @@ class _Tensors:
                 self.loaded = safetensors.torch.load(_bytes(self.path, MOST_TENSOR_BYTES))
             except FileNotFoundError as error:
                 raise Unreadable("its tensors are missing") from error
-            except Unreadable:
-                raise
+            except Unreadable as error:
+                raise Unreadable(f"its tensors cannot be read: {error}") from error
             except Exception as error:
                 raise Unreadable("its tensors cannot be read") from error
         if not isinstance(key, str) or key not in self.loaded:
@@ -185,11 +185,13 @@ def _bytes(path: Path, most: int) -> bytes:
         raise
     except OSError as error:
         raise Unreadable("it is no plain file") from error
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise Unreadable("it is no plain file")
-        content = file.read(most + 1)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(handle)
     if len(content) > most:
         raise Unreadable(f"it is larger than {most:,} bytes")
     return content

@@ -19,7 +19,7 @@ LAYOUTS = {
     "transposed": "a transposed tensor",
     "turned": "a tensor with its first axes swapped",
 }
-_MARGIN = 2048  # elements on each side; it keeps a start at a multiple of 16 bytes
+_MARGIN = 8192  # elements on each side; it keeps a start at a multiple of 16 bytes
 
 
 def placed(values: torch.Tensor, layout: str = "whole") -> torch.Tensor:

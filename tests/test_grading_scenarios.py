@@ -1,0 +1,492 @@
+"""Hidden scenarios: right answers agree with the solution, wrong ones do not, and no file of a sandbox is trusted."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import lab1_wrong_answers
+import lab2_plain_answers
+import lab2_wrong_answers
+import lab3_plain_answers
+import lab3_wrong_answers
+import pytest
+import safetensors.torch
+import torch
+from lab_places import WrongAnswer, lab_with
+
+from grading.lab import find_lab
+from grading.scenarios import Observed, Scenario, Tolerance, chosen, scenarios
+from grading.scenarios import observations as files
+from grading.scenarios.__main__ import run
+from grading.scenarios.compare import DID_NOT_FINISH, compare, difference
+
+ROOT = Path(__file__).resolve().parent.parent
+LABS = ("lab1", "lab2", "lab3")
+SOURCES = {"lab2": (lab2_plain_answers, lab2_wrong_answers), "lab3": (lab3_plain_answers, lab3_wrong_answers)}
+
+
+def scenario_of(exercise: str) -> Scenario:
+    (found,) = chosen(f"lab{exercise[0]}", [exercise])
+    return found
+
+
+def exercises(lab: str) -> list[str]:
+    return [scenario.exercise for scenario in scenarios(lab)]
+
+
+@functools.cache
+def solution_of(lab: str) -> ModuleType:
+    return importlib.import_module(f"solutions.{find_lab(lab).name}")
+
+
+@functools.cache
+def expected_of(exercise: str, seed: int) -> dict[str, Any]:
+    """What the solution gives."""
+    return {
+        name: files.plain(value)
+        for name, value in scenario_of(exercise).run(solution_of(f"lab{exercise[0]}"), seed).items()
+    }
+
+
+# ---- the labs' scenarios
+@pytest.mark.parametrize("lab", LABS)
+def test_every_exercise_has_a_scenario_in_the_order_of_the_lab(lab):
+    assert exercises(lab) == [exercise.number for exercise in find_lab(lab).exercises]
+
+
+def assert_agrees(exercise: str, package: object, seed: int) -> None:
+    given = scenario_of(exercise).run(package, seed)
+    assert difference(scenario_of(exercise), expected_of(exercise, seed), given) is None
+
+
+@pytest.mark.parametrize("exercise", exercises("lab1"))
+def test_lab_1s_solution_agrees_with_itself_on_several_seeds(exercise):
+    for seed in range(20):
+        assert_agrees(exercise, solution_of("lab1"), seed)
+    if exercise not in ("1.9",):  # its programs are made of functions, which the numbers alone do not tell apart
+        assert expected_of(exercise, 1) != expected_of(exercise, 2)
+
+
+@pytest.mark.parametrize("exercise", ["2.1", "2.5", "3.1", "3.5"])
+def test_a_kernels_solution_agrees_with_itself(exercise):
+    assert_agrees(exercise, solution_of(f"lab{exercise[0]}"), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", ["lab2", "lab3"])
+def test_every_kernels_solution_agrees_with_itself_and_so_does_a_plain_answer(lab, tmp_path):
+    answers, _ = SOURCES[lab]
+    with lab_with(answers.LAB, tmp_path, f"{lab}_plain_for_scenarios", answers.ANSWERS) as plain:
+        for exercise in exercises(lab):
+            assert_agrees(exercise, solution_of(lab), 1)
+            assert_agrees(exercise, plain, 1)
+
+
+#: Right answers written otherwise: place -> words of the plain answer, and what stands there instead.
+OTHERWISE = {
+    "lab2": {
+        "2.1: GeLU": {"y = x / (1 + tl.exp(-2 * u))": "y = 0.5 * x * (1 + (1 - 2 / (1 + tl.exp(2 * u))))"},
+        "2.5: softmax of short rows": {
+            "tl.exp(x - tl.max(x, axis=1)[:, None])": "tl.exp2((x - tl.max(x, axis=1)[:, None]) * 1.4426950408889634)"
+        },
+        "2.6: softmax of long rows": {
+            "-3.0e38": "-1.0e38",
+            "tl.exp(x - maximum) / total": "tl.exp(x - maximum) * (1 / total)",
+        },
+        "2.7: tiled matmul": {
+            "total = tl.dot(a, b, total, ": "total += tl.dot(a.to(tl.float32), b.to(tl.float32), ",
+        },
+    },
+    "lab3": {
+        "3.1: merge": {"d1 * r1 + d2 * r2": "d2 * r2 + d1 * r1"},
+        "3.3: one step of the inner loop": {"tl.dot(p.to(v.dtype), v, o": "tl.dot(p, v.to(tl.float32), o"},
+        "3.6: one step of dK and dV": {
+            "tl.dot(p.to(do.dtype), do, dv": "tl.dot(p, do.to(tl.float32), dv",
+            "tl.dot(ds.to(q.dtype), q, dk": "tl.dot(ds, q.to(tl.float32), dk",
+        },
+        "3.7: one step of dQ": {"tl.dot(ds.to(k.dtype), k, dq": "tl.dot(ds, k.to(tl.float32), dq"},
+    },
+}
+
+
+def with_other_tiles(lab: str, package: ModuleType) -> None:
+    """Let a package's kernels take tiles of other sizes."""
+    tuning = package.tuning
+    if lab == "lab2":
+        tuning.gelu = lambda columns: tuning.Tile(1, 256, 4)
+        tuning.online_softmax = lambda columns: tuning.Tile(1, 512, 4)
+        for name in ("bias_relu", "bias_relu_backward", "weighted_sum", "weighted_sum_dx", "weighted_sum_dweight"):
+            setattr(tuning, name, lambda columns: tuning.Tile(16, 64, 4))
+        for name in ("tiled_matmul", "descriptor_matmul"):
+            setattr(tuning, name, lambda size: tuning.MatmulTile(64, 32, 16, 2, 4, 1))
+        return
+    for name in ("forward", "dkdv", "dq"):
+        setattr(tuning, name, lambda *given: tuning.Tile(16, 64, 4, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", OTHERWISE)
+def test_right_answers_that_round_and_add_otherwise_agree(lab, tmp_path):
+    answers, _ = SOURCES[lab]
+    edited = WrongAnswer(lab, "right", OTHERWISE[lab], ()).answers(answers.ANSWERS)
+    with lab_with(answers.LAB, tmp_path, f"{lab}_otherwise_for_scenarios", edited) as package:
+        with_other_tiles(lab, package)
+        for exercise in exercises(lab):
+            assert_agrees(exercise, package, 1)
+
+
+# ---- wrong answers
+#: Wrong answers that give the right values, by exercise: what they do wrong is seen in their traffic, in offsets beyond
+#: 2^31, in what they keep or call, or in what they do not refuse.
+NOT_IN_VALUES = {
+    "1.1": {"negative_lengths_let_in"},
+    "1.5": {"trusts_the_data_sheet"},
+    "1.6": {"refuses_counts_only", "refuses_bytes_only"},
+    "1.10": {"heads_may_be_negative"},
+    "2.1": {"no mask on the load", "reads twice", "finished by PyTorch"},
+    "2.2": {"atomics", "bias loaded for each row"},
+    "2.3": {"32-bit offsets"},
+    "2.4": {"atomics"},
+    "2.5": {"reads twice", "calls PyTorch"},
+    "2.6": {"three reads"},
+    "2.7": {"32-bit offsets", "a loaded twice"},
+    "3.2": {"ready made"},
+    "3.3": {"k loaded twice", "more than the output leaves the kernel"},
+    "3.4": {"nothing skipped", "one step too many"},
+    "3.6": {"nothing skipped"},
+    "3.8": {"keeps the scores", "keeps too much", "keeps a copy on ctx"},
+}
+#: These write outside of their tensors, into the memory of whoever runs them: no test does.
+WRITE_ANYWHERE = {
+    "2.1": {"no mask"},
+    "2.2": {"rows not masked"},
+    "2.5": {"rows not masked", "rows of BLOCK columns"},
+    "2.7": {"tile stored transposed", "store not masked"},
+}
+
+
+def test_lab_1s_wrong_answers_are_told_apart_where_values_show_them():
+    unseen: dict[str, set[str]] = {}
+    package = solution_of("lab1")
+    for wrong in lab1_wrong_answers.WRONG_ANSWERS:
+        functions = {name: getattr(package, name) for name in package.__all__} | {wrong.replaces: wrong.function}
+        for seed in (1, 2, 3):
+            if not shows(wrong.exercise, SimpleNamespace(**functions), seed):
+                unseen.setdefault(wrong.exercise, set()).add(wrong.function.__name__)
+    assert unseen == {exercise: names for exercise, names in NOT_IN_VALUES.items() if exercise.startswith("1.")}
+
+
+class _Wrong(Exception):
+    """An observation differs already: the rest need not be made."""
+
+
+def shows(exercise: str, package: object, seed: int) -> bool:
+    """Whether an answer's observations differ from the solution's; it stops at the first that does."""
+    scenario, expected = scenario_of(exercise), expected_of(exercise, seed)
+
+    class Compared(Observed):
+        def __setitem__(self, name: str, value: Any) -> None:
+            if difference(scenario, {name: expected[name]}, {name: value}):
+                raise _Wrong
+            super().__setitem__(name, value)
+
+    home = importlib.import_module(f"grading.scenarios.lab{exercise[0]}")
+    with pytest.MonkeyPatch.context() as patched:
+        if hasattr(home, "Observed"):
+            patched.setattr(home, "Observed", Compared)
+        try:
+            return difference(scenario, expected, scenario.run(package, seed)) is not None
+        except Exception:  # a student's error is as good as a wrong value
+            return True
+
+
+def unseen_of(exercise: str, folder: Path, most: int | None = None) -> set[str]:
+    """The wrong answers to an exercise (the first ``most``) that give the right values."""
+    answers, wrongs = SOURCES[f"lab{exercise[0]}"]
+    of_exercise = [wrong for wrong in wrongs.WRONG_ANSWERS if wrong.exercise == exercise]
+    unseen = set()
+    for number, wrong in enumerate(of_exercise[:most]):
+        if wrong.name in WRITE_ANYWHERE.get(exercise, ()):
+            continue
+        name = f"scenario_{exercise.replace('.', '_')}_{number}"
+        with lab_with(answers.LAB, folder, name, wrong.answers(answers.ANSWERS)) as package:
+            if not shows(exercise, package, 1):
+                unseen.add(wrong.name)
+    return unseen
+
+
+@pytest.mark.parametrize("exercise", ["2.5", "3.1", "3.5"])
+def test_a_few_wrong_kernels_are_told_apart(exercise, tmp_path):
+    assert unseen_of(exercise, tmp_path, most=4) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", [*exercises("lab2"), *exercises("lab3")])
+def test_wrong_answers_are_told_apart_where_values_show_them(exercise, tmp_path):
+    assert unseen_of(exercise, tmp_path) == NOT_IN_VALUES.get(exercise, set())
+
+
+def test_what_is_left_out_names_wrong_answers_that_exist():
+    for exercise, names in WRITE_ANYWHERE.items():
+        assert names <= {wrong.name for wrong in lab2_wrong_answers.WRONG_ANSWERS if wrong.exercise == exercise}
+
+
+# ---- running
+@pytest.fixture
+def expected_dir(tmp_path) -> Path:
+    folder = tmp_path / "expected"
+    folder.mkdir()
+    run(scenarios("lab1"), solution_of("lab1"), 7, folder)
+    return folder
+
+
+def test_the_solutions_files_agree_with_themselves(expected_dir):
+    assert compare(expected_dir, expected_dir, "lab1_roofline") == dict.fromkeys(exercises("lab1"))
+
+
+def test_an_error_is_told_with_the_students_own_file_and_line(tmp_path, expected_dir):
+    folder = tmp_path / "got"
+    folder.mkdir()
+    with student(tmp_path, "lab1_student", {"operators.py": ("return 2 * n", "return 2 * n // (n - n)")}) as package:
+        run(chosen("lab1", ["1.1"]), package, 7, folder)
+    reason = compare(expected_dir, folder, "lab1", ["1.1"])["1.1"]
+    assert reason.startswith("on hidden inputs it raised ZeroDivisionError: ")
+    assert reason.endswith("(operators.py, line 22)")
+
+
+@contextmanager
+def student(folder: Path, name: str, edits: dict[str, tuple[str, str]]) -> Iterator[ModuleType]:
+    """Lab 1's solution as a student's package, with edits of its files."""
+    home = folder / "student" / name
+    home.mkdir(parents=True)
+    for path in (ROOT / "solutions/lab1_roofline").glob("*.py"):
+        text = path.read_text()
+        if path.name in edits:
+            assert edits[path.name][0] in text
+            text = text.replace(*edits[path.name], 1)
+        (home / path.name).write_text(text)
+    sys.path.insert(0, str(home.parent))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(home.parent))
+        for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
+            del sys.modules[loaded]
+
+
+def run_program(root: Path, out: Path, *more: str) -> None:
+    """Run lab 1's scenarios on the package in ``root`` as the grader does."""
+    command = [sys.executable, "-m", "grading.scenarios", "lab1_roofline", "--package-root", str(root), "--seed", "7"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MLF_DEVICE": "cpu"}
+    subprocess.run([*command, "--out", str(out), *more], check=True, cwd=ROOT, env=environment, timeout=100)
+
+
+@pytest.mark.slow
+def test_a_scenario_that_ends_the_process_or_hangs_costs_its_own_exercise_alone(tmp_path, expected_dir):
+    edits = {
+        "operators.py": ("return 2 * n", "import os; os._exit(0)"),
+        "warp.py": ("touched: set[int] = set()", "touched = set()\n    while True: pass"),
+    }
+    with student(tmp_path, "lab1_roofline", edits) as package:
+        root = Path(package.__file__).parent.parent
+    run_program(root, tmp_path / "got", "--limit", "2", "--only", "1.1", "1.3", "1.7", "1.8")
+    reasons = compare(expected_dir, tmp_path / "got", "lab1", ["1.1", "1.3", "1.7", "1.8", "1.9"])
+    assert reasons["1.1"] == reasons["1.7"] == DID_NOT_FINISH
+    assert reasons["1.3"] is None and reasons["1.8"] is None
+    assert "was not run" in reasons["1.9"]
+
+
+@pytest.mark.slow
+def test_a_stub_and_a_package_that_cannot_be_imported_are_told_so(tmp_path, expected_dir):
+    run_program(ROOT / "labs", tmp_path / "stub", "--only", "1.1")
+    assert (
+        "NotImplementedError: Lab 1, exercise 1.1" in compare(expected_dir, tmp_path / "stub", "lab1", ["1.1"])["1.1"]
+    )
+    broken = tmp_path / "broken" / "lab1_roofline"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("def gelu(:\n")
+    run_program(broken.parent, tmp_path / "got")
+    reasons = compare(expected_dir, tmp_path / "got", "lab1")
+    assert all("SyntaxError" in reason and "__init__.py, line 1" in reason for reason in reasons.values())
+
+
+def test_an_exercise_or_lab_without_a_scenario_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"no scenario of exercise 1\.99"):
+        chosen("lab1", ["1.99"])
+    with pytest.raises(ValueError, match="no scenarios of lab99"):
+        scenarios("lab99_none")
+    with pytest.raises(ValueError, match="'warp'"):
+        scenarios("warp")
+
+
+# ---- comparing
+def reason_for(expected: Any, got: Any, tolerance: Tolerance | None = None) -> str | None:
+    scenario = Scenario("9.1", lambda package, seed: {}, tolerance or Tolerance())
+    return difference(scenario, {"out of f": expected}, {"out of f": got})
+
+
+ONES = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "words"),
+    [
+        (ONES, ONES[:2], "its shape is (2, 4) where (3, 4) is due"),
+        (ONES, ONES.half(), "its dtype is float16 where float32 is due"),
+        (ONES, ONES * torch.tensor([1, 1, 2, 1]), "3 of 12 values are wrong"),
+        (ONES, ONES * 1.0001, "12 of 12 values are wrong (the worst error is 5 times what is allowed)"),
+        (ONES, ONES * math.nan, "12 of 12 values are wrong; 12 of them are NaN or infinite"),
+        (ONES, "ones", "a text was given where a tensor is due"),
+        (ONES, {1: 2}, "a value of type dict was given where a tensor is due"),
+        (ONES.bool(), torch.tensor([False, True, True, True]).expand(3, 4), "3 of 12 values are wrong"),
+        (3, 3.0, "a float was given where an integer is due"),
+        (3, True, "a truth value was given where an integer is due"),
+        ([3, 4], [3, 5], "1 of 2 values is wrong"),
+        ([3, 4], (3,), "there are 1 values where 2 are due"),
+        ([3, None], [3, 4], "1 of 2 values is wrong"),
+        (3, None, "None was given where there is an answer"),
+        (1.5, 10**400, "it is wrong"),
+        (math.inf, -math.inf, "it is wrong"),
+        (math.nan, 1.0, "it is wrong"),
+        ([ONES, ONES], [ONES, ONES * 2], "12 of 12 values are wrong"),
+    ],
+)
+def test_a_difference_is_told_in_the_students_words(expected, got, words):
+    assert reason_for(files.plain(expected), files.plain(got)) == f"on hidden inputs, out of f: {words}"
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (ONES * math.nan, ONES * math.nan),
+        (torch.tensor([1.0, -math.inf]), torch.tensor([1.0, -math.inf])),
+        (ONES, ONES * 1.00001),
+        (torch.tensor([1000.0, 0.001]), torch.tensor([1000.0, 0.002])),  # relative to the row
+        (torch.empty(0, 4), torch.empty(0, 4)),
+        (2.0, 2),
+        (math.inf, math.inf),
+        ([[1], [2.0, "a", None]], [[1], [2.0, "a", None]]),
+    ],
+)
+def test_what_is_equal_or_near_enough_agrees(expected, got):
+    assert reason_for(files.plain(expected), files.plain(got)) is None
+
+
+def test_a_tolerance_holds_for_the_names_that_begin_so():
+    scenario = Scenario(
+        "9.1", lambda package, seed: {}, Tolerance(), {"f": Tolerance(relative=0.1), "f of": Tolerance()}
+    )
+    assert difference(scenario, {"f": 1.0}, {"f": 1.05}) is None
+    assert difference(scenario, {"f of g": 1.0}, {"f of g": 1.05}) is not None
+    assert reason_for(ONES, ONES * 1.0001, Tolerance(times=10)) is None
+    assert reason_for(torch.tensor([1e3, 1e-3]), torch.tensor([1e3, 2e-3]), Tolerance(of="element")) is not None
+    assert reason_for(torch.tensor([[1e3], [1e-3]]), torch.tensor([[1e3], [2e-3]]), Tolerance(of="tensor")) is None
+    with pytest.raises(ValueError, match="'column'"):
+        Tolerance(of="column")
+    with pytest.raises(ValueError, match="nan"):
+        Tolerance(relative=math.nan)
+
+
+def test_outputs_that_are_missing_or_that_nobody_asked_for_are_told():
+    scenario = Scenario("9.1", lambda package, seed: {})
+    assert difference(scenario, {"a": 1, "b": 2}, {"a": 1}) == "on hidden inputs, b: no such output was given"
+    assert "not asked for" in difference(scenario, {"a": 1}, {"a": 1, "b": 2})
+    assert "(1 more output of 2 wrong)" in difference(scenario, {"a": 1, "b": 2}, {"a": 2, "b": 1})
+
+
+# ---- files of a sandbox
+def test_observations_come_back_as_they_were_written(tmp_path):
+    written = {"a": [1, 2.5, math.inf, None, True, "text"], "b": torch.arange(6).view(2, 3), "c": [ONES.half(), {}]}
+    files.write(tmp_path, "1.1", written)
+    found = files.read(tmp_path, "1.1")
+    assert found["a"] == written["a"] and torch.equal(found["b"], written["b"])
+    assert torch.equal(found["c"][0], ONES.half()) and found["c"][1] == files.Other("dict")
+    assert [type(value) for value in found["a"]] == [int, float, float, type(None), bool, str]
+
+
+def test_an_errors_text_is_one_short_line_without_control_characters(tmp_path):
+    files.write_error(tmp_path, "1.1", ValueError("red \x1b[31m\n" + "x" * 1000), "gelu.py, line 3")
+    text = files.read(tmp_path, "1.1").text
+    assert text.startswith("ValueError: red [31m xxx") and text.endswith("(gelu.py, line 3)") and len(text) <= 300
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_the_solutions(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "expected" / path.name)
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(content) and None
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        fifo,
+        link_to_the_solutions,
+        Path.mkdir,
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        text("["),
+        text("[" * 100_000 + "]" * 100_000),
+        text(" " * (files.MOST_JSON_BYTES + 1)),
+        text("[1]"),
+        text('{"error": 3}'),
+        text('{"observations": [1]}'),
+        text('{"observations": {"dot_product_flops": {"tensor": "0"}}}'),
+        text('{"observations": {"dot_product_flops": {"tensor": [[]]}}}'),
+        text('{"observations": {"dot_product_flops": {"other": {"tensor": 1}}}}'),
+        text('{"observations": {"dot_product_flops": ' + "9" * 5000 + "}}"),
+        text('{"observations": {"dot_product_flops": [1e999, NaN, -Infinity, 1, 2]}}'),
+        text('{"observations": {"dot_product_flops": [[[]], {}, true, null, "a"]}}'),
+        text('{"observations": {}}'),
+        text('{"error": "\\u001b[2Jyou passed"}'),
+    ],
+)
+def test_an_odd_file_is_a_reason_and_never_an_exception(write, tmp_path, expected_dir):
+    folder = tmp_path / "got"
+    folder.mkdir()
+    write(folder / "1.1.json")
+    reason = compare(expected_dir, folder, "lab1", ["1.1"])["1.1"]
+    assert reason and reason.isprintable() and len(reason) < 500
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 100,
+        (2**62).to_bytes(8, "little") + b"{}",
+        (10).to_bytes(8, "little") + b"[" * 10,
+        safetensors.torch.save({"1": torch.ones(3)}),
+        safetensors.torch.save({"0": torch.ones(3)})[:-2],
+        bytes(files.MOST_TENSOR_BYTES + 1),
+    ],
+    ids=["empty", "noise", "a header of 2^62 bytes", "no table", "another name", "cut", "too large"],
+)
+def test_odd_tensors_are_a_reason_and_never_an_exception(content, tmp_path):
+    (tmp_path / "1.1.json").write_text(json.dumps({"observations": {"x": {"tensor": "0"}}}))
+    (tmp_path / "1.1.safetensors").write_bytes(content)
+    with pytest.raises(files.Unreadable, match="tensor"):
+        files.read(tmp_path, "1.1")
+
+
+def test_broken_observations_of_the_solution_are_an_error_of_the_grader(tmp_path):
+    with pytest.raises(ValueError, match=r"exercise 1\.1 are missing"):
+        compare(tmp_path, tmp_path, "lab1", ["1.1"])
+    files.write_error(tmp_path, "1.1", ValueError("no"))
+    with pytest.raises(ValueError, match=r"the solution fails in the scenario of exercise 1\.1"):
+        compare(tmp_path, tmp_path, "lab1", ["1.1"])
