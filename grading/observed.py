@@ -1,0 +1,116 @@
+"""The hidden scenarios of a lab, run on a submission in a sandbox and on the solution outside of one.
+
+What is expected is computed from ``solutions/`` in a process of its own that the student's code never meets, once for a
+lab and a seed. What the submission gives comes out of its sandbox as files, and is compared here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from grading.lab import ROOT, Lab
+from grading.results import Verdict
+from grading.sandbox import Limits, Sandbox
+
+SHOWN = {"grading/__init__.py": ROOT / "grading" / "__init__.py", "grading/scenarios": ROOT / "grading" / "scenarios"}
+DIFFERENT = "The check passes, but "
+
+
+class SolutionFails(RuntimeError):
+    """The course's own solution does not get through its scenarios: a mistake in the course, not in a submission."""
+
+
+def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float = 600.0) -> Path:
+    """The folder with what the solution gives, made in ``folder`` unless it is there.
+
+    Raises:
+        SolutionFails: the scenarios do not run on the solution.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".expected-"))
+    environment = {**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*_program(lab.name, lab.solution.parent, seed, made)]
+    try:
+        ran = subprocess.run(
+            command, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        if ran.returncode:
+            raise SolutionFails(f"{lab.name}: the scenarios end with {ran.returncode}:\n{ran.stderr[-2000:]}")
+        wrong = _compare(made, made, lab, [exercise.number for exercise in lab.exercises])
+        if bad := {number: reason for number, reason in wrong.items() if reason}:
+            raise SolutionFails(f"{lab.name}: {bad}")
+        os.rename(made, folder)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise SolutionFails(f"{lab.name}: {error}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def observe(
+    lab: Lab, submission: Path, seed: int, numbers: Sequence[str], out: Path, *, limits: Limits, isolated: bool
+) -> dict[str, Verdict]:
+    """Run the scenarios of ``numbers`` on a submission; a verdict for each that never came to an end.
+
+    A scenario that ends its process or takes too long costs itself only: the rest runs in a new sandbox.
+    """
+    ended: dict[str, Verdict] = {}
+    left = list(numbers)
+    out.mkdir(parents=True, exist_ok=True)
+    while left:
+        with Sandbox(submission, shown=SHOWN, limits=limits, isolated=isolated) as sandbox:
+            place = sandbox.folder / "observed"
+            place.mkdir()
+            status = sandbox.run(_program(lab.name, sandbox.work, seed, place, left))
+            begun = [number for number in left if os.path.lexists(place / f"{number}.started")]
+            _take(place, out, begun)
+            if status == 0:
+                break
+            stopped = begun[-1] if begun else left[0]
+            why, late = sandbox.killed or "it ended Python itself", bool(sandbox.killed and "longer" in sandbox.killed)
+        ended[stopped] = Verdict("timed out" if late else "crashed", f"{DIFFERENT}on hidden inputs {why}.")
+        if not begun:
+            ended |= dict.fromkeys(left, ended[stopped])
+            break
+        left = left[left.index(stopped) + 1 :]
+    return ended
+
+
+def compared(lab: Lab, expected: Path, got: Path, numbers: Sequence[str]) -> dict[str, Verdict]:
+    """A verdict for each of ``numbers`` whose observations are not those of the solution."""
+    reasons = _compare(expected, got, lab, numbers)
+    return {number: Verdict("failed", DIFFERENT + reason) for number, reason in reasons.items() if reason}
+
+
+def scenario_limits(limits: Limits, seconds: float) -> Limits:
+    """The limits of one run of scenarios: those of the submission, in ``seconds``."""
+    return replace(limits, seconds=seconds)
+
+
+def _compare(expected: Path, got: Path, lab: Lab, numbers: Sequence[str]) -> dict[str, str | None]:
+    from grading.scenarios.compare import compare  # it imports torch, which the rest of the grader does without
+
+    return compare(expected, got, lab.name, list(numbers)) if numbers else {}
+
+
+def _program(name: str, root: Path, seed: int, out: Path, only: Sequence[str] = ()) -> list[str]:
+    program = [sys.executable, "-P", "-m", "grading.scenarios", name, "--package-root", str(root)]
+    return [*program, "--seed", str(seed), "--out", str(out), *(["--only", *only] if only else [])]
+
+
+def _take(place: Path, out: Path, numbers: Sequence[str]) -> None:
+    """Copy what a sandbox wrote for ``numbers``: plain files of the expected names only."""
+    for number in numbers:
+        for ending in (".started", ".json", ".safetensors"):
+            path = place / f"{number}{ending}"
+            if path.is_file() and not path.is_symlink():
+                shutil.copyfile(path, out / path.name, follow_symlinks=False)

@@ -1,0 +1,143 @@
+"""The result of one submission: the one thing that the gradebook, the table, the pages and the files are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from grading.lab import Lab
+
+FORMAT = 1
+Outcome = Literal["passed", "failed", "not attempted", "refused", "timed out", "crashed", "tampered"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one exercise; ``message`` is plain text for the student."""
+
+    outcome: Outcome
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the exercise's points are earned."""
+        return self.outcome == "passed"
+
+
+def result(
+    lab: Lab,
+    student: str,
+    digest: str,
+    verdicts: Mapping[str, Verdict],
+    scores: Mapping[str, float],
+    notes: Iterable[str] = (),
+    seconds: float = 0.0,
+    status: Literal["graded", "unreadable"] = "graded",
+) -> dict[str, Any]:
+    """The result as it is stored, as JSON.
+
+    Args:
+        lab: the lab that was graded.
+        student: whose submission it is.
+        digest: what it was made from: the submission, the lab, the grader and the seeds.
+        verdicts: by exercise number, one for each exercise of the lab.
+        scores: the points by exercise number, from nbgrader's gradebook.
+        notes: what the student should know about the submission as a whole.
+        seconds: wall time.
+        status: ``unreadable`` when there was nothing to grade.
+
+    Raises:
+        ValueError: an exercise without verdict or score, or a score that its verdict does not give.
+    """
+    exercises = []
+    for exercise in lab.exercises:
+        verdict, score = verdicts[exercise.number], scores[exercise.number]
+        if score != (exercise.points if verdict.passed else 0):
+            raise ValueError(f"exercise {exercise.number} {verdict.outcome}, but nbgrader gave {score} points")
+        exercises.append(
+            {
+                "number": exercise.number,
+                "title": exercise.title,
+                "score": _number(score),
+                "max_score": _number(exercise.points),
+                "outcome": verdict.outcome,
+                "message": verdict.message,
+                "seconds": round(verdict.seconds, 2),
+            }
+        )
+    return {
+        "format": FORMAT,
+        "lab": lab.name,
+        "title": lab.title,
+        "student": student,
+        "digest": digest,
+        "graded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+        "score": _number(sum(exercise["score"] for exercise in exercises)),
+        "max_score": _number(lab.max_score),
+        "status": status,
+        "notes": list(notes),
+        "exercises": exercises,
+    }
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The stored result, or None when there is none that this version can use."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that whoever reads it, at any moment, finds the old content or the new, in full."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` as JSON, atomically."""
+    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def digest_of(*parts: Mapping[str, bytes] | str) -> str:
+    """A digest over texts and files by name; any difference in any of them gives another."""
+    total = hashlib.sha256()
+    for part in parts:
+        items = sorted(part.items()) if isinstance(part, Mapping) else [("", part.encode())]
+        for name, content in [*items, ("end of part", b"")]:
+            total.update(f"{len(name.encode())} {name} {len(content)} ".encode() + content)
+    return total.hexdigest()
+
+
+def files_below(*folders: Path, endings: tuple[str, ...] = (".py", ".ipynb", ".json")) -> dict[str, bytes]:
+    """Content of the course's own files in ``folders``, by path: for :func:`digest_of`."""
+    return {
+        str(path): path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in endings and path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _number(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else float(value)

@@ -1,0 +1,163 @@
+"""Grades one submission, from its files to its result; runs in a process of its own.
+
+Every step that could go wrong for one student goes wrong for that student only: the worker has its own scratch folder,
+its own gradebook (a copy of a template) and its own sandboxes, and the class's gradebook is not in its reach.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgrader.converters import Autograde
+from nbgrader.coursedir import CourseDirectory
+
+from grading import gradebook
+from grading.graded_copy import VERIFY, graded_copy, notebook_notes
+from grading.kernel import SandboxedExecute
+from grading.lab import ROOT, Lab
+from grading.nbgrader_config import course_config, graders
+from grading.observed import compared, observe, scenario_limits
+from grading.policy import violations
+from grading.preprocessors import GradeCells
+from grading.results import Verdict, result
+from grading.sandbox import RUNTIME, Limits, Sandbox
+from grading.seeds import Seeds
+from grading.submission import Submission, UnreadableSubmission, collect
+from grading.verdicts import attempted, explain, judge, not_graded
+
+SHOWN = {name: ROOT / name for name in ("grading/__init__.py", "grading/seal.py")}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all submissions of one run have in common."""
+
+    lab: Lab
+    seeds: Seeds
+    template: Path
+    expected: Path
+    isolated: bool = True
+    limits: Limits = field(default_factory=Limits)
+    cell_seconds: int = 120
+    course: Path = ROOT
+
+
+def grade(job: Job, path: Path, digest: str, autograded: Path | None = None) -> dict[str, Any]:
+    """Grade the submission at ``path`` and return its result.
+
+    Args:
+        job: the run that it belongs to.
+        path: a folder or a zip, named after the student.
+        digest: what the result is filed under.
+        autograded: where nbgrader's copy of the graded submission goes.
+    """
+    started = time.monotonic()
+    try:
+        submission = collect(path, job.lab)
+    except UnreadableSubmission as error:
+        from grading.submission import student_of
+
+        return unreadable(job.lab, student_of(path), digest, str(error), time.monotonic() - started)
+    with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-", dir=RUNTIME) as scratch:
+        return _Grading(job, submission, Path(scratch).resolve()).result(digest, autograded, started)
+
+
+def unreadable(lab: Lab, student: str, digest: str, why: str, seconds: float = 0.0) -> dict[str, Any]:
+    """The result of a submission in which there is nothing to grade."""
+    verdicts = not_graded(lab, why)
+    return result(lab, student, digest, verdicts, dict.fromkeys(verdicts, 0.0), [why], seconds, "unreadable")
+
+
+class _Grading:
+    """One submission on its way through policy, checks and scenarios."""
+
+    def __init__(self, job: Job, submission: Submission, scratch: Path) -> None:
+        self.job, self.lab, self.submission, self.scratch = job, job.lab, submission, scratch
+        self.files = scratch / "files"
+        self.refused: dict[str, str] = {}
+        self.notes = [*submission.notes, *notebook_notes(submission.files.get(job.lab.notebook.name), job.lab)]
+        self.verdicts: dict[str, Verdict] = {}
+
+    def result(self, digest: str, autograded: Path | None, started: float) -> dict[str, Any]:
+        """Do all of it."""
+        self._lay_out()
+        self._nbgrader()
+        points = gradebook.scores(self.scratch / "gradebook.db", self.lab, self.submission.student)
+        if autograded is not None:
+            made = self.scratch / "autograded" / self.submission.student / self.lab.name
+            gradebook.put_folder(made, autograded)
+        seconds = time.monotonic() - started
+        return result(self.lab, self.submission.student, digest, self.verdicts, points, self.notes, seconds)
+
+    def _lay_out(self) -> None:
+        """The package that is imported: the release, with every module of the student's that the policy accepts."""
+        package = self.files / self.lab.name
+        shutil.copytree(self.lab.released, package, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
+        for name, content in self.submission.files.items():
+            if not name.endswith(".py"):
+                continue
+            released = package / name
+            found = violations(content, name, self.lab)
+            if not found:
+                released.write_bytes(content)
+                continue
+            self.refused[name] = "\n".join(map(str, found))
+            first = f"{name} was not run: {found[0]}"
+            self.notes.append(first + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
+
+    def _nbgrader(self) -> None:
+        """Have nbgrader grade it in a course folder of its own."""
+        student, name = self.submission.student, self.lab.name
+        submitted = self.scratch / "submitted" / student / name
+        shutil.copytree(self.files / name, submitted)
+        shutil.copyfile(self.lab.notebook, submitted / self.lab.notebook.name)
+        shutil.copyfile(self.job.template, self.scratch / "gradebook.db")
+        config = course_config(self.scratch, course=self.job.course)
+        config.CourseDirectory.assignment_id, config.CourseDirectory.student_id = name, student
+        config.RestoreCells.released = str(self.lab.notebook)
+        converter = Autograde(coursedir=CourseDirectory(config=config), config=config)
+        converter.autograde_preprocessors = graders(GradeCells(grade=self._grade, config=config))
+        converter.log = gradebook.QUIET
+        converter.start()
+
+    def _grade(self) -> Mapping[str, Verdict]:
+        """Checks with hidden seeds, scenarios of what passed them, and messages from a run without anything hidden."""
+        lab, job = self.lab, self.job
+        ran = self._execute(job.seeds.checks)
+        verdicts = judge(lab, ran, self.refused)
+        passing = [number for number, verdict in verdicts.items() if verdict.passed]
+        if passing:
+            observed = self.scratch / "observed"
+            limits = scenario_limits(job.limits, job.cell_seconds)
+            ended = observe(
+                lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
+            )
+            finished = [number for number in passing if number not in ended]
+            verdicts |= ended | compared(lab, job.expected, observed, finished)
+        wanted = [number for number in attempted(verdicts) if ran[number]["outcome"] == "error"]
+        if wanted:
+            verdicts |= explain(verdicts, self._execute(None, wanted))
+        self.verdicts = verdicts
+        return {exercise.grade_id: verdicts[exercise.number] for exercise in lab.exercises}
+
+    def _execute(self, seeds: Mapping[str, int] | None, numbers: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Run checks in a sandboxed kernel; what became of each by exercise."""
+        notebook = graded_copy(self.lab, seeds, numbers)
+        job = self.job
+
+        def sandbox() -> Sandbox:
+            return Sandbox(self.files, shown=SHOWN, limits=job.limits, isolated=job.isolated)
+
+        execute = SandboxedExecute(
+            sandbox_factory=sandbox, verify=VERIFY, timeout=job.cell_seconds, budget=job.limits.seconds
+        )
+        execute.preprocess(notebook, {})
+        numbers_by_id = {exercise.grade_id: exercise.number for exercise in self.lab.exercises}
+        return {numbers_by_id[c.id]: c.metadata.grading["ran"] for c in notebook.cells if c.id in numbers_by_id}
