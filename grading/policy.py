@@ -330,6 +330,7 @@ class _Scope:
         self.paths: dict[str, str] = {}
         self.aliases: dict[str, list[ast.expr]] = {}
         self.bound: set[str] = set()
+        self.made: dict[str, ast.AST] = {}
         if isinstance(node, _Function):
             given = node.args
             every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
@@ -349,11 +350,14 @@ class _Scope:
                 self.bound.add(inner.name)
             elif isinstance(inner, ast.Global | ast.Nonlocal):
                 outside.update(inner.names)
+            if isinstance(inner, _Named):
+                self.made[inner.name] = inner
             if isinstance(inner, ast.Assign | ast.AnnAssign | ast.NamedExpr) and inner.value is not None:
                 targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
                 for target in targets:
                     if isinstance(target, ast.Name):
                         self.aliases.setdefault(target.id, []).append(inner.value)
+                        self.made[target.id] = inner.value
         self.bound -= outside
 
     def path(self, name: str, depth: int = 0) -> str | None:
@@ -604,6 +608,31 @@ class _Reader:
     def _judge_functiondef(self, node: ast.FunctionDef, scope: _Scope) -> None:
         if _special(node.name) and node.name not in tables.SPECIAL_METHODS:
             self._refuse(node, f"`def {node.name}`", "a lab needs no such special method: choose another name")
+        if any(_is_jit(decorator, scope) for decorator in node.decorator_list):
+            self._judge_kernel(node, _Scope(node, scope, self.own.package))
+
+    def _judge_kernel(self, kernel: ast.FunctionDef, scope: _Scope) -> None:
+        """A kernel computes by itself: on a GPU it could not call PyTorch, in the interpreter nobody would notice."""
+        for node in (inner for statement in kernel.body for inner in ast.walk(statement)):
+            path = scope.path_of(node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else None
+            if path and path.split(".")[0] in ("torch", "numpy", "utils"):
+                why = "a kernel is written in triton.language alone: what it needs is passed to it"
+                self._refuse(node, f"`{node.id}` in the kernel `{kernel.name}`", why)
+            elif path == _LOCAL and self._is_python(node.id, scope):
+                why = "a kernel calls kernels (@triton.jit) and triton.language, and uses tl.constexpr from outside"
+                self._refuse(node, f"`{node.id}` in the kernel `{kernel.name}`", why)
+
+    def _is_python(self, name: str, scope: _Scope) -> bool:
+        """Whether a name that a kernel uses stands for a Python object of the module that is no kernel nor constant."""
+        module = scope
+        while module.outer is not None:
+            if name in module.bound:
+                return False
+            module = module.outer
+        node = module.made.get(name)
+        if isinstance(node, ast.FunctionDef):
+            return not any(_is_jit(decorator, module) for decorator in node.decorator_list)
+        return isinstance(node, ast.List | ast.Dict | ast.Lambda | ast.ClassDef | ast.ListComp | ast.DictComp)
 
     _judge_asyncfunctiondef = _judge_functiondef
 
@@ -647,6 +676,11 @@ class _Reader:
     def _judge_matchclass(self, node: ast.MatchClass, scope: _Scope) -> None:
         for name in node.kwd_attrs:
             self._judge_attribute_name(node, name)
+
+
+def _is_jit(decorator: ast.expr, scope: _Scope) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return scope.path_of(called) in ("triton.jit", "triton.runtime.jit")
 
 
 def _special(name: str) -> bool:

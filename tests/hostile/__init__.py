@@ -1,0 +1,114 @@
+"""Submissions that try to get points without solving an exercise, or to harm the grader or each other.
+
+Each is a function that changes an honest submission in a folder, registered by :func:`hostile` with what it tries, what
+must come of it and a regular expression of the reason that the student reads. The honest submission is the lab's
+solution with one module as it was handed out, the *target*: so a trick that works would raise the score.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from grading.lab import Lab
+
+#: The module of each lab that a hostile submission does not solve; no other exercise needs what is written in it.
+TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py"}
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One hostile submission.
+
+    Args:
+        name: also the student's id.
+        tries: what it tries, in a sentence.
+        build: changes the folder of a submission, which holds the lab's files at its top.
+        outcomes: the outcomes that the target's exercises may have; every other exercise passes.
+        reason: a regular expression that the message of each of them, or a note of the submission, matches.
+        labs: the labs that it is for.
+        loses: ``"target"``: the target's exercises score nothing; ``"all"``: no exercise does; ``"nothing"``: all
+            modules are solved, and nothing else in the submission costs a point.
+        quick: it takes no longer than an honest submission.
+    """
+
+    name: str
+    tries: str
+    build: Callable[[Path, Lab], None]
+    outcomes: tuple[str, ...]
+    reason: str
+    labs: tuple[int, ...]
+    loses: str
+    quick: bool
+
+
+HOSTILE: list[Hostile] = []
+
+
+def hostile(
+    name: str,
+    tries: str,
+    *outcomes: str,
+    reason: str,
+    labs: tuple[int, ...] = (1, 2, 3, 4, 5),
+    loses: str = "target",
+    quick: bool = True,
+) -> Callable[[Callable[[Path, Lab], None]], Callable[[Path, Lab], None]]:
+    """Register a function as a hostile submission."""
+
+    def register(build: Callable[[Path, Lab], None]) -> Callable[[Path, Lab], None]:
+        HOSTILE.append(Hostile(name, tries, build, outcomes, reason, labs, loses, quick))
+        return build
+
+    return register
+
+
+def honest(folder: Path, lab: Lab, solved: bool = False) -> None:
+    """Write the submission that hostile ones start from: solved, but for the target unless ``solved``."""
+    folder.mkdir(parents=True)
+    for path in sorted(lab.solution.glob("*.py")):
+        shutil.copyfile(path, folder / path.name)
+    shutil.copyfile(lab.notebook, folder / lab.notebook.name)
+    if not solved:
+        shutil.copyfile(lab.released / TARGETS[lab.number], folder / TARGETS[lab.number])
+
+
+def write(folder: Path, lab: Lab, submission: Hostile) -> None:
+    """Write a hostile submission into a new folder."""
+    honest(folder, lab, solved=submission.loses == "nothing")
+    submission.build(folder, lab)
+
+
+def target(folder: Path, lab: Lab) -> Path:
+    """The module that is not solved."""
+    return folder / TARGETS[lab.number]
+
+
+def add(folder: Path, lab: Lab, code: str) -> None:
+    """Put code at the end of the target: it runs when the module is imported."""
+    path = target(folder, lab)
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n" + code.strip("\n") + "\n", encoding="utf-8")
+
+
+def call(folder: Path, lab: Lab, code: str) -> None:
+    """Put the body of a function at the end of the target, which every exercise in it calls instead of working."""
+    path = target(folder, lab)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = [re.sub(r"^(\s*)raise NotImplementedError\(.*", r"\1return _trick()", line) for line in lines]
+    body = "\n".join("    " + line for line in code.strip("\n").split("\n"))
+    path.write_text("\n".join(lines) + f"\n\ndef _trick():\n{body}\n", encoding="utf-8")
+
+
+def at_import(name: str, tries: str, code: str, reason: str, *outcomes: str, **options: object) -> None:
+    """Register a submission whose target runs ``code`` when it is imported."""
+    hostile(name, tries, *(outcomes or ("refused",)), reason=reason, **options)(lambda f, lab: add(f, lab, code))
+
+
+def at_call(name: str, tries: str, code: str, reason: str, *outcomes: str, **options: object) -> None:
+    """Register a submission whose target runs ``code`` in place of each exercise."""
+    hostile(name, tries, *(outcomes or ("refused",)), reason=reason, **options)(lambda f, lab: call(f, lab, code))

@@ -1,0 +1,317 @@
+"""A class of synthetic submissions to a lab, each with the grade that it must get.
+
+Right answers, partial ones, every seeded wrong answer (at most one an exercise in a submission), and the hostile ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hostile.files
+import hostile.leaving
+import hostile.notebooks
+import hostile.ready_made
+import hostile.tampering  # noqa: F401
+from hostile import ALL, HOSTILE, TARGETS, Hostile, honest, write
+from lab_places import write_lab
+
+from grading.lab import Lab
+from grading.verdicts import exercises_in
+
+FAILED = ("failed", "timed out", "crashed")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why an exercise scores nothing: the outcomes that it may have, and what the student must read."""
+
+    outcomes: tuple[str, ...] = ()
+    reason: str = "."
+
+
+@dataclass(frozen=True)
+class Member:
+    """One student: what each exercise must come to.
+
+    ``lost`` are the exercises that score nothing; ``open`` those that a wrong answer elsewhere may take along; all
+    others score in full.
+    """
+
+    student: str
+    lost: Mapping[str, Lost] = field(default_factory=dict)
+    open: frozenset[str] = frozenset()
+    hostile: bool = False
+
+    def complaints(self, lab: Lab, result: Mapping[str, Any] | None) -> list[str]:
+        """What is not as it must be in this student's result."""
+        if result is None:
+            return ["no result"]
+        found = []
+        notes = "\n".join(result["notes"])
+        for exercise in result["exercises"]:
+            number, score, outcome = exercise["number"], exercise["score"], exercise["outcome"]
+            lost = self.lost.get(number)
+            said = f"{number}: {outcome}, {score:g} points: {' '.join(exercise['message'].split())[:160]}"
+            if number in self.open:
+                continue
+            if lost is None:
+                if score != exercise["max_score"] or outcome != "passed":
+                    found.append(f"should pass, but {said}")
+            elif score != 0 or (lost.outcomes and outcome not in lost.outcomes):
+                found.append(f"should be {' or '.join(lost.outcomes) or 'lost'}, but {said}")
+            elif not re.search(lost.reason, f"{exercise['message']}\n{notes}", re.DOTALL):
+                found.append(f"should say {lost.reason!r}, but {said}")
+        total = sum(exercise["score"] for exercise in result["exercises"])
+        if result["score"] != total or len(result["exercises"]) != len(lab.exercises):
+            found.append(f"{result['score']} points in all for exercises that make {total}")
+        return found
+
+
+def build(lab: Lab, folder: Path, only: Iterable[str] | None = None, slow: bool = True) -> list[Member]:
+    """Write the class into a new folder, one entry a student.
+
+    Args:
+        lab: the lab.
+        folder: where to.
+        only: the students to write; all by default.
+        slow: whether to write those that take long to grade too.
+    """
+    folder.mkdir(parents=True)
+    wanted = None if only is None else set(only)
+    members = []
+    for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab, slow)):
+        if wanted is None or member.student in wanted:
+            make(folder / member.student)
+            members.append(member)
+    if wanted is not None and (unknown := wanted - {member.student for member in members}):
+        raise ValueError(f"no such student of {lab.name}: {', '.join(sorted(unknown))}")
+    return members
+
+
+# ---- right and partial answers
+
+
+def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
+    written = Lost(("not attempted",))
+    everything = {exercise.number: written for exercise in lab.exercises}
+    yield Member("correct"), lambda folder: honest(folder, lab, solved=True)
+    yield Member("correct-in-a-zip"), lambda folder: _zip(folder, lab)
+    yield Member("correct-with-helpers"), lambda folder: _with_helpers(folder, lab)
+    yield Member("untouched", everything), lambda folder: shutil.copytree(lab.released, folder)
+    partial = dict.fromkeys(exercises_in(lab, TARGETS[lab.number]), written)
+    yield Member("partial", partial), lambda folder: honest(folder, lab)
+    if lab.number > 1:
+        plain = importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS
+        yield Member("plain"), lambda folder: _write(lab, folder, plain)
+
+
+def _zip(folder: Path, lab: Lab) -> None:
+    inside = folder / "handed in" / "labs" / lab.name
+    honest(inside, lab, solved=True)
+    shutil.make_archive(str(folder), "zip", folder)
+    shutil.rmtree(folder)
+
+
+def _with_helpers(folder: Path, lab: Lab) -> None:
+    """A student who prints, asserts, adds functions and classes, and tries the module out below it."""
+    honest(folder, lab, solved=True)
+    path = folder / TARGETS[lab.number]
+    path.write_text(
+        path.read_text(encoding="utf-8")
+        + textwrap.dedent(
+            '''
+
+            import itertools
+            import math as m
+            from dataclasses import dataclass, field
+            from typing import Any
+
+
+            @dataclass
+            class Notes:
+                """What I tried."""
+
+                seen: dict[str, Any] = field(default_factory=dict)
+
+                def __len__(self) -> int:
+                    return len(self.seen)
+
+                def __getitem__(self, key: str) -> Any:
+                    return self.seen[key]
+
+
+            def ceiling(a: float, b: float) -> int:
+                """Rounded up."""
+                try:
+                    assert b > 0, f"b is {b}"
+                    return m.ceil(a / b)
+                except ZeroDivisionError as error:
+                    print(type(error).__name__, error)
+                    raise
+
+
+            notes = Notes()
+            notes.seen["pairs"] = [ceiling(a, b) for a, b in itertools.product((1, 2), (3, 4))]
+            print("imported", len(notes), max(notes["pairs"], key=lambda value: -value))
+
+            if __name__ == "__main__":
+                print(notes)
+            '''
+        ),
+        encoding="utf-8",
+    )
+
+
+def _write(lab: Lab, folder: Path, answers: Mapping[str, str]) -> None:
+    write_lab(lab.name, folder, answers)
+    shutil.copyfile(lab.notebook, folder / lab.notebook.name)
+
+
+# ---- wrong answers: the k-th of every exercise in the k-th submission
+
+
+def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
+    taken_along = _leaning(lab)
+    for index, pack in enumerate(_packs(lab)):
+        lost = {each.exercise: Lost(FAILED, "|".join([*map(re.escape, each.says), "notebook draws"])) for each in pack}
+        also = frozenset().union(*(taken_along[number] for each in pack for number in _touched(each)))
+        also |= {number for each in pack for number in _touched(each)}
+        both = {number: Lost((*FAILED, "not attempted")) for number in lost if number in _others(lost, taken_along)}
+        member = Member(f"wrong-{index + 1:02}", lost | both, also - set(lost))
+        make = _write_functions if lab.number == 1 else _write_places
+        yield member, lambda folder, make=make, pack=pack: make(lab, folder, pack)
+
+
+def _packs(lab: Lab) -> list[list[Any]]:
+    """The wrong answers, at most one an exercise in a pack, and none that edits what another one in it edits."""
+    packs: list[list[Any]] = []
+    for answer in importlib.import_module(f"lab{lab.number}_wrong_answers").WRONG_ANSWERS:
+        touched = _touched(answer)
+        for pack in packs:
+            if all(touched.isdisjoint(_touched(other)) for other in pack):
+                pack.append(answer)
+                break
+        else:
+            packs.append([answer])
+    return packs
+
+
+def _touched(answer: Any) -> set[str]:
+    """The exercises whose places a wrong answer edits."""
+    return {answer.exercise, *(place.split(":")[0] for place in getattr(answer, "edits", ()))}
+
+
+def _others(lost: Iterable[str], taken_along: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*(taken_along[number] for number in lost))
+
+
+def _leaning(lab: Lab) -> dict[str, frozenset[str]]:
+    """For each exercise those that a mistake in it may take along: in its modules, or in modules that import them."""
+    uses = {path.name: _neighbours(path, lab) for path in lab.solution.glob("*.py")}
+    for _ in uses:
+        uses = {name: found.union(*(uses.get(f, frozenset()) for f in found)) for name, found in uses.items()}
+    homes = {e.number: {name for name in uses if e.number in exercises_in(lab, name)} for e in lab.exercises}
+    return {
+        number: frozenset(
+            other
+            for other, places in homes.items()
+            if other != number and any(place in mine or mine & uses[place] for place in places)
+        )
+        for number, mine in homes.items()
+    }
+
+
+def _neighbours(path: Path, lab: Lab) -> frozenset[str]:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    return frozenset(f"{node.module}.py" for node in nodes if node.level == 1 and node.module)
+
+
+def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
+    """Plain answers with the edits of each of the chosen."""
+    answers = dict(importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS)
+    for answer in chosen:
+        answers = answer.answers(answers)
+    _write(lab, folder, answers)
+
+
+def _write_functions(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
+    """Lab 1: whole functions in the place of the solution's."""
+    honest(folder, lab, solved=True)
+    homes = {
+        node.name: path
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    for answer in chosen:
+        path = homes[answer.replaces]
+        source = _function_source(answer, homes, path)
+        path.write_text(path.read_text(encoding="utf-8") + "\n\n" + source, encoding="utf-8")
+
+
+def _function_source(answer: Any, homes: Mapping[str, Path], path: Path) -> str:
+    """A wrong function under the name of the right one, with what it needs above it."""
+    module = inspect.getmodule(answer.function)
+    tree = ast.parse(inspect.getsource(module))
+    defined = {name: node for node in tree.body for name in _names_of(node)}
+    function = defined[answer.function.__name__]
+    needed: list[str] = []
+
+    def collect(node: ast.AST) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in defined and inner.id not in needed and inner.id != "wrong":
+                needed.append(inner.id)
+                if not isinstance(defined[inner.id], ast.Import | ast.ImportFrom):
+                    collect(defined[inner.id])
+
+    function.decorator_list = []
+    collect(function)
+    lines = []
+    for name in reversed([name for name in needed if name not in ("solution", function.name)]):
+        node = defined[name]
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+        lines.append(ast.unparse(node))
+    text = ast.unparse(function)
+    for right in dict.fromkeys(re.findall(r"\bsolution\.(\w+)", "\n".join([*lines, text]))):
+        here = homes[right] == path
+        alias = f"_right_{right}_{function.name}"
+        lines.insert(0, f"{alias} = {right}" if here else f"from .{homes[right].stem} import {right} as {alias}")
+        lines = [re.sub(rf"\bsolution\.{right}\b", alias, line) for line in lines]
+        text = re.sub(rf"\bsolution\.{right}\b", alias, text)
+    return "\n\n".join([*lines, text, f"{answer.replaces} = {function.name}"]) + "\n"
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+# ---- hostile ones
+
+
+def _hostile(lab: Lab, slow: bool) -> Iterable[tuple[Member, Any]]:
+    for each in HOSTILE:
+        if lab.number in each.labs and (slow or each.quick):
+            yield _expected(each, lab), lambda folder, each=each: write(folder, lab, each)
+
+
+def _expected(each: Hostile, lab: Lab) -> Member:
+    lost = Lost(each.outcomes, each.reason)
+    numbers = exercises_in(lab, TARGETS[lab.number]) if each.loses == "target" else []
+    if each.loses == ALL:
+        numbers = [exercise.number for exercise in lab.exercises]
+    return Member(each.name, dict.fromkeys(numbers, lost), hostile=True)
