@@ -36,6 +36,15 @@ LABS = ("lab1", "lab2", "lab3")
 SOURCES = {"lab2": (lab2_plain_answers, lab2_wrong_answers), "lab3": (lab3_plain_answers, lab3_wrong_answers)}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors: a second thread would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def scenario_of(exercise: str) -> Scenario:
     (found,) = chosen(f"lab{exercise[0]}", [exercise])
     return found

@@ -295,14 +295,17 @@ def grouped_matmul(package: ModuleType, seed: int) -> Observed:
     return observed
 
 
+#: Partial sums of thousands: float32 rounds them to 1e-4, and float16 to 1.
+CANCELLED = Tolerance(absolute=2e-2)
+
 SCENARIOS = (
     # tanh from its exponentials or from a library: a few units of float32 beside 1
     Scenario("2.1", gelu, Tolerance(absolute=1e-6)),
     Scenario("2.2", bias_relu, Tolerance(absolute=1e-5)),
-    Scenario("2.3", weighted_sum, Tolerance(absolute=2e-5)),
+    Scenario("2.3", weighted_sum, Tolerance(absolute=2e-5), {"weighted_sum of rows whose halves cancel": CANCELLED}),
     Scenario("2.4", weighted_sum_backward, Tolerance(absolute=2e-5)),
     Scenario("2.5", softmax),
     Scenario("2.6", online_softmax),
-    Scenario("2.7", tiled_matmul, Tolerance(absolute=1e-5)),
-    Scenario("2.8", grouped_matmul, Tolerance(absolute=1e-5)),
+    Scenario("2.7", tiled_matmul, Tolerance(absolute=1e-5), {"tiled_matmul of long sums": CANCELLED}),
+    Scenario("2.8", grouped_matmul, Tolerance(absolute=1e-5), {"matmul of long sums": CANCELLED}),
 )
