@@ -75,11 +75,18 @@ def require() -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the runtime folders of processes that were killed before they could."""
+    """End and remove what processes that were killed had no time to: their sandboxes and runtime folders.
+
+    A sandbox dies with the process that made it, but not in the instant between its start and its asking for that.
+    """
     for folder in Path(RUNTIME).glob("mlf-*-*"):
         pid = folder.name.split("-")[1]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        if not pid.isdigit() or psutil.pid_exists(int(pid)) or folder.stat().st_uid != os.getuid():
+            continue
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(folder) in word for word in process.info["cmdline"] or ()):
+                kill_tree(process.pid)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Sandbox:

@@ -1,0 +1,187 @@
+"""The sandbox: what a student's code finds in it, what it cannot reach, and how it is ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grading import sandbox as module
+from grading.lab import ROOT
+from grading.sandbox import Sandbox, SandboxUnavailable
+from grading.watcher import MIB, Limits
+
+REASON = module.available()
+needs_sandbox = pytest.mark.skipif(REASON is not None, reason=f"no sandbox on this machine: {REASON}")
+SLEEP = 86_411  # seconds; no other process of this machine sleeps for as long
+TIGHT = Limits(seconds=20, memory=300 * MIB, processes=20, scratch=8 * MIB, work=8 * MIB, output=8 * MIB, file=8 * MIB)
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> Path:
+    (tmp_path / "files" / "lab9_x").mkdir(parents=True)
+    (tmp_path / "files" / "lab9_x" / "answer.py").write_text("ANSWER = 42\n")
+    return tmp_path / "files"
+
+
+def said(sandbox: Sandbox, source: str) -> str:
+    """What a Python program says inside: it writes into the runtime folder, the one place that both sides see."""
+    program = f"import os\nout = open({str(sandbox.folder / 'said')!r}, 'w')\n{source}"
+    sandbox.run([sys.executable, "-P", "-c", program])
+    found = sandbox.folder / "said"
+    return found.read_text() if found.exists() else ""
+
+
+@needs_sandbox
+def test_the_code_finds_the_submission_and_the_course_and_nothing_else(submission):
+    with Sandbox(submission) as sandbox:
+        told = said(
+            sandbox,
+            "import sys; sys.path.insert(0, '/work'); from lab9_x.answer import ANSWER\n"
+            "import utils\n"
+            f"hidden = [os.path.exists(p) for p in ({str(ROOT / 'solutions')!r}, {str(ROOT / 'grading')!r}, "
+            f"{str(Path.home() / '.bashrc')!r}, {str(submission)!r}, '/course/grading', '/course/solutions')]\n"
+            "print(ANSWER, utils.__file__, any(hidden), os.environ['MLF_DEVICE'], file=out)",
+        )
+    assert told == "42 /course/utils/__init__.py False cpu\n"
+
+
+@needs_sandbox
+def test_nothing_of_the_environment_comes_in(submission, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret-of-the-instructor")
+    with Sandbox(submission) as sandbox:
+        told = said(sandbox, "print(os.environ.get('TOKEN'), 'secret' in open('/proc/1/environ').read(), file=out)")
+    assert told == "None False\n"
+
+
+@needs_sandbox
+def test_there_is_no_network_but_loopback(submission):
+    with Sandbox(submission) as sandbox:
+        told = said(
+            sandbox,
+            "import socket\n"
+            "server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname())\n"
+            "print(sorted(name for _, name in socket.if_nameindex()), file=out)",
+        )
+    assert told == "['lo']\n"
+
+
+@needs_sandbox
+def test_only_its_own_places_can_be_written_and_they_are_small(submission):
+    with Sandbox(submission, limits=TIGHT) as sandbox:
+        told = said(
+            sandbox,
+            "refused = []\n"
+            "for place in ('/', '/usr', '/course', '/course/utils', '/dev', '/etc', '/submission/lab9_x'):\n"
+            "    try: open(place + '/x', 'w')\n"
+            "    except OSError: refused.append(place)\n"
+            "for place in ('/work/run', '/tmp', '/dev/shm'):\n"
+            "    try:\n"
+            "        for n in range(4): open(f'{place}/{n}', 'wb').write(bytes(5 << 20))\n"
+            "    except OSError as error: refused.append(place)\n"
+            "print(len(refused), file=out)",
+        )
+    assert told == "10\n"
+    assert (submission / "lab9_x" / "answer.py").read_text() == "ANSWER = 42\n"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = bytearray(400 << 20)\nwhile True: pass", "more than 300 MiB of memory"),
+        ("import time\nwhile os.fork(): pass\ntime.sleep(60)", "more than"),
+        (
+            "for n in range(9): open(f'{os.path.dirname(out.name)}/{n}', 'wb').write(bytes(4 << 20))\nwhile 1: pass",
+            "wrote",
+        ),
+        ("while True: pass", "longer than 1 seconds"),
+    ],
+    ids=["memory", "processes", "disk", "time"],
+)
+def test_what_breaks_a_limit_is_ended_with_the_reason(submission, source, reason):
+    limits = replace(TIGHT, seconds=1) if "longer" in reason else TIGHT
+    with Sandbox(submission, limits=limits) as sandbox:
+        said(sandbox, source)
+        assert reason in sandbox.killed
+
+
+@needs_sandbox
+def test_nothing_is_left_running_and_no_folder_is_left(submission):
+    with Sandbox(submission) as sandbox:
+        said(sandbox, "import time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(600)")
+        name = sandbox.folder.name
+        assert not [p.pid for p in psutil.process_iter(["cmdline"]) if name in " ".join(p.info["cmdline"] or ())]
+    assert not sandbox.folder.exists()
+
+
+@needs_sandbox
+def test_a_sandbox_dies_with_the_process_that_made_it(submission):
+    program = (
+        "import sys; from pathlib import Path; from grading.sandbox import Sandbox\n"
+        f"s = Sandbox(Path({str(submission)!r})); print(s.folder.name, flush=True); s.run(['sleep', '{SLEEP}'])"
+    )
+    outer = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    name = outer.stdout.readline().strip()
+
+    def inside() -> list[str]:
+        found = (" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+        return [line for line in found if name in line or line == f"sleep {SLEEP}"]
+
+    waited = time.monotonic() + 20
+    while f"sleep {SLEEP}" not in inside() and time.monotonic() < waited:
+        pass
+    outer.kill()
+    outer.wait()
+    while inside() and time.monotonic() < waited:
+        pass
+    assert not inside()
+    module.remove_leftovers()
+    assert not list(Path(module.RUNTIME).glob(name))
+
+
+@needs_sandbox
+def test_what_a_killed_grader_left_is_ended_by_the_next_one():
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    folder = Path(module.RUNTIME) / f"mlf-{dead.pid}-left"
+    folder.mkdir()
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder)])
+    module.remove_leftovers()
+    assert left.wait(timeout=10) == -9
+    assert not folder.exists()
+
+
+def test_a_machine_without_bubblewrap_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    module.available.cache_clear()
+    try:
+        with pytest.raises(SandboxUnavailable, match="apt install bubblewrap"):
+            module.require()
+    finally:
+        module.available.cache_clear()
+
+
+def test_forbidden_user_namespaces_are_named_as_the_reason(monkeypatch, tmp_path):
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(module.shutil, "which", lambda name: str(program))
+    module.available.cache_clear()
+    try:
+        assert "No permissions to create new namespace" in module.available()
+        assert "unprivileged_userns_clone" in module.available()
+    finally:
+        module.available.cache_clear()
+
+
+def test_without_a_sandbox_the_code_still_runs_on_a_copy_and_is_ended(submission):
+    with Sandbox(submission, isolated=False, limits=replace(TIGHT, seconds=1)) as sandbox:
+        told = said(sandbox, "print(os.getcwd().endswith('work/run'), file=out, flush=True)\nwhile True: pass")
+        assert told == "True\n"
+        assert "longer than 1 seconds" in sandbox.killed
