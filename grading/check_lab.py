@@ -32,6 +32,7 @@ from grading.feedback import OUTCOMES, plain, points
 from grading.lab import ROOT, Exercise, Lab, find_lab
 from grading.policy import violations
 from grading.release import generate_lab
+from grading.strip import strip_source
 from grading.submission import collect
 
 #: Seconds that an exercise's check may take.
@@ -231,7 +232,7 @@ class _Process:
     def __init__(self, copy: Path, prelude: str, exercises: Iterable[Exercise]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._reports, theirs = spawn.Pipe(duplex=False)
-        jobs = [exercise.source for exercise in exercises]
+        jobs = [strip_source(exercise.source, exercise.grade_id) for exercise in exercises]  # without hidden tests
         self._process = spawn.Process(target=_work, args=(theirs, str(copy), prelude, jobs))
         self._theirs = theirs
 

@@ -172,6 +172,14 @@ def test_an_answer_that_does_not_end_is_stopped_with_all_that_it_started(course,
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
+def test_hidden_tests_are_not_run(course, capsys):
+    notebook = course / "solutions/lab9_tiny/lab9_tiny.ipynb"
+    hidden = "obey(one)\\n### BEGIN HIDDEN TESTS\\nassert False\\n### END HIDDEN TESTS"
+    notebook.write_text(notebook.read_text().replace("obey(one)", hidden))
+    assert "HIDDEN" in check_lab.find_lab("lab9", course).exercise("9.1").source
+    assert run(course, "--folder", str(course / "solutions/lab9_tiny"), "--exercise", "9.1") == 0
+
+
 def test_an_error_names_the_students_own_lines(course, answer, capsys):
     answer("first", above="def deeper(x):\n    return x[3]\n\n\n", one="return deeper('ab')", two="return 'right'")
     run(course, "--exercise", "9.1")
