@@ -1,0 +1,221 @@
+"""The hidden scenarios of lab 4: right answers agree with the solution, wrong ones are told apart.
+
+Many answers to an exercise are played on the ranks of few launches, as in the tests of the checks; the scenarios' own
+launches are tried with the solution, and with answers that raise and that hang.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import lab4_own_answers as own
+import pytest
+from lab4_compared import Places, compare_on_rank
+from lab4_plain_answers import ANSWERS, LAB
+from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
+from lab_places import lab_with, write_lab
+
+from grading.scenarios import (
+    lab4_data_parallel,
+    lab4_pipeline,
+    lab4_ranks,
+    lab4_ring,
+    lab4_tensor,
+    lab4_zero,
+    scenarios,
+)
+from grading.scenarios.compare import difference
+from solutions import lab4_zero as solution
+from utils.distributed import launch, warm
+
+SEED = 2026
+SCENARIOS = {scenario.exercise: scenario for scenario in scenarios(LAB)}
+#: What is played on how many ranks, and the module of an exercise with its names.
+PLAYED = {
+    "4.1": (lab4_ring.PARTS, 4, "collectives", ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather"]),
+    "4.3": (lab4_data_parallel.PARTS, 3, "distributed_data_parallel", ["DistributedDataParallel"]),
+    "4.4": (lab4_zero.ZERO1, 3, "zero1", ["Zero1Optimizer"]),
+    "4.5": (lab4_zero.ZERO2, 3, "zero2", ["Zero2"]),
+    "4.6": (lab4_zero.FULLY_SHARDED, 3, "fully_sharded", ["FullyShardedDataParallel"]),
+    "4.7": (
+        lab4_tensor.PARTS, 3, "tensor_parallel",
+        ["ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP", "copy_to_ranks", "reduce_from_ranks"],
+    ),
+}  # fmt: skip
+#: Exercises whose wrong answers need no rank.
+ALONE = {"4.2": ("memory", "bytes_per_rank"), "4.8": ("pipeline_order", "one_f_one_b_order")}
+#: What an exercise builds on.
+NEEDS = {"4.5": ("4.3", "4.4")}
+#: Wrong answers that every observation of which is right: what they get wrong is memory, or when something happens.
+RIGHT_VALUES = {
+    "4.3-waits-at-once": "the gradients are right, the backward pass stands still meanwhile",
+    "4.5-flat-tensors-kept": "the memory of full gradients is not given back",
+    "4.5-all-in-flight": "the memory of full gradients is given back late",
+    "4.6-not-freed": "the memory of gathered weights is not given back within a pass",
+}
+#: Wrong answers whose ranks wait for one another, or die: each takes seconds, and all end as one of them does.
+STUCK = {
+    "4.1-send-before-receive",
+    "4.1-one-size",
+    "4.1-ranks-of-the-whole-job",
+    "4.1-chunks-out-of-order",
+    "4.3-as-buckets-get-full",
+    "4.3-ranks-of-the-whole-job",
+    "4.3-last-bucket-missing-on-one-rank",
+    "4.3-last-bucket-waits-for-an-unused-parameter",
+    "4.3-hook-takes-the-parameter",
+    "4.4-ranks-of-the-whole-job",
+    "4.4-norm-over-the-whole-job",
+    "4.5-ranks-of-the-whole-job",
+    "4.6-ranks-of-the-whole-job",
+    "4.6-whole-weights",
+    "4.6-padding-lost",
+    "4.7-nothing-to-add",
+    "4.7-ranks-of-the-whole-job",
+}
+
+
+def own_name(exercise: str, name: str) -> str:
+    """The name of a wrong answer that is whole, as the others' names are."""
+    return f"{exercise}-{name.replace(' ', '-')}"
+
+
+WRONG = [(wrong.exercise, str(wrong)) for wrong in WRONG_ANSWERS]
+WRONG += [(exercise, own_name(exercise, name)) for exercise, name, _, _ in OWN_ANSWERS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def launcher() -> Iterator[None]:
+    """Processes that outlive the answers that end their ranks."""
+    with warm():
+        yield
+
+
+def filled(exercise: str) -> dict[str, str]:
+    """The plain answers to an exercise and to those that it builds on."""
+    numbers = (exercise, *NEEDS.get(exercise, ()))
+    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in numbers}
+
+
+def _answers(exercise: str, folder: str) -> dict[str, Places]:
+    """Name -> where what the scenario calls is; the packages that are filled in lie in ``folder``."""
+    _, _, module, names = PLAYED[exercise]
+    answers = {"solution": {name: (f"solutions.{LAB}.{module}", name) for name in names}}
+    places = {"plain": filled(exercise)}
+    places |= {str(wrong): wrong.answers(filled(exercise)) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
+    for number, name in enumerate(name for name in places if name not in STUCK):
+        package = f"hidden4_{exercise.replace('.', '_')}_{number}"
+        write_lab(LAB, Path(folder, package), places[name])
+        Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
+        answers[name] = {key: (f"{package}.{module}", key) for key in names}
+    for number, name, functions, _ in OWN_ANSWERS:
+        if number == exercise and own_name(number, name) not in STUCK:
+            answers[own_name(number, name)] = {key: (own.__name__, its.__name__) for key, its in functions.items()}
+    return answers
+
+
+def compared(exercise: str, parts: Sequence[Callable], answers: Mapping[str, Places]) -> dict[str, str | None]:
+    """Of each answer: None if all ranks see what they see of the first, else what the first rank says that does not."""
+    places = [(part.__module__, part.__name__) for part in parts]
+    ranks = PLAYED[exercise][1]
+    of_ranks = launch(compare_on_rank, exercise, places, answers, SEED, world_size=ranks, backend="gloo")
+    return {name: next((of[name] for of in of_ranks if of[name]), None) for name in answers}
+
+
+@cache
+def reasons(exercise: str) -> dict[str, str | None]:
+    """Of each answer to an exercise that is played on ranks, as :func:`compared`."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        return compared(exercise, PLAYED[exercise][0], _answers(exercise, folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", PLAYED)
+def test_a_plain_answer_agrees_with_the_solution(exercise):
+    assert reasons(exercise)["solution"] is None
+    assert reasons(exercise)["plain"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exercise", "name"), [pair for pair in WRONG if pair[0] in PLAYED and pair[1] not in STUCK])
+def test_a_wrong_answer_is_told_apart_unless_its_values_are_right(exercise, name):
+    reason = reasons(exercise)[name]
+    assert (reason is None) == (name in RIGHT_VALUES), reason
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_another_build_agrees_with_the_solution():
+    answers = {
+        "solution": {"Zero1Optimizer": (f"solutions.{LAB}.zero1", "Zero1Optimizer")},
+        "own": {"Zero1Optimizer": (own.__name__, "PlainZero1")},
+    }
+    assert compared("4.4", [lab4_zero.zero1_steps, lab4_zero.zero1_training], answers)["own"] is None
+
+
+def verdict(exercise: str, folder: Path, answers: Mapping[str, str], seed: int = SEED) -> str | None:
+    """What is said of answers to an exercise that needs no rank; None if they agree with the solution."""
+    module, name = ALONE[exercise]
+    with lab_with(LAB, folder, f"alone_{folder.name}".replace("-", "_"), answers) as package:
+        lab = importlib.import_module(f"{package.__name__}.{module}")
+        return _alone(exercise, SimpleNamespace(**{name: getattr(lab, name)}), seed)
+
+
+def _alone(exercise: str, lab: object, seed: int) -> str | None:
+    scenario = SCENARIOS[exercise]
+    run = scenario.run if exercise == "4.2" else lab4_pipeline.orders
+    try:
+        return difference(scenario, run(solution, seed), run(lab, seed))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(("exercise", "name"), [pair for pair in WRONG if pair[0] in ALONE])
+def test_a_wrong_answer_that_needs_no_rank_is_told_apart(exercise, name, tmp_path):
+    (wrong,) = (wrong for wrong in WRONG_ANSWERS if str(wrong) == name)
+    assert verdict(exercise, tmp_path, wrong.answers(ANSWERS)) is not None
+
+
+@pytest.mark.parametrize("seed", [1, 22, 333])
+@pytest.mark.parametrize("exercise", ALONE)
+def test_a_plain_answer_that_needs_no_rank_agrees_with_the_solution(exercise, seed, tmp_path):
+    assert verdict(exercise, tmp_path, ANSWERS, seed) is None
+
+
+def test_every_exercise_has_its_scenario_and_the_lists_name_wrong_answers():
+    assert list(SCENARIOS) == sorted([*PLAYED, *ALONE])
+    names = {name for _, name in WRONG}
+    assert set(RIGHT_VALUES) | STUCK <= names and not set(RIGHT_VALUES) & STUCK
+
+
+# ---- launches of their own
+def test_a_scenario_launches_its_ranks_and_another_seed_gives_other_observations():
+    scenario = SCENARIOS["4.7"]
+    right = scenario.run(solution, 1)
+    assert len(right["TensorParallelMLP: result"]) == lab4_ranks.RANKS
+    assert right["TensorParallelMLP in a group of two ranks: result"][0] is None
+    assert difference(scenario, right, scenario.run(solution, 2)) is not None
+
+
+def test_a_place_that_is_not_filled_raises_its_own_message(tmp_path):
+    with (
+        lab_with(LAB, tmp_path, "lab4_of_stubs", {}) as package,
+        pytest.raises(NotImplementedError, match=r"^Lab 4, exercise 4\.7"),
+    ):
+        SCENARIOS["4.7"].run(package, SEED)
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_one_another_end_with_an_error_of_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab4_ranks, "PATIENCE", 1.0)
+    (wrong,) = (wrong for wrong in WRONG_ANSWERS if str(wrong) == "4.1-send-before-receive")
+    with (
+        lab_with(LAB, tmp_path, "lab4_that_waits", wrong.answers(ANSWERS)) as package,
+        pytest.raises(lab4_ranks.RanksFailed, match=r"^[^\n]*rank[^\n]*$"),
+    ):
+        SCENARIOS["4.1"].run(package, SEED)
