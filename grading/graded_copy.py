@@ -19,7 +19,7 @@ from grading.lab import Lab
 
 PRELUDE, STUDENT, CHECK = "prelude", "student", "check"
 SEED = re.compile(r"\bseed=\d+")
-SEAL = "from grading.seal import snapshot\n__seal__ = snapshot()\ndel snapshot"
+SEAL = "from grading.seal import snapshot\n__seal__ = snapshot()"
 VERIFY = "__seal__.verify()"
 MAX_CELLS = 5000
 
