@@ -1,0 +1,219 @@
+"""The rule book for students' modules: what passes, what does not, and that nothing in a module makes it raise."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import synthetic_class
+from hostile import HOSTILE, TARGETS, write
+from lab_places import write_lab
+
+from grading.lab import find_lab, lab_names
+from grading.policy import LONGEST, violations
+
+LAB = find_lab("lab2")
+LABS = lab_names()
+
+
+def refusals(source: str | bytes, lab: str = "lab2", filename: str = "gelu.py") -> list[str]:
+    return list(map(str, violations(source, filename, find_lab(lab))))
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_every_module_of_the_course_passes(name):
+    lab = find_lab(name)
+    paths = [path for folder in (lab.released, lab.solution) for path in sorted(folder.glob("*.py"))]
+    found = {str(path): violations(path.read_bytes(), path.name, lab) for path in paths}
+    assert paths and not any(found.values()), {path: why for path, why in found.items() if why}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_every_answer_right_or_wrong_passes(number, tmp_path):
+    lab = find_lab(str(number))
+    plain = importlib.import_module(f"lab{number}_plain_answers").ANSWERS
+    wrong = importlib.import_module(f"lab{number}_wrong_answers").WRONG_ANSWERS
+    judged = set()
+    for index, answers in enumerate([plain, *(answer.answers(plain) for answer in wrong)]):
+        write_lab(lab.name, tmp_path / str(index), answers)
+        for path in sorted((tmp_path / str(index)).glob("*.py")):
+            if (text := path.read_bytes()) not in judged:
+                judged.add(text)
+                assert violations(text, path.name, lab) == [], (index, path.name)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_students_who_print_assert_and_add_helpers_pass(name, tmp_path):
+    lab = find_lab(name)
+    synthetic_class.build(lab, tmp_path / "class", ["correct-with-helpers"])
+    path = tmp_path / "class" / "correct-with-helpers" / TARGETS[lab.number]
+    assert violations(path.read_bytes(), path.name, lab) == []
+
+
+ORDINARY = r"""
+import torch.nn.functional as F\nfrom torch import nn, Tensor\ny = F.pad\nclass Net(nn.Module):\n  pass
+import torch\nx = torch.zeros(3)\nx.requires_grad = True\nx[0] = 1\ndtype = torch.float32\nprint(dtype.itemsize)
+import math as m\nprint(m.inf, [m.sqrt(v) for v in (1, 2)])
+def f(input, open=1, *, dir=None):\n  return [input for input in (input, open, dir)]
+def f(x):\n  try:\n    return x()\n  except Exception as error:\n    raise ValueError(f"{type(error).__name__}: {error}") from error
+def f(x):\n  try:\n    return x()\n  except BaseException:\n    print("failed")\n    raise
+import functools\n@functools.lru_cache(maxsize=None)\ndef f(n):\n  return n
+import contextlib\n@contextlib.contextmanager\ndef f():\n  with contextlib.suppress(KeyError):\n    yield
+class A:\n  def __init__(self):\n    self.storage = 1\n    self.__x = 2\n  def __eq__(self, other):\n    return True\n  __hash__ = None
+from dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n  n: int\n  def __post_init__(self):\n    object.__setattr__(self, "n", 3)
+import triton\nimport triton.language as tl\nN: tl.constexpr = 4\n@triton.jit\ndef g(x):\n  return x + N\n@triton.jit\ndef f(x_ptr, B: tl.constexpr):\n  tl.store(x_ptr, g(tl.load(x_ptr)))
+x = getattr(3, "real", None)
+class E(ValueError):\n  pass\ndef f(x: "E | None" = None, *, kind: type[BaseException] | None = None) -> dict[str, int]:\n  return {}
+from .rows import as_rows\nfrom . import gelu\nfrom .helper import mine
+if __name__ == "__main__":\n  print(__doc__, __name__)
+x = "{0:>8} {name!r} {a.b}"
+# -*- coding: utf-8 -*-\nx = 1
+""".strip().split("\n")  # noqa: E501
+
+
+@pytest.mark.parametrize("source", ORDINARY)
+def test_ordinary_code_passes(source):
+    assert refusals(source.replace("\\n", "\n")) == []
+
+
+REFUSED = r"""
+import os
+import torch, sys
+from torch import os as x
+import torch\ntorch.os.system("x")
+import torch\ntorch._C.foo()
+import torch\nt = torch
+import torch\nm = [torch]
+import torch\ndef f(t=torch):\n  pass
+import torch\ntorch.softmax = 3
+import torch\ndel torch.softmax
+import torch\nfor torch.softmax in []: pass
+import torch\nwith x as torch.softmax: pass
+from torch import Tensor\nTensor.sum = None
+from torch import Tensor\nT = Tensor\nT.sum = None
+import torch.nn.functional as F\nF.softmax = 1
+from torch.nn import functional\nfunctional.softmax = 1
+import triton.language as tl\ntl.dot = 1
+from utils import checks
+import utils.checks.core
+from utils.operators import softmax
+from utils import runtime\nruntime.sys.exit()
+from .gelu import *
+from . import os
+from .. import x
+__import__("os")
+e = eval
+a, b = exec, 3
+print(*map(eval, []))
+(kept := open)
+getattr(3, "a" + "b")
+g = getattr
+import torch\ngetattr(torch, "os")
+import torch\nsetattr(torch.Tensor, "sum", 1)
+(lambda: 0).__globals__
+type(3).sum = 4
+().__class__.__base__.__subclasses__()
+def f():\n  try: pass\n  except: pass
+def f():\n  try: pass\n  except BaseException: pass
+try: pass\nexcept (ValueError, BaseException): pass
+def f():\n  try: pass\n  finally: return 1
+while 1:\n  try: pass\n  finally: break
+class A(type): pass
+class A(metaclass=B): pass
+class A:\n  def __del__(self): pass
+class A:\n  def __reduce__(self): pass
+class A(int):\n  def __eq__(self, o): return True
+type("A", (), {})
+raise SystemExit
+import contextlib\nwith contextlib.suppress(BaseException): pass
+# -*- coding: utf-7 -*-
+"{0.__globals__}".format(f)
+import torch\n[torch for torch in [1]]\ntorch.os
+import torch\ndef f():\n  y = [0 for torch in [1]]\n  torch.os
+import torch\nclass A:\n  torch = 1\n  def f(self): torch.os
+match x:\n  case object(__globals__=c): pass
+import functools\nfunctools.sys
+import dataclasses\ndataclasses.sys
+import typing\ntyping.get_type_hints(f)
+import torch.utils.cpp_extension
+import numpy as np\nnp.load("x")
+import numpy as np\nnp.array([1]).ctypes
+def f(x: __import__("os").system("x")): pass
+import torch\ntorch.load
+import torch\ntorch.ops.aten
+import torch\ntorch.compile(f)
+def __getattr__(n): pass
+x.f_back
+__builtins__["x"]
+from lab2_triton_kernels import gelu\ngelu.gelu_kernel = 3
+import triton\ntriton.runtime
+x.untyped_storage()
+import torch\nimport triton\n@triton.jit\ndef f(x): torch.softmax(x)
+import triton\nK = []\n@triton.jit\ndef f(x): K[0]()
+import triton\ndef g(): pass\n@triton.jit\ndef f(x): g()
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("source", REFUSED)
+def test_what_leads_out_of_a_lab_is_refused(source):
+    assert refusals(source.replace("\\n", "\n"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [b"\xff", b"x = 1\0", "x = '\ud800'", "(" * 5000, "-" * 90_000 + "1", "a." * 50_000 + "a", "1+" * 9_999 + "1",
+     "def", "x = 1\n" * LONGEST, "if 1:\n" * 3, "\f", b"\xef\xbb\xbfdef"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_a_violation_and_no_error(source):
+    found = violations(source, "gelu.py", LAB)
+    assert bool(found) == (source != "\f") and all(each.line >= 1 and each.what and each.why for each in found)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_hostile_modules_are_refused_for_the_reason_that_students_read(name, tmp_path):
+    lab = find_lab(name)
+    refused = [each for each in HOSTILE if each.outcomes == ("refused",) and lab.number in each.labs]
+    assert len(refused) >= 40
+    for each in refused:
+        write(tmp_path / each.name, lab, each)
+        path = tmp_path / each.name / TARGETS[lab.number]
+        said = "\n".join(map(str, violations(path.read_bytes(), path.name, lab)))
+        assert re.search(each.reason, said, re.DOTALL), (each.name, said)
+
+
+def test_a_violation_says_where_what_and_what_to_do_instead():
+    (found,) = violations("import torch\n\nx = eval('3')\n", "gelu.py", LAB)
+    assert str(found) == "line 3: `eval`: a module is graded as it is written: it may not run text as code"
+    (found,) = violations("import torch\ntorch.softmax = None\n", "gelu.py", LAB)
+    assert (found.line, found.what) == (2, "`torch.softmax = ...`") and "write a function of your own" in found.why
+
+
+def test_a_released_statement_passes_where_it_stands_and_nowhere_else():
+    lab = find_lab("lab4")
+    released = (lab.released / "checkpoint.py").read_text()
+    assert "import os" in released and refusals(released, "lab4", "checkpoint.py") == []
+    assert refusals(released, "lab4", "memory.py")
+    moved = released + "\n\ndef mine(path):\n    os.remove(path)\n"
+    assert [each.split(":")[1] for each in refusals(moved, "lab4", "checkpoint.py")] == [" `os.remove`"]
+
+
+def test_every_torch_module_that_leads_out_is_out_of_reach():
+    import types
+
+    import torch
+
+    reached = [
+        name
+        for name, value in vars(torch).items()
+        if isinstance(value, types.ModuleType) and not refusals(f"import torch\nx = torch.{name}.anything\n")
+    ]
+    assert set(reached) <= {"amp", "autograd", "cuda", "distributed", "fft", "linalg", "nn", "optim", "special"}
+
+
+def test_the_policy_does_not_import_what_it_judges(tmp_path: Path):
+    marker = tmp_path / "ran"
+    violations(f"open({str(marker)!r}, 'w')\n", "gelu.py", LAB)
+    assert not marker.exists()

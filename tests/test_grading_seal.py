@@ -1,0 +1,121 @@
+"""The seal on what the checks rely on: it breaks when something is changed, and names it; kernels leave it whole."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import random
+import signal
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import utils.checks.core as core
+import utils.checks.forbid as forbid
+import utils.checks.numbers as numbers
+from grading.seal import SealBroken, snapshot
+from utils import runtime
+from utils.checks.lab1 import check_ridge
+from utils.kernel_profile import profile_kernel
+
+
+@pytest.fixture
+def seal():
+    return snapshot()
+
+
+@triton.jit
+def doubled(x_ptr, n, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(x_ptr + lanes, 2 * tl.load(x_ptr + lanes, mask=lanes < n), mask=lanes < n)
+
+
+def anything(*args, **kwargs):
+    return True
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "named"),
+    [
+        (core, "fail", "utils.checks.core.fail"),
+        (core.CheckFailed, "__init__", "utils.checks.core.CheckFailed.__init__"),
+        (core.Exercise, "__str__", "utils.checks.core.Exercise.__str__"),
+        (numbers, "check_numbers", "utils.checks.numbers.check_numbers"),
+        (torch, "allclose", "torch.allclose"),
+        (torch.Tensor, "__sub__", "Tensor.__sub__"),
+        (torch.nn.functional, "gelu", "torch.nn.functional.gelu"),
+        (tl, "store", "triton.language.store"),
+        (builtins, "abs", "builtins.abs"),
+        (math, "exp", "math.exp"),
+        (random.Random, "random", "random.Random.random"),
+        (sys, "exit", "sys.exit"),
+    ],
+)
+def test_a_replaced_function_breaks_it_and_is_named(seal, monkeypatch, owner, name, named):
+    monkeypatch.setattr(owner, name, anything)
+    with pytest.raises(SealBroken, match=named.replace(".", r"\.")):
+        seal.verify()
+
+
+def test_it_is_whole_again_when_all_is_as_it_was(seal):
+    seal.verify()
+
+
+def test_other_code_in_the_same_function_breaks_it(seal, monkeypatch):
+    monkeypatch.setattr(core.fail, "__code__", anything.__code__)
+    with pytest.raises(SealBroken, match=r"utils\.checks\.core\.fail"):
+        seal.verify()
+
+
+def test_a_name_put_before_a_builtin_breaks_it(seal, monkeypatch):
+    monkeypatch.setattr(numbers, "abs", lambda x: 0, raising=False)
+    with pytest.raises(SealBroken, match=r"utils\.checks\.numbers\.abs"):
+        seal.verify()
+
+
+def test_a_table_that_loses_an_entry_breaks_it(seal, monkeypatch):
+    monkeypatch.setitem(forbid.FAMILIES, "softmax", frozenset())
+    with pytest.raises(SealBroken, match=r"utils\.checks\.forbid\.FAMILIES"):
+        seal.verify()
+
+
+def test_a_module_in_the_place_of_another_breaks_it(seal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "utils.checks.core", math)
+    with pytest.raises(SealBroken, match=r"sys\.modules\['utils\.checks\.core'\]"):
+        seal.verify()
+
+
+def test_handlers_and_modes_that_stay_break_it(seal):
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SealBroken, match="SIGALRM"):
+            seal.verify()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with torch.no_grad(), pytest.raises(SealBroken, match="is_grad_enabled"):
+        seal.verify()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(SealBroken, match="default dtype"):
+            seal.verify()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_broken_seal_is_shown_without_a_traceback():
+    assert SealBroken("a was changed")._render_traceback_() == ["SealBroken: a was changed"]
+
+
+def test_checks_and_kernels_leave_it_whole(seal, capsys):
+    x = torch.ones(8, device=runtime.DEVICE)
+    with profile_kernel():
+        doubled[(1,)](x, 8, BLOCK=8)
+    from solutions.lab1_roofline import attainable_rate, ridge_point, smallest_compute_bound_batch
+
+    check_ridge(ridge_point, attainable_rate, smallest_compute_bound_batch, seed=15)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    seal.verify()
+    assert x.sum() == 16
