@@ -87,18 +87,18 @@ def test_lab_1s_solution_agrees_with_itself_on_several_seeds(exercise):
         assert expected_of(exercise, 1) != expected_of(exercise, 2)
 
 
-@pytest.mark.parametrize("exercise", ["2.1", "2.5", "3.1", "3.5"])
+@pytest.mark.parametrize("exercise", ["2.1", "2.5", "3.1", "3.2", "3.5"])
 def test_a_kernels_solution_agrees_with_itself(exercise):
-    assert_agrees(exercise, solution_of(f"lab{exercise[0]}"), 4)
+    for seed in (1, 4):
+        assert_agrees(exercise, solution_of(f"lab{exercise[0]}"), seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", ["lab2", "lab3"])
-def test_every_kernels_solution_agrees_with_itself_and_so_does_a_plain_answer(lab, tmp_path):
+def test_the_plain_answers_agree_with_the_solution(lab, tmp_path):
     answers, _ = SOURCES[lab]
     with lab_with(answers.LAB, tmp_path, f"{lab}_plain_for_scenarios", answers.ANSWERS) as plain:
         for exercise in exercises(lab):
-            assert_agrees(exercise, solution_of(lab), 1)
             assert_agrees(exercise, plain, 1)
 
 
@@ -317,11 +317,7 @@ def test_a_scenario_that_ends_the_process_or_hangs_costs_its_own_exercise_alone(
 
 
 @pytest.mark.slow
-def test_a_stub_and_a_package_that_cannot_be_imported_are_told_so(tmp_path, expected_dir):
-    run_program(ROOT / "labs", tmp_path / "stub", "--only", "1.1")
-    assert (
-        "NotImplementedError: Lab 1, exercise 1.1" in compare(expected_dir, tmp_path / "stub", "lab1", ["1.1"])["1.1"]
-    )
+def test_a_package_that_cannot_be_imported_is_told_so(tmp_path, expected_dir):
     broken = tmp_path / "broken" / "lab1_roofline"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("def gelu(:\n")

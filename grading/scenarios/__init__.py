@@ -23,7 +23,12 @@ Observation = Any
 
 
 class Observed(dict[str, Observation]):
-    """Observations by name, in the order in which they are made; :meth:`__setitem__` is asked for each."""
+    """Observations by name, each name once, in the order in which they are made."""
+
+    def __setitem__(self, name: str, value: Observation) -> None:
+        if name in self:
+            raise ValueError(f"there are two observations of the name {name!r}")
+        super().__setitem__(name, value)
 
     def __ior__(self, more: Mapping[str, Observation]) -> Observed:
         for name, value in more.items():
