@@ -76,7 +76,8 @@ EXCEPT: Mapping[str, frozenset[str]] = {
         "FileCheck Storage StorageBase TypedStorage UntypedStorage classes compile export fork "
         "frombuffer from_dlpack from_file get_file_path hub jit library load ops prepare_multiprocessing_"
         "environment save set_default_device set_default_dtype set_default_tensor_type set_num_interop_threads "
-        "set_num_threads set_printoptions set_warn_always typename use_deterministic_algorithms vitals_enabled wait windows"
+        "set_num_threads set_printoptions set_warn_always typename use_deterministic_algorithms "
+        "vitals_enabled wait windows"
     ),
     "torch.autograd": _names("variable"),
     "torch.cuda": _names("CUDAPluggableAllocator change_current_allocator default_generators"),
