@@ -1,7 +1,9 @@
 """nbgrader's configuration of this course, for its command line and for the grader.
 
-    nbgrader generate_assignment lab2_triton_kernels --config=grading/nbgrader_config.py     (what `make labs` does)
-    nbgrader formgrader                                                                      (in the folder of grades)
+    cd grading && nbgrader generate_assignment lab2_triton_kernels     (what `make labs` does)
+    cd grades && jupyter lab                                           (the formgrader is in the menu)
+
+nbgrader reads the file of this name in the folder that it is started in; `make grade` writes one into its folder.
 
 Each setting that closes one of nbgrader's traps says so.
 """

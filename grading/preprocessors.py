@@ -48,7 +48,8 @@ class ReleaseNotebook(NbGraderPreprocessor):
         """Return the notebook as students get it."""
         for cell in nb.cells:
             if "nbgrader" in cell.metadata:
-                cell.metadata.nbgrader.pop("checksum", None)  # it is in the gradebook, where it cannot be edited
+                for noted in ("checksum", "cell_type"):  # both are in the gradebook, where they cannot be edited
+                    cell.metadata.nbgrader.pop(noted, None)
         name = resources["nbgrader"]["notebook"]
         return nbformat.reads(strip_notebook(nbformat.writes(nb), f"{name}.ipynb"), as_version=4), resources
 

@@ -147,19 +147,27 @@ def test_the_grader_knows_the_new_exercise_and_its_points(course: Path):
 @pytest.mark.skipif(available() is not None, reason=f"no sandbox on this machine: {available()}")
 def test_the_class_grader_grades_the_new_exercise(course: Path, tmp_path: Path):
     run(course, "make labs")
-    for student, source in (("right", "solutions"), ("untouched", "labs")):
-        shutil.copytree(course / "labs/lab1_roofline", tmp_path / "in" / student)
-        shutil.copy(course / source / "lab1_roofline/copying.py", tmp_path / "in" / student)
-    run(course, f"python -m grading.grade lab1 --submissions {tmp_path}/in --out {tmp_path}/grades --jobs 2")
+    shutil.copytree(course / "labs/lab1_roofline", tmp_path / "in" / "ada")
+    shutil.copy(course / "solutions/lab1_roofline/copying.py", tmp_path / "in" / "ada")
+    run(course, f"python -m grading.grade lab1 --submissions {tmp_path}/in --out {tmp_path}/grades --jobs 1")
     with open(tmp_path / "grades/lab1_roofline/grades.csv", newline="", encoding="utf-8") as file:
-        rows = {row["student"]: row for row in csv.DictReader(file)}
-    assert {student: (row["score"], row["1.11"]) for student, row in rows.items()} == {
-        "right": ("5", "5"),
-        "untouched": ("0", "0"),
-    }
-    result = json.loads((tmp_path / "grades/lab1_roofline/results/untouched.json").read_text(encoding="utf-8"))
-    assert result["exercises"][-1]["outcome"] == "not attempted"
-    assert result["exercises"][-1]["message"] == "Lab 1, exercise 1.11: the time of a copy"
+        (row,) = csv.DictReader(file)
+    assert (row["student"], row["score"], row["max_score"], row["1.11"]) == ("ada", "5", "100", "5")
+    result = json.loads((tmp_path / "grades/lab1_roofline/results/ada.json").read_text(encoding="utf-8"))
+    assert [e["outcome"] for e in result["exercises"]] == ["not attempted"] * 10 + ["passed"]
+
+
+@pytest.mark.slow
+def test_nbgraders_own_command_releases_the_same_bytes(course: Path):
+    assert "cd grading && nbgrader generate_assignment lab2_triton_kernels --force" in GUIDE
+    run(course, "make labs")
+    files = {path: path.read_bytes() for path in (course / "labs/lab1_roofline").iterdir() if path.is_file()}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    command = [sys.executable, "-m", "nbgrader", "generate_assignment", "lab1_roofline", "--force"]
+    environment = os.environ | {"PYTHONPATH": str(course), "PATH": path}
+    ran = subprocess.run(command, cwd=course / "grading", env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert {path: path.read_bytes() for path in (course / "labs/lab1_roofline").iterdir() if path.is_file()} == files
 
 
 def test_grades_go_into_canvass_table_and_other_columns_stay(tmp_path: Path):
