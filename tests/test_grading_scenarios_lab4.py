@@ -1,12 +1,14 @@
 """The hidden scenarios of lab 4: right answers agree with the solution, wrong ones are told apart.
 
 Many answers to an exercise are played on the ranks of few launches, as in the tests of the checks; the scenarios' own
-launches are tried with the solution, and with answers that raise and that hang.
+launches are tried with the solution, and with answers that raise and that hang. Of the wrong answers a quarter is played,
+and all of them where the environment has ``GRADING_IN_FULL``.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -87,6 +89,7 @@ def own_name(exercise: str, name: str) -> str:
 
 WRONG = [(wrong.exercise, str(wrong)) for wrong in WRONG_ANSWERS]
 WRONG += [(exercise, own_name(exercise, name)) for exercise, name, _, _ in OWN_ANSWERS]
+SAMPLE = WRONG if os.environ.get("GRADING_IN_FULL") else WRONG[::4]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,12 +112,14 @@ def _answers(exercise: str, folder: str) -> dict[str, Places]:
     places = {"plain": filled(exercise)}
     places |= {str(wrong): wrong.answers(filled(exercise)) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
     for number, name in enumerate(name for name in places if name not in STUCK):
+        if name != "plain" and (exercise, name) not in SAMPLE:
+            continue
         package = f"hidden4_{exercise.replace('.', '_')}_{number}"
         write_lab(LAB, Path(folder, package), places[name])
         Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
         answers[name] = {key: (f"{package}.{module}", key) for key in names}
     for number, name, functions, _ in OWN_ANSWERS:
-        if number == exercise and own_name(number, name) not in STUCK:
+        if number == exercise and own_name(number, name) not in STUCK and (number, own_name(number, name)) in SAMPLE:
             answers[own_name(number, name)] = {key: (own.__name__, its.__name__) for key, its in functions.items()}
     return answers
 
@@ -143,7 +148,7 @@ def test_a_plain_answer_agrees_with_the_solution(exercise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("exercise", "name"), [pair for pair in WRONG if pair[0] in PLAYED and pair[1] not in STUCK])
+@pytest.mark.parametrize(("exercise", "name"), [pair for pair in SAMPLE if pair[0] in PLAYED and pair[1] not in STUCK])
 def test_a_wrong_answer_is_told_apart_unless_its_values_are_right(exercise, name):
     reason = reasons(exercise)[name]
     assert (reason is None) == (name in RIGHT_VALUES), reason
@@ -175,13 +180,14 @@ def _alone(exercise: str, lab: object, seed: int) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize(("exercise", "name"), [pair for pair in WRONG if pair[0] in ALONE])
+@pytest.mark.slow
+@pytest.mark.parametrize(("exercise", "name"), [pair for pair in SAMPLE if pair[0] in ALONE])
 def test_a_wrong_answer_that_needs_no_rank_is_told_apart(exercise, name, tmp_path):
     (wrong,) = (wrong for wrong in WRONG_ANSWERS if str(wrong) == name)
     assert verdict(exercise, tmp_path, wrong.answers(ANSWERS)) is not None
 
 
-@pytest.mark.parametrize("seed", [1, 22, 333])
+@pytest.mark.parametrize("seed", [1, 22])
 @pytest.mark.parametrize("exercise", ALONE)
 def test_a_plain_answer_that_needs_no_rank_agrees_with_the_solution(exercise, seed, tmp_path):
     assert verdict(exercise, tmp_path, ANSWERS, seed) is None
@@ -194,6 +200,7 @@ def test_every_exercise_has_its_scenario_and_the_lists_name_wrong_answers():
 
 
 # ---- launches of their own
+@pytest.mark.slow
 def test_a_scenario_launches_its_ranks_and_another_seed_gives_other_observations():
     scenario = SCENARIOS["4.7"]
     right = scenario.run(solution, 1)
@@ -202,6 +209,7 @@ def test_a_scenario_launches_its_ranks_and_another_seed_gives_other_observations
     assert difference(scenario, right, scenario.run(solution, 2)) is not None
 
 
+@pytest.mark.slow
 def test_a_place_that_is_not_filled_raises_its_own_message(tmp_path):
     with (
         lab_with(LAB, tmp_path, "lab4_of_stubs", {}) as package,

@@ -1,8 +1,12 @@
-"""The hidden scenarios of lab 5: right answers agree with the solution, wrong ones are told apart."""
+"""The hidden scenarios of lab 5: right answers agree with the solution, wrong ones are told apart.
+
+Of the wrong answers a quarter is played, and all of them where the environment has ``GRADING_IN_FULL``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -30,8 +34,9 @@ MODULES = {
 SCENARIOS = {scenario.exercise: scenario for scenario in scenarios("lab5_serving")}
 #: Wrong answers whose values are right.
 RIGHT_VALUES: dict[str, str] = {}
-#: What the quick run of the tests looks at; `make test` looks at all.
-QUICK = ("5.1-padded-row", "5.2-no-copy-on-write", "5.3-budget-not-shared", "5.5-no-rescale", "5.6-from-the-target")
+SAMPLE = WRONG_ANSWERS if os.environ.get("GRADING_IN_FULL") else WRONG_ANSWERS[::4]
+#: What `make check` looks at; `make test` looks at the whole sample.
+QUICK = {next(str(wrong) for wrong in SAMPLE if wrong.exercise == exercise) for exercise in ("5.1", "5.3", "5.5")}
 
 
 @cache
@@ -70,9 +75,7 @@ def test_another_seed_gives_other_observations(exercise):
     assert difference(SCENARIOS[exercise], expected(exercise), expected(exercise, 1)) is not None
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(22, marks=pytest.mark.slow), pytest.param(333, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seed", [1, pytest.param(22, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exercise", MODULES)
 def test_a_plain_answer_agrees_with_the_solution(exercise, seed, tmp_path):
     assert verdict(exercise, tmp_path, ANSWERS, seed) is None
@@ -80,7 +83,7 @@ def test_a_plain_answer_agrees_with_the_solution(exercise, seed, tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [pytest.param(w, id=str(w), marks=() if str(w) in QUICK else pytest.mark.slow) for w in WRONG_ANSWERS],
+    [pytest.param(w, id=str(w), marks=() if str(w) in QUICK else pytest.mark.slow) for w in SAMPLE],
 )
 def test_a_wrong_answer_is_told_apart_unless_its_values_are_right(wrong: WrongAnswer, tmp_path):
     reason = verdict(wrong.exercise, tmp_path, wrong.answers(ANSWERS))
