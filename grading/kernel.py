@@ -121,10 +121,11 @@ class SandboxedExecute(Execute):
                     ready = ready or _role(cell) == STUDENT
                 while pending:
                     cell = pending.pop(0)
-                    ran = cell.metadata.grading["ran"] = self._try(cell)
-                    if ran["outcome"] in ("ok", "error"):
-                        ran["whole"] = not self.verify or self._whole()
-                    if not ran.get("whole"):
+                    cell.metadata.grading["ran"] = {"outcome": "crashed", "why": "its kernel ended", "seconds": 0.0}
+                    ran = self._try(cell)
+                    ran["whole"] = ran["outcome"] in ("ok", "error") and (not self.verify or self._whole())
+                    cell.metadata.grading["ran"] = ran  # a copy is stored
+                    if not ran["whole"]:
                         return
         except KernelUnavailable:
             raise

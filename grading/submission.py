@@ -161,7 +161,7 @@ def _zip_entries(path: Path, submission: Submission) -> Iterator[tuple[str, byte
         for member in members:
             name = member.filename.replace("\\", "/")
             parts = PurePosixPath(name).parts
-            if member.is_dir() or any(map(_skip, parts)):
+            if member.is_dir() or any(_skip(part) for part in parts if part != ".."):
                 continue
             if name.startswith("/") or ".." in parts or not parts or ":" in parts[0] or "\0" in name:
                 submission.notes.append(f"{_shown(name)} was ignored: it points out of the submission")

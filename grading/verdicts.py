@@ -37,7 +37,7 @@ def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], refused: Mapping[str, 
 
 def _verdict(number: str, ran: Mapping[str, Any], modules: Mapping[str, str], refused: Mapping[str, str]) -> Verdict:
     outcome, why, seconds = ran["outcome"], ran["why"], ran["seconds"]
-    if outcome == "ok" and not ran.get("whole", True):
+    if outcome == "ok" and not ran.get("whole"):
         return Verdict(
             "tampered", "Your code changed what the course's checks rely on, so they prove nothing.", seconds
         )

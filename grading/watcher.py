@@ -42,8 +42,9 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         started = time.monotonic()
         while not self._over.wait(0.1) and self.process.poll() is None:
-            self.reason = self._broken(time.monotonic() - started)
-            if self.reason:
+            broken = self._broken(time.monotonic() - started)
+            if broken:
+                self.reason = self.reason or broken
                 kill_tree(self.process.pid)
                 return
 

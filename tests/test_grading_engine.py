@@ -1,0 +1,252 @@
+"""From what a student handed in to verdicts: files, seeds, the graded copy, cells in a kernel, and messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zipfile
+
+import pytest
+
+from grading import sandbox
+from grading.graded_copy import graded_copy, notebook_notes
+from grading.lab import find_lab
+from grading.results import Verdict, digest_of, read_result, result, write_json
+from grading.seeds import seeds_of
+from grading.submission import MAX_FILE, UnreadableSubmission, collect, students
+from grading.verdicts import clean, explain, judge
+
+LAB = find_lab("lab1")
+NUMBERS = [exercise.number for exercise in LAB.exercises]
+needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+
+
+def ran(**special: dict) -> dict[str, dict]:
+    """Every check passed, but for those named (``e1_2`` for exercise 1.2)."""
+    fine = {"outcome": "ok", "why": "", "seconds": 0.1, "whole": True}
+    return {number: fine | special.get("e" + number.replace(".", "_"), {}) for number in NUMBERS}
+
+
+# ---- what is handed in ---------------------------------------------------------------------------------------------
+
+
+def test_files_are_found_at_the_top_or_below_in_a_folder_or_a_zip(tmp_path):
+    for student, inside in (("ada", ""), ("bob", "home/labs/lab1_roofline/")):
+        (tmp_path / student / inside).mkdir(parents=True)
+        (tmp_path / student / inside / "warp.py").write_text("x = 1\n")
+    with zipfile.ZipFile(tmp_path / "cyd.zip", "w") as archive:
+        archive.writestr("cyd-main/labs/lab1_roofline/warp.py", "x = 1\n")
+        archive.writestr("__MACOSX/cyd-main/labs/lab1_roofline/._warp.py", "?")
+    found = students(tmp_path)
+    assert list(found) == ["ada", "bob", "cyd"]
+    for student, path in found.items():
+        submission = collect(path, LAB)
+        assert (submission.student, submission.files) == (student, {"warp.py": b"x = 1\n"})
+        assert "taken as handed out: __init__.py" in submission.notes[0]
+
+
+def test_links_and_pipes_are_ignored_with_a_note(tmp_path):
+    folder = tmp_path / "eve"
+    folder.mkdir()
+    (folder / "warp.py").write_text("x = 1\n")
+    (folder / "waves.py").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "rates.py")
+    (folder / "layer.py").write_bytes(b"#" * (MAX_FILE + 1))
+    submission = collect(folder, LAB)
+    assert set(submission.files) == {"warp.py"}
+    assert sum("was ignored" in note for note in submission.notes) == 3
+
+
+def test_zip_members_that_point_out_of_the_zip_are_ignored(tmp_path):
+    with zipfile.ZipFile(tmp_path / "eve.zip", "w") as archive:
+        archive.writestr("warp.py", "x = 1\n")
+        archive.writestr("../waves.py", "x = 2\n")
+        archive.writestr("/rates.py", "x = 3\n")
+        link = zipfile.ZipInfo("layer.py")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    submission = collect(tmp_path / "eve.zip", LAB)
+    assert submission.files == {"warp.py": b"x = 1\n"}
+    assert sum("was ignored" in note for note in submission.notes) == 3
+
+
+def test_a_zip_that_unpacks_to_too_much_is_unreadable(tmp_path):
+    with zipfile.ZipFile(tmp_path / "eve.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(9):
+            archive.writestr(f"{number}.bin", bytes(MAX_FILE))
+    with pytest.raises(UnreadableSubmission, match="unpacks to more than"):
+        collect(tmp_path / "eve.zip", LAB)
+
+
+def test_what_is_no_zip_or_holds_nothing_of_the_lab_is_unreadable(tmp_path):
+    (tmp_path / "eve.zip").write_bytes(b"not a zip")
+    with pytest.raises(UnreadableSubmission, match="cannot be read"):
+        collect(tmp_path / "eve.zip", LAB)
+    (tmp_path / "fay").mkdir()
+    (tmp_path / "fay" / "essay.txt").write_text("sorry")
+    with pytest.raises(UnreadableSubmission, match="no file of lab1_roofline"):
+        collect(tmp_path / "fay", LAB)
+
+
+def test_modules_of_the_students_own_are_taken_and_packages_are_not(tmp_path):
+    folder = tmp_path / "gil"
+    (folder / "torch").mkdir(parents=True)
+    (folder / "warp.py").write_text("from .helper import x\n")
+    (folder / "helper.py").write_text("x = 1\n")
+    (folder / "torch" / "__init__.py").write_text("")
+    submission = collect(folder, LAB)
+    assert set(submission.files) == {"warp.py", "helper.py"}
+
+
+def test_two_submissions_of_one_student_are_an_error(tmp_path):
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada.zip").write_bytes(b"")
+    with pytest.raises(ValueError, match="two submissions of ada"):
+        students(tmp_path)
+
+
+# ---- hidden seeds and the graded copy ------------------------------------------------------------------------------
+
+
+def test_seeds_are_kept_private_and_drawn_again_only_when_asked(tmp_path):
+    first = seeds_of(tmp_path, LAB)
+    assert stat.S_IMODE((tmp_path / "seeds.json").stat().st_mode) == 0o600
+    assert set(first.checks) == set(NUMBERS)
+    assert seeds_of(tmp_path, LAB) == first
+    other = seeds_of(tmp_path, find_lab("lab2"))
+    assert seeds_of(tmp_path, LAB) == first and seeds_of(tmp_path, find_lab("lab2")) == other
+    fresh = seeds_of(tmp_path, LAB, fresh=True)
+    assert fresh.scenarios != first.scenarios and fresh.name != first.name
+
+
+def test_a_damaged_file_of_seeds_is_named(tmp_path):
+    (tmp_path / "seeds.json").write_text("{")
+    with pytest.raises(ValueError, match=r"seeds\.json is damaged"):
+        seeds_of(tmp_path, LAB)
+
+
+@pytest.mark.parametrize("name", ["lab1", "lab2", "lab3", "lab4", "lab5"])
+def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
+    lab = find_lab(name)
+    seeds = {exercise.number: 10_000_000 + index for index, exercise in enumerate(lab.exercises)}
+    cells = graded_copy(lab, seeds).cells
+    roles = [cell.metadata.grading["role"] for cell in cells]
+    assert roles == ["prelude"] * 3 + ["student"] + ["check"] * len(lab.exercises)
+    assert "snapshot()" in cells[2].source and lab.name not in cells[1].source and lab.name in cells[3].source
+    assert "utils.checks" in cells[1].source
+    for exercise, cell in zip(lab.exercises, cells[4:], strict=True):
+        assert cell.id == exercise.grade_id and f"seed={seeds[exercise.number]})" in cell.source
+    shown = graded_copy(lab, None, [lab.exercises[0].number]).cells
+    assert shown[-1].source == lab.exercises[0].source and len(shown) == 5
+
+
+def test_what_was_done_to_the_notebook_is_told_and_changes_nothing():
+    notebook = json.loads(LAB.notebook.read_text())
+    assert notebook_notes(json.dumps(notebook).encode(), LAB) == []
+    cells = {cell["id"]: cell for cell in notebook["cells"]}
+    cells["check-1-1"]["source"] = ["print('passed')"]
+    notebook["cells"].remove(cells["check-1-2"])
+    notebook["cells"].append(cells["check-1-3"])
+    cells["check-1-4"]["metadata"]["nbgrader"]["grade_id"] = "check-9-9"
+    missing, twice, edited = notebook_notes(json.dumps(notebook).encode(), LAB)
+    assert "exercise 1.2, 1.4 is missing" in missing and "1.3 is there more" in twice and "1.1 is edited" in edited
+    assert "is missing" in notebook_notes(None, LAB)[0]
+    for odd in (b"{", b"[]", b"[" * 100_000, b'{"cells": 3}', b'{"cells": [1]}', b"\xff\xfe"):
+        assert "cannot be read" in notebook_notes(odd, LAB)[0] or notebook_notes(odd, LAB)
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+
+
+def test_each_way_a_check_ends_has_its_verdict():
+    verdicts = judge(
+        LAB,
+        ran(
+            e1_1={"whole": False},
+            e1_2={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.2: FLOPs"},
+            e1_3={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.2: FLOPs"},
+            e1_4={"outcome": "error", "why": "CheckFailed: exercise 1.4: wrong for n=123456"},
+            e1_5={"outcome": "timed out", "why": "it ran longer than 9 seconds"},
+            e1_6={"outcome": "crashed", "why": "it ended Python itself"},
+            e1_9={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.9: cycles"},
+        ),
+        {"warp.py": "line 3: import os: leave it out"},
+    )
+    outcomes = [verdicts[number].outcome for number in NUMBERS]
+    assert outcomes[:6] == ["tampered", "not attempted", "not attempted", "failed", "timed out", "crashed"]
+    assert outcomes[6:] == ["passed", "passed", "refused", "passed"]
+    assert "needs exercise 1.2" in verdicts["1.3"].message
+    assert "line 3: import os" in verdicts["1.9"].message
+    assert "123456" not in verdicts["1.4"].message
+
+
+def test_a_message_comes_from_the_run_that_shows_nothing_hidden():
+    hidden = judge(LAB, ran(e1_1={"outcome": "error", "why": "CheckFailed: n=987654321 is hidden"}), {})
+    shown = {
+        "1.1": {
+            "outcome": "error",
+            "why": "CheckFailed: exercise 1.1: wrong (seed 11)\n  reproduce: seed 11",
+            "seconds": 1,
+        }
+    }
+    assert explain(hidden, shown)["1.1"].message == "exercise 1.1: wrong"
+    assert explain(hidden, {"1.1": {"outcome": "ok", "why": "", "seconds": 1}}) == {}
+    assert "987654321" not in hidden["1.1"].message and "passes on the inputs" in hidden["1.1"].message
+
+
+def test_a_message_holds_no_seed_and_has_an_end():
+    text = "CheckFailed: exercise 1.1: 3 differ (seed 7)\n  first at 4\n  reproduce: seed 7, n=3\n  likely the tail"
+    assert clean(text) == "exercise 1.1: 3 differ\n  first at 4\n  likely the tail"
+    assert len(clean("x" * 10**6)) < 10**4
+
+
+def test_a_result_whose_points_are_not_its_verdicts_is_refused(tmp_path):
+    verdicts = {number: Verdict("passed") for number in NUMBERS}
+    points = {exercise.number: float(exercise.points) for exercise in LAB.exercises}
+    made = result(LAB, "ada", "d", verdicts, points)
+    assert (made["score"], made["max_score"]) == (100, 100)
+    write_json(tmp_path / "ada.json", made)
+    assert read_result(tmp_path / "ada.json") == made
+    with pytest.raises(ValueError, match=r"exercise 1\.2 failed, but nbgrader gave 5"):
+        result(LAB, "ada", "d", verdicts | {"1.2": Verdict("failed")}, points)
+    (tmp_path / "cut.json").write_text('{"format": 1, ')
+    assert read_result(tmp_path / "cut.json") is None
+
+
+def test_a_digest_tells_any_difference():
+    assert digest_of({"a": b"bc"}) != digest_of({"ab": b"c"}) != digest_of({"a": b"bc"}, "")
+    assert digest_of({"a": b"1", "b": b"2"}) == digest_of({"b": b"2", "a": b"1"})
+
+
+# ---- the kernel ----------------------------------------------------------------------------------------------------
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_a_cell_that_kills_hangs_or_floods_the_kernel_costs_itself_only(tmp_path):
+    import nbformat
+
+    from grading.kernel import SandboxedExecute
+    from grading.sandbox import Sandbox
+
+    def cell(source: str, role: str = "check") -> nbformat.NotebookNode:
+        return nbformat.v4.new_code_cell(source, metadata={"grading": {"role": role}})
+
+    checks = [
+        "x",
+        "import os; os._exit(0)",
+        "while True: pass",
+        "while True: print('x' * 999)",
+        "1 / 0",
+        "raise SystemExit",
+        "x + 1",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[cell("x = 1", "student"), *map(cell, checks)])
+    execute = SandboxedExecute(sandbox_factory=lambda: Sandbox(tmp_path), timeout=5, verify="assert x == 1")
+    execute.preprocess(notebook, {})
+    found = [each.metadata.grading["ran"] for each in notebook.cells[1:]]
+    outcomes = [each["outcome"] for each in found]
+    assert outcomes == ["ok", "crashed", "timed out", "crashed", "error", "error", "ok"]
+    assert found[3]["why"] == "it printed more than 1,024 KiB"
+    assert all(each["whole"] for each in (found[0], found[4], found[6]))
