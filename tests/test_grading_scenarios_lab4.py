@@ -1,8 +1,8 @@
 """The hidden scenarios of lab 4: right answers agree with the solution, wrong ones are told apart.
 
 Many answers to an exercise are played on the ranks of few launches, as in the tests of the checks; the scenarios' own
-launches are tried with the solution, and with answers that raise and that hang. Of the wrong answers a quarter is played,
-and all of them where the environment has ``GRADING_IN_FULL``.
+launches are tried with the solution, and with answers that raise and that hang. Of the wrong answers a quarter is
+played, and all of them where the environment has ``GRADING_IN_FULL``.
 """
 
 from __future__ import annotations
