@@ -225,3 +225,15 @@ def test_everything_is_restored_also_after_an_exception():
 def test_the_families_do_not_overlap():
     names = [name for family in FAMILIES.values() for name in family]
     assert len(names) == len(set(names))
+
+
+def test_an_answer_that_python_computes_element_by_element_is_found():
+    few = problem_of(lambda x: [x.view(-1)[i].item() for i in range(16)], Rules())
+    assert few.headline == "no Triton kernel is launched"
+
+    with watch() as seen:
+        scale(X)
+        values = [value.item() for value in X.view(-1)]
+    assert len(values) == 64
+    problem = broken_rule(Rules(), seen)
+    assert "64 single elements are fetched into Python by" in problem.headline and "inside the kernel" in problem.cause

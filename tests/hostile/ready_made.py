@@ -54,6 +54,10 @@ _gelu("through-bare-memory", "works on the bytes of the tensor's memory",
       "refused", reason=r"bare memory")  # fmt: skip
 _gelu("formula-in-pytorch", "computes the formula by PyTorch's operators",
       "return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))", "failed")  # fmt: skip
+_gelu("computed-by-python", "launches its kernel for show and computes each element in Python",
+      "pieces = [torch.tensor([v.item()]) for v in x.reshape(-1)]\n"
+      "out.copy_(torch.cat(pieces).reshape(out.shape))\nreturn out", "failed",
+      reason=r"single elements|no Triton kernel|notebook draws")  # fmt: skip
 _gelu("operator-in-a-kernel", "calls PyTorch from a kernel, where nobody listens",
       "KEPT.append((x, out))\nreached[(1,)](out, 1)\nreturn out", "refused", reason=r"kernel",
       before="KEPT = []\n\n\n@triton.jit\ndef reached(out_ptr, n):\n"

@@ -65,6 +65,9 @@ BOOKKEEPING = _names(
     "is_same_size broadcast_tensors unsafe_split set_data version is_set_to stack cat swapaxes ravel squeeze_copy"
 )
 
+#: Single elements that a function may fetch into Python around its kernel: a length, a flag.
+MOST_FETCHED = 16
+
 _READY_MADE_LIBRARIES = _names(
     "xformers flash_attn flash_attn_interface flash_attn_3 liger_kernel transformer_engine apex torchao flashinfer "
     "jax tensorflow sklearn scipy cupy"
@@ -307,6 +310,12 @@ def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False
             return Problem(f"the kernel {name} of {module} is launched", "the exercise is to write that kernel")
     if not seen.kernels and not empty:
         return Problem("no Triton kernel is launched", "the function must start its kernel: kernel[grid](...)")
+    fetched = [call for call in seen.calls if call.name.startswith("aten.") and call.base == "local_scalar_dense"]
+    if len(fetched) > MOST_FETCHED:
+        return Problem(
+            f"{len(fetched):,} single elements are fetched into Python by {fetched[0].where}",
+            "each is a wait for the GPU, and Python does the kernel's work: do it inside the kernel",
+        )
     for call in seen.calls:
         if call.name.startswith("aten.") and call.base not in BOOKKEEPING and call.base not in rules.allow:
             return Problem(
