@@ -364,15 +364,22 @@ def challenge(package: ModuleType, seed: int) -> Observed:
 
 #: Probabilities are rounded to the inputs' dtype before they are multiplied, or are not: both are right.
 ATTENTION = Tolerance(absolute=1e-5, times=2)
+#: Scores of -105: a float32 of that size is rounded to 1e-5, and its exponential with it.
+LOW = Tolerance(relative=1e-3, absolute=1e-4)
 
 SCENARIOS = (
     Scenario("3.1", merge, Tolerance(of="element")),
     Scenario("3.2", tiled_attention, ATTENTION),
-    Scenario("3.3", flash_forward, ATTENTION, {CANCELLING: Tolerance(absolute=7e-5 * DRIFT)}),
+    Scenario(
+        "3.3",
+        flash_forward,
+        ATTENTION,
+        {CANCELLING: Tolerance(absolute=1e-4 * DRIFT), "o of flash_forward, low scores": LOW},
+    ),
     Scenario("3.4", flash_causal, ATTENTION),
     Scenario("3.5", delta, ATTENTION),
-    Scenario("3.6", flash_dkdv, ATTENTION),
-    Scenario("3.7", flash_dq, ATTENTION),
+    Scenario("3.6", flash_dkdv, ATTENTION, {"dk and dv of flash_dkdv, low scores": LOW}),
+    Scenario("3.7", flash_dq, ATTENTION, {"dq of flash_dq, low scores": LOW}),
     Scenario("3.8", flash_attention, ATTENTION),
     Scenario("3.9", challenge, ATTENTION),
 )
