@@ -1,0 +1,108 @@
+"""The operator: lab 3's interface over Hopper's kernels, and over lab 3's own where those cannot run."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from solutions.lab3_flash_attention import flash_attention_with_lse as portable_attention
+from solutions.lab3_flash_attention.arguments import check_attention, dtype_name, softmax_scale
+from solutions.lab3_flash_attention.flash_backward import attention_delta, flash_dkdv, flash_dq
+from utils import runtime
+
+HEAD_DIMS = (64, 128, 256)
+#: head_dims whose backward pass has a Hopper kernel; the others take lab 3's.
+BACKWARD_HEAD_DIMS = (64, 128)
+
+
+def why_portable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why lab 3's portable kernels run for these tensors, or None where Hopper's do.
+
+    Args:
+        q: (B, Hq, Nq, D).
+        k, v: (B, Hkv, Nk, D).
+    """
+    if runtime.INTERPRET or q.device.type != "cuda":
+        return "kernels run in the interpreter here"
+    if torch.cuda.get_device_capability(q.device) != (9, 0):
+        return f"{torch.cuda.get_device_name(q.device)} is no Hopper GPU (compute capability 9.0)"
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"the tensor cores take float16 and bfloat16 in these kernels, not {dtype_name(q)}"
+    if q.shape[3] not in HEAD_DIMS:
+        return f"head_dim {q.shape[3]} is none of {', '.join(map(str, HEAD_DIMS))}"
+    if 0 in q.shape or 0 in k.shape:
+        return "a tensor is empty"
+    return None
+
+
+class HopperAttention(torch.autograd.Function):
+    """Keeps q, k, v, o and the logsumexp, as lab 3's."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale, deterministic):
+        """o and the logsumexp of one call."""
+        from .launch import hopper_forward  # Gluon's kernels exist only where Triton compiles for a GPU
+
+        o, lse = hopper_forward(q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.causal, ctx.scale, ctx.deterministic = causal, scale, deterministic
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, dlse):
+        """Gradients of q, k and v that are asked for."""
+        from .launch import hopper_backward
+
+        q, k, v, o, lse = ctx.saved_tensors
+        if do is None:
+            do = torch.zeros_like(o)
+        wants_q, wants_kv = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        dq = dk = dv = None
+        fused = q.shape[3] in BACKWARD_HEAD_DIMS
+        if fused and (wants_kv or not ctx.deterministic):
+            dq, dk, dv = hopper_backward(q, k, v, o, lse, do, dlse, ctx.causal, ctx.scale, not ctx.deterministic)
+        if (wants_q and dq is None) or (wants_kv and dk is None):
+            blind = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
+            delta = attention_delta(o, do, dlse, blind)
+            if wants_q and dq is None:
+                dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
+            if wants_kv and dk is None:
+                dk, dv = flash_dkdv(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
+        return dq, dk, dv, None, None, None
+
+
+def flash_attention_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
+    deterministic: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention and its logsumexp; gradients flow through both. Lab 3's rules hold, and its text.
+
+    Args:
+        q: (B, Hq, Nq, D), float32, float16 or bfloat16, any strides, D from 16 to 256.
+        k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq.
+        causal: Query i sees keys j <= i + Nk - Nq.
+        scale: Factor of the scores, by default 1 / sqrt(D).
+        deterministic: Whether two backward passes are equal to the bit. Without it the copy engine sums dq in the
+            order in which parts arrive, which is faster.
+
+    Returns:
+        o, of q's shape and dtype, and L (B, Hq, Nq) float32, the natural logsumexp of each row of scores.
+
+    Raises:
+        TypeError, ValueError: as lab 3's function raises them.
+    """
+    check_attention(q, k, v)
+    scale = softmax_scale(scale, q.shape[3])
+    if why_portable(q, k, v) is not None:
+        return portable_attention(q, k, v, causal, scale)
+    return HopperAttention.apply(q, k, v, bool(causal), scale, bool(deterministic))
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
+    deterministic: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """o of :func:`flash_attention_with_lse`."""
+    return flash_attention_with_lse(q, k, v, causal, scale, deterministic)[0]

@@ -1,0 +1,79 @@
+"""What both kernels are made of: a fast exponential, views of tiles, descriptors, sums by the copy engine."""
+
+from __future__ import annotations
+
+import torch
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+#: All threads of a partition wait for each other. Triton 3.7 renamed it.
+wait_for_all = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+LOG2_E = 1.4426950408889634
+
+
+@gluon.jit
+def exp2(x):
+    """2^x to two units in the last place, in one instruction; 2^-inf is 0."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """A tile (1, 1, ROWS, COLUMNS) of shared memory, as the copy engine wrote it, as a matrix for the tensor cores."""
+    bits: gl.constexpr = tile.dtype.primitive_bitwidth
+    return tile._reinterpret(tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout(128, bits, 2))
+
+
+@builtin
+def add_to_global(descriptor, coordinates, tile, _semantic=None):
+    """The copy engine adds ``tile`` of shared memory to global memory, in whatever order the adds of a tile arrive.
+
+    Triton 3.6 and 3.7 have the operation in their compiler, but no public name for it in Gluon.
+    """
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coordinates, tile.handle
+    )
+
+
+def layout(shape: list[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How the copy engine lays out a tile of ``shape`` so that the tensor cores read it without bank conflicts."""
+    return gl.NVMMASharedLayout.get_default_for(shape, ELEMENTS[dtype])
+
+
+def tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor that hands out tiles (1, 1, rows, columns) of a tensor (B, H, N, D); beyond its end they are 0."""
+    block = [1, 1, rows, columns]
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout(block, tensor.dtype))
+
+
+#: Rows of float32 numbers, one after another, unswizzled.
+ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, 2)
+
+
+def rows_of(tensor: torch.Tensor, length: int) -> TensorDescriptor:
+    """A descriptor that hands out pieces (1, length) of a float32 tensor (B * H, N)."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, length], ROW_LAYOUT)
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` (B, H, N, D) as the copy engine can read it; a copy of it where its strides do not allow that.
+
+    Rows must be without gaps, and everything else a multiple of 16 bytes apart and not 0.
+    """
+    bytes_each = tensor.element_size()
+    strides = [stride for stride, size in zip(tensor.stride()[:3], tensor.shape[:3]) if size > 1]
+    fits = tensor.stride(3) == 1 and tensor.data_ptr() % 16 == 0
+    if not fits or any(stride <= 0 or stride * bytes_each % 16 for stride in strides):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    if any(stride <= 0 or stride * bytes_each % 16 for stride in tensor.stride()[:3]):  # of axes of one element
+        extents = [size * max(stride, 1) for size, stride in zip(tensor.shape, tensor.stride())]
+        widest = -(-max(extents) * bytes_each // 16) * 16 // bytes_each
+        whole = [stride if size > 1 else widest for size, stride in zip(tensor.shape[:3], tensor.stride()[:3])]
+        return tensor.as_strided(tensor.shape, (*whole, 1))
+    return tensor

@@ -1,0 +1,107 @@
+"""Compiles the capstone's kernels for sm_90 in a process of its own, and prints what the compiler spent on each.
+
+Nothing of the course's runtime is imported, so that Triton is here as on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+FOLDER = Path(__file__).resolve().parent.parent / "solutions" / "capstone_hopper"
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def module(name: str) -> types.ModuleType:
+    """A module of the capstone without the package's own ``__init__``, which brings in the runtime."""
+    if "capstone" not in sys.modules:
+        package = types.ModuleType("capstone")
+        package.__path__ = [str(FOLDER)]
+        sys.modules["capstone"] = package
+    return importlib.import_module(f"capstone.{name}")
+
+
+def tiles(rows: int, columns: int, kind: str) -> str:
+    """The type of a descriptor of tiles (1, 1, rows, columns)."""
+    block = [1, 1, rows, columns]
+    return f"tensordesc<{kind}{block},{module('parts').layout(block, TYPES[kind])!r}>"
+
+
+def forward(head_dim: int, causal: bool, kind: str) -> dict:
+    """The forward kernel as ``launch`` specialises it."""
+    tile = module("tuning").forward(head_dim, causal)
+    types_ = {
+        "q_desc": tiles(64, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
+        "v_desc": tiles(tile.columns, head_dim, kind), "o_desc": tiles(64, head_dim, kind), "lse_ptr": "*fp32",
+        "tiles_ptr": "*i32", "counts_ptr": "*i32", "scale": "fp32",
+    }  # fmt: skip
+    constants = {
+        "G": tile.warpgroups, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "PINGPONG": tile.take_turns,
+        "LATE": tile.late, "PARTIAL": tile.partial_sums, "REGISTERS": tile.registers,
+    }  # fmt: skip
+    return compiled(module("forward").hopper_forward_kernel, types_, constants, tile.at_start)
+
+
+def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
+    """The backward kernel as ``launch`` specialises it."""
+    tile = module("tuning").backward(head_dim)
+    rows = f"tensordesc<fp32[1, {tile.rows}],{module('parts').ROW_LAYOUT!r}>"
+    types_ = {
+        "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
+        "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
+        "delta_desc": rows, "dq_desc": tiles(64, head_dim * tile.rows // 128, "fp32"),
+        "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind), "scale": "fp32",
+        "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {
+        "M": tile.rows, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "DQ": sum_dq,
+        "REGISTERS": tile.registers,
+    }  # fmt: skip
+    return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.at_start)
+
+
+def compiled(kernel, types_: dict, constants: dict, at_start: int) -> dict:
+    """Registers at the start, bytes spilled, shared memory, and the instructions that Hopper is chosen for."""
+    names = kernel.arg_names
+    signature = {n: types_.get(n, "constexpr" if n in constants else "i32") for n in names}
+    constexprs = {(names.index(n),): value for n, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
+    source = GluonASTSource(kernel, signature, constexprs, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": at_start})
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / "kernel.ptx"
+        ptx.write_text(made.asm["ptx"])
+        ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        done = subprocess.run(
+            [ptxas, "-arch=sm_90a", "-v", ptx, "-o", ptx.with_suffix(".cubin")], capture_output=True, text=True
+        )
+    said = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(said)
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", said)[1]),
+        "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said)),
+        "serialised": "wgmma.mma_async instructions are serialized" in said,
+        "shared": made.metadata.shared,
+        "instructions": [
+            name
+            for name in ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "setmaxnreg")
+            if name in made.asm["ptx"]
+        ],
+    }
+
+
+if __name__ == "__main__":
+    orders = json.loads(sys.stdin.read())
+    print(json.dumps([{"forward": forward, "backward": backward}[name](*arguments) for name, *arguments in orders]))

@@ -1,0 +1,154 @@
+"""The capstone's attention: who runs where, which tiles a program gets, and what the kernels cost when compiled."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from solutions import capstone_hopper
+from solutions.capstone_hopper import attention
+from solutions.capstone_hopper.tile_order import tile_order, tile_table
+from solutions.lab3_flash_attention import flash_attention_with_lse
+from utils import runtime
+from utils.runtime import DEVICE
+
+SHARED_MEMORY = 227 * 1024
+#: Bytes that a thread of a kernel puts into memory for want of registers, at most: head_dim, causal -> bytes.
+FORWARD_SPILLS = {(64, False): 24, (64, True): 176, (128, False): 8, (128, True): 16, (256, False): 32, (256, True): 32}
+BACKWARD_SPILLS = {(64, True): 272, (128, True): 272, (64, False): 8, (128, False): 8}
+
+
+def tensors(*shape: int, dtype=torch.float16, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(3)]
+
+
+def test_it_says_why_the_portable_kernels_run(monkeypatch):
+    q, k, v = tensors(1, 2, 5, 64)
+    monkeypatch.setattr(runtime, "INTERPRET", True)
+    assert "interpreter" in capstone_hopper.why_portable(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "capability", "said"),
+    [
+        (torch.float16, 64, (8, 0), "no Hopper GPU"),
+        (torch.float32, 64, (9, 0), "not float32"),
+        (torch.bfloat16, 80, (9, 0), "head_dim 80"),
+        (torch.bfloat16, 128, (9, 0), None),
+    ],
+)
+def test_hopper_takes_half_precision_of_three_head_dims(monkeypatch, dtype, head_dim, capability, said):
+    class Somewhere:
+        """A tensor as far as the question goes."""
+
+        def __init__(self, shape):
+            self.shape, self.dtype, self.device = shape, dtype, torch.device("cuda")
+
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    why = capstone_hopper.why_portable(*[Somewhere((1, 2, 33, head_dim))] * 3)
+    assert why is None if said is None else said in why
+
+
+def test_where_the_portable_kernels_run_results_are_theirs():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 33, 64, dtype=torch.float32))
+    got = capstone_hopper.flash_attention_with_lse(q, k, v, True, 0.3)
+    want = flash_attention_with_lse(q, k, v, True, 0.3)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    do = torch.randn_like(got[0])
+    gradients = [torch.autograd.grad(o, (q, k, v), do) for o in (got[0], want[0])]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_bad_input_is_refused_at_the_door():
+    q, k, v = tensors(1, 2, 5, 64)
+    with pytest.raises(ValueError, match="head_dim must be from 16 to 256"):
+        capstone_hopper.flash_attention(q[..., :8], k[..., :8], v[..., :8])
+    with pytest.raises(TypeError, match="scale must be a number"):
+        capstone_hopper.flash_attention(q, k, v, scale="one")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 300, 700), (32, 2048, 2048), (3, 700, 300), (7, 129, 128)])
+@pytest.mark.parametrize("together", [1, 8])
+def test_every_tile_belongs_to_one_program(shape, causal, together):
+    heads, queries, keys = shape
+    lists = tile_order(heads, queries, keys, 128, 64, causal, 132, together)
+    assert sorted(tile for each in lists for tile in each) == list(range(heads * -(-queries // 128)))
+    assert len(lists) == min(132, heads * -(-queries // 128))
+
+
+@pytest.mark.parametrize("heads", [16, 32, 100, 128])
+def test_no_program_works_much_longer_than_the_others(heads):
+    lists = tile_order(heads, 2048, 2048, 128, 128, True, 132, 8)
+    work = [sum(tile % 16 + 2 for tile in each) for each in lists]
+    longest_tile = 17
+    assert max(work) <= sum(work) / 132 + longest_tile
+
+
+def test_the_longest_causal_tiles_come_first():
+    lists = tile_order(8, 2048, 2048, 128, 128, True, 132, 8)
+    assert {each[0] % 16 for each in lists if each[0] % 16 >= 8} == set(range(8, 16))
+    assert all(each[0] % 16 >= each[-1] % 16 for each in lists)
+
+
+def test_the_table_holds_the_lists_and_one_entry_more():
+    table, counts = tile_table(torch.device("cpu"), 5, 300, 700, 128, 64, False, 4, 1)
+    lists = tile_order(5, 300, 700, 128, 64, False, 4, 1)
+    assert table.dtype == counts.dtype == torch.int32
+    assert table.shape == (4, max(map(len, lists)) + 1)
+    assert [tuple(row[:n]) for row, n in zip(table.tolist(), counts.tolist())] == list(lists)
+
+
+def test_the_copy_engine_gets_strides_that_it_can_read():
+    copyable = pytest.importorskip("solutions.capstone_hopper.parts", reason="this Triton has no Gluon").copyable
+    x = torch.randn(2, 3, 40, 64, dtype=torch.float16)
+    for view in (x, x.transpose(1, 2), x[:, :, ::2], x[:1], x[:, 1:2]):
+        got = copyable(view)
+        assert torch.equal(got, view) and got.data_ptr() == view.data_ptr()
+        assert all(stride > 0 and stride % 8 == 0 for stride in got.stride()[:3]) and got.stride(3) == 1
+    for view in (
+        x[..., 1:],
+        x[..., ::2],
+        x.mT,
+        x[:1].expand(2, 3, 40, 64),
+        x.flatten()[4:-60].view(-1)[:7680].view(2, 3, 20, 64),
+    ):
+        got = copyable(view)
+        assert torch.equal(got, view) and got.is_contiguous() and got.data_ptr() % 16 == 0
+
+
+def compile_orders(*orders: tuple) -> list[dict]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("capstone_compile.py")
+    done = subprocess.run(
+        [sys.executable, "-P", script], input=json.dumps(orders), env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers():
+    cases = [(64, True), (128, False), (128, True), (256, True)]
+    for case, used in zip(cases, compile_orders(*[("forward", d, causal, "bf16") for d, causal in cases])):
+        assert used["shared"] <= SHARED_MEMORY, (case, used)
+        assert used["spilled"] <= FORWARD_SPILLS[case], (case, used)
+        assert not used["serialised"], case
+        assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
+
+
+@pytest.mark.slow
+def test_the_backward_kernel_compiles_for_hopper():
+    cases = [(d, sum_dq) for d in attention.BACKWARD_HEAD_DIMS for sum_dq in (False, True)]
+    for case, used in zip(cases, compile_orders(*[("backward", d, True, "fp16", sum_dq) for d, sum_dq in cases])):
+        assert used["shared"] <= SHARED_MEMORY, (case, used)
+        assert used["spilled"] <= BACKWARD_SPILLS[case], (case, used)
+        assert not used["serialised"], case
+        assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == case[1]
