@@ -31,6 +31,13 @@ def block_manager(package: ModuleType, seed: int) -> Iterator[tuple[str, Observa
         life = _Life(package, draw, draw.between(5, 12), draw.between(2, 4), prefix_caching=False)
         life.live()
         yield from life.told(f"BlockManager without prefix caching in a small pool, life {number + 1}").items()
+    for number in range(2):
+        life = _Life(package, draw, 4, draw.between(1, 4))
+        life.find_a_beginning_that_is_next_in_line()
+        yield from life.told(f"BlockManager whose free blocks are all known, life {number + 1}").items()
+        life = _Life(package, draw, 30, draw.between(2, 5))
+        life.drop_drafts()
+        yield from life.told(f"BlockManager with drafts that are dropped, life {number + 1}").items()
     lives = [_Life(package, draw, draw.between(5, 12), draw.between(2, 4)) for _ in range(6)]
     for life in lives:
         life.live()
@@ -95,6 +102,31 @@ class _Life:
             self._free(id)
             self._look()
 
+    def find_a_beginning_that_is_next_in_line(self) -> None:
+        """Every block is free, and some of them hold what is asked for: these are shared before others are taken."""
+        size = self.block_size
+        head = self._tokens(2 * size)
+        for id, beginning, more in (("a", head, 2 * size), ("b", head, 2 * size), ("c", head[:size], 3 * size)):
+            self._allocate(id, beginning + self._tokens(more))
+            self._write(id, None)
+            self._look()
+            self._free(id)
+            self._look()
+
+    def drop_drafts(self) -> None:
+        """Tokens of a full block that was known are replaced: it is not found by them any more."""
+        size = self.block_size
+        for number in range(3):
+            head, id = self._tokens(2 * size), f"a{number}"
+            self._allocate(id, list(head))
+            self._write(id, None)
+            self._truncate(id, 2 * size - 1 - min(number, size - 1))
+            self._append(id, [head[-1] + 1])
+            self._allocate(f"b{number}", head + self._tokens(1))
+            self._look()
+            self._write(f"b{number}", None)
+            self._look()
+
     # ---- the calls
     def _act(self, number: int) -> None:
         random, ids = self.draw.random, list(self.known)
@@ -144,6 +176,8 @@ class _Life:
             self._write(id, None)
 
     def _append(self, id: str, tokens: list[int]) -> None:
+        if id not in self.known:
+            return
         known, given = self.known[id], list(tokens)
         self._write(id, None)
         done, copies = self._try(lambda: self.manager.append(id, given))
@@ -162,6 +196,8 @@ class _Life:
 
     def _write(self, id: str, count: int | None) -> None:
         """The model computes the next ``count`` tokens (None: all): their slots are written, and it is said so."""
+        if id not in self.known:  # the manager has refused it
+            return
         known = self.known[id]
         stop = len(known.tokens) if count is None else min(len(known.tokens), known.written + count)
         histories = self._history(known.tokens)
@@ -179,14 +215,14 @@ class _Life:
 
     def _truncate(self, id: str, length: int) -> None:
         done, _ = self._try(lambda: self.manager.truncate(id, length))
-        if done:
+        if done and id in self.known:
             del self.known[id].tokens[length:]
             self.known[id].written = min(self.known[id].written, length)
 
     def _free(self, id: str) -> None:
         self._try(lambda: self.manager.free(id))
         self._try(lambda: self.manager.free(id))  # a second time
-        del self.known[id]
+        self.known.pop(id, None)
 
     # ---- what is seen after each
     def _history(self, tokens: list[int]) -> list[int]:
