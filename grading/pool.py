@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -35,6 +36,7 @@ def run_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs: 
 
     Whether it has a result is for the caller to see: a worker writes it, or does not.
     """
+    importlib.import_module("grading.scenarios.compare")  # once here, with torch, and not in each worker
     context = multiprocessing.get_context("fork")
     waiting, running = list(pending.items()), {}
     try:

@@ -1,0 +1,167 @@
+"""A class is graded once: runs are resumed, killed ones too, and what did not change is not graded again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grading import grade, gradebook, outputs, sandbox
+from grading.lab import ROOT, find_lab
+from grading.results import Verdict, result, write_json
+
+LAB = find_lab("lab1")
+needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+
+
+@pytest.fixture
+def submissions(tmp_path: Path) -> Path:
+    for student, source in (("ada", LAB.solution), ("bob", LAB.released), ("cyd", LAB.released)):
+        shutil.copytree(source, tmp_path / "submissions" / student, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "submissions"
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path) -> list[str]:
+    """The grader with workers that give every submission full marks at once; whom they graded is listed."""
+    worked: list[str] = []
+
+    def run_all(job, pending: Mapping, out: Path, jobs: int) -> Iterator[str]:
+        for student, (_, digest) in pending.items():
+            worked.append(student)
+            if student != "the-worker-dies":
+                verdicts = {exercise.number: Verdict("passed") for exercise in LAB.exercises}
+                points = {exercise.number: exercise.points for exercise in LAB.exercises}
+                write_json(outputs.result_path(out, LAB, student), result(LAB, student, digest, verdicts, points))
+            yield student
+
+    monkeypatch.setattr(grade, "run_all", run_all)
+    monkeypatch.setattr(
+        grade, "expected_observations", lambda lab, seed, folder: folder.mkdir(parents=True, exist_ok=True)
+    )
+    monkeypatch.setattr(grade, "_grader_digest", lambda lab: "this grader")
+    return worked
+
+
+def run(submissions: Path, *more: str) -> int:
+    out = submissions.parent / "grades"
+    return grade.main(["lab1", "--submissions", str(submissions), "--out", str(out), "--no-sandbox", *more])
+
+
+def book(submissions: Path) -> dict[str, float]:
+    path = submissions.parent / "grades" / "gradebook.db"
+    students = [folder.name.removesuffix(".zip") for folder in submissions.iterdir()]
+    return {student: sum(gradebook.scores(path, LAB, student).values()) for student in students}
+
+
+@pytest.mark.slow
+def test_a_second_run_grades_only_what_changed(submissions, quick, capsys):
+    assert run(submissions) == 0
+    assert quick == ["ada", "bob", "cyd"]
+    assert run(submissions) == 0
+    assert quick == ["ada", "bob", "cyd"]
+    (submissions / "bob" / "warp.py").write_text("x = 1\n")
+    assert run(submissions) == 0
+    assert quick[3:] == ["bob"]
+    assert "1 graded now, 2 as before" in capsys.readouterr().out
+    assert book(submissions) == {"ada": 100, "bob": 100, "cyd": 100}
+
+
+@pytest.mark.slow
+def test_what_is_asked_for_is_graded_again(submissions, quick):
+    assert run(submissions, "--students", "bob") == 0
+    assert run(submissions, "--regrade", "--students", "bob") == 0
+    assert quick == ["bob", "bob"]
+    assert run(submissions, "--fresh-seeds") == 0
+    assert quick[2:] == ["ada", "bob", "cyd"]
+    lines = (submissions.parent / "grades" / LAB.name / "grades.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["student", "ada", "bob", "cyd"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_leaves_its_submission_to_the_next_run(submissions, quick, capsys):
+    (submissions / "cyd").rename(submissions / "the-worker-dies")
+    assert run(submissions) == 1
+    assert "NOT GRADED: the-worker-dies" in capsys.readouterr().err
+    assert run(submissions) == 1
+    assert quick == ["ada", "bob", "the-worker-dies", "the-worker-dies"]
+
+
+@pytest.mark.slow
+def test_a_score_that_a_person_gave_stays_when_the_results_are_entered_again(submissions, quick):
+    from nbgrader.api import Gradebook
+
+    run(submissions)
+    path = submissions.parent / "grades" / "gradebook.db"
+    with Gradebook(f"sqlite:///{path}") as opened:
+        given = opened.find_grade("check-1-1", LAB.name, LAB.name, "bob")
+        given.manual_score = 3
+        opened.db.commit()
+    run(submissions, "--regrade")
+    assert gradebook.scores(path, LAB, "bob")["1.1"] == 3
+
+
+def test_a_lab_or_folder_that_is_not_there_is_named(tmp_path, capsys):
+    assert grade.main(["lab9", "--submissions", str(tmp_path), "--out", str(tmp_path / "g"), "--no-sandbox"]) == 2
+    assert "no lab 'lab9'" in capsys.readouterr().err
+    assert grade.main(["lab1", "--submissions", "nowhere", "--out", str(tmp_path / "g"), "--no-sandbox"]) == 2
+    assert "no folder of submissions" in capsys.readouterr().err
+
+
+def test_two_runs_into_one_folder_of_grades_are_kept_apart(tmp_path, capsys):
+    with grade._only_one(tmp_path / "g"):
+        assert grade.main(["lab1", "--submissions", ".", "--out", str(tmp_path / "g"), "--no-sandbox"]) == 2
+    assert "another run is grading" in capsys.readouterr().err
+
+
+def test_without_a_sandbox_nothing_is_run_unless_told_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sandbox, "available", lambda: "bubblewrap is not installed: apt install bubblewrap")
+    assert grade.main(["lab1", "--submissions", str(tmp_path), "--out", str(tmp_path / "g")]) == 2
+    told = capsys.readouterr().err
+    assert "apt install bubblewrap" in told and "--no-sandbox" in told
+    assert not (tmp_path / "g").exists()
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_gradebook(submissions):
+    shutil.rmtree(submissions / "cyd")
+    out = submissions.parent / "grades"
+    command = [sys.executable, "-m", "grading.grade", "lab1", "--submissions", str(submissions), "--out", str(out)]
+    first = subprocess.Popen([*command, "--jobs", "1"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    results = out / LAB.name / "results"
+    deadline = time.monotonic() + 120
+    while not (results / "ada.json").exists() and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    family = psutil.Process(first.pid).children(recursive=True)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert not left
+    before = json.loads((results / "ada.json").read_text())
+    again = subprocess.run([*command, "--jobs", "1"], cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert again.returncode == 0, again.stderr
+    assert "1 graded now, 1 as before" in again.stdout
+    assert json.loads((results / "ada.json").read_text()) == before
+    assert book(submissions) == {"ada": 100, "bob": 0}
+    assert (out / LAB.name / "feedback" / "ada.html").exists() and (out / LAB.name / "gradescope" / "bob.json").exists()
+
+
+def test_a_folder_is_put_in_place_whole(tmp_path):
+    source, there = tmp_path / "made", tmp_path / "kept" / "lab"
+    source.mkdir()
+    (source / "new").write_text("1")
+    there.mkdir(parents=True)
+    (there / "old").write_text("0")
+    gradebook.put_folder(source, there)
+    assert [path.name for path in there.iterdir()] == ["new"]
+    assert [path.name for path in there.parent.iterdir()] == ["lab"]
