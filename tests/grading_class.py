@@ -31,6 +31,9 @@ from synthetic_class import Member, build  # noqa: E402
 from grading.lab import Lab, find_lab, lab_names  # noqa: E402
 
 MARK = Path("/tmp/mlf-hostile-was-here")
+TOKEN = "MLF_SYNTHETIC_CLASS"
+"""The variable by which a grader's processes are known: it holds the class's folder."""
+
 AGAIN = 6
 """Submissions of the run that is killed."""
 
@@ -38,7 +41,7 @@ AGAIN = 6
 def grade(lab: Lab, submissions: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     """Start the grader, in a session of its own."""
     command = [sys.executable, "-m", "grading.grade", lab.name, "--submissions", str(submissions), "--out", str(out)]
-    environment = os.environ | {"MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), TOKEN: str(out.parent)}
     return subprocess.Popen(
         [*command, *more], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -50,23 +53,20 @@ def results(lab: Lab, out: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
-def left_running(before: set[int]) -> list[str]:
-    """Processes that were not there before and that a grader or a submission may have left."""
+def left_running(folder: Path) -> list[str]:
+    """Processes of a grader that worked in ``folder``, and what their submissions started, that still run."""
     found = []
     for place in Path("/proc").iterdir():
-        if place.name.isdigit() and int(place.name) not in before:
-            try:
-                line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            if "sleep 600" in line or "ipykernel_launcher" in line or "grading." in line or line.startswith("bwrap"):
-                found.append(f"process {place.name}: {line[:100]}")
+        if not place.name.isdigit() or int(place.name) == os.getpid():
+            continue
+        try:
+            line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            environment = (place / "environ").read_bytes().decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if f"{TOKEN}={folder}\0" in environment or str(folder) in line:
+            found.append(f"process {place.name}: {line[:100]}")
     return found
-
-
-def processes() -> set[int]:
-    """The ids of all processes now."""
-    return {int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit()}
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -82,7 +82,7 @@ def scores(lab: Lab, out: Path) -> list[list[str]]:
 
 def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) -> list[str]:
     """Grade a class that was built in ``folder / "submissions"``; returns what is wrong, a line each."""
-    before, handed_in = processes(), listing(folder / "submissions")
+    handed_in = listing(folder / "submissions")
     MARK.unlink(missing_ok=True)
     started = time.monotonic()
     run = grade(lab, folder / "submissions", folder / "grades", "--jobs", str(jobs))
@@ -99,7 +99,7 @@ def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) ->
     table(lab, members, found, wrong, seconds)
     wrong += [f"a result of nobody: {student}" for student in found.keys() - {member.student for member in members}]
     time.sleep(0.5)
-    wrong += left_running(before)
+    wrong += left_running(folder)
     if MARK.exists():
         wrong.append(f"{MARK} was written")
     if listing(folder / "submissions") != handed_in:
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = Path(place)
             members = build(lab, folder / "submissions", given.students, slow=not given.quick)
             found = grade_class(lab, folder, members, given.jobs)
-            if not found and given.students is None:
+            if not found and len(members) > 1:
                 found += killed_and_resumed(lab, folder, members, given.jobs)
         wrong += [f"{lab.name}: {line}" for line in found]
         for line in found:

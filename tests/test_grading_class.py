@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from grading_class import MARK, ROOT, grade, left_running, processes, results
+from grading_class import MARK, ROOT, grade, left_running, results
 from hostile import HOSTILE
 from synthetic_class import build
 
@@ -51,7 +51,6 @@ def test_each_lab_has_at_least_forty_hostile_submissions_of_names_of_their_own(n
 def test_a_small_class_is_graded_as_it_must_be(tmp_path: Path):
     lab = find_lab("lab1")
     members = build(lab, tmp_path / "submissions", FEW)
-    before = processes()
     run = grade(lab, tmp_path / "submissions", tmp_path / "grades", "--jobs", "2")
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
@@ -59,7 +58,7 @@ def test_a_small_class_is_graded_as_it_must_be(tmp_path: Path):
     complaints = {member.student: member.complaints(lab, found.get(member.student)) for member in members}
     assert not any(complaints.values()), complaints
     assert set(found) == {member.student for member in members}
-    assert left_running(before) == [] and not MARK.exists()
+    assert left_running(tmp_path) == [] and not MARK.exists()
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def _beside(name: str, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
     tries = f"hands in a {name} of its own, to be imported instead of the real one"
-    hostile(f"own-{name.split('.')[0].replace('/', '-')}", tries, *NOT_WRITTEN, reason=r"not written|not run")(build)
+    hostile(f"own-{name.split('.')[0].replace('/', '-')}", tries, *NOT_WRITTEN, reason=r"written|not run")(build)
 
 
 _beside("sitecustomize.py", "import builtins\nbuiltins.abs = lambda x: 0\n")
@@ -36,7 +36,7 @@ _beside("torch.py", FAKE)
 _beside("nbgrader_config.py", "c = get_config()\nc.Autograde.exclude_overwriting = {}\n")
 
 
-@hostile("own-folder-utils", "hands in a utils beside its lab", "not attempted", reason=r"not written|ignored")
+@hostile("own-folder-utils", "hands in a utils beside its lab", "not attempted", reason=r"written|ignored")
 def _utils(folder: Path, lab: Lab) -> None:
     inside = folder / "labs" / lab.name
     inside.mkdir(parents=True)
@@ -48,14 +48,18 @@ def _utils(folder: Path, lab: Lab) -> None:
 
 
 @hostile(
-    "helper-module", "puts the trick into a module that it adds", "refused", "not attempted", "failed", reason=r"."
+    "helper-module",
+    "puts the trick into a module that it adds: it is not run, and what imports it fails",
+    "failed",
+    reason=r"helper\.py was not run.*import os|helper",
+    loses=ALL,
 )
 def _helper(folder: Path, lab: Lab) -> None:
     (folder / "helper.py").write_text("import os\n\n\ndef trick():\n    os._exit(0)\n")
     add(folder, lab, "from .helper import trick\n\ntrick()")
 
 
-@hostile("pickled", "hands in a pickle that runs code when it is read", *NOT_WRITTEN, reason=r"not written")
+@hostile("pickled", "hands in a pickle that runs code when it is read", *NOT_WRITTEN, reason=r"written")
 def _pickled(folder: Path, lab: Lab) -> None:
     class Payload:
         def __reduce__(self) -> tuple[object, ...]:
@@ -71,12 +75,12 @@ def _link(folder: Path, lab: Lab) -> None:
     target(folder, lab).symlink_to(lab.solution / target(folder, lab).name)
 
 
-@hostile("link-to-a-folder", "hands in a link to the root of the file system", *NOT_WRITTEN, reason=r"link|not written")
+@hostile("link-to-a-folder", "hands in a link to the root of the file system", *NOT_WRITTEN, reason=r"link|written")
 def _folder_link(folder: Path, lab: Lab) -> None:
     (folder / "data").symlink_to("/")
 
 
-@hostile("link-to-itself", "hands in a link that leads back to itself", *NOT_WRITTEN, reason=r"link|not written")
+@hostile("link-to-itself", "hands in a link that leads back to itself", *NOT_WRITTEN, reason=r"link|written")
 def _loop(folder: Path, lab: Lab) -> None:
     (folder / "again").symlink_to(folder)
 
@@ -103,7 +107,7 @@ def _climbs(folder: Path, lab: Lab) -> None:
         archive.writestr("/tmp/mlf-hostile-was-here", "x")
 
 
-@hostile("zip-bomb", "hands in an archive that is a thousand times larger inside", reason=r".", loses=ALL)
+@hostile("zip-bomb", "hands in an archive that is a thousand times larger inside", *NOT_WRITTEN, reason=r".")
 def _bomb(folder: Path, lab: Lab) -> None:
     with _zipped(folder) as archive:
         for number in range(20):

@@ -86,16 +86,16 @@ def _outputs(notebook: dict[str, Any], checks: list[dict[str, Any]]) -> None:
 
 
 for name, tries, change, reason in (
-    ("checks-emptied", "checks nothing in the check cells", _emptied, r"edited|not written"),
-    ("checks-deleted", "hands in no check cell", _deleted, r"missing|not written"),
-    ("checks-twice", "hands in each check cell once more, empty", _duplicated, r"more than once|not written"),
-    ("checks-renamed", "gives the check cells other ids", _renamed, r"missing|not written"),
-    ("cells-reversed", "hands in the cells in another order", _reordered, r"not written"),
-    ("checks-exchanged", "gives the cell of one exercise the id of another", _exchanged, r"edited|not written"),
-    ("points-raised", "writes more points into the metadata", _points, r"not written"),
-    ("check-of-its-own", "adds a check cell with points", _extra, r"not written"),
-    ("checks-shadowed", "defines functions under the names of the checks", _shadowed, r"not written"),
-    ("outputs-painted", "stores the outputs of passed checks", _outputs, r"not written"),
+    ("checks-emptied", "checks nothing in the check cells", _emptied, r"edited|written"),
+    ("checks-deleted", "hands in no check cell", _deleted, r"missing|written"),
+    ("checks-twice", "hands in each check cell once more, empty", _duplicated, r"more than once|written"),
+    ("checks-renamed", "gives the check cells other ids", _renamed, r"missing|written"),
+    ("cells-reversed", "hands in the cells in another order", _reordered, r"written"),
+    ("checks-exchanged", "gives the cell of one exercise the id of another", _exchanged, r"edited|written"),
+    ("points-raised", "writes more points into the metadata", _points, r"written"),
+    ("check-of-its-own", "adds a check cell with points", _extra, r"written"),
+    ("checks-shadowed", "defines functions under the names of the checks", _shadowed, r"written"),
+    ("outputs-painted", "stores the outputs of passed checks", _outputs, r"written"),
 ):
     hostile(name, tries, *NOT_WRITTEN, reason=reason)(_edit(change))
 

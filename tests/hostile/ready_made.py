@@ -100,7 +100,7 @@ def _by_heart(folder: Path, lab: Lab) -> None:
     (folder / "waves.py").write_text(text, encoding="utf-8")
 
 
-@hostile("scores-itself", "puts a file of results beside its modules", "not attempted", reason=r"not written")
+@hostile("scores-itself", "puts a file of results beside its modules", "not attempted", reason=r"written")
 def _results(folder: Path, lab: Lab) -> None:
     (folder / "results.json").write_text('{"score": 100, "max_score": 100}')
     (folder / f"{lab.name}.json").write_text('{"score": 100}')
