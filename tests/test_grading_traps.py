@@ -134,7 +134,7 @@ def test_the_students_modules_are_graded_and_not_the_solutions(graded_class):
 @pytest.mark.slow
 def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(graded_class):
     assert any("is missing" in note for note in results(graded_class, "ada")["notes"])
-    assert any("cannot be read" in note for note in results(graded_class, "bob")["notes"])
+    assert any("not a notebook that can be read" in note for note in results(graded_class, "bob")["notes"])
 
 
 @needs_sandbox
