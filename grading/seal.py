@@ -209,7 +209,10 @@ def _member(member: Any) -> Any:
 
 def _behind(value: Any) -> Any:
     """An object with the function that it wraps, as Triton's kernels do."""
-    inner = getattr(value, "__dict__", None)
+    try:
+        inner = getattr(value, "__dict__", None)
+    except Exception:  # an object that refuses to be looked at, as some libraries' placeholders do
+        inner = None
     function = inner.get("fn") if isinstance(inner, dict) else None
     if isinstance(function, types.FunctionType):
         return (value, function, _function(function))

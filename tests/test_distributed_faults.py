@@ -44,18 +44,28 @@ def failure(function: Callable, *args, world_size: int = 2, **kwargs) -> Distrib
     return caught.value
 
 
+#: Children that this process had before: other files' tests may have left one, as multiprocessing's resource tracker.
+BEFORE: set[int] = set()
+
+
+def children(recursive: bool = False) -> list[psutil.Process]:
+    """The processes that these tests have started and that are still there."""
+    return [child for child in psutil.Process().children(recursive) if child.pid not in BEFORE]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def launcher() -> Iterator[None]:
     """A launcher that outlives failing jobs, but not this file."""
+    BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
     with warm():
         yield
-    assert not psutil.Process().children()
+    assert not children()
 
 
 @pytest.fixture(autouse=True)
 def started() -> None:
     """A launcher that is ready: what is bounded here is the time that a fault takes, not the import of PyTorch."""
-    if not psutil.Process().children():
+    if not children():
         launch(nothing, world_size=1)
 
 
@@ -267,7 +277,7 @@ def test_more_ranks_than_the_machine_has_room_for_are_refused() -> None:
 
 
 def test_no_process_at_all_is_left_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert psutil.Process().children(), "a launcher is kept warm for the next job"
+    assert children(), "a launcher is kept warm for the next job"
     monkeypatch.setattr(pool, "_keepers", 0)  # as outside of a block of warm()
     failure(raise_on, 1, ValueError("bad luck"))
-    assert not psutil.Process().children(recursive=True)
+    assert not children(recursive=True)

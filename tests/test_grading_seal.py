@@ -16,7 +16,7 @@ import triton.language as tl
 import utils.checks.core as core
 import utils.checks.forbid as forbid
 import utils.checks.numbers as numbers
-from grading.seal import SealBroken, snapshot
+from grading.seal import SealBroken, _behind, snapshot
 from utils import runtime
 from utils.checks.lab1 import check_ridge
 from utils.kernel_profile import profile_kernel
@@ -119,3 +119,13 @@ def test_checks_and_kernels_leave_it_whole(seal, capsys):
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     seal.verify()
     assert x.sum() == 16
+
+
+def test_an_object_that_refuses_to_be_looked_at_is_kept_as_it_is():
+    class Refusing:
+        @property
+        def __dict__(self):
+            raise RuntimeError("not today")
+
+    placeholder = Refusing()
+    assert _behind(placeholder) is placeholder
