@@ -56,6 +56,7 @@ def children(recursive: bool = False) -> list[psutil.Process]:
 @pytest.fixture(scope="module", autouse=True)
 def launcher() -> Iterator[None]:
     """A launcher that outlives failing jobs, but not this file."""
+    pool.shutdown()  # the launcher that another file's tests have kept warm
     BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
     with warm():
         yield
