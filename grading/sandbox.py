@@ -1,7 +1,7 @@
 """Runs a student's code where it can do no harm: in bubblewrap, within limits, with nothing left running afterwards.
 
 Inside there is the system and the Python environment (read-only), the course's ``utils`` (read-only, at ``/course``), a
-copy of the submission (at ``/work``, on a file system of limited size) and one runtime folder that the grader can see
+copy of the submission (at ``/scratch``, on a file system of limited size) and one runtime folder that the grader sees
 too. There is no network, no home, no ``solutions/``, no gradebook, no seed but those that the code is given. A watcher
 ends everything that takes too much memory, too many processes, too much disk or too long, and says which.
 """
@@ -23,7 +23,7 @@ import psutil
 from grading.lab import ROOT
 from grading.watcher import Limits, Watcher, kill_tree
 
-COURSE, WORK, SUBMISSION = "/course", "/work", "/submission"
+COURSE, WORK, SUBMISSION = "/course", "/scratch", "/submission"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_FILES = (
     "/etc/ld.so.cache",

@@ -1,5 +1,6 @@
 """Kernels are held to their bytes, argument by argument, and to memory that is their own."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,15 @@ def counted(loaded=1200, stored=0, flops=0, **findings):
 
 
 # ---- budgets
+
+
+def test_parts_of_a_pass_come_out_as_whole_bytes():
+    for rows in range(1, 200):
+        case = Case("ragged", {"row": rows, "col": 16})
+        for read in range(1, rows + 40, 7):
+            budget = Budget({"x_ptr": Times("row", "col", times=Fraction(read, rows))}, exact=True)
+            assert over_budget(budget, counted(loaded=read * 64), case) is None, (read, rows)
+            assert over_budget(budget, counted(loaded=read * 64 + 4), case) is not None, (read, rows)
 
 
 def test_a_tensor_read_three_times_is_told_in_passes_and_bytes():

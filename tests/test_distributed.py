@@ -19,7 +19,8 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 from torch import nn
 
-from utils.distributed import device, job, launch, launcher, pool
+from tests.own_processes import OwnProcesses
+from utils.distributed import device, job, launch, launcher, pool, shutdown
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -167,9 +168,11 @@ def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.stdout, "write", interrupt)
+    shutdown()
+    children = OwnProcesses()
     with pytest.raises(KeyboardInterrupt):
         launch(linger, world_size=2)
-    assert not psutil.Process().children(recursive=True)
+    assert not children(recursive=True)
 
 
 @pytest.mark.slow

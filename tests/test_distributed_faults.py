@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.own_processes import OwnProcesses
 from utils.distributed import DistributedError, launch, pool, warm
 
 pytestmark = pytest.mark.slow
@@ -44,20 +45,15 @@ def failure(function: Callable, *args, world_size: int = 2, **kwargs) -> Distrib
     return caught.value
 
 
-#: Children that this process had before: other files' tests may have left one, as multiprocessing's resource tracker.
-BEFORE: set[int] = set()
-
-
-def children(recursive: bool = False) -> list[psutil.Process]:
-    """The processes that these tests have started and that are still there."""
-    return [child for child in psutil.Process().children(recursive) if child.pid not in BEFORE]
+#: The processes that these tests have started and that are still there.
+children = OwnProcesses()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def launcher() -> Iterator[None]:
     """A launcher that outlives failing jobs, but not this file."""
     pool.shutdown()  # the launcher that another file's tests have kept warm
-    BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
+    children.reset()
     with warm():
         yield
     assert not children()

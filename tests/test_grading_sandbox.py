@@ -42,7 +42,7 @@ def test_the_code_finds_the_submission_and_the_course_and_nothing_else(submissio
     with Sandbox(submission) as sandbox:
         told = said(
             sandbox,
-            "import sys; sys.path.insert(0, '/work'); from lab9_x.answer import ANSWER\n"
+            "import sys; sys.path.insert(0, '/scratch'); from lab9_x.answer import ANSWER\n"
             "import utils\n"
             f"hidden = [os.path.exists(p) for p in ({str(ROOT / 'solutions')!r}, {str(ROOT / 'grading')!r}, "
             f"{str(Path.home() / '.bashrc')!r}, {str(submission)!r}, '/course/grading', '/course/solutions')]\n"
@@ -80,7 +80,7 @@ def test_only_its_own_places_can_be_written_and_they_are_small(submission):
             "for place in ('/', '/usr', '/course', '/course/utils', '/dev', '/etc', '/submission/lab9_x'):\n"
             "    try: open(place + '/x', 'w')\n"
             "    except OSError: refused.append(place)\n"
-            "for place in ('/work/run', '/tmp', '/dev/shm'):\n"
+            "for place in ('/scratch/run', '/tmp', '/dev/shm'):\n"
             "    try:\n"
             "        for n in range(4): open(f'{place}/{n}', 'wb').write(bytes(5 << 20))\n"
             "    except OSError as error: refused.append(place)\n"

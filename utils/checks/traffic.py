@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from utils.checks.cases import Case
@@ -28,16 +29,20 @@ class Times:
 
     Args:
         axes: The tensor's axes, by the names of the case.
-        times: How many passes: a number, or a function of the case (``lambda case: ceil(case.sizes["n"] / 64)``).
+        times: How many passes: a number, or a function of the case (``lambda case: ceil(case.sizes["n"] / 64)``). Parts
+            of a pass are a ``Fraction``, so that bytes come out whole.
         element_size: Bytes of an element; by default that of the case's dtype.
     """
 
     axes: tuple[str | int, ...]
-    times: int | float | Callable[[Case], float] = 1
+    times: int | float | Fraction | Callable[[Case], float] = 1
     element_size: int | None = None
 
     def __init__(
-        self, *axes: str | int, times: int | float | Callable[[Case], float] = 1, element_size: int | None = None
+        self,
+        *axes: str | int,
+        times: int | float | Fraction | Callable[[Case], float] = 1,
+        element_size: int | None = None,
     ):
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "times", times)
@@ -49,7 +54,8 @@ class Times:
 
     def __call__(self, case: Case) -> float:
         times = self.times(case) if callable(self.times) else self.times
-        return self.one_pass(case) * times
+        num_bytes = self.one_pass(case) * times
+        return int(num_bytes) if num_bytes == int(num_bytes) else float(num_bytes)
 
 
 #: Bytes or FLOPs: a number, or a function of the case.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -279,7 +280,7 @@ def _dkdv_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     """k and v once; q, dO, L and delta once for each tile of keys that they see."""
     block_m, block_n = launch["BLOCK_M"], launch["BLOCK_N"]
     read, steps = _queries_read(case, block_m, block_n)
-    times = read / max(1, case.sizes["Nq"]) + 1e-9
+    times = Fraction(read, max(1, case.sizes["Nq"]))
     rows, keys = ("B", "Hq", "Nq"), Times("B", "Hkv", "Nk", "D")
     matrix, vector = Times(*rows, "D", times=times), Times(*rows, times=times, element_size=4)
     return Budget(
@@ -293,7 +294,7 @@ def _dq_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     """q, dO, L and delta once; k and v up to the last key that a tile of queries sees."""
     block_m, block_n = launch["BLOCK_M"], launch["BLOCK_N"]
     rows = ("B", "Hq", "Nq")
-    times = forward.keys_read(case, block_m, block_n) / max(1, case.sizes["Nk"]) + 1e-9
+    times = Fraction(forward.keys_read(case, block_m, block_n), max(1, case.sizes["Nk"]))
     keys = Times("B", "Hq", "Nk", "D", times=times)
     matrix, vector = Times(*rows, "D"), Times(*rows, element_size=4)
     steps = sum(forward.tiles_seen(case, block_m, block_n))

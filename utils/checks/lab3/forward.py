@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -71,19 +72,13 @@ def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     of, block_m, block_n = case.sizes, launch["BLOCK_M"], launch["BLOCK_N"]
     heads = of["B"] * of["Hq"]
     steps = sum(tiles_seen(case, block_m, block_n))
-    keys = Times("B", "Hq", "Nk", "D", times=keys_read(case, block_m, block_n) / max(1, of["Nk"]))
+    keys = Times("B", "Hq", "Nk", "D", times=Fraction(keys_read(case, block_m, block_n), max(1, of["Nk"])))
     return Budget(
-        {"q_ptr": Times("B", "Hq", "Nq", "D"), "k_ptr": _whole(keys), "v_ptr": _whole(keys)},
+        {"q_ptr": Times("B", "Hq", "Nq", "D"), "k_ptr": keys, "v_ptr": keys},
         {"o_ptr": Times("B", "Hq", "Nq", "D"), "lse_ptr": Times("B", "Hq", "Nq", element_size=4)},
         flops=heads * steps * 4 * block_m * block_n * launch["BLOCK_D"],
         exact=True,
     )
-
-
-def _whole(keys: Times) -> Times:
-    """The same passes; bytes are whole numbers."""
-    times = keys.times
-    return Times(*keys.axes, times=lambda case: round(times * keys.one_pass(case)) / max(1, keys.one_pass(case)))
 
 
 def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[Trial], Problem | None]:
