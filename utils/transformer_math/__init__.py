@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, memory and communication of a transformer in training, from its configuration.
+"""Parameters, FLOPs, memory and communication of a transformer in training, and bounds of serving it.
 
 Each formula is held against the real module of :mod:`utils.gpt` by a test: parameters are counted, FLOPs come from
 ``torch.utils.flop_counter``, activations from the tensors that autograd saves.
@@ -37,6 +37,16 @@ from utils.transformer_math.parameters import (
     trainable_parameters,
 )
 from utils.transformer_math.placement import Coordinates, Placement
+from utils.transformer_math.serving_bounds import (
+    SERVED_MODELS,
+    RequestBounds,
+    ServedModel,
+    StepBounds,
+    decode_bounds,
+    largest_batch,
+    prefill_bounds,
+    request_bounds,
+)
 
 __all__ = [
     "BF16_MOMENTS",
@@ -46,22 +56,30 @@ __all__ = [
     "MIXED_MOMENTUM",
     "MODELS",
     "PURE_BF16",
+    "SERVED_MODELS",
     "SHARDED_FROM",
     "STAGES",
     "Coordinates",
     "Placement",
     "Precision",
+    "RequestBounds",
+    "ServedModel",
+    "StepBounds",
     "activations",
     "block_activations",
     "block_parameters",
     "communication_volume",
+    "decode_bounds",
     "fewest_ranks",
     "forward_flops",
     "kv_cache_bytes",
+    "largest_batch",
     "largest_model",
     "memory_per_rank",
     "parameters",
     "pipeline_volume",
+    "prefill_bounds",
+    "request_bounds",
     "ring_seconds",
     "ring_volume",
     "rule_of_thumb",
