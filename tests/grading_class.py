@@ -1,21 +1,20 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
     python -m tests.grading_class [lab1 lab2 ...] [--jobs N] [--students A B] [--quick]
+    python -m tests.grading_class --killed [300] [--seed N]
 
 For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then the
 grader is killed in the middle of a second run, started again, and must come to the same gradebook. In the end nothing
-may be left running, and nothing may have been written beside the submissions and the grades.
+may be left running, and nothing may have been written beside the submissions and the grades. ``--killed`` grades a
+large class of lab 1 instead, kills the grader again and again, and compares the gradebook with that of a run in peace.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,64 +25,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import grading_killed  # noqa: E402
+from grading_runs import MARK, Surroundings, grade, left_running, listing, results, scores  # noqa: E402
 from synthetic_class import Member, build  # noqa: E402
 
 from grading.lab import Lab, find_lab, lab_names  # noqa: E402
 
-MARK = Path("/tmp/mlf-hostile-was-here")
-TOKEN = "MLF_SYNTHETIC_CLASS"
-"""The variable by which a grader's processes are known: it holds the class's folder."""
-
 AGAIN = 6
 """Submissions of the run that is killed."""
-
-
-def grade(lab: Lab, submissions: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    """Start the grader, in a session of its own."""
-    command = [sys.executable, "-m", "grading.grade", lab.name, "--submissions", str(submissions), "--out", str(out)]
-    environment = os.environ | {"MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), TOKEN: str(out.parent)}
-    return subprocess.Popen(
-        [*command, *more], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def results(lab: Lab, out: Path) -> dict[str, Any]:
-    """The results that the grader wrote, by student."""
-    folder = out / lab.name / "results"
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-
-
-def left_running(folder: Path) -> list[str]:
-    """Processes of a grader that worked in ``folder``, and what their submissions started, that still run."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if not place.name.isdigit() or int(place.name) == os.getpid():
-            continue
-        try:
-            line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            environment = (place / "environ").read_bytes().decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        if f"{TOKEN}={folder}\0" in environment or str(folder) in line:
-            found.append(f"process {place.name}: {line[:100]}")
-    return found
-
-
-def listing(folder: Path) -> dict[str, int]:
-    """What lies in a folder of submissions, with its times of change."""
-    return {str(path): path.lstat().st_mtime_ns for path in sorted(folder.rglob("*"))}
-
-
-def scores(lab: Lab, out: Path) -> list[list[str]]:
-    """The rows of ``grades.csv``."""
-    with (out / lab.name / "grades.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
 
 
 def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) -> list[str]:
     """Grade a class that was built in ``folder / "submissions"``; returns what is wrong, a line each."""
     handed_in = listing(folder / "submissions")
     MARK.unlink(missing_ok=True)
+    before = Surroundings()
     started = time.monotonic()
     run = grade(lab, folder / "submissions", folder / "grades", "--jobs", str(jobs))
     output, _ = run.communicate()
@@ -100,8 +56,10 @@ def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) ->
     wrong += [f"a result of nobody: {student}" for student in found.keys() - {member.student for member in members}]
     time.sleep(0.5)
     wrong += left_running(folder)
-    if MARK.exists():
-        wrong.append(f"{MARK} was written")
+    faults, others = before.changes()
+    wrong += faults
+    if others:
+        print(f"  new beside the class, from whatever ran meanwhile: {', '.join(others)}")
     if listing(folder / "submissions") != handed_in:
         wrong.append("the submissions were changed")
     return wrong
@@ -152,22 +110,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; 0 when everything is as it must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.grading_class", description="Grade a synthetic class.")
     parser.add_argument("labs", nargs="*", default=lab_names(), help="labs to grade; all by default")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--students", nargs="+", help="only these")
     parser.add_argument("--quick", action="store_true", help="leave out those that take long")
+    parser.add_argument("--killed", type=int, nargs="?", const=300, help="a class of so many, killed again and again")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments at which the grader is killed")
     given = parser.parse_args(arguments)
     wrong = []
-    for name in given.labs:
+    for name in ["lab1"] if given.killed else given.labs:
         lab = find_lab(name)
         with tempfile.TemporaryDirectory(prefix="mlf-class-") as place:
             folder = Path(place)
-            members = build(lab, folder / "submissions", given.students, slow=not given.quick)
-            found = grade_class(lab, folder, members, given.jobs)
-            if not found and len(members) > 1:
-                found += killed_and_resumed(lab, folder, members, given.jobs)
+            if given.killed:
+                found = grading_killed.run(lab, folder, given.killed, given.jobs, given.seed)
+            else:
+                members = build(lab, folder / "submissions", given.students, slow=not given.quick)
+                found = grade_class(lab, folder, members, given.jobs)
+                if not found and len(members) > 1:
+                    found += killed_and_resumed(lab, folder, members, given.jobs)
         wrong += [f"{lab.name}: {line}" for line in found]
         for line in found:
-            print(f"  ✗ {line}")
+            print(f"  ✗ {line}", flush=True)
     print(f"\n{len(wrong)} complaints" if wrong else "\neverything as it must be")
     return 1 if wrong else 0
 

@@ -21,7 +21,7 @@ import hostile.leaving
 import hostile.notebooks
 import hostile.ready_made
 import hostile.tampering  # noqa: F401
-from hostile import ALL, HOSTILE, TARGETS, Hostile, honest, write
+from hostile import ALL, HOSTILE, TARGETS, Hostile, honest, left_open, write
 from lab_places import write_lab
 
 from grading.lab import Lab
@@ -300,18 +300,23 @@ def _names_of(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# ---- hostile ones
+# ---- hostile ones: every eighth with all else solved, the others brief
 
 
 def _hostile(lab: Lab, slow: bool) -> Iterable[tuple[Member, Any]]:
-    for each in HOSTILE:
-        if lab.number in each.labs and (slow or each.quick):
-            yield _expected(each, lab), lambda folder, each=each: write(folder, lab, each)
+    chosen = [each for each in HOSTILE if lab.number in each.labs]
+    for index, each in enumerate(chosen):
+        brief = index % 8 != 0 and each.loses == "target"
+        if slow or each.quick:
+            yield _expected(each, lab, brief), lambda folder, each=each, brief=brief: write(folder, lab, each, brief)
 
 
-def _expected(each: Hostile, lab: Lab) -> Member:
-    lost = Lost(each.outcomes, each.reason)
-    numbers = exercises_in(lab, TARGETS[lab.number]) if each.loses == "target" else []
-    if each.loses == ALL:
-        numbers = [exercise.number for exercise in lab.exercises]
-    return Member(each.name, dict.fromkeys(numbers, lost), hostile=True)
+def _expected(each: Hostile, lab: Lab, brief: bool = False) -> Member:
+    lost: dict[str, Lost] = {}
+    if each.loses == "target":
+        for module in left_open(lab, brief):
+            lost |= dict.fromkeys(exercises_in(lab, module), Lost(("not attempted",)))
+        numbers = exercises_in(lab, TARGETS[lab.number])
+    else:
+        numbers = [exercise.number for exercise in lab.exercises] if each.loses == ALL else []
+    return Member(each.name, lost | dict.fromkeys(numbers, Lost(each.outcomes, each.reason)), hostile=True)

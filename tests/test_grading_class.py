@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from grading_class import MARK, ROOT, grade, left_running, results
+from grading_runs import MARK, grade, left_running, results
 from hostile import HOSTILE
 from synthetic_class import build
 
-from grading.lab import find_lab, lab_names
+from grading.lab import ROOT, find_lab, lab_names
 
 FEW = ("correct-with-helpers", "untouched", "checks-overwritten", "checks-shadowed", "named-pipe", "answers-by-heart")
 

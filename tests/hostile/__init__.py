@@ -2,7 +2,8 @@
 
 Each is a function that changes an honest submission in a folder, registered by :func:`hostile` with what it tries, what
 must come of it and a regular expression of the reason that the student reads. The honest submission is the lab's
-solution with one module as it was handed out, the *target*: so a trick that works would raise the score.
+solution with one module as it was handed out, the *target*: so a trick that works would raise the score. Where a whole
+solution takes long to grade, most of them solve less: one or two modules that lean on no other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from grading.lab import Lab
 
 #: The module of each lab that a hostile submission does not solve; no other exercise needs what is written in it.
 TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py"}
+
+#: What a brief submission solves; all other modules are as they were handed out. Lab 1 is brief as a whole.
+BRIEF = {
+    2: ("bias_relu.py",),
+    3: ("tiled_attention.py",),
+    4: ("collectives.py",),
+    5: ("block_manager.py", "scheduler.py"),
+}
 
 ALL = "all"
 
@@ -68,19 +77,28 @@ def hostile(
     return register
 
 
-def honest(folder: Path, lab: Lab, solved: bool = False) -> None:
-    """Write the submission that hostile ones start from: solved, but for the target unless ``solved``."""
+def honest(folder: Path, lab: Lab, solved: bool = False, brief: bool = False) -> None:
+    """Write the submission that hostile ones start from: solved, but for the target unless ``solved``.
+
+    With ``brief`` no more is solved than :data:`BRIEF` says.
+    """
     folder.mkdir(parents=True)
+    unsolved = set() if solved else left_open(lab, brief)
     for path in sorted(lab.solution.glob("*.py")):
-        shutil.copyfile(path, folder / path.name)
+        shutil.copyfile(lab.released / path.name if path.name in unsolved else path, folder / path.name)
     shutil.copyfile(lab.notebook, folder / lab.notebook.name)
-    if not solved:
-        shutil.copyfile(lab.released / TARGETS[lab.number], folder / TARGETS[lab.number])
 
 
-def write(folder: Path, lab: Lab, submission: Hostile) -> None:
+def left_open(lab: Lab, brief: bool = False) -> set[str]:
+    """The modules that :func:`honest` leaves as they were handed out."""
+    if not brief or lab.number not in BRIEF:
+        return {TARGETS[lab.number]}
+    return {path.name for path in lab.solution.glob("*.py")} - set(BRIEF[lab.number])
+
+
+def write(folder: Path, lab: Lab, submission: Hostile, brief: bool = False) -> None:
     """Write a hostile submission into a new folder."""
-    honest(folder, lab, solved=submission.loses == "nothing")
+    honest(folder, lab, solved=submission.loses == "nothing", brief=brief)
     submission.build(folder, lab)
 
 
