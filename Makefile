@@ -16,7 +16,7 @@ TRITON ?= 3.9.0
 OUT    ?= grades
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean check-lab grade test-grading
+.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean check-lab grade test-grading site
 
 help:  ## show this list
 	@echo "Making LLMs Fast: make TARGET"
@@ -41,6 +41,15 @@ $(VENV)/.test: $(VENV)/.lab
 $(VENV)/.grading: $(VENV)/.lab
 	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[grading]'
 	@touch $@
+
+$(VENV)/.site: $(VENV)/.lab
+	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[site]'
+	@touch $@
+
+# ---- a reader ------------------------------------------------------------------------------------------------------------------
+
+site: $(VENV)/.site  ## build the website in build/site/html, to be opened there or served; offline once installed
+	$(BIN)/python -m website.build
 
 # ---- a student ---------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""A notebook's cells as the site shows them: figures as files, code folded where a reader of the text can do without."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+#: Code longer than this is folded, unless it is a kernel: that is what a reader came for.
+LONGEST_OPEN = 14
+_DRAWS = re.compile(r"plots\.|animation\(|\bax\.|fig\b|plt\.")
+
+
+def is_kernel(source: str) -> bool:
+    """Whether a cell's code is what the lecture is about: a Triton kernel."""
+    return "@triton.jit" in source
+
+
+def folded(source: str) -> bool:
+    """Whether the page shows the code only on demand: imports, drawing, long checks."""
+    lines = [line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    imports = sum(line.startswith(("import ", "from ", "%", "sys.path")) for line in lines)
+    if is_kernel(source):
+        return False
+    return len(lines) > LONGEST_OPEN or imports > len(lines) / 2 or bool(_DRAWS.search(source))
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    """Width and height in pixels of a PNG file's bytes; ValueError if they are none."""
+    if data[:8] != b"\x89PNG\r\n\x1a\n":
+        raise ValueError("not a PNG file")
+    return struct.unpack(">II", data[16:24])
+
+
+class Figures:
+    """Writes the figures of one page as files and gives the HTML that shows them.
+
+    Args:
+        folder: Where the files go.
+        url: The folder's address as the page sees it.
+        prefix: Start of the files' names, of its own for each page.
+    """
+
+    def __init__(self, folder: Path, url: str, prefix: str) -> None:
+        self.folder, self.url, self.prefix, self.made = folder, url, prefix, 0
+
+    def show(self, data: bytes, alt: str, width: int | None = None) -> str:
+        """The HTML of a PNG figure; ValueError if it has no alternative text."""
+        if not alt.strip():
+            raise ValueError(f"figure {self.made + 1} of {self.prefix} has no alternative text")
+        self.made += 1
+        name = f"{self.prefix}-{self.made:02}.png"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_bytes(data)
+        across, down = png_size(data)
+        shown = min(width or across, across)
+        return (
+            f'<img class="course-figure" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
+            f'width="{shown}" height="{round(down * shown / across)}" loading="lazy" decoding="async">'
+        )
+
+
+def as_html(output: dict[str, Any], figures: Figures) -> str | None:
+    """An output of a cell as HTML, or None where its text says nothing (the repr of a figure that is shown already)."""
+    data = output.get("data", {})
+    if output["output_type"] == "stream":
+        return text_block("".join(output["text"]))
+    if "text/html" in data:
+        markup = "".join(data["text/html"])
+        return claim_line(markup) if any("claim+json" in kind for kind in data) else table_box(markup)
+    if "image/png" in data:
+        about = output.get("metadata", {}).get("image/png", {})
+        image = base64.b64decode("".join(data["image/png"]))
+        return figures.show(image, about.get("alt", ""), about.get("width"))
+    text = "".join(data.get("text/plain", ""))
+    return text_block(text) if text else None
+
+
+def text_block(text: str) -> str:
+    """Printed text."""
+    return f'<pre class="course-text" tabindex="0">{html.escape(text.rstrip())}</pre>'
+
+
+def claim_line(markup: str) -> str:
+    """A claim's line in the site's colours instead of the notebook's."""
+    return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
+
+
+def table_box(markup: str) -> str:
+    """HTML of an output; a table gets a box of its own that scrolls when the page is narrower than it."""
+    if not markup.lstrip().startswith("<table"):
+        return markup
+    caption = re.search(r"<caption[^>]*>(.*?)</caption>", markup, re.S)
+    label = re.sub(r"<[^>]+>", "", caption[1]).strip() if caption else "Table"
+    return f'<div class="course-scroll" tabindex="0" role="region" aria-label="{label}">{markup}</div>'
+
+
+def html_output(parts: Sequence[str]) -> dict[str, Any]:
+    """One output that shows these pieces of HTML, in the notebook format."""
+    return {"output_type": "display_data", "data": {"text/html": "\n".join(parts)}, "metadata": {}}
+
+
+def outputs(cell: dict[str, Any], figures: Figures) -> list[dict[str, Any]]:
+    """A cell's outputs as the page shows them."""
+    parts = [part for output in cell["outputs"] if (part := as_html(output, figures))]
+    return [html_output(parts)] if parts else []
+
+
+def tabs(sides: Iterable[tuple[str, str]], group: str) -> str:
+    """HTML side by side behind tabs, as MyST for sphinx-design; the choice holds for all tabs of the group."""
+    parts = ["::::{tab-set}"]
+    for name, content in sides:
+        parts += [
+            f":::{{tab-item}} {name}",
+            f":sync: {group}-{len(parts)}",
+            "",
+            f"```{{raw}} html\n{content}\n```",
+            ":::",
+        ]
+    return "\n".join([*parts, "::::"])

@@ -1,0 +1,80 @@
+"""What a machine without a GPU prints where a lecture shows a GPU's output: recorded once, shown beside it.
+
+``python -m website.laptop`` runs the lectures on the CPU and renews the record; an entry belongs to its cell's source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from website.places import WEBSITE, lectures
+
+RECORD = WEBSITE / "laptop.json"
+
+
+def key(source: str) -> str:
+    """A cell's name in the record, from its source."""
+    return hashlib.sha256(source.strip().encode()).hexdigest()[:16]
+
+
+@cache
+def _record() -> dict[str, Any]:
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def outputs(name: str, source: str) -> list[dict[str, Any]]:
+    """A cell's outputs on a machine without a GPU, in the notebook format.
+
+    Args:
+        name: The notebook's file name without suffix.
+        source: The cell's code.
+
+    Raises:
+        KeyError: The record has no such cell: it was changed since; renew the record.
+    """
+    try:
+        return _record()["notebooks"][name][key(source)]
+    except KeyError:
+        raise KeyError(
+            f"website/laptop.json has no output for a cell of {name} that begins with {source[:60]!r}: "
+            "renew it with `python -m website.laptop`"
+        ) from None
+
+
+def record() -> dict[str, Any]:
+    """Run the lectures without a GPU and keep what their GPU cells give there."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    found: dict[str, Any] = {}
+    for path in lectures():
+        notebook = nbformat.read(path, as_version=4)
+        started = time.perf_counter()
+        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+        found[path.stem] = {key(c.source): _plain(c.outputs) for c in notebook.cells if _only_gpu(c)}
+        print(f"{path.stem}: {len(found[path.stem])} cells, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return {"notebooks": found}
+
+
+def _only_gpu(cell: Any) -> bool:
+    return cell.cell_type == "code" and "gpu-output" in cell.metadata.get("tags", [])
+
+
+def _plain(made: list[Any]) -> list[dict[str, Any]]:
+    """Outputs without what differs from run to run."""
+    kept = json.loads(json.dumps(made))
+    for output in kept:
+        output.pop("execution_count", None)
+    return kept
+
+
+if __name__ == "__main__":
+    os.environ["MLF_DEVICE"] = "cpu"
+    RECORD.write_text(json.dumps(record(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

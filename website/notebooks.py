@@ -1,0 +1,116 @@
+"""The lectures and the labs as pages: staged copies of their notebooks, which Sphinx then turns into HTML."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from website import laptop
+from website.cells import Figures, as_html, folded, outputs, tabs
+from website.places import in_repository, labs, launches, lectures, on_github, page_of, repository
+from website.prose import anchor_equations, link_equations, link_lectures, reading_minutes, tagged, under_title
+
+#: A cell whose output only a GPU gives: the page shows it beside what a laptop prints.
+GPU_OUTPUT = "gpu-output"
+
+
+def write(source: Path) -> None:
+    """Stage every lecture and every lab below the folder of Sphinx's sources."""
+    for path in [*lectures(), *labs()]:
+        target = source / f"{page_of(path)}.ipynb"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figures = Figures(source / "_static" / "figures", "../_static/figures", path.stem)
+        nbformat.write(staged(path, figures), target)
+
+
+def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
+    """A notebook as its page shows it; ValueError if it has no title or a figure no alternative text."""
+    notebook = nbformat.read(path, as_version=4)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    numbers = {number for text in texts for number in tagged(text)}
+    pages, own = mentions(path), _name(path)
+    prefix = path.stem.split("_")[0]
+    cells: list[Any] = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            text = link_lectures(_relink(cell.source), pages, own)
+            text = link_equations(text, numbers, prefix)
+            cells.append(nbformat.v4.new_markdown_cell(anchor_equations(text, prefix)))
+        elif "setup" not in cell.metadata.get("tags", []):
+            cells += _code(cell, figures, path.stem)
+    minutes = reading_minutes(texts, figures.made)
+    cells[0].source = under_title(cells[0].source, heading(path, minutes))
+    notebook.cells = cells
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    return notebook
+
+
+def _code(cell: Any, figures: Figures, name: str) -> list[Any]:
+    made = nbformat.v4.new_code_cell(cell.source)
+    made.metadata["tags"] = ["hide-input"] if folded(cell.source) else []
+    if GPU_OUTPUT not in cell.metadata.get("tags", []):
+        made.outputs = [nbformat.from_dict(output) for output in outputs(cell, figures)]
+        return [made]
+    gpu = [part for output in cell.outputs if (part := as_html(output, figures))]
+    here = [part for output in laptop.outputs(name, cell.source) if (part := as_html(output, figures))]
+    device = cell.metadata.get("making-llms-fast", {}).get("device", "")
+    sides = [
+        (
+            html.escape(f"On a GPU ({device})") if gpu else "On a GPU",
+            "\n".join(gpu) or _nothing("It was not run on one."),
+        ),
+        ("On a laptop", "\n".join(here) or _nothing("Nothing: this cell measures a GPU.")),
+    ]
+    return [made, nbformat.v4.new_markdown_cell(tabs(sides, "machine"))]
+
+
+def _nothing(why: str) -> str:
+    return f'<p class="course-nothing">{why}</p>'
+
+
+def mentions(path: Path) -> dict[str, str]:
+    """What a text calls other lectures and labs -> their address, relative to this notebook's page."""
+    lab = page_of(path).startswith("labs/")
+    found = {}
+    for other in lectures():
+        found[f"notebook {other.stem[:2]}"] = ("../notebooks/" if lab else "") + other.name
+    for other in labs():
+        found[f"lab {other.stem[3]}"] = ("" if lab else "../labs/") + other.name
+    return found
+
+
+def _name(path: Path) -> str:
+    return f"lab {path.stem[3]}" if path.stem.startswith("lab") else f"notebook {path.stem[:2]}"
+
+
+def _relink(text: str) -> str:
+    """Links between notebooks, from where they lie in the repository to where their pages lie on the site."""
+    for other in lectures():
+        text = text.replace(f"](../../notebooks/{other.name})", f"](../notebooks/{other.name})")
+    for other in labs():
+        text = text.replace(f"](../{other.parent.name}/{other.name})", f"]({other.name})")
+        text = text.replace(f"](../labs/{other.parent.name}/{other.name})", f"](../labs/{other.name})")
+    return text
+
+
+def heading(path: Path, minutes: int) -> str:
+    """What stands under a page's title: minutes to read it, where to run it, where its source is."""
+    opens = " ".join(
+        f'<a href="{html.escape(place.url)}" title="{html.escape(place.note)}">{place.name}</a>'
+        for place in launches(path)
+    )
+    source = f'<a href="{html.escape(on_github(path))}">source</a>'
+    download = f'<a href="{html.escape(on_github(path, "raw"))}" download>download</a>'
+    files = ""
+    if page_of(path).startswith("labs/"):
+        folder = f"{repository()}/tree/main/{in_repository(path.parent)}"
+        files = f' <span class="course-files"><a href="{folder}">the files that you write in</a></span>'
+    return (
+        '<div class="course-bar" role="group" aria-label="This page">'
+        f'<span class="course-minutes">{minutes} min to read</span>'
+        f'<span class="course-launch"><span>run it in</span> {opens}</span>'
+        f'<span class="course-source">{source} {download}</span>{files}</div>\n'
+    )

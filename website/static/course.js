@@ -1,0 +1,26 @@
+// Small services of every page: what scrolls in its own box can be reached by keyboard, and folded text opens for print.
+(function () {
+  "use strict";
+
+  function reachable() {
+    document.querySelectorAll(".bd-article pre, .bd-article div.math, .course-scroll, .bd-article .pst-scrollable-table-container")
+      .forEach(function (box) {
+        if (box.scrollWidth > box.clientWidth + 1) box.setAttribute("tabindex", "0");
+        else box.removeAttribute("tabindex");
+      });
+  }
+
+  window.addEventListener("load", reachable);
+  window.addEventListener("resize", reachable);
+  window.addEventListener("beforeprint", function () {
+    document.querySelectorAll(".bd-article details:not(.hide)").forEach(function (fold) {
+      if (!fold.open) { fold.open = true; fold.dataset.closed = "true"; }
+    });
+  });
+  window.addEventListener("afterprint", function () {
+    document.querySelectorAll("details[data-closed]").forEach(function (fold) {
+      fold.open = false;
+      delete fold.dataset.closed;
+    });
+  });
+})();
