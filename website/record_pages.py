@@ -1,0 +1,231 @@
+"""The pages of recorded measurements: a list of all, and for each what was measured, where, when and with what.
+
+``write`` puts ``records/index.md``, a page for each family and a copy of its JSON into the site's sources. What a
+family measures is said in the words of the benchmark's own docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from utils import records
+from utils.claims.page import title
+from utils.records import Record
+from utils.units import number
+from website.ledger import markdown, script
+from website.places import BRANCH, ROOT, labs, lectures, page_of, repository
+from website.record_tables import Block, blocks
+
+PARTS = {
+    "I. The machine": ("01", "02", "lab1"),
+    "II. Kernels": ("03", "04", "lab2"),
+    "III. Attention": ("05", "06", "07", "lab3"),
+    "IV. Many GPUs": ("08", "09", "lab4"),
+    "V. Serving": ("10", "11", "12", "13", "lab5"),
+    "Others": (),
+}
+#: A page's tables take at most so many bytes; longer tables show their first points and the JSON has the rest.
+MOST_BYTES = 180_000
+_ROWS = (400, 300, 200, 150, 100, 50, 20)
+
+_INDEX = """\
+# Records
+
+What a GPU really did. Each family of measurements below was made by one script on the device named, and is stored with
+its date, the versions that ran and a fingerprint of the measured source: when that source changes, a test fails until
+it is measured again. A digest covers the whole file, so that a figure that was edited is refused. Readers without a
+GPU see these figures in the notebooks, and claims of kind *measure* rest on them.
+"""
+
+
+def write(source: Path) -> None:
+    """Write the pages and the JSON files into ``records/`` of the site's sources."""
+    folder = source / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    families = records.families()
+    (folder / "index.md").write_text(index(families), encoding="utf-8")
+    for family in families:
+        (folder / f"{family}.md").write_text(page(records.load(family), digest_of(family)), encoding="utf-8")
+        (folder / f"{family}.json").write_bytes(records.path_of(family).read_bytes())
+
+
+def digest_of(family: str) -> str:
+    """The digest that a family's file states; :func:`utils.records.load` refuses a file that does not match it."""
+    return json.loads(records.path_of(family).read_text(encoding="utf-8"))["digest"]
+
+
+# ---- the list ------------------------------------------------------------------------------------------------------
+
+
+def index(families: Sequence[str]) -> str:
+    """The list of all records as MyST Markdown, a table for each part of the course."""
+    loaded = [records.load(family) for family in families]
+    shared = {json.dumps(dict(record.versions), sort_keys=True) for record in loaded}
+    ran = f"All ran with {_versions(loaded[0])}" if len(shared) == 1 else "Each page says with which versions it ran"
+    parts = [_INDEX, f"**{len(loaded)} records.** {ran}.\n"]
+    for part in PARTS:
+        members = [record for record in loaded if part_of(record) == part]
+        if members:
+            parts += [f"## {part}\n", _list(members)]
+    parts += ["```{toctree}\n:hidden:\n", *families, "```\n", script("../_static")]
+    return "\n".join(parts)
+
+
+def _list(members: Sequence[Record]) -> str:
+    lines = [
+        ":::{div} records",
+        "| measured | device, date | shown in | repeated by |",
+        "|:---|:---|:---|:---|",
+    ]
+    for record in members:
+        cells = (
+            f"[{heading(record.family)}]({record.family}.md)<br>{_first_sentence(record)}",
+            f"{record.device}<br>{record.date}",
+            ", ".join(_link(path, short=True) for path in shown_in(record.family)) or "–",
+            f"`{record.command}`<br><small>{_count(len(record.sources), 'source')}, fingerprint "
+            f"`{record.fingerprint[:8]}`, digest `{digest_of(record.family)[:8]}`</small>",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ":::"]) + "\n"
+
+
+def heading(family: str) -> str:
+    """A family's name as a heading: "Attention blocks"."""
+    words = family.replace("_", " ").replace("gelu", "GeLU").replace("gemm", "GEMM")
+    return words[0].upper() + words[1:]
+
+
+def part_of(record: Record) -> str:
+    """The part of the course that a record belongs to: of the first notebook that shows it, else of a lab it measures."""
+    shown = [path.stem.split("_")[0] for path in shown_in(record.family)]
+    measured = re.findall(r"solutions/(lab\d)_", " ".join(record.sources))
+    for place in (*shown, *measured):
+        for part, places in PARTS.items():
+            if place in places:
+                return part
+    return "Others"
+
+
+@cache
+def shown_in(family: str) -> tuple[Path, ...]:
+    """The lectures and labs whose code loads a family's record, in reading order."""
+    return tuple(path for path in (*lectures(), *labs()) if family in _loaded_by(path))
+
+
+@cache
+def _loaded_by(notebook: Path) -> frozenset[str]:
+    """Families that a notebook's code loads, or that the checks of a lab load for it."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    if notebook.stem.startswith("lab"):
+        checks = ROOT / "utils" / "checks" / notebook.stem.split("_")[0]
+        code += [path.read_text(encoding="utf-8") for path in sorted(checks.glob("*.py"))]
+    return frozenset(re.findall(r"records\.load\(\s*[\"'](\w+)[\"']", "\n".join(code)))
+
+
+# ---- one record ----------------------------------------------------------------------------------------------------
+
+
+def page(record: Record, digest: str) -> str:
+    """A record's page as MyST Markdown: what was measured, its provenance, and all results as tables.
+
+    ``digest`` is the 64 hexadecimal digits that the file states. Tables of a page take :data:`MOST_BYTES` at most.
+    """
+    shown = ", ".join(_link(path) for path in shown_in(record.family))
+    return "\n".join(
+        [
+            f"# {heading(record.family)}\n",
+            _words(record) + "\n",
+            f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
+            "## How it was measured\n",
+            _provenance(record, digest) + "\n",
+            "## Results\n",
+            _notes(record.results) + f"All figures in full: {{download}}`{record.family}.json`.\n",
+            *map(_markdown, results(record.results)),
+            script("../_static"),
+        ]
+    )
+
+
+def results(recorded: object) -> list[Block]:
+    """A record's results as tables, as many points of each as fit in :data:`MOST_BYTES`."""
+    for rows in _ROWS:
+        made = list(blocks(recorded, "", rows))
+        if sum(len(block.html.encode()) for block in made) <= MOST_BYTES:
+            break
+    return made
+
+
+def _markdown(block: Block) -> str:
+    level = min(6, 2 + block.depth)
+    lines = [f"{'#' * level} {markdown(_capital(block.heading))}\n"] if block.depth and block.heading else []
+    return "\n".join([*lines, block.html, ""])
+
+
+def _notes(results: object) -> str:
+    text = json.dumps(results)
+    note = ""
+    if '"low"' in text or '"ratio_low"' in text:
+        note += "A time is the median of all rounds; low and high are their 20th and 80th percentile. "
+    if '"ratio"' in text:
+        note += "A ratio is the median of the ratios within rounds. "
+    return note
+
+
+def _provenance(record: Record, digest: str) -> str:
+    sources = "<br>".join(f"[`{source}`]({_source_url(source)})" for source in record.sources)
+    rows = (
+        ("measured on", markdown(record.device)),
+        ("date", record.date),
+        ("versions", _versions(record)),
+        ("repeated by", f"`{record.command}`"),
+        ("measured source", sources),
+        ("fingerprint of the source", f"`{record.fingerprint}`"),
+        ("digest of the record", f"`{digest}`"),
+    )
+    body = "\n".join(f"| {name} | {text} |" for name, text in rows)
+    return f":::{{div}} provenance\n| | |\n|:---|:---|\n{body}\n:::"
+
+
+def _versions(record: Record) -> str:
+    names = {"python": "Python", "torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "numpy": "NumPy"}
+    return ", ".join(f"{names.get(name, name)} {version}" for name, version in record.versions.items())
+
+
+def _source_url(source: str) -> str:
+    return f"{repository()}/blob/{BRANCH}/{quote(source.split('::')[0])}"
+
+
+def _words(record: Record) -> str:
+    """What was measured, from the docstring of the script that did it."""
+    module = re.search(r"-m ([\w.]+)", record.command)
+    path = ROOT / f"{module[1].replace('.', '/')}.py" if module else None
+    if path is None or not path.is_file():
+        return f"Measured by `{record.command}`."
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or f"Measured by `{record.command}`."
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return re.sub(r"(``?)[^`]+?\1|[<>$*_\[\]{}]", lambda found: found[0] if "`" in found[0] else f"\\{found[0]}", text)
+
+
+def _first_sentence(record: Record) -> str:
+    first = _words(record).split("\n\n")[0].replace("\n", " ")
+    return first.replace("|", "\\|")
+
+
+def _link(path: Path, short: bool = False) -> str:
+    text = path.stem.split("_")[0].replace("lab", "lab ") if short else title(path).split(":")[0]
+    return f"[{markdown(text)}](/{page_of(path)}.ipynb)"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,317 @@
+"""Recorded results as tables: nested lists and objects of figures, with units in the headers where the names say them.
+
+A list of measured points becomes a table with a row a point. What a point holds by name (the times of several
+functions, say) becomes a row each, beside the cells that they share. What nests deeper gets a heading and tables of its
+own. Figures are printed by :mod:`utils.units`, one unit a column where a column's figures are near each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from utils.units import PREFIXED, number, quantity, scale
+
+#: A list of more figures than this in a cell gets a block of its own; a table inside a row of more rows does too.
+LONGEST_CELL = 12
+LONGEST_INNER = 8
+#: A column whose largest figure is this many times its smallest has a unit in each cell instead of one in the header.
+WIDEST_COLUMN = 1e4
+
+Path = tuple[str, ...]
+_LABELS = {
+    "seconds": "time", "ratio_low": "ratio low",
+    "ratio_high": "ratio high", "flops_per_second": "arithmetic", "bytes_per_second": "bandwidth",
+    "bus_bytes_per_second": "bus bandwidth", "tokens_per_second": "throughput", "bytes_per_cycle_per_sm": "per SM",
+    "clock_hz": "clock", "watts": "power", "celsius": "temperature", "flops": "operations", "dtype": "format",
+    "seq_len": "sequence length", "head_dim": "head dimension", "kv_heads": "heads of keys",
+    "timed": "what ran",
+}  # fmt: skip
+#: What a key's name says about its unit; the first pattern that fits the whole name counts.
+_UNITS = (
+    (r".*bytes_per_second", "B/s"), (r".*flops_per_second", "FLOP/s"), (r".*tokens_per_second", "tokens/s"),
+    (r"bytes_per_cycle_per_sm", "B/cycle"), (r"(.*_)?bytes(_.*)?|working_set|element_size|.*_size_bytes", "B"),
+    (r"(.*_)?cycles", "cycles"), (r"(.*_)?seconds|low|high|duration|start|end|ttft|tpot|latency|classes", "s"),
+    (r"(.*_)?flops", "FLOP"), (r"intensity", "FLOP/B"), (r".*_hz", "Hz"), (r"watts", "W"), (r"celsius", "°C"),
+    (r"capacity|rate|request_rate", "requests/s"), (r"bandwidth", "B/s"),
+)  # fmt: skip
+
+
+@dataclass
+class Block:
+    """A piece of a page: a table in HTML (or none), under a heading of some depth (or none)."""
+
+    depth: int
+    heading: str = ""
+    html: str = ""
+
+
+@dataclass
+class _Item:
+    """One point: its own figures by path, those that it holds by name, and what does not fit into a row."""
+
+    own: dict[Path, Any] = field(default_factory=dict)
+    named: dict[str, dict[Path, Any]] = field(default_factory=dict)
+    by: tuple[str, ...] = ()  # what the names in ``named`` are names of
+    deeper: dict[Path, Any] = field(default_factory=dict)
+
+
+def unit_of(path: Path) -> str:
+    """The SI unit that the names on the way to a figure say, from the last to the first; "" when none does."""
+    for key in reversed(path):
+        for pattern, unit in _UNITS:
+            if re.fullmatch(pattern, key):
+                return unit
+    return ""
+
+
+def label(key: str) -> str:
+    """A key in words: ``"peak_bytes"`` is "peak", since the unit stands beside it; ``"micro_batches"`` "micro batches"."""
+    short = re.sub(r"(?<=.)_(bytes|seconds)$", "", key)
+    return _LABELS.get(key, short.replace("_", " "))
+
+
+def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Block]:
+    """Tables of a recorded value, in its order.
+
+    Args:
+        value: Parsed JSON: an object, a list, or one figure.
+        heading: Its name in words, "" for the whole.
+        rows: A table ends after so many points, and says how many are left out.
+        depth: How deep ``value`` lies; a heading's level.
+    """
+    if isinstance(value, Mapping) and value and _named(value) and _collect(value).deeper:
+        value = [{"name": name, **item} for name, item in value.items()]
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        yield from _of_points(value, heading, rows, depth)
+    elif isinstance(value, list):
+        yield Block(depth, heading, _grid(value, heading) if value else "<p>none</p>")
+    elif isinstance(value, Mapping):
+        yield from _of_object(value, heading, rows, depth)
+    else:
+        yield Block(depth, heading, f"<p>{escape(_text(value, unit_of((heading,))))}</p>")
+
+
+# ---- taking a value apart ------------------------------------------------------------------------------------------
+
+
+def _of_points(points: Sequence[Mapping], heading: str, rows: int, depth: int) -> Iterator[Block]:
+    items = [_collect(point, lists=True) for point in points]
+    if not any(item.deeper for item in items):
+        yield Block(depth, heading, _table(items, heading, rows))
+        return
+    yield Block(depth, heading)
+    for point, name in zip(points, _names_of(items)):
+        yield from _of_object(point, name, rows, depth + 1)
+
+
+def _of_object(value: Mapping, heading: str, rows: int, depth: int) -> Iterator[Block]:
+    item = _collect(value)
+    if item.named:
+        yield Block(depth, heading, _table([item], heading or "results", rows))
+    else:
+        yield Block(depth, heading, _facts(item.own, heading or "settings") if item.own else "")
+    for path, inner in item.deeper.items():
+        yield from blocks(inner, ", ".join(map(label, path)), rows, depth + 1)
+
+
+def _collect(value: Mapping, path: Path = (), lists: bool = False) -> _Item:
+    """Take an object apart; with ``lists`` a short list of plain points in it counts as points that it holds by name."""
+    item = _Item()
+    for key, inner in value.items():
+        place = (*path, str(key))
+        if isinstance(inner, Mapping):
+            _collect_object(item, inner, place)
+        elif lists and _is_short_table(inner) and not item.by:
+            first = next(iter(inner[0]))
+            item.by = (first,)
+            for point in inner:
+                rest = {key: v for key, v in point.items() if key != first}
+                item.named[_text(point[first], "")] = {(*place, *p): v for p, v in _collect(rest).own.items()}
+        elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(_nests(i) for i in inner)):
+            item.deeper[place] = inner
+        else:
+            item.own[place] = inner
+    return item
+
+
+def _collect_object(item: _Item, inner: Mapping, place: Path) -> None:
+    collected = _collect(inner, place)
+    if collected.deeper or collected.named or len(inner) > LONGEST_CELL:
+        item.deeper[place] = inner
+    elif inner and _named(inner) and len(inner) <= LONGEST_INNER:
+        item.by += (place[-1],)
+        for name, own in inner.items():
+            entry = item.named.setdefault(str(name), {})
+            entry.update({(*place, *path): v for path, v in _collect(own).own.items()})
+    elif inner and all(isinstance(v, Mapping) for v in inner.values()):
+        item.deeper[place] = inner
+    else:
+        item.own.update(collected.own)
+
+
+def _named(value: Mapping) -> bool:
+    """Whether an object's keys are names of things that all look alike, rather than different properties of one."""
+    inner = list(value.values())
+    return all(isinstance(v, Mapping) and v for v in inner) and len({frozenset(v) for v in inner}) == 1
+
+
+def _nests(value: Any) -> bool:
+    return isinstance(value, Mapping | list)
+
+
+def _is_short_table(value: Any) -> bool:
+    """Whether a value is a list of a few plain points that differ in their first figure."""
+    if not isinstance(value, list) or not 0 < len(value) <= LONGEST_INNER:
+        return False
+    if not all(isinstance(v, Mapping) and v and not any(isinstance(i, Mapping) for i in v.values()) for v in value):
+        return False
+    if any(_collect(v).deeper for v in value):
+        return False
+    first = next(iter(value[0]))
+    return all(first in v for v in value) and len({str(v[first]) for v in value}) == len(value)
+
+
+def _names_of(items: Sequence[_Item]) -> list[str]:
+    """A heading for each point: its texts; where these do not tell points apart, its sizes too, or its place."""
+    texts = [", ".join(str(v) for v in item.own.values() if isinstance(v, str)) for item in items]
+    if all(texts) and len(set(texts)) == len(texts):
+        return texts
+    sizes = [
+        ", ".join(f"{label(p[0])} {_text(v, '')}" for p, v in item.own.items() if len(p) == 1 and _is_size(p, v))
+        for item in items
+    ]
+    both = [", ".join(filter(None, pair)) for pair in zip(texts, sizes)]
+    return both if len(set(both)) == len(both) else [f"{place}" for place in range(1, len(items) + 1)]
+
+
+def _is_size(path: Path, value: Any) -> bool:
+    return isinstance(value, int | list) and not isinstance(value, bool) and not unit_of(path)
+
+
+# ---- figures as text -----------------------------------------------------------------------------------------------
+
+
+def _text(value: Any, unit: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_text(v, "") for v in value) or "–"
+    if isinstance(value, int | float):
+        return quantity(value, unit)
+    return "–" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class _Column:
+    path: Path
+    factor: float
+    unit: str
+    in_cells: bool
+
+    def cell(self, value: Any) -> str:
+        if isinstance(value, bool) or not isinstance(value, int | float) or self.in_cells:
+            return _text(value, unit_of(self.path))
+        return number(value if self.factor == 1 else value / self.factor)
+
+
+def _column(path: Path, values: Sequence[Any]) -> _Column:
+    unit = unit_of(path)
+    figures = [abs(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v]
+    if not figures or unit not in PREFIXED:
+        return _Column(path, 1, unit if figures else "", False)
+    whole = all(isinstance(v, int) for v in figures)
+    if max(figures) > WIDEST_COLUMN * min(figures):
+        return _Column(path, 1, unit if whole else "", not whole)
+    if whole and max(figures) < 1e5:
+        return _Column(path, 1, unit, False)
+    factor, prefixed = scale(max(figures), unit)
+    return _Column(path, factor, prefixed, False)
+
+
+# ---- HTML ----------------------------------------------------------------------------------------------------------
+
+
+def _box(table: str, caption: str) -> str:
+    """A table that scrolls in a box of its own, also by keyboard; one line, as raw HTML in Markdown wants it."""
+    return f'<div class="table-box" role="region" tabindex="0" aria-label="{escape(caption, quote=True)}">{table}</div>'
+
+
+def _facts(own: Mapping[Path, Any], caption: str) -> str:
+    lines = "".join(
+        f'<tr><th scope="row">{escape(", ".join(map(label, path)))}</th>'
+        f"<td{_class(value)}>{escape(_text(value, unit_of(path)))}</td></tr>"
+        for path, value in own.items()
+    )
+    return _box(f'<table class="record facts"><tbody>{lines}</tbody></table>', caption)
+
+
+def _grid(values: Sequence[Any], caption: str) -> str:
+    """A long list of figures, ten a line, with the place of each line's first."""
+    lines = "".join(
+        f'<tr><th scope="row">{number(start)}</th>'
+        + "".join(f"<td{_class(v)}>{escape(_text(v, ''))}</td>" for v in values[start : start + 10])
+        + "</tr>"
+        for start in range(0, len(values), 10)
+    )
+    return _box(f'<table class="record"><tbody>{lines}</tbody></table>', caption)
+
+
+def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
+    own = _columns([item.own for item in items])
+    named = _columns([entry for item in items for entry in item.named.values()])
+    by = next((item.by for item in items if item.by), ())
+    body = "".join(_rows(item, own, named) for item in items[:rows])
+    table = f'<table class="record"><thead>{_head(own, named, by)}</thead><tbody>{body}</tbody></table>'
+    left = len(items) - rows
+    more = f'<p class="left-out">The first {number(rows)} of {number(len(items))} points.</p>' if left > 0 else ""
+    return _box(table, caption) + more
+
+
+def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[_Column]:
+    paths = list(dict.fromkeys(path for entry in entries for path in entry))
+    return [_column(path, [entry[path] for entry in entries if path in entry]) for path in paths]
+
+
+def _head(own: Sequence[_Column], named: Sequence[_Column], by: tuple[str, ...]) -> str:
+    cells = [(path_label(c.path), c.unit) for c in own]
+    if named:
+        outer = 1 if len({c.path[0] for c in named}) == 1 else 0
+        cells += [(label(by[0]), ""), *((path_label(c.path[outer:]), c.unit) for c in named)]
+    return "<tr>" + "".join(f'<th scope="col">{_header(text, unit)}</th>' for text, unit in cells) + "</tr>"
+
+
+def path_label(path: Path) -> str:
+    """A column's name: the way to it in words, from the outside."""
+    return ": ".join(label(key) for key in path)
+
+
+def _header(text: str, unit: str) -> str:
+    return escape(text) + (f' <span class="unit">({escape(unit)})</span>' if unit else "")
+
+
+def _rows(item: _Item, own: Sequence[_Column], named: Sequence[_Column]) -> str:
+    high = max(1, len(item.named))
+    span = f' rowspan="{high}"' if high > 1 else ""
+    first = "".join(_cell(c, item.own, span) for c in own)
+    if not named:
+        return f"<tr>{first}</tr>"
+    lines = [
+        f'<th scope="row">{escape(name)}</th>' + "".join(_cell(c, entry) for c in named)
+        for name, entry in item.named.items()
+    ] or ["<td></td>" * (1 + len(named))]
+    return "".join(f"<tr>{first if place == 0 else ''}{line}</tr>" for place, line in enumerate(lines))
+
+
+def _cell(column: _Column, entry: Mapping[Path, Any], span: str = "") -> str:
+    if column.path not in entry:
+        return f"<td{span}></td>"
+    value = entry[column.path]
+    return f"<td{_class(value)}{span}>{escape(column.cell(value))}</td>"
+
+
+def _class(value: Any) -> str:
+    return ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
