@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import nbformat
 from nbformat import NotebookNode
 
-from grading.lab import Lab
+from grading.lab import Exercise, Lab
+from grading.strip import strip_source
 
 PRELUDE, STUDENT, CHECK = "prelude", "student", "check"
 SEED = re.compile(r"\bseed=\d+")
@@ -29,7 +30,7 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
 
     Args:
         lab: whose release the cells come from.
-        seeds: the seed of each exercise's check; None keeps the seed that students see.
+        seeds: the seed of each exercise's check; None makes the check that students see, without hidden tests.
         numbers: the exercises to check; all by default.
 
     Raises:
@@ -46,13 +47,18 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
     for exercise in lab.exercises:
         if numbers is not None and exercise.number not in numbers:
             continue
-        source = exercise.source
+        source = exercise.source if seeds is not None else shown(exercise)
         if len(SEED.findall(source)) != 1:
             raise ValueError(f"{lab.name}: the check of exercise {exercise.number} needs one seed=, got {source!r}")
         if seeds is not None:
             source = SEED.sub(f"seed={seeds[exercise.number]}", source)
         made.append(_cell(source, CHECK, exercise.grade_id))
     return nbformat.v4.new_notebook(cells=made)
+
+
+def shown(exercise: Exercise) -> str:
+    """The source of an exercise's check cell as students have it."""
+    return strip_source(exercise.source, exercise.grade_id)
 
 
 def course_imports(imports: str) -> str:
@@ -85,7 +91,7 @@ def notebook_notes(content: bytes | None, lab: Lab) -> list[str]:
     for what, is_so in (
         ("missing", lambda e: e.grade_id not in found),
         ("there more than once", lambda e: len(found.get(e.grade_id, ())) > 1),
-        ("edited", lambda e: found.get(e.grade_id) and any(s.strip() != e.source.strip() for s in found[e.grade_id])),
+        ("edited", lambda e: found.get(e.grade_id) and any(s.strip() != shown(e).strip() for s in found[e.grade_id])),
     ):
         if numbers := [exercise.number for exercise in lab.exercises if is_so(exercise)]:
             notes.append(f"the check cell of exercise {', '.join(numbers)} is {what} in your notebook: {without}")

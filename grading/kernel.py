@@ -75,6 +75,7 @@ class SandboxedExecute(Execute):
     )
     budget = Float(900.0, help="Seconds for all cells together, kernels' starts included.").tag(config=True)
     timeout = Integer(120, allow_none=True).tag(config=True)
+    import_timeout = Integer(60, help="Seconds for a cell that imports the submission.").tag(config=True)
     startup_timeout = Integer(120).tag(config=True)
     interrupt_on_timeout = Bool(False).tag(config=True)
 
@@ -139,13 +140,15 @@ class SandboxedExecute(Execute):
         started, outcome, why = time.monotonic(), "ok", ""
         self._printed = 0
         cell.outputs, cell.execution_count = [], None
+        seconds = self.import_timeout if _role(cell) == STUDENT else self.timeout
+        self.timeout_func = lambda _: seconds
         try:
             self.execute_cell(cell, self.nb.cells.index(cell), store_history=False)
             errors = [output for output in cell.outputs if output.output_type == "error"]
             if errors:
                 outcome, why = "error", f"{errors[0].ename}: {errors[0].evalue}"
         except CellTimeoutError:
-            outcome, why = "timed out", f"it ran longer than {self.timeout} seconds"
+            outcome, why = "timed out", f"it ran longer than {seconds} seconds"
         except DeadKernelError:
             outcome, why = "crashed", "it ended Python itself"
         except Exception as error:  # whoever runs inside the kernel can send any message

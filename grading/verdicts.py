@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from grading.lab import Lab
@@ -23,19 +24,19 @@ ONLY_HIDDEN = (
 LONGEST = 8000
 
 
-def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], refused: Mapping[str, str]) -> dict[str, Verdict]:
+def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """The verdict of each exercise from its check with a hidden seed; messages hold nothing that the check printed.
 
     Args:
         lab: the lab.
         ran: what became of each check (see :class:`grading.kernel.SandboxedExecute`), by exercise number.
-        refused: why each module that the policy refused was not loaded, by file name.
+        left_out: the verdict on what is written in each module that the handed out one stood in for, by file name.
     """
-    modules = {number: name for name in refused for number in exercises_in(lab, name)}
-    return {e.number: _verdict(e.number, ran[e.number], modules, refused) for e in lab.exercises}
+    instead = {number: verdict for name, verdict in left_out.items() for number in exercises_in(lab, name)}
+    return {e.number: _verdict(e.number, ran[e.number], instead) for e in lab.exercises}
 
 
-def _verdict(number: str, ran: Mapping[str, Any], modules: Mapping[str, str], refused: Mapping[str, str]) -> Verdict:
+def _verdict(number: str, ran: Mapping[str, Any], instead: Mapping[str, Verdict]) -> Verdict:
     outcome, why, seconds = ran["outcome"], ran["why"], ran["seconds"]
     if outcome == "ok" and not ran.get("whole"):
         return Verdict(
@@ -43,15 +44,15 @@ def _verdict(number: str, ran: Mapping[str, Any], modules: Mapping[str, str], re
         )
     if outcome == "ok":
         return Verdict("passed", "", seconds)
-    if number in modules:
-        return _refused(modules[number], refused, seconds)
+    if number in instead:
+        return replace(instead[number], seconds=seconds)
     if outcome in ("timed out", "crashed"):
         return Verdict(
             outcome, _sentence(why if ran.get("imported", True) else f"on importing your modules: {why}"), seconds
         )
     unwritten = UNWRITTEN.match(why)
-    if unwritten and unwritten["number"] in modules:
-        return _refused(modules[unwritten["number"]], refused, seconds)
+    if unwritten and unwritten["number"] in instead:
+        return replace(instead[unwritten["number"]], seconds=seconds)
     if unwritten and unwritten["number"] == number:
         return Verdict("not attempted", "Nothing is written here yet.", seconds)
     if unwritten and re.fullmatch(r"\d{1,2}\.\d{1,2}", unwritten["number"]):
@@ -91,10 +92,6 @@ def exercises_in(lab: Lab, module: str) -> list[str]:
     path = lab.released / module
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return re.findall(r'NotImplementedError\("Lab \d+, exercise (\d+\.\d+):', text)
-
-
-def _refused(module: str, refused: Mapping[str, str], seconds: float) -> Verdict:
-    return Verdict("refused", f"{module} was not run, because it breaks the rules:\n{refused[module]}", seconds)
 
 
 def _sentence(text: str) -> str:

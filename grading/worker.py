@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nbgrader.converters import Autograde
 from nbgrader.coursedir import CourseDirectory
 
 from grading import gradebook
+from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
 from grading.kernel import SandboxedExecute
 from grading.lab import ROOT, Lab
@@ -46,6 +47,7 @@ class Job:
     isolated: bool = True
     limits: Limits = field(default_factory=Limits)
     cell_seconds: int = 120
+    import_seconds: int = 60
     course: Path = ROOT
 
 
@@ -81,7 +83,7 @@ class _Grading:
     def __init__(self, job: Job, submission: Submission, scratch: Path) -> None:
         self.job, self.lab, self.submission, self.scratch = job, job.lab, submission, scratch
         self.files = scratch / "files"
-        self.refused: dict[str, str] = {}
+        self.left_out: dict[str, Verdict] = {}
         self.notes = [*submission.notes, *notebook_notes(submission.files.get(job.lab.notebook.name), job.lab)]
         self.verdicts: dict[str, Verdict] = {}
 
@@ -108,7 +110,8 @@ class _Grading:
             if not found:
                 released.write_bytes(content)
                 continue
-            self.refused[name] = "\n".join(map(str, found))
+            why = "\n".join(map(str, found))
+            self.left_out[name] = Verdict("refused", f"{name} was not run, because it breaks the rules:\n{why}")
             first = f"{name} was not run: {found[0]}"
             self.notes.append(first + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
 
@@ -131,7 +134,9 @@ class _Grading:
         """Checks with hidden seeds, scenarios of what passed them, and messages from a run without anything hidden."""
         lab, job = self.lab, self.job
         ran = self._execute(job.seeds.checks)
-        verdicts = judge(lab, ran, self.refused)
+        while not any(one.get("imported", True) for one in ran.values()) and self._replace_broken():
+            ran = self._execute(job.seeds.checks)
+        verdicts = judge(lab, ran, self.left_out)
         passing = [number for number, verdict in verdicts.items() if verdict.passed]
         if passing:
             observed = self.scratch / "observed"
@@ -147,6 +152,26 @@ class _Grading:
         self.verdicts = verdicts
         return {exercise.grade_id: verdicts[exercise.number] for exercise in lab.exercises}
 
+    def _replace_broken(self) -> bool:
+        """Put the handed out module in the place of one that cannot be imported; False when there is none."""
+        package = self.files / self.lab.name
+
+        def sandbox(shown: Mapping[str, Path]) -> Sandbox:
+            limits = replace(self.job.limits, seconds=self.job.import_seconds)
+            return Sandbox(self.files, shown=shown, limits=limits, isolated=self.job.isolated)
+
+        broken = find_broken(self.lab, package, sandbox, self.job.import_seconds)
+        if broken is None:
+            return False
+        released = self.lab.released / broken.module
+        if released.is_file():
+            shutil.copyfile(released, package / broken.module)
+        else:
+            (package / broken.module).unlink()
+        self.left_out[broken.module] = Verdict(broken.outcome, f"{broken.why}. Nothing that is written in it counts.")
+        self.notes.append(f"{broken.why}; the other modules were graded without it")
+        return True
+
     def _execute(self, seeds: Mapping[str, int] | None, numbers: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """Run checks in a sandboxed kernel; what became of each by exercise."""
         notebook = graded_copy(self.lab, seeds, numbers)
@@ -156,7 +181,11 @@ class _Grading:
             return Sandbox(self.files, shown=SHOWN, limits=job.limits, isolated=job.isolated)
 
         execute = SandboxedExecute(
-            sandbox_factory=sandbox, verify=VERIFY, timeout=job.cell_seconds, budget=job.limits.seconds
+            sandbox_factory=sandbox,
+            verify=VERIFY,
+            timeout=job.cell_seconds,
+            import_timeout=job.import_seconds,
+            budget=job.limits.seconds,
         )
         execute.preprocess(notebook, {})
         numbers_by_id = {exercise.grade_id: exercise.number for exercise in self.lab.exercises}

@@ -109,6 +109,16 @@ def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
     yield Member("untouched", everything), lambda folder: shutil.copytree(lab.released, folder)
     partial = dict.fromkeys(exercises_in(lab, TARGETS[lab.number]), written)
     yield Member("partial", partial), lambda folder: honest(folder, lab)
+    numbers = exercises_in(lab, TARGETS[lab.number])
+    others = {number: written for module in left_open(lab, brief=True) for number in exercises_in(lab, module)}
+    for name, error, make in (
+        ("raises-on-import", r"cannot be imported \(line \d+\): ZeroDivisionError", _raises),
+        ("functions-deleted", r"cannot be imported: ImportError: cannot import name", _deleted),
+    ):
+        yield (
+            Member(name, others | dict.fromkeys(numbers, Lost(("failed",), error))),
+            lambda folder, make=make: make(folder, lab),
+        )
     if lab.number > 1:
         plain = importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS
         yield Member("plain"), lambda folder: _write(lab, folder, plain)
@@ -119,6 +129,17 @@ def _zip(folder: Path, lab: Lab) -> None:
     honest(inside, lab, solved=True)
     shutil.make_archive(str(folder), "zip", folder)
     shutil.rmtree(folder)
+
+
+def _raises(folder: Path, lab: Lab) -> None:
+    honest(folder, lab, brief=True)
+    with (folder / TARGETS[lab.number]).open("a", encoding="utf-8") as file:
+        file.write("\n\nprint(1 / 0)  # just to see\n")
+
+
+def _deleted(folder: Path, lab: Lab) -> None:
+    honest(folder, lab, brief=True)
+    (folder / TARGETS[lab.number]).write_text("# I did not get to this one.\n", encoding="utf-8")
 
 
 def _with_helpers(folder: Path, lab: Lab) -> None:

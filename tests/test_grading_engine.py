@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -156,6 +157,16 @@ def test_what_was_done_to_the_notebook_is_told_and_changes_nothing():
         assert "not a notebook" in notebook_notes(odd, LAB)[0], odd[:20]
 
 
+def test_hidden_tests_are_run_for_the_grade_and_neither_shown_nor_taken_for_an_edit():
+    hidden = "### BEGIN HIDDEN TESTS\nassert dot_product_flops(3) == 6\n### END HIDDEN TESTS"
+    with_hidden = replace(LAB.exercises[0], source=f"{LAB.exercises[0].source}\n{hidden}")
+    lab = replace(LAB, exercises=(with_hidden, *LAB.exercises[1:]))
+    assert notebook_notes(LAB.notebook.read_bytes(), lab) == []
+    seeds = dict.fromkeys(NUMBERS, 10_000_000)
+    assert "assert dot_product_flops" in graded_copy(lab, seeds, ["1.1"]).cells[-1].source
+    assert graded_copy(lab, None, ["1.1"]).cells[-1].source.strip() == LAB.exercises[0].source
+
+
 # ---- verdicts ------------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +182,7 @@ def test_each_way_a_check_ends_has_its_verdict():
             e1_6={"outcome": "crashed", "why": "it ended Python itself"},
             e1_9={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.9: cycles"},
         ),
-        {"warp.py": "line 3: import os: leave it out"},
+        {"warp.py": Verdict("refused", "warp.py was not run: line 3: import os: leave it out")},
     )
     outcomes = [verdicts[number].outcome for number in NUMBERS]
     assert outcomes[:6] == ["tampered", "not attempted", "not attempted", "failed", "timed out", "crashed"]

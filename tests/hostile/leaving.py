@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostile import ALL, at_call, at_import
+from hostile import at_call, at_import
 
 at_call("exit", "leaves with success", "import sys\nsys.exit(0)", r"import sys")
 at_call("exit-at-once", "leaves with success, without a word to Python", "import os\nos._exit(0)", r"import os")
@@ -128,9 +128,8 @@ at_import(
     "endless-import",
     "never finishes importing",
     "while True:\n    pass",
-    r"import",
+    r"cannot be imported \(line \d+\): it never finishes importing",
     "timed out",
-    loses=ALL,
     quick=False,
     labs=(1,),
 )
