@@ -13,7 +13,7 @@ author = "The authors of Making LLMs Fast"
 copyright = author
 language = "en"
 
-extensions = ["myst_nb", "sphinx_design", "sphinxcontrib.bibtex", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.bibtex", "sphinx.ext.mathjax"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["_generated/**"]
 suppress_warnings = ["mystnb.unknown_mime_type"]
@@ -28,6 +28,8 @@ nb_code_prompt_hide = "Hide the code"
 nb_number_source_lines = False
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
+
+copybutton_selector = "div.highlight > pre"
 
 # ---- mathematics: a copy within the site
 _static = Path(os.environ.get("MLF_SITE_STATIC", "_static"))
@@ -54,6 +56,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
+    "navbar_persistent": [],
     "show_navbar_depth": 1,
     "show_toc_level": 1,
     "toc_title": "On this page",

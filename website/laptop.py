@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from website.places import WEBSITE, lectures

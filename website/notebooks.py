@@ -11,7 +11,15 @@ import nbformat
 from website import laptop
 from website.cells import Figures, as_html, folded, outputs, tabs
 from website.places import in_repository, labs, launches, lectures, on_github, page_of, repository
-from website.prose import anchor_equations, link_equations, link_lectures, reading_minutes, tagged, under_title
+from website.prose import (
+    anchor_equations,
+    link_equations,
+    link_lectures,
+    own_lines,
+    reading_minutes,
+    tagged,
+    under_title,
+)
 
 #: A cell whose output only a GPU gives: the page shows it beside what a laptop prints.
 GPU_OUTPUT = "gpu-output"
@@ -38,7 +46,7 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
         if cell.cell_type == "markdown":
             text = link_lectures(_relink(cell.source), pages, own)
             text = link_equations(text, numbers, prefix)
-            cells.append(nbformat.v4.new_markdown_cell(anchor_equations(text, prefix)))
+            cells.append(nbformat.v4.new_markdown_cell(own_lines(anchor_equations(text, prefix))))
         elif "setup" not in cell.metadata.get("tags", []):
             cells += _code(cell, figures, path.stem)
     minutes = reading_minutes(texts, figures.made)

@@ -48,6 +48,16 @@ def tagged(text: str) -> list[str]:
     return [found[1] for found in _TAGGED.finditer(text)]
 
 
+def own_lines(text: str) -> str:
+    """Keep an equation of several lines as it is: Sphinx would put it into an environment in which no tag is allowed."""
+
+    def directive(found: re.Match[str]) -> str:
+        body = found[1].strip()
+        return f"```{{math}}\n:no-wrap:\n\n\\[{body}\\]\n```" if "\\\\" in body else found[0]
+
+    return re.sub(r"^\$\$(.*?)\$\$[ \t]*$", directive, text, flags=re.S | re.M)
+
+
 def anchor_equations(text: str, prefix: str) -> str:
     """Give each numbered equation a place that can be linked to: ``#eq-05-3`` with the prefix "05"."""
     return _TAGGED.sub(lambda found: f"\n(eq-{prefix}-{found[1]})=\n{found[0]}", text)
