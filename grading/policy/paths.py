@@ -1,0 +1,138 @@
+"""What a dotted path such as ``torch.nn.Linear`` may be."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from grading.lab import ROOT
+from grading.policy import tables
+from grading.policy.own import Own
+from grading.policy.scopes import LOCAL
+
+
+@functools.cache
+def _public_of_standard(module: str) -> frozenset[str]:
+    found = importlib.import_module(module)
+    public = getattr(found, "__all__", None) or [name for name in vars(found) if not name.startswith("_")]
+    return frozenset(name for name in public if not isinstance(getattr(found, name, None), types.ModuleType))
+
+
+@functools.cache
+def _submodules(package: str) -> frozenset[str]:
+    """The modules and packages that lie in an installed package, found on disk: nothing is imported."""
+    folders = None
+    for end in range(1, package.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(package.split(".")[:end]), folders)
+        if spec is None or spec.submodule_search_locations is None:
+            return frozenset()
+        folders = list(spec.submodule_search_locations)
+    entries = (entry for folder in folders or () for entry in Path(folder).iterdir())
+    return frozenset(entry.name.split(".")[0] for entry in entries if entry.suffix in (".py", ".so") or entry.is_dir())
+
+
+_EVERYWHERE = frozenset(
+    ["F", "dist", "grading", "labs", "nn", "np", "numpy", "solutions", "tl", "torch", "triton", "utils"]
+)
+
+
+@functools.cache
+def _is_utils_module(path: str) -> bool:
+    place = ROOT.joinpath(*path.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+_FUNCTIONS_NAMED_LIKE_MODULES = {"torch": {"chunk", "select", "trace"}, "numpy": {"array", "copy", "select", "trace"}}
+
+
+class Paths:
+    """Judges dotted paths such as ``torch.nn.Linear`` for one file of one lab."""
+
+    def __init__(self, own: Own, filename: str) -> None:
+        self.own = own
+        self.extra = {
+            module
+            for module in own.imports.get(filename, ())
+            if module in sys.stdlib_module_names and module not in tables.NEVER
+        }
+
+    def is_module(self, path: str) -> bool:
+        """Whether a path is a module, allowed or not, as far as its name tells."""
+        if path == LOCAL:
+            return False
+        if path.startswith("utils."):
+            return _is_utils_module(path)
+        if path.split(".")[0] == self.own.package:
+            return path == self.own.package  # a function may be named like its module
+        if self.allowed(path) or path in sys.stdlib_module_names or path.split(".")[0] == path:
+            return True
+        home, _, name = path.rpartition(".")
+        return home in tables.PACKAGES and name in _submodules(home)
+
+    def allowed(self, path: str) -> bool:
+        """Whether a module may be used."""
+        if path in tables.STANDARD or path in tables.PACKAGES or path in self.extra:
+            return True
+        if path.startswith("utils."):
+            return path in self.own.utils and _is_utils_module(path)
+        home, _, name = path.rpartition(".")
+        return path == self.own.package or (home == self.own.package and self._may_be_own(name))
+
+    def _may_be_own(self, name: str) -> bool:
+        """Whether a module beside the others may have this name: one of the release, or one that a student added."""
+        elsewhere = name in sys.stdlib_module_names or name in _EVERYWHERE
+        return name.isidentifier() and (name in self.own.modules or not elsewhere)
+
+    def refusal(self, path: str) -> str | None:
+        """Why a path may not be named; None when it may."""
+        parts = path.split(".")
+        if not self.allowed(parts[0]):
+            return self.not_allowed(parts[0])
+        home = parts[0]
+        for name in parts[1:]:
+            here = f"{home}.{name}"
+            if home.split(".")[0] == "utils":
+                if here in self.own.utils:
+                    home = here
+                    continue
+                listed = sorted(path for path in self.own.utils if path.startswith(home + "."))
+                return f"this lab's modules may use {', '.join(listed) or 'nothing'} of `{home}`"
+            if self.allowed(here):
+                home = here
+                continue
+            return self._member_refusal(home, name)
+        return None
+
+    def not_allowed(self, module: str) -> str:
+        return (
+            f"a lab's module may not use `{module}`: it does its work with torch, triton, math and the like, "
+            "the names from utils that the lab imports already, and the lab's own modules"
+        )
+
+    def _member_refusal(self, home: str, name: str) -> str | None:
+        path = f"{home}.{name}"
+        if path in tables.UNDERSCORED:
+            return None
+        if home in tables.ONLY and name not in tables.ONLY[home]:
+            listed = ", ".join(sorted(tables.ONLY[home]))
+            return f"of `{home}` a lab's module may use {listed}" if listed else f"import what you need of `{home}`"
+        if name in tables.EXCEPT.get(home, ()) or (home == "torch" and tables.TORCH_MACHINERY.match(name)):
+            return f"`{path}` is not needed in a lab: use the ordinary functions of `{home}`"
+        if name.startswith("_"):
+            return f"names of `{home}` with a leading underscore are its own: use its public functions"
+        if home == self.own.package or home.startswith(self.own.package + "."):
+            if name in sys.stdlib_module_names and name not in tables.STANDARD and name not in self.own.modules:
+                return self.not_allowed(name)
+            if name in _EVERYWHERE:
+                return f"import `{name}` itself, not through another module"
+            return None
+        if home in tables.STANDARD or home in self.extra:
+            return None if name in _public_of_standard(home) else f"`{home}` gives no public `{name}` to a lab"
+        module = name in sys.stdlib_module_names or name in _submodules(home) or name in ("torch", "np")
+        if module and name not in _FUNCTIONS_NAMED_LIKE_MODULES.get(home, ()):
+            return f"the module `{path}` is not needed in a lab: use the ordinary functions of `{home}`"
+        return None
