@@ -1,4 +1,4 @@
-"""A notebook's cells as the site shows them: figures as files, code folded where a reader of the text can do without."""
+"""A notebook's cells as the site shows them: figures as files, code folded where a reader can do without."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def copy() -> Path | None:
 
 
 def write(static: Path) -> str:
-    """Copy MathJax into a folder of static files; return its path below it, or the CDN's address if there is no copy."""
+    """Copy MathJax into a folder of static files; return its path there, or the CDN's address if there is no copy."""
     found = copy()
     if found is None:
         return CDN

@@ -49,7 +49,7 @@ def tagged(text: str) -> list[str]:
 
 
 def own_lines(text: str) -> str:
-    """Keep an equation of several lines as it is: Sphinx would put it into an environment in which no tag is allowed."""
+    """Keep an equation of several lines as it is: Sphinx would put it into one in which no tag is allowed."""
 
     def directive(found: re.Match[str]) -> str:
         body = found[1].strip()
