@@ -81,10 +81,11 @@ def table(lab: Lab, members: Sequence[Member], found: Mapping[str, Any], wrong: 
     )
 
 
-def killed_and_resumed(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) -> list[str]:
+def killed_and_resumed(lab: Lab, folder: Path, jobs: int) -> list[str]:
     """Kill the grader in the middle of a few submissions, start it again, and compare with what it said before."""
-    few = [member.student for member in members if not member.lost][:3]
-    few += [member.student for member in members if member.student not in few][: AGAIN - len(few)]
+    found = results(lab, folder / "grades")
+    run_at_all = [student for student, result in found.items() if result["seconds"] > 1]
+    few = sorted(run_at_all or found, key=lambda student: found[student]["seconds"])[:AGAIN]
     again = folder / "again"
     again.mkdir()
     shutil.copyfile(folder / "grades" / "seeds.json", again / "seeds.json")
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 members = build(lab, folder / "submissions", given.students, slow=not given.quick)
                 found = grade_class(lab, folder, members, given.jobs)
                 if not found and len(members) > 1:
-                    found += killed_and_resumed(lab, folder, members, given.jobs)
+                    found += killed_and_resumed(lab, folder, given.jobs)
         wrong += [f"{lab.name}: {line}" for line in found]
         for line in found:
             print(f"  ✗ {line}", flush=True)

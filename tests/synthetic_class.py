@@ -321,13 +321,13 @@ def _names_of(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# ---- hostile ones: every eighth with all else solved, the others brief
+# ---- hostile ones: every sixteenth with all else solved, the others brief
 
 
 def _hostile(lab: Lab, slow: bool) -> Iterable[tuple[Member, Any]]:
     chosen = [each for each in HOSTILE if lab.number in each.labs]
     for index, each in enumerate(chosen):
-        brief = index % 8 != 0 and each.loses == "target"
+        brief = index % 16 != 0 and each.loses == "target"
         if slow or each.quick:
             yield _expected(each, lab, brief), lambda folder, each=each, brief=brief: write(folder, lab, each, brief)
 
