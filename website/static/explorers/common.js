@@ -1,0 +1,261 @@
+/* What the explorers share: a form from a list of fields, messages beside the fields, results that are withdrawn while
+   an input is wrong, and a setting that lives in the address (#gpu=H100&batch=16) so that it can be linked. */
+(function (root) {
+  "use strict";
+
+  const MLF = (root.MLF = root.MLF || {});
+  const { parseWhole, parseNumber } = MLF.units;
+
+  /* ---- elements ---- */
+
+  function fill(element, attributes, children) {
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+  const s = (tag, attributes, ...children) =>
+    fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+  /* ---- pieces of results ---- */
+
+  /** A list of named figures: [name, value, what it is]. */
+  function facts(entries) {
+    return entries.map(([name, value, note]) =>
+      h("div", { class: "mlf-fact" }, h("dt", {}, name), h("dd", {}, value), note ? h("dd", { class: "mlf-note" }, note) : null),
+    );
+  }
+
+  /** A table in a box that scrolls by itself: first cell of a row is its head; `strong` is the row to stress. */
+  function table(caption, heads, rows, strong = -1) {
+    const body = rows.map((row, i) =>
+      h("tr", i === strong ? { class: "mlf-chosen", "aria-current": "true" } : {},
+        row.map((cell, k) => h(k ? "td" : "th", k ? {} : { scope: "row" }, cell))),
+    );
+    return h("div", { class: "mlf-scroll", tabindex: "0", role: "region", "aria-label": caption },
+      h("table", { class: "mlf-table" }, h("caption", {}, caption),
+        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, body)));
+  }
+
+  /** The figures that a result rests on, with the source of each: [what, value, source]. */
+  function sources(entries) {
+    return h("details", { class: "mlf-sources" }, h("summary", {}, "The figures used here, and who says so"),
+      h("dl", {}, entries.map(([what, value, source]) => [
+        h("dt", {}, `${what}: `, h("strong", {}, value)), h("dd", {}, source)])));
+  }
+
+  /* ---- fields ---- */
+
+  const idOf = (name, field) => `mlf-${name}-${field.id}`;
+
+  function options(field) {
+    const groups = new Map();
+    for (const option of field.options) {
+      if (!groups.has(option.group)) groups.set(option.group, []);
+      groups.get(option.group).push(h("option", { value: option.value }, option.text));
+    }
+    return [...groups].map(([label, each]) => (label ? h("optgroup", { label }, each) : each));
+  }
+
+  function control(name, field) {
+    const id = idOf(name, field);
+    const described = `${field.hint ? `${id}-hint ` : ""}${id}-error`;
+    const shared = { id, name: field.id, "aria-describedby": described };
+    if (field.kind === "choice") return h("select", shared, options(field));
+    if (field.kind === "flag") return h("input", { ...shared, type: "checkbox" });
+    const more = { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false", maxlength: "60" };
+    return h("input", { ...shared, ...more });
+  }
+
+  function row(name, field, input) {
+    const id = idOf(name, field);
+    const label = h("label", { for: id }, field.label, field.unit ? h("span", { class: "mlf-unit" }, ` ${field.unit}`) : null);
+    const hint = field.hint ? h("p", { class: "mlf-hint", id: `${id}-hint` }, field.hint) : null;
+    const error = h("p", { class: "mlf-error", id: `${id}-error`, role: "status" });
+    const parts = field.kind === "flag" ? [h("div", { class: "mlf-flag" }, input, label)] : [label, input];
+    return h("div", { class: `mlf-field mlf-${field.kind}` }, ...parts, hint, error);
+  }
+
+  /** The value of a field from what was typed or chosen; throws InputError. */
+  function parse(field, text) {
+    if (field.kind === "flag") return text === "1";
+    if (field.kind === "whole") return parseWhole(field.id, text, field.least ?? 1, field.most);
+    if (field.kind === "number") return parseNumber(field.id, text, field.least, field.most);
+    if (!field.options.some((option) => option.value === text)) {
+      throw new MLF.InputError(field.id, `The link asks for “${text.slice(0, 24)}”, which is not in this list. Choose another.`);
+    }
+    return text;
+  }
+
+  const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+
+  /* ---- an explorer ---- */
+
+  class Explorer {
+    /** `plan`: {name, groups: [{legend, fields}], build(host) -> show(values, results), compute(values) -> results}. */
+    constructor(host, plan) {
+      this.plan = plan;
+      this.fields = plan.groups.flatMap((group) => group.fields);
+      this.inputs = new Map(this.fields.map((field) => [field.id, control(plan.name, field)]));
+      this.rows = new Map(this.fields.map((field) => [field.id, row(plan.name, field, this.inputs.get(field.id))]));
+      this.text = this.initial();
+      this.notice = h("p", { class: "mlf-notice", role: "status" });
+      this.results = h("div", { class: "mlf-results" });
+      this.said = h("span", { class: "mlf-said", role: "status" });
+      host.replaceChildren(this.form(), this.notice, this.results);
+      this.show = plan.build(this.results);
+      this.read(location.hash);
+      this.update();
+      root.addEventListener("hashchange", () => this.follow());
+    }
+
+    initial() {
+      return Object.fromEntries(this.fields.map((field) => [field.id, field.initial]));
+    }
+
+    form() {
+      const groups = this.plan.groups.map((group) =>
+        h("fieldset", {}, h("legend", {}, group.legend),
+          h("div", { class: "mlf-grid" }, group.fields.map((field) => this.rows.get(field.id)))));
+      const form = h("form", { class: "mlf-form", novalidate: true, "aria-label": this.plan.title }, groups,
+        h("div", { class: "mlf-actions" },
+          h("button", { type: "button", onclick: () => this.copy() }, "Copy a link to this setting"),
+          h("button", { type: "reset" }, "Start again"), this.said));
+      form.addEventListener("submit", (event) => event.preventDefault());
+      form.addEventListener("reset", (event) => {
+        event.preventDefault();
+        this.text = this.initial();
+        this.changed("");
+      });
+      form.addEventListener("input", (event) => this.typed(event.target));
+      return form;
+    }
+
+    typed(input) {
+      if (!this.inputs.has(input.name)) return;
+      this.text[input.name] = input.type === "checkbox" ? (input.checked ? "1" : "0") : input.value;
+      this.changed(input.name);
+    }
+
+    changed(id) {
+      if (this.plan.changed && id) Object.assign(this.text, this.plan.changed(id, this.text) || {});
+      this.update();
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.write(), 120);
+    }
+
+    active() {
+      return this.fields.filter((field) => !field.when || field.when(this.text));
+    }
+
+    /** Take the setting from an address; what it does not name is as at the start. */
+    read(hash) {
+      const asked = new URLSearchParams(hash.slice(1));
+      this.text = this.initial();
+      if (![...asked.keys()].some((key) => this.inputs.has(key))) return false;
+      for (const [key, value] of asked) if (this.inputs.has(key)) this.text[key] = value;
+      return true;
+    }
+
+    follow() {
+      if (!this.read(location.hash)) return;
+      this.update();
+      const calm = root.matchMedia("(prefers-reduced-motion: reduce)").matches;
+      this.results.closest("[data-explorer]").scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
+    }
+
+    address() {
+      return `#${new URLSearchParams(this.active().map((field) => [field.id, this.text[field.id]]))}`;
+    }
+
+    write() {
+      clearTimeout(this.timer);
+      try {
+        root.history.replaceState(null, "", this.address());
+      } catch {
+        /* a browser that counts such calls refuses some; the next change writes again */
+      }
+    }
+
+    async copy() {
+      this.write();
+      try {
+        await root.navigator.clipboard.writeText(location.href);
+        this.said.textContent = "Copied.";
+      } catch {
+        this.said.textContent = "The address bar has the link.";
+      }
+      setTimeout(() => (this.said.textContent = ""), 4000);
+    }
+
+    /** Values and messages of the fields that count now. */
+    values() {
+      const [values, wrong] = [{}, new Map()];
+      for (const field of this.active()) {
+        try {
+          values[field.id] = parse(field, this.text[field.id]);
+        } catch (error) {
+          if (!(error instanceof MLF.InputError)) throw error;
+          wrong.set(field.id, error.message);
+        }
+      }
+      return [values, wrong];
+    }
+
+    update() {
+      this.said.textContent = "";
+      const [values, wrong] = this.values();
+      let results = null;
+      if (!wrong.size) {
+        try {
+          results = this.plan.compute(values);
+        } catch (error) {
+          if (!(error instanceof MLF.InputError)) throw error;
+          wrong.set(this.inputs.has(error.field) ? error.field : this.fields[0].id, sentence(error.message));
+        }
+      }
+      this.mirror(wrong);
+      this.withdraw(wrong);
+      if (!wrong.size) this.show(values, results);
+    }
+
+    /** Put texts and messages into the form. */
+    mirror(wrong) {
+      const active = new Set(this.active());
+      for (const field of this.fields) {
+        const [input, message] = [this.inputs.get(field.id), wrong.get(field.id) || ""];
+        const text = this.text[field.id];
+        if (field.kind === "flag") input.checked = text === "1";
+        else if (input.value !== text) input.value = text;
+        this.rows.get(field.id).hidden = !active.has(field);
+        if (message) input.setAttribute("aria-invalid", "true");
+        else input.removeAttribute("aria-invalid");
+        const error = this.rows.get(field.id).querySelector(".mlf-error");
+        if (error.textContent !== message) error.textContent = message;
+      }
+    }
+
+    withdraw(wrong) {
+      const names = this.fields.filter((field) => wrong.has(field.id)).map((field) => field.label.toLowerCase());
+      const hide = wrong.size > 0;
+      if (hide && !this.results.hidden) this.notice.style.minHeight = `${this.results.offsetHeight}px`; // nothing jumps
+      if (!hide) this.notice.style.minHeight = "";
+      this.results.hidden = hide;
+      this.notice.hidden = !hide;
+      this.notice.textContent = hide ? `No result: look at ${names.join(" and ")} above.` : "";
+    }
+  }
+
+  /** Start the explorer `plan` where the page has a place for it. */
+  function start(plan) {
+    const host = document.querySelector(`[data-explorer="${plan.name}"]`);
+    return host ? new Explorer(host, plan) : null;
+  }
+
+  Object.assign(MLF, { h, s, facts, table, sources, start });
+})(globalThis);

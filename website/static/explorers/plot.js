@@ -1,0 +1,256 @@
+/* Plots of the explorers: SVG drawn at the width of the page's column, so that text keeps its size on a phone. What a
+   plot shows is also said in words: its label, the reading under the slider, or the table beside it. */
+(function (root) {
+  "use strict";
+
+  const MLF = (root.MLF = root.MLF || {});
+  const { h, s } = MLF;
+  const { quantity } = MLF.units;
+  const MARGIN = { top: 14, right: 16, bottom: 42, left: 74 };
+
+  /** A scale from values to pixels: {at, from, ticks}. */
+  function axis({ low, high, log, unit }, start, end) {
+    const turn = log ? Math.log10 : (value) => value;
+    const [a, b] = [turn(low), turn(high)];
+    const ticks = log ? logTicks(low, high, Math.abs(end - start), unit) : linearTicks(low, high, Math.abs(end - start));
+    return {
+      at: (value) => start + ((turn(value) - a) / (b - a)) * (end - start),
+      from: (pixel) => {
+        const value = a + ((pixel - start) / (end - start)) * (b - a);
+        return log ? 10 ** value : value;
+      },
+      ticks,
+    };
+  }
+
+  function logTicks(low, high, room, unit) {
+    const decades = Math.log10(high / low);
+    const step = Math.max(1, Math.ceil((decades * (unit ? 34 : 44)) / room));
+    const ticks = [];
+    for (let power = Math.ceil(Math.log10(low) - 1e-9); 10 ** power <= high * 1.000001; power += step) {
+      ticks.push(Number(`1e${power}`));
+    }
+    if (ticks.length >= 3 || decades > 3) return ticks;
+    const fine = [];
+    for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += 1) {
+      for (const lead of [1, 2, 5]) {
+        const tick = Number(`${lead}e${power}`);
+        if (tick >= low * 0.999999 && tick <= high * 1.000001) fine.push(tick);
+      }
+    }
+    return fine;
+  }
+
+  function linearTicks(low, high, room) {
+    const rough = (high - low) / Math.max(2, Math.floor(room / 84));
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((lead) => lead * power).find((each) => each >= rough * 0.999);
+    const ticks = [];
+    for (let k = Math.ceil(low / step); k * step <= high * 1.000001; k += 1) ticks.push(k * step);
+    return ticks;
+  }
+
+  /** Draw again whenever the host's width changes. */
+  function atEachWidth(host, draw) {
+    let width = 0;
+    new ResizeObserver(() => {
+      if (host.clientWidth && host.clientWidth !== width) draw((width = host.clientWidth));
+    }).observe(host);
+    root.addEventListener("beforeprint", () => host.clientWidth && draw(host.clientWidth));
+  }
+
+  class Plot {
+    /** A plot with axes in `host`; `update(view)` draws {label, height, x, y, areas, lines, marks, points}. */
+    constructor(host) {
+      this.host = h("div", { class: "mlf-plot" });
+      host.append(this.host);
+      this.probed = null;
+      atEachWidth(this.host, () => this.draw());
+    }
+
+    update(view) {
+      this.view = view;
+      this.draw();
+    }
+
+    draw() {
+      const width = this.host.clientWidth;
+      if (!this.view || !width) return;
+      const { view } = this;
+      const height = view.height || 320;
+      const left = width < 480 ? 62 : MARGIN.left;
+      this.x = axis(view.x, left, width - MARGIN.right);
+      this.y = axis(view.y, height - MARGIN.bottom, MARGIN.top);
+      this.box = { left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+      this.cursor = s("g", { class: "mlf-cursor" });
+      const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": view.label },
+        this.grid(width, height), (view.areas || []).map((area) => this.area(area)),
+        (view.lines || []).map((line) => this.line(line)), (view.marks || []).map((mark) => this.mark(mark)),
+        this.cursor, (view.points || []).map((point) => this.point(point)));
+      this.host.replaceChildren(svg);
+      this.probe(this.probed);
+    }
+
+    grid(width, height) {
+      const { x, y, box, view } = this;
+      const group = s("g", { class: "mlf-axes" });
+      for (const tick of x.ticks) {
+        const at = x.at(tick);
+        group.append(s("line", { class: "mlf-gridline", x1: at, x2: at, y1: box.top, y2: box.bottom }),
+          s("text", { x: at, y: box.bottom + 17, "text-anchor": "middle" }, quantity(tick, view.x.unit || "", 3)));
+      }
+      for (const tick of y.ticks) {
+        const at = y.at(tick);
+        group.append(s("line", { class: "mlf-gridline", x1: box.left, x2: box.right, y1: at, y2: at }),
+          s("text", { x: box.left - 8, y: at + 4, "text-anchor": "end" }, quantity(tick, view.y.unit || "", 3)));
+      }
+      group.append(s("line", { class: "mlf-axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
+        s("text", { x: box.right, y: height - 6, "text-anchor": "end", class: "mlf-axis-name" }, view.x.name));
+      return group;
+    }
+
+    area({ from, to, className, label }) {
+      const { box } = this;
+      const a = Math.max(box.left, Math.min(box.right, this.x.at(from)));
+      const b = Math.max(box.left, Math.min(box.right, this.x.at(to)));
+      if (b - a < 0.5) return null;
+      const text = label && b - a > 60 ? s("text", { x: b - 6, y: box.bottom - 8, "text-anchor": "end", class: "mlf-area-name" }, label) : null;
+      return s("g", {}, s("rect", { class: className, x: a, y: box.top, width: b - a, height: box.bottom - box.top }), text);
+    }
+
+    line({ points, className, label, title }) {
+      const path = points.map(([x, y]) => `${this.x.at(x).toFixed(2)},${this.y.at(y).toFixed(2)}`).join(" ");
+      const group = s("g", {}, s("polyline", { class: `mlf-line ${className}`, points: path }, title ? s("title", {}, title) : null));
+      if (label) {
+        const [x, y] = [this.x.at(label.x), this.y.at(label.y)];
+        const anchor = label.anchor || "end";
+        group.append(s("text", { class: `mlf-label ${label.className || ""}`, x: x + (label.dx || 0), y: y + (label.dy ?? -6), "text-anchor": anchor }, label.text));
+      }
+      return group;
+    }
+
+    /** A vertical line at `x`, named at its top or bottom; its name goes to the side that has room. */
+    mark({ x, className, label, low }) {
+      const { box } = this;
+      const at = this.x.at(x);
+      if (!(at >= box.left - 0.5 && at <= box.right + 0.5)) return null;
+      const right = at > (box.left + box.right) / 2;
+      return s("g", {}, s("line", { class: `mlf-mark ${className || ""}`, x1: at, x2: at, y1: box.top, y2: box.bottom }),
+        label ? s("text", { class: "mlf-label mlf-mark-name", x: at + (right ? -6 : 6), y: low ? box.bottom - 8 : box.top + 10, "text-anchor": right ? "end" : "start" }, label) : null);
+    }
+
+    point({ x, y, className, label }) {
+      const [px, py] = [this.x.at(x), this.y.at(y)];
+      const right = px > (this.box.left + this.box.right) / 2;
+      return s("g", {}, s("circle", { class: `mlf-point ${className || ""}`, cx: px, cy: py, r: 6 }),
+        label ? s("text", { class: "mlf-label mlf-strong", x: px + (right ? -11 : 11), y: py + 22, "text-anchor": right ? "end" : "start" }, label) : null);
+    }
+
+    /** Show where the slider stands: a line at `x` and a ring on each of its values. */
+    probe(found) {
+      this.probed = found;
+      if (!this.cursor) return;
+      if (!found) return this.cursor.replaceChildren();
+      const { box } = this;
+      const at = this.x.at(found.x);
+      this.cursor.replaceChildren(s("line", { x1: at, x2: at, y1: box.top, y2: box.bottom }),
+        ...found.ys.filter(Number.isFinite).map((y) => s("circle", { cx: at, cy: this.y.at(y), r: 4 })));
+    }
+  }
+
+  const STEPS = 400;
+
+  class Probe {
+    /** A slider that reads off `plots` with a common x axis; the pointer over a plot moves it too. */
+    constructor(host, plots, name, id) {
+      this.plots = plots;
+      this.input = h("input", { type: "range", min: 0, max: STEPS, step: 1, value: STEPS / 2, id, oninput: () => this.say() });
+      this.output = h("output", { for: id, class: "mlf-reading" });
+      host.append(h("div", { class: "mlf-probe" }, h("label", { for: id }, name), this.input, this.output));
+      for (const plot of plots) {
+        plot.host.addEventListener("pointermove", (event) => this.point(plot, event));
+        plot.host.addEventListener("pointerdown", (event) => this.point(plot, event));
+      }
+    }
+
+    point(plot, event) {
+      if (!plot.box) return;
+      const { left, right } = plot.box;
+      const share = (event.clientX - plot.host.getBoundingClientRect().left - left) / (right - left);
+      if (share < 0 || share > 1) return;
+      this.input.value = Math.round(STEPS * share);
+      this.say();
+    }
+
+    /** `read(x)` gives {x, ys: one list a plot, text}; `x` is the common axis {low, high}, logarithmic. */
+    update(x, read, begin) {
+      const fresh = !this.read || this.x.low !== x.low || this.x.high !== x.high;
+      [this.x, this.read] = [x, read];
+      if (fresh) this.input.value = Math.round((STEPS * Math.log(begin / x.low)) / Math.log(x.high / x.low));
+      this.say();
+    }
+
+    say() {
+      const { low, high } = this.x;
+      const found = this.read(low * (high / low) ** (Number(this.input.value) / STEPS));
+      this.output.textContent = found.text;
+      this.input.setAttribute("aria-valuetext", found.text);
+      this.plots.forEach((plot, i) => plot.probe({ x: found.x, ys: found.ys[i] }));
+    }
+  }
+
+  class Bars {
+    /** Stacked bars, one below the other, against a limit: `update({label, bars, limit, unit})`. */
+    constructor(host) {
+      this.host = h("div", { class: "mlf-plot" });
+      host.append(this.host);
+      atEachWidth(this.host, () => this.draw());
+    }
+
+    update(view) {
+      this.view = view;
+      this.draw();
+    }
+
+    draw() {
+      const width = this.host.clientWidth;
+      if (!this.view || !width) return;
+      const { bars, limit, label } = this.view;
+      const [left, right, top, thick, gap] = [width < 480 ? 62 : 74, 74, 26, 28, 18];
+      const bottom = top + bars.length * (thick + gap);
+      const most = Math.max(...bars.map((bar) => bar.total));
+      const high = Math.min(Math.max(most, limit.value * 1.15), 4 * limit.value);
+      const x = axis({ low: 0, high, log: false }, left, width - right);
+      const svg = s("svg", { viewBox: `0 0 ${width} ${bottom + 26}`, width, height: bottom + 26, role: "img", "aria-label": label });
+      for (const tick of x.ticks) {
+        svg.append(s("line", { class: "mlf-gridline", x1: x.at(tick), x2: x.at(tick), y1: top - 4, y2: bottom - gap / 2 }),
+          s("text", { class: "mlf-tick", x: x.at(tick), y: bottom + 8, "text-anchor": "middle" }, quantity(tick, "B", 3)));
+      }
+      bars.forEach((bar, i) => this.bar(svg, bar, x, top + i * (thick + gap), thick, high));
+      const at = x.at(limit.value);
+      const anchor = at > width - 130 ? "end" : "middle";
+      svg.append(s("line", { class: "mlf-limit", x1: at, x2: at, y1: top - 8, y2: bottom - gap / 2 }),
+        s("text", { class: "mlf-label mlf-strong", x: at, y: top - 13, "text-anchor": anchor }, limit.name));
+      this.host.replaceChildren(svg);
+    }
+
+    bar(svg, bar, x, y, thick, high) {
+      const [start, end] = [x.at(0), x.at(high)];
+      svg.append(s("text", { class: `mlf-label ${bar.chosen ? "mlf-strong" : ""}`, x: start - 8, y: y + thick / 2 + 4, "text-anchor": "end" }, bar.name));
+      let sum = 0;
+      for (const part of bar.parts) {
+        const [a, b] = [x.at(Math.min(sum, high)), x.at(Math.min(sum + part.value, high))];
+        sum += part.value;
+        if (b - a < 0.2) continue;
+        svg.append(s("rect", { class: `mlf-part mlf-${part.name}`, x: a, y, width: b - a, height: thick },
+          s("title", {}, `${bar.name}, ${part.name}: ${quantity(part.value, "B", 4)}`)));
+      }
+      if (bar.chosen) svg.append(s("rect", { class: "mlf-frame", x: start - 2, y: y - 3, width: x.at(Math.min(sum, high)) - start + 4, height: thick + 6, rx: 3 }));
+      const cut = sum > high;
+      const text = `${cut ? "→ " : ""}${quantity(sum, "B", 3)}`;
+      svg.append(s("text", { class: `mlf-label ${bar.fits ? "" : "mlf-over"} ${bar.chosen ? "mlf-strong" : ""}`, x: (cut ? end : x.at(sum)) + 8, y: y + thick / 2 + 4 }, text));
+    }
+  }
+
+  Object.assign(MLF, { Plot, Probe, Bars });
+})(globalThis);

@@ -1,0 +1,104 @@
+/* Numbers as the course prints them: utils/units.py in JavaScript, and the numbers that a reader types. */
+(function (root) {
+  "use strict";
+
+  const MLF = (root.MLF = root.MLF || {});
+  const PREFIXED = ["FLOP/s", "FLOP", "B/s", "B", "s", "Hz"];
+  const PREFIXES = { "-12": "p", "-9": "n", "-6": "µ", "-3": "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E" };
+  const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+  const thousands = (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ",");
+
+  /** [digits, power]: a positive number rounded to `count` significant digits, halves to the even one as Python does. */
+  function rounded(value, count) {
+    const [mantissa, exponent] = value.toExponential(100).split("e"); // exact where a half is: a half has few digits
+    const all = mantissa.replace(".", "");
+    const rest = all.slice(count);
+    let digits = BigInt(all.slice(0, count));
+    const isHalf = /^50*$/.test(rest);
+    if (isHalf ? digits % 2n === 1n : rest[0] >= "5") digits += 1n;
+    let power = Number(exponent);
+    let text = digits.toString();
+    if (text.length > count) [text, power] = [text.slice(0, count), power + 1];
+    return [text, power];
+  }
+
+  const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
+
+  /** utils.units.number: a BigInt in full ("1,792"), a number with `digits` significant digits. */
+  function number(value, digits = 5) {
+    if (typeof value === "bigint") return (value < 0n ? "−" : "") + thousands((value < 0n ? -value : value).toString());
+    if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+    if (value === 0) return "0";
+    const sign = value < 0 ? "−" : "";
+    const [text, power] = rounded(Math.abs(value), digits);
+    if (power >= -4 && power < 7) {
+      const point = power + 1;
+      const padded = point <= 0 ? "0".repeat(1 - point) + text : text.padEnd(point, "0");
+      const whole = padded.slice(0, Math.max(1, point));
+      return sign + trimmed(`${thousands(whole)}.${padded.slice(Math.max(1, point))}`);
+    }
+    const raised = [...String(power)].map((each) => SUPERSCRIPT[each]).join("");
+    return `${sign}${trimmed(`${text[0]}.${text.slice(1)}`)}×10${raised}`;
+  }
+
+  /** utils.units.scale: [factor, prefixed unit]. */
+  function scale(value, unit) {
+    if (!PREFIXED.includes(unit) || value === 0 || !Number.isFinite(value)) return [1, unit];
+    const power = 3 * Math.floor((Math.log10(Math.abs(value)) + 1e-9) / 3);
+    const kept = unit === "s" ? Math.min(0, Math.max(-12, power)) : Math.min(18, Math.max(0, power));
+    return [Number(`1e${kept}`), PREFIXES[kept] + unit];
+  }
+
+  /** utils.units.quantity: a number with its unit, "3.35 TB/s". */
+  function quantity(value, unit = "", digits = 5) {
+    if (typeof value === "bigint" || !PREFIXED.includes(unit)) return `${number(value, digits)} ${unit}`.trimEnd();
+    const [factor, scaled] = scale(value, unit);
+    return `${number(value / factor, digits)} ${scaled}`;
+  }
+
+  const SHOWN_AT_MOST = 24;
+  const quoted = (text) => `“${text.length > SHOWN_AT_MOST ? `${text.slice(0, SHOWN_AT_MOST)}…` : text}”`;
+
+  const DECIMAL = /^([+-]?)(\d{1,3}(?:[,_ \u00a0\u202f]\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?$/;
+
+  /** The decimal that a reader typed ("4096", "4,096", "7.5e9"), as [integer, tenths]: integer x 10^-tenths; or null. */
+  function decimal(text) {
+    const found = DECIMAL.exec(text.trim().replace("−", "-"));
+    if (!found) return null;
+    const [whole, tenths] = [found[2].replace(/\D/g, ""), found[3] || ""];
+    if (!(whole + tenths)) return null;
+    const digits = BigInt(whole + tenths);
+    return [found[1] === "-" ? -digits : digits, tenths.length - Number(found[4] || 0)];
+  }
+
+  /** The whole number in `text` as BigInt, between `least` and `most`; an InputError says what would be right. */
+  function parseWhole(field, text, least, most) {
+    let [digits, tenths] = read(field, text, "a whole number");
+    if (tenths < 0) [digits, tenths] = [digits * 10n ** BigInt(-tenths), 0];
+    const unit = 10n ** BigInt(tenths);
+    if (digits % unit !== 0n) throw new MLF.InputError(field, `Must be a whole number, not ${quoted(text.trim())}.`);
+    return within(field, digits / unit, BigInt(least), BigInt(most));
+  }
+
+  /** The number in `text`, between `least` and `most`. */
+  function parseNumber(field, text, least, most) {
+    const [digits, tenths] = read(field, text, "a number");
+    return within(field, Number(`${digits}e${-tenths}`), least, most);
+  }
+
+  function read(field, text, kind) {
+    if (typeof text !== "string" || !text.trim()) throw new MLF.InputError(field, `Enter ${kind}.`);
+    const found = text.length > 60 ? null : decimal(text);
+    if (!found) throw new MLF.InputError(field, `Enter ${kind}, such as 4096 or 7.5e9; ${quoted(text.trim())} is none.`);
+    return found;
+  }
+
+  function within(field, value, least, most) {
+    if (value < least) throw new MLF.InputError(field, `Must be at least ${number(least)}.`);
+    if (value > most) throw new MLF.InputError(field, `Must be at most ${number(most)}.`);
+    return value;
+  }
+
+  MLF.units = { number, scale, quantity, parseWhole, parseNumber };
+})(globalThis);
