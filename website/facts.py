@@ -1,0 +1,68 @@
+"""Three facts on the home page, counted when the site is built."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from html import escape
+from pathlib import Path
+
+from utils import records
+from utils.claims import ledger
+from utils.units import number
+from website.places import ROOT
+
+FILE = "_generated/facts.html"
+
+
+def wrong_answers() -> int:
+    """Wrong answers, over all labs, each of which a test holds against the diagnosis that it must get."""
+    folder = str(ROOT / "tests")
+    sys.path.insert(0, folder)
+    try:
+        found = [importlib.import_module(f"lab{lab}_wrong_answers").WRONG_ANSWERS for lab in range(1, 6)]
+    finally:
+        sys.path.remove(folder)
+    return sum(len(answers) for answers in found)
+
+
+def facts() -> list[tuple[int, str, str, str]]:
+    """(count, what is counted, what it means, page) of what the course can be held to."""
+    measured = {family: records.load(family) for family in records.families()}
+    devices = sorted({record.device for record in measured.values()})
+    return [
+        (
+            len(ledger()), "claims",
+            "Every figure that a lecture states is computed by the cell in front of you and held against what it "
+            "should be. A cell whose claim fails stops.", "claims",
+        ),
+        (
+            wrong_answers(), "wrong answers",
+            "Each lab is tested against the mistakes that people make. A check names yours, the tile it is in, and the "
+            "seed that shows it again.", "students",
+        ),
+        (
+            len(measured), "recorded measurements",
+            f"Made on {_listed(devices)}; each with date, versions and command. A test fails when the measured code "
+            "has changed since.", "records/index",
+        ),
+    ]  # fmt: skip
+
+
+def _listed(devices: list[str]) -> str:
+    return " and ".join([", ".join(devices[:-1]), devices[-1]] if len(devices) > 1 else devices)
+
+
+def facts_html() -> str:
+    """The three facts as HTML."""
+    items = "".join(
+        f'<li><p class="count"><b>{number(count)}</b> <a href="{page}.html">{what}</a></p><p>{escape(text)}</p></li>'
+        for count, what, text, page in facts()
+    )
+    return f'<ul class="facts">{items}</ul>\n'
+
+
+def write(source: Path) -> None:
+    """Write the facts into the staged sources."""
+    (source / FILE).parent.mkdir(parents=True, exist_ok=True)
+    (source / FILE).write_text(facts_html(), encoding="utf-8")

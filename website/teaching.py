@@ -1,0 +1,176 @@
+"""Pieces of the pages for students and instructors: what README.md says already, and a term plan from the notebooks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from website.course import Lesson, Part, hours, lessons, parts
+from website.places import LECTURES, ROOT, launches, lectures, on_github, page_of
+
+#: Name -> file, first words, and the words before which the piece ends ("" for the end of its section).
+PIECES = {
+    "laptop": ("README.md", "You need Python 3.11", "Teaching with it?"),
+    "prove": ("README.md", "This proves the course sound", "**In a browser, nothing to install:**"),
+    "browser": ("README.md", "**In a browser, nothing to install:**", ""),
+    "hardware": ("README.md", "| | lectures | kernels | timings |", ""),
+    "prerequisites": ("README.md", "Prerequisites: ", "\nHow the notebooks are written"),
+    "commands": ("README.md", "| command | what it does |", ""),
+    "grade": ("grading/README.md", "```\nmake labs", "| you want to | go to |"),
+    "lecture": ("notebooks/README.md", "**Predict, derive, measure.**", "### What the tags of a cell mean"),
+}
+HOURS_A_WEEK = 5
+_LINK = re.compile(r"(\[[^\]]*\])\(([^)#:]+)(#[^)]*)?\)")
+
+
+def piece(name: str) -> str:
+    """A piece of :data:`PIECES` as MyST for a page at the top of the site: links lead to pages, or into the repository.
+
+    Raises:
+        ValueError: the file no longer has the words that the piece begins or ends with.
+    """
+    place, first, last = PIECES[name]
+    text = (ROOT / place).read_text(encoding="utf-8")
+    start = text.find(first)
+    end = text.find(last if last else "\n## ", start)
+    if start < 0 or (last and end < 0):
+        raise ValueError(f"{place} no longer has {(first if start < 0 else last)!r}, where the piece {name!r} is cut")
+    cut = text[start : end if end >= 0 else None].strip()
+    return _LINK.sub(lambda m: f"{m[1]}({_target((ROOT / place).parent, m[2], m[3] or '')})", cut) + "\n"
+
+
+def _target(folder: Path, path: str, anchor: str) -> str:
+    file = (folder / path).resolve()
+    if not file.exists():
+        raise ValueError(f"{folder.name}/README.md links to {path!r}, which is not there")
+    if file == LECTURES / "CLAIMS.md":
+        return "claims.md"
+    if file.suffix == ".ipynb":
+        return f"{page_of(file)}.ipynb{anchor}"
+    return on_github(file, "tree" if file.is_dir() else "blob") + anchor
+
+
+def hosts() -> str:
+    """The places that open a notebook in a browser, as a list in MyST."""
+    return "".join(f"- **{host.name}**: {host.note}.\n" for host in launches(lectures()[0]))
+
+
+# ---- the term plan ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Week:
+    """A week of a term: its number, part, lectures, the lab that is worked on, and minutes of a student's time."""
+
+    number: int
+    part: Part
+    lectures: tuple[Lesson, ...]
+    lab: Lesson | None
+    minutes: float
+    lab_due: bool
+
+
+def total(lesson: Lesson) -> int:
+    """Minutes of a lesson with its exercises."""
+    return lesson.minutes + lesson.exercise_minutes
+
+
+def term(hours_a_week: float = HOURS_A_WEEK) -> list[Week]:
+    """A plan in which no week takes more than about ``hours_a_week``: whole weeks for each part, lectures before labs.
+
+    A lecture is in the week in which the middle of it falls; a lab is in every week in which somebody works on it.
+
+    Raises:
+        ValueError: the hours are not above zero.
+    """
+    if hours_a_week <= 0:
+        raise ValueError(f"hours_a_week must be above zero, got {hours_a_week}")
+    found: list[Week] = []
+    for part in parts():
+        minutes = sum(total(lesson) for lesson in part.lessons)
+        weeks = math.ceil(minutes / (60 * hours_a_week))
+        share = minutes / weeks if weeks else 0.0
+        for week in range(weeks):
+            low, high = week * share, (week + 1) * share
+            spans = [(lesson, *_span(part, lesson)) for lesson in part.lessons]
+            read = tuple(one for one, a, b in spans if not one.is_lab and low <= (a + b) / 2 < high)
+            lab = next((one for one, a, b in spans if one.is_lab and a < high - 1 and b > low + 1), None)
+            found.append(Week(len(found) + 1, part, read, lab, share, week == weeks - 1))
+    return found
+
+
+def _span(part: Part, lesson: Lesson) -> tuple[int, int]:
+    """Minutes from the part's beginning at which a lesson starts and ends."""
+    start = sum(total(other) for other in part.lessons[: part.lessons.index(lesson)])
+    return start, start + total(lesson)
+
+
+def _linked(lesson: Lesson) -> str:
+    return f"[{lesson.name}]({lesson.page}.ipynb)" if lesson.page else lesson.name
+
+
+def term_table(hours_a_week: float = HOURS_A_WEEK) -> str:
+    """The plan as a table in MyST."""
+    rows, last = ["| week | part | lectures | lab | hours |", "|---:|---|---|---|---:|"], None
+    for week in term(hours_a_week):
+        lab = f"{_linked(week.lab)}{', due' if week.lab_due else ''}" if week.lab else ""
+        part = "" if week.part is last else week.part.label
+        read = ", ".join(map(_linked, week.lectures))
+        rows.append(f"| {week.number} | {part} | {read} | {lab} | {week.minutes / 60:.1f} |")
+        last = week.part
+    return "\n".join(rows) + "\n"
+
+
+def term_summary(hours_a_week: float = HOURS_A_WEEK) -> str:
+    """The plan in a sentence."""
+    weeks = term(hours_a_week)
+    most = max(week.minutes for week in weeks) / 60
+    return (
+        f"{len(weeks)} weeks with at most {most:.1f} hours of a student's time in each, lectures before the lab that "
+        "uses them. The hours are those that the notebooks state, exercises included.\n"
+    )
+
+
+def times_table() -> str:
+    """Minutes of each part as a table in MyST: lectures, their exercises, the lab with its exercises and points."""
+    rows = ["| part | lectures | their exercises | lab | in all |", "|---|---:|---:|---:|---:|"]
+    for part in [part for part in parts() if any(map(total, part.lessons))]:
+        read = [lesson for lesson in part.lessons if not lesson.is_lab]
+        labs = [lesson for lesson in part.lessons if lesson.is_lab]
+        rows.append(_time_row(part.label, read, labs))
+    everything = lessons()
+    rows.append(_time_row("**all**", [x for x in everything if not x.is_lab], [x for x in everything if x.is_lab]))
+    return "\n".join(rows) + "\n"
+
+
+def _time_row(name: str, read: list[Lesson], labs: list[Lesson]) -> str:
+    sums = [sum(x.minutes for x in read), sum(x.exercise_minutes for x in read), sum(x.minutes for x in labs)]
+    return "| " + " | ".join([name, *(hours(value) for value in [*sums, sum(sums)])]) + " |"
+
+
+def points_table() -> str:
+    """Labs with their exercises and points as a table in MyST."""
+    rows = ["| lab | exercises | points of each | sum |", "|---|---:|---|---:|"]
+    for lab in [lesson for lesson in lessons() if lesson.is_lab]:
+        points = " · ".join(map(str, lab.points))
+        rows.append(f"| {_linked(lab)} | {len(lab.points)} | {points} | {sum(lab.points)} |")
+    return "\n".join(rows) + "\n"
+
+
+def write(source: Path) -> None:
+    """Write all pieces as ``_generated/NAME.txt`` into the staged sources."""
+    folder = source / "_generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {name: piece(name) for name in PIECES}
+    made |= {
+        "hosts": hosts(),
+        "plan": term_summary(),
+        "term": term_table(),
+        "times": times_table(),
+        "points": points_table(),
+    }
+    made["grading"] = f"[grading/README.md]({on_github(ROOT / 'grading' / 'README.md')})\n"
+    for name, text in made.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
