@@ -27,10 +27,10 @@ Every figure that the course states is computed by the cell that states it, and 
 whose claim does not hold raises an error, and the tests execute every cell. This page is built from the notebooks'
 stored outputs.
 
-- <span class="kind kind-derive">derive</span> computed or counted, the same on every machine
-- <span class="kind kind-measure">measure</span> a measurement on a GPU, held against a prediction or a published figure:
-  see [the records](records/index.md)
-- <span class="kind kind-state">state</span> published by others, quoted with its source
+- <span class="kind kind-derive">derive</span>: computed or counted, the same on every machine
+- <span class="kind kind-measure">measure</span>: a measurement on a GPU, held against a prediction or a published
+  figure; see [the records](records/index.md)
+- <span class="kind kind-state">state</span>: published by others, quoted with its source
 
 A tolerance is relative to the expected value; *exact* means equal, for floating-point numbers up to rounding.
 """

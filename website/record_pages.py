@@ -102,7 +102,7 @@ def heading(family: str) -> str:
 
 
 def part_of(record: Record) -> str:
-    """The part of the course that a record belongs to: of the first notebook that shows it, else of a lab it measures."""
+    """The part of the course that a record belongs to: that of the first notebook that shows it, else of its lab."""
     shown = [path.stem.split("_")[0] for path in shown_in(record.family)]
     measured = re.findall(r"solutions/(lab\d)_", " ".join(record.sources))
     for place in (*shown, *measured):

@@ -7,37 +7,17 @@ own. Figures are printed by :mod:`utils.units`, one unit a column where a column
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from utils.units import PREFIXED, number, quantity, scale
+from utils.units import number
+from website.record_figures import Column, Path, column, is_figure, label, path_label, text, unit_of
 
 #: A list of more figures than this in a cell gets a block of its own; a table inside a row of more rows does too.
 LONGEST_CELL = 12
 LONGEST_INNER = 8
-#: A column whose largest figure is this many times its smallest has a unit in each cell instead of one in the header.
-WIDEST_COLUMN = 1e4
-
-Path = tuple[str, ...]
-_LABELS = {
-    "seconds": "time", "ratio_low": "ratio low",
-    "ratio_high": "ratio high", "flops_per_second": "arithmetic", "bytes_per_second": "bandwidth",
-    "bus_bytes_per_second": "bus bandwidth", "tokens_per_second": "throughput", "bytes_per_cycle_per_sm": "per SM",
-    "clock_hz": "clock", "watts": "power", "celsius": "temperature", "flops": "operations", "dtype": "format",
-    "seq_len": "sequence length", "head_dim": "head dimension", "kv_heads": "heads of keys",
-    "timed": "what ran",
-}  # fmt: skip
-#: What a key's name says about its unit; the first pattern that fits the whole name counts.
-_UNITS = (
-    (r".*bytes_per_second", "B/s"), (r".*flops_per_second", "FLOP/s"), (r".*tokens_per_second", "tokens/s"),
-    (r"bytes_per_cycle_per_sm", "B/cycle"), (r"(.*_)?bytes(_.*)?|working_set|element_size|.*_size_bytes", "B"),
-    (r"(.*_)?cycles", "cycles"), (r"(.*_)?seconds|low|high|duration|start|end|ttft|tpot|latency|classes", "s"),
-    (r"(.*_)?flops", "FLOP"), (r"intensity", "FLOP/B"), (r".*_hz", "Hz"), (r"watts", "W"), (r"celsius", "°C"),
-    (r"capacity|rate|request_rate", "requests/s"), (r"bandwidth", "B/s"),
-)  # fmt: skip
 
 
 @dataclass
@@ -59,21 +39,6 @@ class _Item:
     deeper: dict[Path, Any] = field(default_factory=dict)
 
 
-def unit_of(path: Path) -> str:
-    """The SI unit that the names on the way to a figure say, from the last to the first; "" when none does."""
-    for key in reversed(path):
-        for pattern, unit in _UNITS:
-            if re.fullmatch(pattern, key):
-                return unit
-    return ""
-
-
-def label(key: str) -> str:
-    """A key in words: ``"peak_bytes"`` is "peak", since the unit stands beside it; ``"micro_batches"`` "micro batches"."""
-    short = re.sub(r"(?<=.)_(bytes|seconds)$", "", key)
-    return _LABELS.get(key, short.replace("_", " "))
-
-
 def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Block]:
     """Tables of a recorded value, in its order.
 
@@ -92,7 +57,7 @@ def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Bloc
     elif isinstance(value, Mapping):
         yield from _of_object(value, heading, rows, depth)
     else:
-        yield Block(depth, heading, f"<p>{escape(_text(value, unit_of((heading,))))}</p>")
+        yield Block(depth, heading, f"<p>{escape(text(value, unit_of((heading,))))}</p>")
 
 
 # ---- taking a value apart ------------------------------------------------------------------------------------------
@@ -119,7 +84,7 @@ def _of_object(value: Mapping, heading: str, rows: int, depth: int) -> Iterator[
 
 
 def _collect(value: Mapping, path: Path = (), lists: bool = False) -> _Item:
-    """Take an object apart; with ``lists`` a short list of plain points in it counts as points that it holds by name."""
+    """Take an object apart; with ``lists`` a short list of plain points counts as points that it holds by name."""
     item = _Item()
     for key, inner in value.items():
         place = (*path, str(key))
@@ -130,7 +95,7 @@ def _collect(value: Mapping, path: Path = (), lists: bool = False) -> _Item:
             item.by = (first,)
             for point in inner:
                 rest = {key: v for key, v in point.items() if key != first}
-                item.named[_text(point[first], "")] = {(*place, *p): v for p, v in _collect(rest).own.items()}
+                item.named[text(point[first])] = {(*place, *p): v for p, v in _collect(rest).own.items()}
         elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(_nests(i) for i in inner)):
             item.deeper[place] = inner
         else:
@@ -181,7 +146,7 @@ def _names_of(items: Sequence[_Item]) -> list[str]:
     if all(texts) and len(set(texts)) == len(texts):
         return texts
     sizes = [
-        ", ".join(f"{label(p[0])} {_text(v, '')}" for p, v in item.own.items() if len(p) == 1 and _is_size(p, v))
+        ", ".join(f"{label(p[0])} {text(v)}" for p, v in item.own.items() if len(p) == 1 and _is_size(p, v))
         for item in items
     ]
     both = [", ".join(filter(None, pair)) for pair in zip(texts, sizes)]
@@ -190,46 +155,6 @@ def _names_of(items: Sequence[_Item]) -> list[str]:
 
 def _is_size(path: Path, value: Any) -> bool:
     return isinstance(value, int | list) and not isinstance(value, bool) and not unit_of(path)
-
-
-# ---- figures as text -----------------------------------------------------------------------------------------------
-
-
-def _text(value: Any, unit: str) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(_text(v, "") for v in value) or "–"
-    if isinstance(value, int | float):
-        return quantity(value, unit)
-    return "–" if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class _Column:
-    path: Path
-    factor: float
-    unit: str
-    in_cells: bool
-
-    def cell(self, value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, int | float) or self.in_cells:
-            return _text(value, unit_of(self.path))
-        return number(value if self.factor == 1 else value / self.factor)
-
-
-def _column(path: Path, values: Sequence[Any]) -> _Column:
-    unit = unit_of(path)
-    figures = [abs(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v]
-    if not figures or unit not in PREFIXED:
-        return _Column(path, 1, unit if figures else "", False)
-    whole = all(isinstance(v, int) for v in figures)
-    if max(figures) > WIDEST_COLUMN * min(figures):
-        return _Column(path, 1, unit if whole else "", not whole)
-    if whole and max(figures) < 1e5:
-        return _Column(path, 1, unit, False)
-    factor, prefixed = scale(max(figures), unit)
-    return _Column(path, factor, prefixed, False)
 
 
 # ---- HTML ----------------------------------------------------------------------------------------------------------
@@ -243,7 +168,7 @@ def _box(table: str, caption: str) -> str:
 def _facts(own: Mapping[Path, Any], caption: str) -> str:
     lines = "".join(
         f'<tr><th scope="row">{escape(", ".join(map(label, path)))}</th>'
-        f"<td{_class(value)}>{escape(_text(value, unit_of(path)))}</td></tr>"
+        f"<td{_class(value)}>{escape(text(value, unit_of(path)))}</td></tr>"
         for path, value in own.items()
     )
     return _box(f'<table class="record facts"><tbody>{lines}</tbody></table>', caption)
@@ -253,7 +178,7 @@ def _grid(values: Sequence[Any], caption: str) -> str:
     """A long list of figures, ten a line, with the place of each line's first."""
     lines = "".join(
         f'<tr><th scope="row">{number(start)}</th>'
-        + "".join(f"<td{_class(v)}>{escape(_text(v, ''))}</td>" for v in values[start : start + 10])
+        + "".join(f"<td{_class(v)}>{escape(text(v))}</td>" for v in values[start : start + 10])
         + "</tr>"
         for start in range(0, len(values), 10)
     )
@@ -271,29 +196,24 @@ def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
     return _box(table, caption) + more
 
 
-def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[_Column]:
+def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[Column]:
     paths = list(dict.fromkeys(path for entry in entries for path in entry))
-    return [_column(path, [entry[path] for entry in entries if path in entry]) for path in paths]
+    return [column(path, [entry[path] for entry in entries if path in entry]) for path in paths]
 
 
-def _head(own: Sequence[_Column], named: Sequence[_Column], by: tuple[str, ...]) -> str:
+def _head(own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -> str:
     cells = [(path_label(c.path), c.unit) for c in own]
     if named:
         outer = 1 if len({c.path[0] for c in named}) == 1 else 0
         cells += [(label(by[0]), ""), *((path_label(c.path[outer:]), c.unit) for c in named)]
-    return "<tr>" + "".join(f'<th scope="col">{_header(text, unit)}</th>' for text, unit in cells) + "</tr>"
+    return "<tr>" + "".join(f'<th scope="col">{_header(name, unit)}</th>' for name, unit in cells) + "</tr>"
 
 
-def path_label(path: Path) -> str:
-    """A column's name: the way to it in words, from the outside."""
-    return ": ".join(label(key) for key in path)
+def _header(name: str, unit: str) -> str:
+    return escape(name) + (f' <span class="unit">({escape(unit)})</span>' if unit else "")
 
 
-def _header(text: str, unit: str) -> str:
-    return escape(text) + (f' <span class="unit">({escape(unit)})</span>' if unit else "")
-
-
-def _rows(item: _Item, own: Sequence[_Column], named: Sequence[_Column]) -> str:
+def _rows(item: _Item, own: Sequence[Column], named: Sequence[Column]) -> str:
     high = max(1, len(item.named))
     span = f' rowspan="{high}"' if high > 1 else ""
     first = "".join(_cell(c, item.own, span) for c in own)
@@ -306,7 +226,7 @@ def _rows(item: _Item, own: Sequence[_Column], named: Sequence[_Column]) -> str:
     return "".join(f"<tr>{first if place == 0 else ''}{line}</tr>" for place, line in enumerate(lines))
 
 
-def _cell(column: _Column, entry: Mapping[Path, Any], span: str = "") -> str:
+def _cell(column: Column, entry: Mapping[Path, Any], span: str = "") -> str:
     if column.path not in entry:
         return f"<td{span}></td>"
     value = entry[column.path]
@@ -314,4 +234,4 @@ def _cell(column: _Column, entry: Mapping[Path, Any], span: str = "") -> str:
 
 
 def _class(value: Any) -> str:
-    return ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    return ' class="n"' if is_figure(value) else ""
