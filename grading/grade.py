@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     out: Path = given.out.resolve()
+    if given.submissions.resolve().is_relative_to(out / "submitted"):
+        raise ValueError(f"{out / 'submitted'} holds this grader's own copies: choose another --out, or move it away")
     remove_leftovers()
     found = students(given.submissions.resolve())
     if unknown := set(given.students or ()) - set(found):

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,14 @@ def merge(gradebook: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -
                     grade.needs_manual_grade = grade.manual_score is not None and grade.auto_score != score
                     grade.auto_score = score
             book.db.commit()
+
+
+def keep_submission(files: Mapping[str, bytes], destination: Path) -> None:
+    """Keep what a student handed in where nbgrader looks for submissions: the formgrader counts them by it."""
+    with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-") as scratch:
+        for name, content in files.items():
+            (Path(scratch) / name).write_bytes(content)
+        put_folder(Path(scratch), destination)
 
 
 def put_folder(source: Path, destination: Path) -> None:

@@ -39,6 +39,11 @@ def autograded_path(out: Path, lab: Lab, student: str) -> Path:
     return out / "autograded" / student / lab.name
 
 
+def submitted_path(out: Path, lab: Lab, student: str) -> Path:
+    """What was read of a submission, where nbgrader looks for it."""
+    return out / "submitted" / student / lab.name
+
+
 def publish(out: Path, lab: Lab, result: Mapping[str, Any]) -> None:
     """Write a student's feedback page and Gradescope's file from the result."""
     folder, student = out / lab.name, result["student"]

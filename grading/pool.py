@@ -76,8 +76,8 @@ def _work(job: Job, student: str, path: Path, digest: str, out: Path, parent: in
         gradebook.QUIET.setLevel(logging.INFO)
         status = 1
         try:
-            autograded = outputs.autograded_path(out, job.lab, student)
-            write_json(outputs.result_path(out, job.lab, student), worker.grade(job, path, digest, autograded))
+            places = (outputs.autograded_path(out, job.lab, student), outputs.submitted_path(out, job.lab, student))
+            write_json(outputs.result_path(out, job.lab, student), worker.grade(job, path, digest, *places))
             status = 0
         except BaseException:
             traceback.print_exc()

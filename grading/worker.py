@@ -51,7 +51,9 @@ class Job:
     course: Path = ROOT
 
 
-def grade(job: Job, path: Path, digest: str, autograded: Path | None = None) -> dict[str, Any]:
+def grade(
+    job: Job, path: Path, digest: str, autograded: Path | None = None, submitted: Path | None = None
+) -> dict[str, Any]:
     """Grade the submission at ``path`` and return its result.
 
     Args:
@@ -59,11 +61,16 @@ def grade(job: Job, path: Path, digest: str, autograded: Path | None = None) -> 
         path: a folder or a zip, named after the student.
         digest: what the result is filed under.
         autograded: where nbgrader's copy of the graded submission goes.
+        submitted: where its copy of what was handed in goes.
     """
     started = time.monotonic()
     try:
         submission = collect(path, job.lab)
+        if submitted is not None:
+            gradebook.keep_submission(submission.files, submitted)
     except UnreadableSubmission as error:
+        for place in filter(None, (autograded, submitted)):
+            gradebook.keep_submission({}, place)
         from grading.submission import student_of
 
         return unreadable(job.lab, student_of(path), digest, str(error), time.monotonic() - started)

@@ -90,6 +90,8 @@ def folder_of_grades(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path
         copy = outputs.autograded_path(out, lab, student)
         copy.mkdir(parents=True)
         nbformat.write(graded, copy / lab.notebook.name)
+        handed_in = {"waves.py": b"x = 1\n"} if passed else {}
+        gradebook.keep_submission(handed_in, outputs.submitted_path(out, lab, student))
     gradebook.merge(out / "gradebook.db", lab, results)
     return out
 
@@ -136,6 +138,13 @@ def test_the_nbgrader_menu_of_jupyterlab_opens_the_formgrader(tab: Tab):
     tab.page.click(".lm-Menu-itemLabel:text-is('Formgrader')")
     frame = tab.page.frame_locator("iframe")
     frame.locator("td:has-text('lab1_roofline')").first.wait_for(timeout=30_000)
+    assert tab.errors() == []
+
+
+def test_the_submissions_are_counted(tab: Tab, lab: Lab):
+    tab.open("/formgrader/manage_assignments", f"td:has-text('{lab.name}')")
+    (row,) = [row for row in tab.rows() if row[0] == lab.name]
+    assert str(len(CLASS)) in row, row
     assert tab.errors() == []
 
 

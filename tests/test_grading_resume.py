@@ -165,3 +165,19 @@ def test_a_folder_is_put_in_place_whole(tmp_path):
     gradebook.put_folder(source, there)
     assert [path.name for path in there.iterdir()] == ["new"]
     assert [path.name for path in there.parent.iterdir()] == ["lab"]
+
+
+@pytest.mark.slow
+def test_submissions_in_the_place_of_the_graders_own_copies_are_refused(tmp_path, capsys):
+    (tmp_path / "submitted" / "ada").mkdir(parents=True)
+    arguments = ["lab1", "--submissions", str(tmp_path / "submitted"), "--out", str(tmp_path), "--no-sandbox"]
+    assert grade.main(arguments) == 2
+    assert "holds this grader's own copies" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_was_handed_in_is_kept_whole_or_not_at_all(tmp_path):
+    gradebook.keep_submission({"waves.py": b"x = 1"}, tmp_path / "submitted" / "ada" / "lab1")
+    gradebook.keep_submission({"warp.py": b"y = 1"}, tmp_path / "submitted" / "ada" / "lab1")
+    kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == ["submitted/ada/lab1/warp.py"]
