@@ -94,13 +94,7 @@ def bends(points: Sequence[tuple[float, float]]) -> str:
         sx, sy = bx - radius * _sign(bx - ax), by - radius * _sign(by - ay)
         ex, ey = bx + radius * _sign(cx - bx), by + radius * _sign(cy - by)
         path.append(f"L{_n(sx)} {_n(sy)}Q{_n(bx)} {_n(by)} {_n(ex)} {_n(ey)}")
-    return "".join([*path, f"L{_n(points[-1][0])} {_n(points[-1][1])}", _head(*points[-2], *points[-1])])
-
-
-def _head(ax: float, ay: float, bx: float, by: float) -> str:
-    """An open arrow at the end of a line from a to b."""
-    x, y = 4.5 * _sign(bx - ax), 4.5 * _sign(by - ay)
-    return f"M{_n(bx - x - y)} {_n(by - y - x)}L{_n(bx)} {_n(by)}L{_n(bx - x + y)} {_n(by - y + x)}"
+    return "".join([*path, f"L{_n(points[-1][0])} {_n(points[-1][1])}"])
 
 
 def _sign(value: float) -> int:
@@ -184,7 +178,7 @@ class _Router:
 def draw_rows() -> str:
     """The map with a row for each part, as an SVG element."""
     placed, router = rows(), _Router(rows())
-    lines = "".join(_line(edge, bends(router.route(edge))) for edge in edges())
+    lines = "".join(_line(edge, router.route(edge)) for edge in edges())
     height = len(parts()) * (_LANE + _CHANNEL) - _CHANNEL
     body = []
     for row in range(len(parts())):
@@ -205,7 +199,7 @@ def _label(part: Part, x: float, y: float, most: int) -> str:
 
 # ---- one column ------------------------------------------------------------------------------------------------------
 
-_NARROW, _RAIL, _ROW, _HEAD, _SPACE = 358, 62, 46, 50, 12
+_NARROW, _RAIL, _ROW, _HEAD, _SPACE = 358, 62, 46, 33, 12
 
 
 def column() -> tuple[dict[str, Box], list[tuple[Part, float]], float]:
@@ -213,7 +207,7 @@ def column() -> tuple[dict[str, Box], list[tuple[Part, float]], float]:
     placed, heads, y = {}, [], 0.0
     for part in parts():
         heads.append((part, y))
-        y += _HEAD
+        y += _HEAD + 15 * len(wrap(part.able, 44))
         for lesson in part.lessons:
             placed[lesson.key] = Box(_RAIL, y, _NARROW - _RAIL - 1, _ROW)
             y += _ROW + _SPACE
@@ -233,11 +227,10 @@ def draw_column() -> str:
         else:
             x = _RAIL - 13 - 11 * tracks.place(a.middle + 9, b.middle - 9)
             points = [(a.x, a.middle + 8), (x, a.middle + 8), (x, b.middle - 8), (b.x, b.middle - 8)]
-        lines.append(_line(edge, bends(points)))
+        lines.append(_line(edge, points))
     body = [f'<g class="edges" aria-hidden="true">{"".join(lines)}</g>']
     for part, y in heads:
-        able = f'<tspan class="able" x="{_RAIL}" dy="17">{escape(part.able)}</tspan>'
-        body.append(f'<text class="part" x="{_RAIL}" y="{_n(y + 18)}">{escape(part.label)}{able}</text>')
+        body.append(_label(part, _RAIL, y - 4, 44))
         body += [_node(lesson, placed[lesson.key], 34) for lesson in part.lessons]
     return _svg("column", _NARROW, height, "".join(body))
 
@@ -245,9 +238,16 @@ def draw_column() -> str:
 # ---- what both have --------------------------------------------------------------------------------------------------
 
 
-def _line(edge: Edge, path: str) -> str:
+def _line(edge: Edge, points: Sequence[tuple[float, float]]) -> str:
+    path = bends(points) + (_arrow(*points[-2], *points[-1]) if edge.stated else "")
     kind = "edge" if edge.stated else "edge order"
     return f'<path class="{kind}" data-from="{edge.source}" data-to="{edge.target}" d="{path}"/>'
+
+
+def _arrow(ax: float, ay: float, bx: float, by: float) -> str:
+    """An open arrow at the end of a line from a to b."""
+    x, y = 4.5 * _sign(bx - ax), 4.5 * _sign(by - ay)
+    return f"M{_n(bx - x - y)} {_n(by - y - x)}L{_n(bx)} {_n(by)}L{_n(bx - x + y)} {_n(by - y + x)}"
 
 
 def _node(lesson: Lesson, box: Box, most: int) -> str:

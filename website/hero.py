@@ -172,14 +172,14 @@ def _meters(way: str, length: Length) -> str:
     values = {
         "time": ("Time", length.eager_seconds if eager else length.seconds, length.eager_seconds, "s"),
         "bytes": ("HBM traffic", length.eager_bytes if eager else length.least, length.eager_bytes, "B"),
-        "memory": ("Memory for it", length.eager_peak if eager else length.peak, length.eager_peak, "B"),
+        "memory": ("Memory beyond Q, K, V", length.eager_peak if eager else length.peak, length.eager_peak, "B"),
     }
     items = []
     for name, (label, value, whole, unit) in values.items():
         share = round(100 * value / whole, 2)
         items.append(
-            f'<div class="meter {name}"><dt>{label}</dt><dd data-{name}>{quantity(float(value), unit, 3)}</dd>'
-            f'<div class="bar" aria-hidden="true"><i style="width:{share}%"></i></div></div>'
+            f'<div class="meter {name}"><dt>{label}</dt><dd><b data-{name}>{quantity(float(value), unit, 3)}</b>'
+            f'<span class="bar" aria-hidden="true"><i style="width:{share}%"></i></span></dd></div>'
         )
     return f"<dl>{''.join(items)}</dl>"
 

@@ -15,6 +15,7 @@
     var prefix = { "-6": "µ", "-3": "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T" }[power];
     return scaled.toFixed(digits) + " " + prefix + unit;
   }
+  function plainly(value, unit) { return quantity(value, unit).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " "); }
   function count(value) { return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ","); }
   function sum(list) { return list.reduce(function (a, b) { return a + b; }, 0); }
 
@@ -73,7 +74,7 @@
       if (element && element.getAttribute("class") !== name) element.setAttribute("class", name);
     }
     function meter(panel, name, value, whole, unit) {
-      panel.section.querySelector("dd[data-" + name + "]").textContent = value === null ? "–" : quantity(value, unit);
+      panel.section.querySelector("[data-" + name + "]").textContent = value === null ? "–" : quantity(value, unit);
       var share = value === null ? 0 : Math.min(100, 100 * value / whole);
       panel.section.querySelector("." + name + " i").style.width = share + "%";
     }
@@ -124,7 +125,7 @@
       if (say.textContent !== text) say.textContent = text;
       slider.value = now / stops[stops.length - 1] * 1000;
       slider.setAttribute("aria-valuetext", quantity(now, "s") + " of " + quantity(stops[stops.length - 1], "s"));
-      root.classList.toggle("finished", f.over && (!e || e.over));
+      root.classList.toggle("running", !f.over || Boolean(e && !e.over));
     }
     function draw(e, f) {
       var whole = sum(length.eager_kernels.map(function (k) { return k[1]; }));
@@ -145,7 +146,7 @@
       now = 0;
       slider.value = 0;
       say.textContent = "Play, or go step by step. " + pace();
-      root.classList.add("finished");
+      root.classList.remove("running");
     }
     function pace() {
       var slower = SECONDS / stops[stops.length - 1], digits = Math.pow(10, Math.floor(Math.log10(slower)) - 1);
@@ -157,8 +158,8 @@
       stops = stopsOf(length, tiles);
       missing.hidden = Boolean(length.eager_seconds);
       eager.svg.classList.toggle("unfit", !length.eager_seconds);
-      missing.textContent = "Does not fit: the scores alone take " + quantity(length.scores, "B") + ", the GPU has " +
-        quantity(data.gpuBytes, "B") + ".";
+      missing.textContent = "Does not fit: the scores alone take " + plainly(length.scores, "B") + ", the GPU has " +
+        plainly(data.gpuBytes, "B") + ".";
       verdict();
       pause();
       poster();
