@@ -1,6 +1,6 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
-    python -m tests.grading_class [lab1 lab2 ...] [--jobs N] [--students A B] [--quick]
+    python -m tests.grading_class [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N]
     python -m tests.grading_class --killed [300] [--seed N]
 
 For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then the
@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--students", nargs="+", help="only these")
     parser.add_argument("--quick", action="store_true", help="leave out those that take long")
+    parser.add_argument("--hostile", type=int, metavar="N", help="about so many of the hostile ones, evenly spread")
     parser.add_argument("--killed", type=int, nargs="?", const=300, help="a class of so many, killed again and again")
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which the grader is killed")
     given = parser.parse_args(arguments)
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given.killed:
                 found = grading_killed.run(lab, folder, given.killed, given.jobs, given.seed)
             else:
-                members = build(lab, folder / "submissions", given.students, slow=not given.quick)
+                members = build(lab, folder / "submissions", given.students, not given.quick, given.hostile)
                 found = grade_class(lab, folder, members, given.jobs)
                 if not found and len(members) > 1:
                     found += killed_and_resumed(lab, folder, given.jobs)

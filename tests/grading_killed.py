@@ -18,7 +18,7 @@ from nbgrader.api import Gradebook
 
 from grading.lab import Lab
 
-EACH = 10
+EACH = 5
 """Submissions of every kind that is really run; the rest cannot be read and cost no more than their bookkeeping."""
 
 KILLS = 12

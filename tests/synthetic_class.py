@@ -21,7 +21,7 @@ import hostile.leaving
 import hostile.notebooks
 import hostile.ready_made
 import hostile.tampering  # noqa: F401
-from hostile import ALL, HOSTILE, TARGETS, Hostile, honest, left_open, write
+from hostile import ALL, BRIEF, HOSTILE, TARGETS, Hostile, honest, left_open, write
 from lab_places import write_lab
 
 from grading.lab import Lab
@@ -76,7 +76,9 @@ class Member:
         return found
 
 
-def build(lab: Lab, folder: Path, only: Iterable[str] | None = None, slow: bool = True) -> list[Member]:
+def build(
+    lab: Lab, folder: Path, only: Iterable[str] | None = None, slow: bool = True, most: int | None = None
+) -> list[Member]:
     """Write the class into a new folder, one entry a student.
 
     Args:
@@ -84,11 +86,12 @@ def build(lab: Lab, folder: Path, only: Iterable[str] | None = None, slow: bool 
         folder: where to.
         only: the students to write; all by default.
         slow: whether to write those that take long to grade too.
+        most: how many hostile ones at most; all by default.
     """
     folder.mkdir(parents=True)
     wanted = None if only is None else set(only)
     members = []
-    for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab, slow)):
+    for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab, slow, most)):
         if wanted is None or member.student in wanted:
             make(folder / member.student)
             members.append(member)
@@ -110,7 +113,9 @@ def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
     partial = dict.fromkeys(exercises_in(lab, TARGETS[lab.number]), written)
     yield Member("partial", partial), lambda folder: honest(folder, lab)
     numbers = exercises_in(lab, TARGETS[lab.number])
-    others = {number: written for module in left_open(lab, brief=True) for number in exercises_in(lab, module)}
+    others = {
+        number: written for module in left_open(lab, BRIEF.get(lab.number)) for number in exercises_in(lab, module)
+    }
     for name, error, make in (
         ("raises-on-import", r"cannot be imported \(line \d+\): ZeroDivisionError", _raises),
         ("functions-deleted", r"cannot be imported: ImportError: cannot import name", _deleted),
@@ -132,13 +137,13 @@ def _zip(folder: Path, lab: Lab) -> None:
 
 
 def _raises(folder: Path, lab: Lab) -> None:
-    honest(folder, lab, brief=True)
+    honest(folder, lab, only=BRIEF.get(lab.number))
     with (folder / TARGETS[lab.number]).open("a", encoding="utf-8") as file:
         file.write("\n\nprint(1 / 0)  # just to see\n")
 
 
 def _deleted(folder: Path, lab: Lab) -> None:
-    honest(folder, lab, brief=True)
+    honest(folder, lab, only=BRIEF.get(lab.number))
     (folder / TARGETS[lab.number]).write_text("# I did not get to this one.\n", encoding="utf-8")
 
 
@@ -321,21 +326,31 @@ def _names_of(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# ---- hostile ones: every sixteenth with all else solved, the others brief
+# ---- hostile ones: every sixteenth solves all else, every fourth a little, the others nothing
 
 
-def _hostile(lab: Lab, slow: bool) -> Iterable[tuple[Member, Any]]:
+def _hostile(lab: Lab, slow: bool, most: int | None) -> Iterable[tuple[Member, Any]]:
     chosen = [each for each in HOSTILE if lab.number in each.labs]
-    for index, each in enumerate(chosen):
-        brief = index % 16 != 0 and each.loses == "target"
+    for index, each in enumerate(_spread(chosen, most)):
+        only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 4 == 0 else ()
+        only = only if lab.number in BRIEF else None
         if slow or each.quick:
-            yield _expected(each, lab, brief), lambda folder, each=each, brief=brief: write(folder, lab, each, brief)
+            yield _expected(each, lab, only), lambda folder, each=each, only=only: write(folder, lab, each, only)
 
 
-def _expected(each: Hostile, lab: Lab, brief: bool = False) -> Member:
+def _spread(every: Sequence[Hostile], most: int | None) -> list[Hostile]:
+    """Those that are not for all labs, and as many of the others, evenly spread, as make ``most``."""
+    rare = [each for each in every if len(each.labs) < len(TARGETS)]
+    common = [each for each in every if each not in rare]
+    room = len(common) if most is None else min(len(common), max(0, most - len(rare)))
+    taken = {common[index * len(common) // room].name for index in range(room)}
+    return [each for each in every if each in rare or each.name in taken]
+
+
+def _expected(each: Hostile, lab: Lab, only: Sequence[str] | None = None) -> Member:
     lost: dict[str, Lost] = {}
     if each.loses == "target":
-        for module in left_open(lab, brief):
+        for module in left_open(lab, only):
             lost |= dict.fromkeys(exercises_in(lab, module), Lost(("not attempted",)))
         numbers = exercises_in(lab, TARGETS[lab.number])
     else:

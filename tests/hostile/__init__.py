@@ -3,14 +3,14 @@
 Each is a function that changes an honest submission in a folder, registered by :func:`hostile` with what it tries, what
 must come of it and a regular expression of the reason that the student reads. The honest submission is the lab's
 solution with one module as it was handed out, the *target*: so a trick that works would raise the score. Where a whole
-solution takes long to grade, most of them solve less: one or two modules that lean on no other.
+solution takes long to grade, most of them solve less: one or two modules that lean on no other, or none.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from grading.lab import Lab
 TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py"}
 
 #: What a brief submission solves; all other modules are as they were handed out. Lab 1 is brief as a whole.
-BRIEF = {
+BRIEF: dict[int, tuple[str, ...]] = {
     2: ("bias_relu.py",),
     3: ("tiled_attention.py",),
     4: ("collectives.py",),
@@ -77,28 +77,28 @@ def hostile(
     return register
 
 
-def honest(folder: Path, lab: Lab, solved: bool = False, brief: bool = False) -> None:
+def honest(folder: Path, lab: Lab, solved: bool = False, only: Sequence[str] | None = None) -> None:
     """Write the submission that hostile ones start from: solved, but for the target unless ``solved``.
 
-    With ``brief`` no more is solved than :data:`BRIEF` says.
+    With ``only`` no more than these modules is solved.
     """
     folder.mkdir(parents=True)
-    unsolved = set() if solved else left_open(lab, brief)
+    unsolved = set() if solved else left_open(lab, only)
     for path in sorted(lab.solution.glob("*.py")):
         shutil.copyfile(lab.released / path.name if path.name in unsolved else path, folder / path.name)
     shutil.copyfile(lab.notebook, folder / lab.notebook.name)
 
 
-def left_open(lab: Lab, brief: bool = False) -> set[str]:
+def left_open(lab: Lab, only: Sequence[str] | None = None) -> set[str]:
     """The modules that :func:`honest` leaves as they were handed out."""
-    if not brief or lab.number not in BRIEF:
+    if only is None:
         return {TARGETS[lab.number]}
-    return {path.name for path in lab.solution.glob("*.py")} - set(BRIEF[lab.number])
+    return {path.name for path in lab.solution.glob("*.py")} - set(only)
 
 
-def write(folder: Path, lab: Lab, submission: Hostile, brief: bool = False) -> None:
+def write(folder: Path, lab: Lab, submission: Hostile, only: Sequence[str] | None = None) -> None:
     """Write a hostile submission into a new folder."""
-    honest(folder, lab, solved=submission.loses == "nothing", brief=brief)
+    honest(folder, lab, solved=submission.loses == "nothing", only=only)
     submission.build(folder, lab)
 
 
