@@ -18,6 +18,8 @@ from website.record_figures import Column, Path, column, is_figure, label, path_
 #: A list of more figures than this in a cell gets a block of its own; a table inside a row of more rows does too.
 LONGEST_CELL = 12
 LONGEST_INNER = 8
+#: A cell of more characters than this is given room, or its row would become tall.
+LONG_TEXT = 40
 
 
 @dataclass
@@ -234,4 +236,6 @@ def _cell(column: Column, entry: Mapping[Path, Any], span: str = "") -> str:
 
 
 def _class(value: Any) -> str:
-    return ' class="n"' if is_figure(value) else ""
+    if is_figure(value):
+        return ' class="n"'
+    return ' class="long"' if len(text(value)) > LONG_TEXT else ""

@@ -1,0 +1,367 @@
+"""The pages of claims and records show every figure as the ledger and the records have it, and where each was made."""
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from utils import records
+from utils.claims import ledger as claims_ledger
+from utils.claims import page as ledger_page
+from utils.records import Record
+from utils.units import PREFIXED
+from website import ledger, record_pages
+from website.places import ROOT, WEBSITE, lectures
+from website.record_figures import label, text, unit_of
+from website.record_tables import blocks
+
+FAMILIES = records.families()
+PREFIXES = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+SUPERSCRIPT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+#: Half a unit of the fifth digit, relative to the smallest leading digits.
+ROUNDED = 5.1e-5
+
+
+# ---- claims --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def claims_page() -> str:
+    return ledger.page()
+
+
+def rows_of_claims(page: str) -> dict[str, list[str]]:
+    """The cells of each claim's row, by the claim's id."""
+    rows = {}
+    for line in page.splitlines():
+        if found := re.search(r'<code id="([^"]+)">', line):
+            assert found[1] not in rows, f"{found[1]} stands twice"
+            rows[found[1]] = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    return rows
+
+
+def unescaped(cell: str) -> str:
+    return re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)<[^>]+>", " ", cell)).strip()
+
+
+def test_every_claim_of_the_ledger_stands_on_the_page_once(claims_page):
+    rows = rows_of_claims(claims_page)
+    made = claims_ledger()
+    assert list(rows) == [claim.id for claim in made]
+    assert f"**{len(made)} claims**" in claims_page
+    for claim in made:
+        cells = rows[claim.id]
+        assert claim.statement in unescaped(cells[0])
+        assert (claim.source or "derivation") in unescaped(cells[4])
+        assert f'class="kind kind-{claim.kind}">{claim.kind}<' in cells[4]
+        assert unescaped(cells[2]).endswith(claim.tolerance_text)
+
+
+def test_figures_and_units_are_those_of_the_ledger_in_the_repository(claims_page):
+    rows = rows_of_claims(claims_page)
+    compared = 0
+    for line in ledger_page().splitlines():
+        if found := re.search(r"<br>`([^`]+)`", line):
+            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            _, computed, expected, tolerance, unit, kind, source = [c.replace("&lt;", "<") for c in cells]
+            shown = [unescaped(cell) for cell in rows[found[1]]]
+            assert shown[1] == computed, found[1]
+            assert shown[2].split() == [*expected.split(), *tolerance.split()], found[1]
+            assert (shown[3], shown[4].split(None, 1)) == (unit, [kind, source]), found[1]
+            compared += 1
+    assert compared == len(rows)
+
+
+def test_counts_of_each_notebook_add_up(claims_page):
+    assert claims_page.count("\n## ") == len({claim.notebook for claim in claims_ledger()})
+    for kind in ("derive", "measure", "state"):
+        counts = [int(n) for n in re.findall(rf"(\d+) {kind}\b", claims_page)]
+        assert counts[0] == sum(counts[1:]) == sum(claim.kind == kind for claim in claims_ledger())
+
+
+def test_each_claim_links_to_the_nearest_heading_above_its_cell(claims_page):
+    rows = rows_of_claims(claims_page)
+    paths = {path.stem: path for path in lectures()}
+    for claim in claims_ledger():
+        path = paths[claim.notebook]
+        stem, slug = re.search(r"\]\(/notebooks/([\w.]+)\.ipynb#([^)]+)\)$", rows[claim.id][0]).groups()
+        section = next(s for s in ledger.sections(path) if s.slug == slug)
+        later = [s.cell for s in ledger.sections(path) if s.cell > section.cell]
+        assert stem == claim.notebook
+        assert section.cell <= claim.cell and not any(cell <= claim.cell for cell in later), claim.id
+
+
+def test_anchors_are_those_that_myst_makes():
+    slugs = pytest.importorskip("myst_parser.mdit_to_docutils.base")
+    from markdown_it.renderer import RendererHTML
+    from markdown_it.tree import SyntaxTreeNode
+    from myst_parser.config.main import MdParserConfig
+    from myst_parser.parsers.mdit import create_md_parser
+
+    parser = create_md_parser(MdParserConfig(enable_extensions={"dollarmath"}), RendererHTML)
+    for path in lectures():
+        made = set()
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "markdown":
+                for node in SyntaxTreeNode(parser.parse("".join(cell["source"]))).children:
+                    if node.type == "heading" and int(node.tag[1]) <= ledger.DEEPEST_ANCHOR:
+                        made.add(slugs.compute_unique_slug(node, made))
+        assert {section.slug for section in ledger.sections(path)} == made, path.name
+
+
+def test_headings_in_code_are_no_sections_and_equal_ones_are_numbered(tmp_path):
+    cells = ["# A `b` $x^2$ and *c*\n\n```\n# not one\n```\n", "## Same", "## Same\n#### too deep", "## Ünï, code!"]
+    notebook = tmp_path / "01_x.ipynb"
+    made = [{"cell_type": "markdown", "source": cell} for cell in cells]
+    notebook.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    assert [s.slug for s in ledger.sections(notebook)] == ["a-b--and-c", "same", "same-1", "ünï-code"]
+    assert ledger.section_of(notebook, 1).text == "Same"
+
+
+def test_text_that_means_something_in_markdown_shows_as_it_is():
+    assert ledger.markdown("a|b <c> $d_e$ *f* [g]") == r"a\|b \<c\> \$d\_e\$ \*f\* \[g\]"
+
+
+def test_the_filter_needs_no_other_file_and_announces_its_count(claims_page):
+    assert "_static/tables.js" in claims_page and "_static/tables.css" in claims_page
+    code = (WEBSITE / "static" / "tables.js").read_text(encoding="utf-8")
+    assert "aria-live" in code and "http" not in code and "innerHTML" not in code
+
+
+# ---- records: every figure -----------------------------------------------------------------------------------------
+
+
+class Cells(HTMLParser):
+    """The text of all cells of all tables of a page, with the unit of each column's header."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.inside = False
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("td", "th"):
+            self.cells.append("")
+            self.inside = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells[-1] += data
+
+
+def figures_of(html: str) -> list[float]:
+    """Every figure of a page's tables in SI units, by the header of its column or its own unit."""
+    found = []
+    for table in re.findall(r"<table.*?</table>", html):
+        head, _, body = table.partition("</thead>")
+        headers = re.findall(r"<th[^>]*>(.*?)</th>", head) if body else []
+        units = [match[1] if (match := re.search(r'class="unit">\(([^)]+)\)', h)) else "" for h in headers]
+        open_spans: dict[int, int] = {}
+        for row in re.findall(r"<tr>(.*?)</tr>", body or table):
+            column = 0
+            for attributes, inner in re.findall(r"<t[dh]([^>]*)>(.*?)</t[dh]>", row):
+                while open_spans.get(column, 0):
+                    open_spans[column] -= 1
+                    column += 1
+                if span := re.search(r'rowspan="(\d+)"', attributes):
+                    open_spans[column] = int(span[1]) - 1
+                found += [value for part in inner.split(", ") if (value := si(part, units[column] if units else ""))]
+                column += 1
+            for rest in range(column, len(units)):
+                open_spans[rest] = max(0, open_spans.get(rest, 0) - 1)
+    return found
+
+
+def si(shown: str, unit: str) -> float:
+    """A figure as printed, in SI units; 0 for a text."""
+    match = re.fullmatch(r"(−?[\d,]*\.?\d+)(?:×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?(?: (\D\S*))?", shown)
+    if not match:
+        return 0.0
+    value = float(match[1].replace(",", "").replace("−", "-")) * 10.0 ** int((match[2] or "0").translate(SUPERSCRIPT))
+    unit = match[3] or unit
+    for base in sorted(PREFIXED, key=len, reverse=True):
+        if unit.endswith(base) and unit[: -len(base)] in PREFIXES:
+            return value * PREFIXES[unit[: -len(base)]]
+    return value
+
+
+def leaves(value) -> list[float]:
+    """Every figure of a parsed record but zeros."""
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in leaves(inner)]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in leaves(inner)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) and value else []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_figure_of_a_record_stands_in_its_tables(family):
+    record = records.load(family)
+    html = "\n".join(block.html for block in blocks(record.results, "", 10**9))
+    shown = sorted(figures_of(html))
+    expected = sorted(float(leaf) for leaf in leaves(record.results))
+    missing = unmatched(expected, shown)
+    assert not missing, f"{len(missing)} of {len(expected)} figures are not on the page, such as {missing[:3]}"
+
+
+def unmatched(expected: list[float], shown: list[float]) -> list[float]:
+    """Figures for which no shown one is left within rounding; both lists are sorted."""
+    missing, place = [], 0
+    for value in expected:
+        while place < len(shown) and shown[place] < value - ROUNDED * abs(value):
+            place += 1
+        if place < len(shown) and shown[place] <= value + ROUNDED * abs(value):
+            place += 1
+        else:
+            missing.append(value)
+    return missing
+
+
+def test_a_figure_that_is_missing_would_be_found():
+    results = {"points": [{"n": 1, "seconds": 0.0123}, {"n": 2, "seconds": 0.0456}]}
+    html = "\n".join(block.html for block in blocks(results, "", 1))
+    assert unmatched(sorted(leaves(results)), sorted(figures_of(html))) == [0.0456, 2]
+
+
+# ---- records: pages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_page_says_what_when_where_and_with_what(family):
+    record = records.load(family)
+    page = record_pages.page(record, record_pages.digest_of(family))
+    raw = json.loads(records.path_of(family).read_text(encoding="utf-8"))
+    for fact in (record.device, record.date, record.command, record.fingerprint, raw["digest"], *record.sources):
+        assert fact in page, fact
+    assert all(version in page for version in record.versions.values())
+    assert f"{{download}}`{family}.json`" in page
+    assert page.count("\n# ") + page.startswith("# ") == 1
+    assert len(page.encode()) < 220_000
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", page, re.MULTILINE)]
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels)), levels
+    assert all("\n" not in block.html for block in record_pages.results(record.results))
+
+
+def test_the_list_has_every_record_and_each_is_in_one_part():
+    page = record_pages.index(FAMILIES)
+    for family in FAMILIES:
+        record = records.load(family)
+        assert page.count(f"]({family}.md)") == 1
+        assert f"\n{family}\n" in page[page.index("{toctree}") :]
+        assert f"`{record.fingerprint[:8]}`" in page and f"`{record_pages.digest_of(family)[:8]}`" in page
+        assert record_pages.part_of(record) != "Others", family
+    assert f"**{len(FAMILIES)} records.**" in page
+
+
+def test_a_record_is_shown_in_the_notebooks_whose_code_loads_it():
+    assert [path.stem for path in record_pages.shown_in("vocabulary")] == ["02_roofline"]
+    assert [path.stem[:4] for path in record_pages.shown_in("operators")] == ["02_r", "03_f", "lab1"]
+    assert record_pages.shown_in("kernel_errors") == ()
+
+
+def test_everything_is_written_where_the_site_looks_for_it(tmp_path):
+    ledger.write(tmp_path)
+    record_pages.write(tmp_path)
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8").startswith("# Claims\n")
+    for family in FAMILIES:
+        assert (tmp_path / "records" / f"{family}.md").is_file()
+        assert (tmp_path / "records" / f"{family}.json").read_bytes() == records.path_of(family).read_bytes()
+
+
+# ---- a made-up record ----------------------------------------------------------------------------------------------
+
+MADE_UP = {
+    "dtype": "bf16",
+    "shape": {"batch": 2, "seq_len": 512},
+    "nothing": [],
+    "points": [
+        {
+            "name": "a <b> & c|d",
+            "chosen": True,
+            "tile": [64, 128],
+            "peak_bytes": [1_500_000, 3_000_000],
+            "timed": {
+                "ours": {"seconds": 0.001, "flops_per_second": 5e14},
+                "theirs": {"seconds": 0.002, "flops_per_second": 2.5e14},
+            },
+            "of_copy": {"ratio": 0.9},
+        },
+        {"name": "second", "chosen": False, "tile": [], "timed": {"ours": {"seconds": 0.5}}, "extra": None},
+    ],
+    "nested": [
+        {"world_size": 2, "spans": [{"lane": "compute", "start": 0.0, "end": 1e-6}] * 9},
+        {"world_size": 4, "spans": []},
+    ],
+    "histogram": list(range(25)),
+    "deep": {"l1": {"counts": list(range(13))}, "l2": {"counts": list(range(13))}},
+}
+
+
+def html_of(results, rows=100) -> str:
+    return "\n".join(f"{block.depth} {block.heading}\n{block.html}" for block in blocks(results, "", rows))
+
+
+def test_a_made_up_record_with_nested_values_renders():
+    html = html_of(MADE_UP)
+    assert "a &lt;b&gt; &amp; c|d" in html and "<b>" not in html
+    assert '<th scope="col">time <span class="unit">(ms)</span></th>' in html
+    assert '<td class="n">1</td><td class="n">500</td>' in html  # 1 ms and 500 TFLOP/s, beside theirs
+    assert '<th scope="row">theirs</th><td class="n">2</td><td class="n">250</td>' in html
+    assert ">1.5, 3</td>" in html and "peak <span" in html  # a list of sizes, in MB by the header
+    assert "64, 128" in html and ">yes</td>" in html and ">no</td>" in html
+    second = [line for line in html.splitlines() if line.startswith("2 ")]
+    assert second == ["2 world size 2", "2 world size 4, spans –", "2 l1", "2 l2"]
+    assert "3 spans" in html and "3 counts" in html
+    cells = Cells()
+    cells.feed(html)
+    assert {"24", "12", "2", "512"} <= set(cells.cells)
+    assert html.count("<table") == html.count("</table>") and html.count("<tr>") == html.count("</tr>")
+
+
+def test_every_table_scrolls_in_a_box_that_the_keyboard_reaches():
+    html = html_of(MADE_UP)
+    boxes = re.findall(r'<div class="table-box" role="region" tabindex="0" aria-label="[^"]+"><table', html)
+    assert len(boxes) == html.count("<table")
+
+
+def test_a_made_up_record_makes_a_page():
+    record = Record("made_up", "GPU X", "2026-01-02", {"torch": "9"}, "make it", ("a.py",), "f" * 64, MADE_UP)
+    page = record_pages.page(record, "d" * 64)
+    assert "# Made up" in page and "GPU X" in page and "PyTorch 9" in page and "`make it`" in page
+    assert "No notebook draws it" in page
+
+
+def test_a_table_that_is_too_long_shows_its_first_points_and_says_so():
+    many = {"points": [{"n": n, "seconds": 0.001 * n} for n in range(1, 5001)]}
+    html = "\n".join(block.html for block in record_pages.results(many))
+    assert len(html.encode()) <= record_pages.MOST_BYTES
+    assert "The first 400 of 5,000 points." in html
+    assert "The first" not in html_of({"points": many["points"][:50]})
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [(("seconds",), "s"), (("ttft", "p50"), "s"), (("kernels", "seconds", "gemm"), "s"), (("peak_bytes",), "B"),
+     (("bytes_per_second",), "B/s"), (("bytes_per_cycle_per_sm",), "B/cycle"), (("load_cycles",), "cycles"),
+     (("flops",), "FLOP"), (("best", "matmul_flops_per_second", "bf16"), "FLOP/s"), (("n",), ""), (("dtype",), ""),
+     (("cache_bytes_per_token",), "B"), (("block_size",), ""), (("ratio_low",), "")],
+)  # fmt: skip
+def test_a_unit_is_what_the_names_say(path, unit):
+    assert unit_of(path) == unit
+
+
+def test_labels_and_texts_read_as_words():
+    assert label("micro_batches") == "micro batches" and label("peak_bytes") == "peak" and label("bytes") == "bytes"
+    assert text(None) == "–" and text([]) == "–" and text(True) == "yes" and text([0.001, 2.0], "s") == "1 ms, 2 s"
+
+
+def test_no_page_names_a_place_of_one_machine():
+    for path in (WEBSITE / "references.bib", *(WEBSITE / "pages").glob("*.md")):
+        assert str(ROOT) not in path.read_text(encoding="utf-8"), Path(path).name
