@@ -78,7 +78,7 @@
     const hint = field.hint ? h("p", { class: "mlf-hint", id: `${id}-hint` }, field.hint) : null;
     const error = h("p", { class: "mlf-error", id: `${id}-error`, role: "status" });
     const parts = field.kind === "flag" ? [h("div", { class: "mlf-flag" }, input, label)] : [label, input];
-    return h("div", { class: `mlf-field mlf-${field.kind}` }, ...parts, hint, error);
+    return h("div", { class: `mlf-field mlf-${field.kind}${field.wide ? " mlf-wide" : ""}` }, ...parts, hint, error);
   }
 
   /** The value of a field from what was typed or chosen; throws InputError. */
@@ -257,5 +257,5 @@
     return host ? new Explorer(host, plan) : null;
   }
 
-  Object.assign(MLF, { h, s, facts, table, sources, start });
+  Object.assign(MLF, { h, s, facts, table, sources, parse, start });
 })(globalThis);

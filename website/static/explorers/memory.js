@@ -5,7 +5,7 @@
   const { MLF, MLF_DATA: data } = root;
   const { h } = MLF;
   const F = MLF.formulas;
-  const { number, quantity } = MLF.units;
+  const { number, quantity, many } = MLF.units;
 
   const entries = Object.entries;
   const OWN = "own";
@@ -20,11 +20,11 @@
       legend: "Model",
       fields: [
         { id: "model", label: "Model", kind: "choice", initial: OWN,
-          options: [choice(OWN, "of my own size"), ...entries(data.models).map(([name, model]) => choice(name, `${name}, ${quantity(Number(model.parameters), "", 3)}`))] },
+          options: [choice(OWN, "of my own size"), ...entries(data.models).map(([name, model]) => choice(name, `${name}: ${many(model.parameters)}`))] },
         { id: "psi", label: "Parameters Ψ", kind: "whole", initial: "7.5e9", least: 1, most: 1e14, when: (text) => text.model === OWN },
-        { id: "recipe", label: "Precision", kind: "choice", initial: "mixed_adam",
+        { id: "stage", label: "Stage of ZeRO", kind: "choice", initial: "3", options: STAGES.map((stage) => choice(String(stage), data.stages[stage])) },
+        { id: "recipe", label: "Precision, bytes a parameter", kind: "choice", initial: "mixed_adam", wide: true,
           options: entries(data.precisions).map(([id, precision]) => choice(id, precision.label)) },
-        { id: "stage", label: "Stage", kind: "choice", initial: "3", options: STAGES.map((stage) => choice(String(stage), data.stages[stage])) },
       ],
     },
     {
@@ -78,7 +78,7 @@
     const device = data.devices[values.gpu];
     const psi = values.model === OWN ? values.psi : BigInt(data.models[values.model].parameters);
     const room = device.memoryBytes - values.reserve * 1e9;
-    if (!(room > 0)) throw new MLF.InputError("reserve", `must be less than the ${quantity(device.memoryBytes, "B")} of ${device.label}`);
+    if (!(room > 0)) throw new MLF.InputError("reserve", `must be less than the ${quantity(device.memoryBytes, "B")} of a ${device.name}`);
     const [bandwidth, linkSource] = sendingRate(values, device);
     const size = F.elementSize(data, "sent", values.sent);
     const peak = F.peak(device, values.rate);
@@ -93,10 +93,11 @@
 
   /* ---- what is shown ---- */
 
+  const collectives = (stage) => Object.keys(stage.elements).join(" and ").replaceAll("_", "-");
   const count = (ranks) => (ranks === null ? "no number" : number(BigInt(ranks)));
 
   function verdict(found, chosen, values) {
-    const kept = `${quantity(chosen.total, "B", 4)} on each of ${number(values.ranks)} ${found.device.label}`;
+    const kept = `${quantity(chosen.total, "B", 4)} on each of ${number(values.ranks)} ${found.device.name}s`;
     if (chosen.fits) return [`${nameOf(chosen.stage)} fits: ${kept}.`, ` ${quantity(found.room - chosen.total, "B", 3)} are left of ${quantity(found.room, "B", 4)}, activations aside.`];
     const more = chosen.fewest === null ? "No number of ranks changes that; a higher stage may." : `It takes at least ${count(chosen.fewest)} ranks.`;
     return [`${nameOf(chosen.stage)} does not fit: ${kept}, of ${quantity(found.room, "B", 4)}.`, ` ${more}`];
@@ -105,11 +106,11 @@
   function figures(found, chosen, values) {
     const share = chosen.sendSeconds / found.stepSeconds;
     return [
-      ["State of the model", quantity(F.total(found.precision) * Number(found.psi), "B", 4), `${F.total(found.precision)} B for each of ${quantity(Number(found.psi), "", 4)} parameters`],
+      ["State of the model", quantity(F.total(found.precision) * Number(found.psi), "B", 4), `${F.total(found.precision)} B for each of ${many(Number(found.psi))} parameters`],
       ["On each rank", quantity(chosen.total, "B", 4), `${number(chosen.total / Number(found.psi), 4)} B a parameter`],
       ["Fewest ranks", count(chosen.fewest), `${nameOf(chosen.stage)}, state alone`],
-      ["Largest model", quantity(chosen.largest, "", 4), `parameters, on ${number(values.ranks)} ranks`],
-      ["Each rank sends", quantity(chosen.sentBytes, "B", 4), `a step: ${number(chosen.volume / Number(found.psi), 4)} Ψ elements`],
+      ["Largest model", many(chosen.largest), `parameters, on ${number(values.ranks)} ranks`],
+      ["Each rank sends", quantity(chosen.sentBytes, "B", 4), `in a step: ${number(chosen.volume / Number(found.psi), 4)} Ψ elements, by ${collectives(chosen)}`],
       ["That takes", quantity(chosen.sendSeconds, "s", 4), `at ${quantity(found.bandwidth, "B/s", 4)}, latency aside`],
       ["Arithmetic of a step", quantity(found.stepSeconds, "s", 4), `6 Ψ T at the ${values.rate} peak`],
       ["Sending over arithmetic", number(share, 3), share <= 1 ? "less than one: it can hide" : "more than one: the links rule"],
@@ -121,11 +122,11 @@
     const parts = Object.keys(found.precision);
     const chosen = Number(values.stage);
     const kept = found.stages.map((each) => [nameOf(each.stage), ...parts.map((part) => quantity(each.kept[part], "B", 3)), quantity(each.total, "B", 4), each.fits ? "yes" : "no"]);
-    const sent = found.stages.map((each) => [nameOf(each.stage), count(each.fewest), Object.keys(each.elements).join(", ").replaceAll("_", "-"),
-      quantity(each.sentBytes, "B", 4), quantity(each.sendSeconds, "s", 4), number(each.tokensToHide, 4)]);
+    const sent = found.stages.map((each) => [nameOf(each.stage), count(each.fewest), quantity(each.sentBytes, "B", 4),
+      quantity(each.sendSeconds, "s", 4), number(each.tokensToHide, 4)]);
     return [
-      MLF.table("Bytes on each rank, by component", ["stage", ...parts, "together", "fits"], kept, chosen),
-      MLF.table("What it takes, and what each rank sends in a step", ["stage", "fewest ranks", "collectives", "sent", "time to send", "tokens to hide"], sent, chosen),
+      MLF.table("Bytes on each rank, by component", ["stage", ...parts, "sum", "fits"], kept, chosen),
+      MLF.table("What it takes, and what each rank sends in a step", ["stage", "fewest ranks", "sent", "time to send", "tokens to hide"], sent, chosen),
     ];
   }
 
@@ -135,12 +136,12 @@
       parts: entries(each.kept).map(([name, value]) => ({ name, value })),
     }));
     const words = found.stages.map((each) => `${nameOf(each.stage)} ${quantity(each.total, "B", 3)}${each.fits ? "" : ", too much"}`);
-    return { bars, limit: { value: found.room, name: `${found.device.label}: ${quantity(found.room, "B", 4)}` }, label: `Bytes on each rank: ${words.join("; ")}; limit ${quantity(found.room, "B", 3)}.` };
+    return { bars, limit: { value: found.room, name: `${found.device.name}: ${quantity(found.room, "B", 4)}` }, label: `Bytes on each rank: ${words.join("; ")}; limit ${quantity(found.room, "B", 3)}.` };
   }
 
   function build(host) {
     const line = h("p", { class: "mlf-verdict", role: "status" });
-    const list = h("dl", { class: "mlf-facts" });
+    const list = h("dl", { class: "mlf-facts simple" });
     const legend = h("p", { class: "mlf-legend" });
     const figure = h("figure", {}, h("figcaption", {}, "What each rank keeps, stage by stage"), legend);
     const rest = h("div", {});

@@ -6,7 +6,9 @@
   const MLF = (root.MLF = root.MLF || {});
   const { h, s } = MLF;
   const { quantity } = MLF.units;
-  const MARGIN = { top: 14, right: 16, bottom: 42, left: 74 };
+  const MARGIN = { top: 24, right: 22, bottom: 42 };
+  const NARROW = 480; // pixels below which labels are short
+  const LETTER = 7; // pixels that a letter of a tick takes, at most
 
   /** A scale from values to pixels: {at, from, ticks}. */
   function axis({ low, high, log, unit }, start, end) {
@@ -78,9 +80,10 @@
       if (!this.view || !width) return;
       const { view } = this;
       const height = view.height || 320;
-      const left = width < 480 ? 62 : MARGIN.left;
-      this.x = axis(view.x, left, width - MARGIN.right);
+      this.narrow = width < NARROW;
       this.y = axis(view.y, height - MARGIN.bottom, MARGIN.top);
+      const left = 14 + LETTER * Math.max(...this.y.ticks.map((tick) => quantity(tick, view.y.unit || "", 3).length));
+      this.x = axis(view.x, left, width - MARGIN.right);
       this.box = { left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       this.cursor = s("g", { class: "mlf-cursor" });
       const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": view.label },
@@ -97,7 +100,7 @@
       for (const tick of x.ticks) {
         const at = x.at(tick);
         group.append(s("line", { class: "mlf-gridline", x1: at, x2: at, y1: box.top, y2: box.bottom }),
-          s("text", { x: at, y: box.bottom + 17, "text-anchor": "middle" }, quantity(tick, view.x.unit || "", 3)));
+          this.tick(at, box.bottom + 17, quantity(tick, view.x.unit || "", 3), width));
       }
       for (const tick of y.ticks) {
         const at = y.at(tick);
@@ -105,8 +108,15 @@
           s("text", { x: box.left - 8, y: at + 4, "text-anchor": "end" }, quantity(tick, view.y.unit || "", 3)));
       }
       group.append(s("line", { class: "mlf-axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
-        s("text", { x: box.right, y: height - 6, "text-anchor": "end", class: "mlf-axis-name" }, view.x.name));
+        s("text", { x: box.right, y: height - 6, "text-anchor": "end" }, view.x.name),
+        s("text", { x: box.left, y: 12 }, view.y.name));
       return group;
+    }
+
+    /** A number below the axis, moved to the left where it would be cut off. */
+    tick(at, y, text, width) {
+      const cut = at + (LETTER * text.length) / 2 > width;
+      return s("text", { x: cut ? width : at, y, "text-anchor": cut ? "end" : "middle" }, text);
     }
 
     area({ from, to, className, label }) {
@@ -124,7 +134,7 @@
       if (label) {
         const [x, y] = [this.x.at(label.x), this.y.at(label.y)];
         const anchor = label.anchor || "end";
-        group.append(s("text", { class: `mlf-label ${label.className || ""}`, x: x + (label.dx || 0), y: y + (label.dy ?? -6), "text-anchor": anchor }, label.text));
+        group.append(s("text", { class: `mlf-label ${label.className || ""}`, x: x + (label.dx || 0), y: y + (label.dy ?? -6), "text-anchor": anchor }, this.narrow && label.short ? label.short : label.text));
       }
       return group;
     }
@@ -141,9 +151,9 @@
 
     point({ x, y, className, label }) {
       const [px, py] = [this.x.at(x), this.y.at(y)];
-      const right = px > (this.box.left + this.box.right) / 2;
+      const right = px - this.box.left > LETTER * (label || "").length + 16;
       return s("g", {}, s("circle", { class: `mlf-point ${className || ""}`, cx: px, cy: py, r: 6 }),
-        label ? s("text", { class: "mlf-label mlf-strong", x: px + (right ? -11 : 11), y: py + 22, "text-anchor": right ? "end" : "start" }, label) : null);
+        label ? s("text", { class: "mlf-label mlf-strong", x: px + (right ? -9 : 9), y: py + (right ? -11 : 21), "text-anchor": right ? "end" : "start" }, label) : null);
     }
 
     /** Show where the slider stands: a line at `x` and a ring on each of its values. */
@@ -182,11 +192,11 @@
       this.say();
     }
 
-    /** `read(x)` gives {x, ys: one list a plot, text}; `x` is the common axis {low, high}, logarithmic. */
+    /** `read(x)` gives {x, ys: one list a plot, text}; `x` is the common axis {low, high}, logarithmic; the slider
+        goes to `begin`. */
     update(x, read, begin) {
-      const fresh = !this.read || this.x.low !== x.low || this.x.high !== x.high;
       [this.x, this.read] = [x, read];
-      if (fresh) this.input.value = Math.round((STEPS * Math.log(begin / x.low)) / Math.log(x.high / x.low));
+      this.input.value = Math.round((STEPS * Math.log(begin / x.low)) / Math.log(x.high / x.low));
       this.say();
     }
 
@@ -216,7 +226,7 @@
       const width = this.host.clientWidth;
       if (!this.view || !width) return;
       const { bars, limit, label } = this.view;
-      const [left, right, top, thick, gap] = [width < 480 ? 62 : 74, 74, 26, 28, 18];
+      const [left, right, top, thick, gap] = [62, 82, 30, 28, 18];
       const bottom = top + bars.length * (thick + gap);
       const most = Math.max(...bars.map((bar) => bar.total));
       const high = Math.min(Math.max(most, limit.value * 1.15), 4 * limit.value);
@@ -242,9 +252,10 @@
         const [a, b] = [x.at(Math.min(sum, high)), x.at(Math.min(sum + part.value, high))];
         sum += part.value;
         if (b - a < 0.2) continue;
-        svg.append(s("rect", { class: `mlf-part mlf-${part.name}`, x: a, y, width: b - a, height: thick },
+        svg.append(s("rect", { class: `mlf-part mlf-${part.name} ${b - a > 6 ? "" : "mlf-thin-part"}`, x: a, y, width: b - a, height: thick },
           s("title", {}, `${bar.name}, ${part.name}: ${quantity(part.value, "B", 4)}`)));
       }
+      svg.append(s("rect", { class: "mlf-outline", x: start, y, width: x.at(Math.min(sum, high)) - start, height: thick }));
       if (bar.chosen) svg.append(s("rect", { class: "mlf-frame", x: start - 2, y: y - 3, width: x.at(Math.min(sum, high)) - start + 4, height: thick + 6, rx: 3 }));
       const cut = sum > high;
       const text = `${cut ? "→ " : ""}${quantity(sum, "B", 3)}`;

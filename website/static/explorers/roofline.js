@@ -39,7 +39,7 @@
     {
       legend: "Operator",
       fields: [
-        { id: "op", label: "Operator", kind: "choice", initial: "matmul",
+        { id: "op", label: "Operator", kind: "choice", wide: true, initial: "matmul",
           options: entries(data.operators).map(([value, operator]) => ({ value, text: operator.label })) },
         { id: "dtype", label: "Elements stored as", kind: "choice", initial: "bf16",
           options: formats.map((value) => ({ value, text: `${value}, ${data.elementSize[value]} B` })) },
@@ -71,11 +71,11 @@
   function verdict(found, name) {
     const { device, boundBy, intensity, ridge } = found;
     const least = quantity(found.overlapped, "s", 4);
-    if (found.cost.flops === 0n) return [`Memory-bound: ${name} does no arithmetic.`, ` At least ${least} on ${device.label}.`];
+    if (found.cost.flops === 0n) return [`Memory-bound: ${name} does no arithmetic.`, ` At least ${least} on one ${device.name}.`];
     const times = boundBy === "compute" ? intensity / ridge : ridge / intensity;
     const which = boundBy === "compute" ? "above" : "below";
     const side = times < 1.0005 ? "at the ridge" : `${number(times, 3)} times ${which} the ridge`;
-    return [`${boundBy === "compute" ? "Compute" : "Memory"}-bound, ${side}.`, ` At least ${least} on ${device.label}.`];
+    return [`${boundBy === "compute" ? "Compute" : "Memory"}-bound, ${side}.`, ` At least ${least} on one ${device.name}.`];
   }
 
   function figures(found) {
@@ -110,21 +110,21 @@
     const chosen = device.peakFlops[rate];
     const inside = intensity > 0 ? intensity : found.ridge;
     const low = 10 ** Math.floor(Math.log10(Math.min(0.2, inside / 3)));
-    const high = 10 ** Math.ceil(Math.log10(Math.max((tops[0][0] / beta) * 4, inside * 3)));
+    const high = 10 ** Math.ceil(Math.log10(Math.max((tops[0][0] / beta) * 8, inside * 40)));
     const bottom = Math.min(low * beta, tops.at(-1)[0] / 4);
     const lines = tops.map(([top, names]) => ({
       points: [[Math.max(top / beta, low), top], [high, top]],
       className: top === chosen ? "mlf-arith" : "mlf-arith mlf-other",
-      label: { text: `${names.join(", ")}  ${quantity(top, "FLOP/s", 4)}`, x: high, y: top, className: top === chosen ? "mlf-strong" : "" },
+      label: { text: `${names.join(", ")}: ${quantity(top, "FLOP/s", 4)}`, short: names.join(", "), x: high, y: top, className: top === chosen ? "mlf-strong" : "" },
     }));
     lines.push({
       points: [[low, low * beta], [tops[0][0] / beta, tops[0][0]]], className: "mlf-hbm mlf-other" });
     lines.push({
       points: [[low, low * beta], [chosen / beta, chosen]], className: "mlf-hbm",
-      label: { text: `memory ${quantity(beta, "B/s", 4)}`, x: low, y: low * beta, anchor: "start", dx: 14, dy: -28, className: "mlf-strong" } });
+      label: { text: `memory: ${quantity(beta, "B/s", 4)}`, short: quantity(beta, "B/s", 4), x: 8 * low, y: 8 * low * beta, anchor: "start", dx: 12, dy: 14, className: "mlf-strong" } });
     return {
       height: 360,
-      label: `Roofline of ${device.label}: rate over intensity, both axes logarithmic. The memory roof rises with ${quantity(beta, "B/s", 4)} and meets the ${rate} peak of ${quantity(chosen, "FLOP/s", 4)} at ${number(found.ridge, 4)} FLOP/B. ` +
+      label: `Roofline of ${device.name}: rate over intensity, both axes logarithmic. The memory roof rises with ${quantity(beta, "B/s", 4)} and meets the ${rate} peak of ${quantity(chosen, "FLOP/s", 4)} at ${number(found.ridge, 4)} FLOP/B. ` +
         (intensity > 0 ? `${name} lies at ${number(intensity, 4)} FLOP/B and may reach ${quantity(found.attainable, "FLOP/s", 4)}.` : `${name} does no arithmetic and has no point.`),
       x: { low, high, log: true, name: "arithmetic intensity, FLOP/B" },
       y: { low: bottom, high: tops[0][0] * 2.2, log: true, unit: "FLOP/s", name: "FLOP/s" },
@@ -136,7 +136,7 @@
 
   function build(host) {
     const line = h("p", { class: "mlf-verdict", role: "status" });
-    const list = h("dl", { class: "mlf-facts" });
+    const list = h("dl", { class: "mlf-facts simple" });
     const caption = h("figcaption", {}, "");
     const figure = h("figure", {}, caption);
     const used = h("div", {});
@@ -148,7 +148,7 @@
       const [strong, rest] = verdict(found, name);
       line.replaceChildren(h("strong", {}, strong), rest);
       list.replaceChildren(...MLF.facts(figures(found)));
-      caption.textContent = `The roof of ${found.device.label}, and where ${name} stands under it`;
+      caption.textContent = `The roof of ${found.device.name}, and where ${name} stands under it`;
       const view = picture(found, name);
       plot.update(view);
       probe.update(view.x, (x) => {

@@ -5,7 +5,7 @@
   const { MLF, MLF_DATA: data } = root;
   const { h } = MLF;
   const F = MLF.formulas;
-  const { number, quantity } = MLF.units;
+  const { number, quantity, many } = MLF.units;
 
   const entries = Object.entries;
   const OWN = "own";
@@ -84,8 +84,8 @@
   function verdict(found, values) {
     const { largest, device } = found;
     const memory = quantity(device.memoryBytes, "B", 4);
-    if (found.weights > device.memoryBytes) return ["The weights alone do not fit:", ` ${quantity(found.weights, "B", 4)}, of ${memory} on ${device.label}. The times below are those of a device with more memory.`];
-    if (!found.fits) return [`A batch of ${number(values.batch)} does not fit.`, ` Beside the weights ${device.label} holds ${number(BigInt(largest))} ${largest === 1 ? "sequence" : "sequences"} of ${number(found.context, 6)} tokens. The times below are those of a device with more memory.`];
+    if (found.weights > device.memoryBytes) return ["The weights alone do not fit:", ` ${quantity(found.weights, "B", 4)}, of ${memory} on one ${device.name}. The times below are those of a device with more memory.`];
+    if (!found.fits) return [`A batch of ${number(values.batch)} does not fit.`, ` Beside the weights one ${device.name} holds ${number(BigInt(largest))} ${largest === 1 ? "sequence" : "sequences"} of ${number(found.context, 6)} tokens. The times below are those of a device with more memory.`];
     const rate = number(found.request.throughput, 4);
     if (values.new === 1n) return [`The batch fits (up to ${number(BigInt(largest))} do).`, ` One token each, after ${quantity(found.request.ttft, "s", 3)} at least.`];
     return [`The batch fits (up to ${number(BigInt(largest))} do).`, ` First token after ${quantity(found.request.ttft, "s", 3)}, then one every ${quantity(found.request.tpot, "s", 3)}, at least; ${rate} tokens/s for all, at most.`];
@@ -99,7 +99,7 @@
     const one = values.new === 1n;
     const reading = step.readWeights > step.multiply ? "read" : "multiplied";
     return [
-      ["Weights", quantity(found.weights, "B", 4), `${quantity(Number(found.model.parameters), "", 4)} in ${values.weights}`],
+      ["Weights", quantity(found.weights, "B", 4), `${many(Number(found.model.parameters))} parameters in ${values.weights}`],
       ["Cache of a token", quantity(found.perToken, "B", 4), "2 L G D e, all layers"],
       ["Cache of a sequence", quantity(found.context * found.perToken, "B", 4), `${number(found.context, 7)} tokens at the end`],
       ["Cache of the batch", quantity(found.caches, "B", 4), `${number((100 * (found.weights + found.caches)) / found.device.memoryBytes, 3)} % of memory, with the weights`],
@@ -107,8 +107,8 @@
       ["TTFT, at least", quantity(request.ttft, "s", 4), `all ${number(values.batch)} prompts in one prefill; ${limits(found.prefill)}`],
       ["TTFT alone, at least", quantity(found.alone.seconds, "s", 4), `one prompt; ${limits(found.alone)}`],
       ["TPOT, at least", one ? "–" : quantity(request.tpot, "s", 4), one ? "a single token has no gap" : `${limits(step)}`],
-      ["of it the weights", one ? "–" : quantity(Math.max(step.readWeights, step.multiply), "s", 4), one ? "" : `${reading}; the other takes ${quantity(Math.min(step.readWeights, step.multiply), "s", 3)}`],
-      ["of it the caches", one ? "–" : quantity(step.readCaches, "s", 4), one ? "" : `read at ${number(found.middle, 7)} tokens, the mean`],
+      ["of TPOT, the weights", one ? "–" : quantity(Math.max(step.readWeights, step.multiply), "s", 4), one ? "" : `${reading}; the other takes ${quantity(Math.min(step.readWeights, step.multiply), "s", 3)}`],
+      ["of TPOT, the caches", one ? "–" : quantity(step.readCaches, "s", 4), one ? "" : `read at ${number(found.middle, 7)} tokens, the mean`],
       ["Latency, at least", quantity(request.latency, "s", 4), `TTFT + ${number(values.new - 1n)} TPOT`],
       ["Throughput, at most", `${number(request.throughput, 4)} tokens/s`, one ? "prefill alone" : `with prefill; ${number(Number(values.batch) / request.tpot, 4)} while decoding`],
     ];
@@ -149,7 +149,7 @@
 
   function build(host) {
     const line = h("p", { class: "mlf-verdict", role: "status" });
-    const list = h("dl", { class: "mlf-facts" });
+    const list = h("dl", { class: "mlf-facts simple" });
     const upper = h("figure", {}, h("figcaption", {}, "Throughput of decoding over the batch"));
     const lower = h("figure", {}, h("figcaption", {}, "What each user waits for it: time per output token"));
     const slider = h("div", {});

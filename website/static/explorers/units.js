@@ -57,6 +57,12 @@
     return `${number(value / factor, digits)} ${scaled}`;
   }
 
+  /** A large count in words: "7.5 billion". */
+  function many(value, digits = 4) {
+    const [factor, word] = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"]].find(([each]) => value >= each) || [1, ""];
+    return `${number(value / factor, digits)} ${word}`.trimEnd();
+  }
+
   const SHOWN_AT_MOST = 24;
   const quoted = (text) => `“${text.length > SHOWN_AT_MOST ? `${text.slice(0, SHOWN_AT_MOST)}…` : text}”`;
 
@@ -100,5 +106,5 @@
     return value;
   }
 
-  MLF.units = { number, scale, quantity, parseWhole, parseNumber };
+  MLF.units = { number, scale, quantity, many, parseWhole, parseNumber };
 })(globalThis);

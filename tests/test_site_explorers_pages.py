@@ -1,0 +1,214 @@
+"""The explorers' pages: nonsense gets a message, and they work by keyboard, by link, on a phone and in the dark."""
+
+# ruff: noqa: F811  (fixtures are imported)
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from explorer_cases import NAMES, WEBSITE, Tab, site, tab  # noqa: F401  (fixtures)
+from test_grading_feedback import browser  # noqa: F401  (a fixture)
+
+from utils import transformer_math as tm
+from website import explorers
+
+# ---- refusals ----
+
+NUMBERS = {
+    "roofline": ["m", "k", "n"],
+    "memory": ["psi", "ranks", "reserve", "tokens"],
+    "serving": ["batch", "prompt", "new"],
+}
+NONSENSE = ["", "   ", "many", "-5", "−5", "1e400", "1e30", "NaN", "Infinity", "0x10", "1,5", "1 2", "--3", "1e", ".",
+            "٣", "<b>4</b>", "4;5", "1e-400000", "12,34,567"]  # fmt: skip
+FRACTIONS = ["0", "1.5", "1e-3", "4096.0001"]  # fine where a number need not be whole
+FINE = {"4,096": 4096, "1 024": 1024, "+5": 5, "4096.0": 4096, "1e3": 1000, "2_048": 2048, " 16 ": 16, "0.5e1": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_nonsense_gets_a_message_and_the_results_are_withdrawn(tab: Tab, name: str):
+    page = tab.open(f"{name}-light")
+    before = tab.results()
+    assert len(before) > 200
+    for field in NUMBERS[name]:
+        own = tab.field(name, field).input_value()
+        for text in NONSENSE + (FRACTIONS if field != "reserve" else []):
+            tab.field(name, field).fill(text)
+            assert tab.field(name, field).get_attribute("aria-invalid") == "true", (field, text)
+            message = page.locator(f"#mlf-{name}-{field}-error")
+            assert f"mlf-{name}-{field}-error" in tab.field(name, field).get_attribute("aria-describedby")
+            assert message.is_visible() and message.get_attribute("role") == "status" and len(message.inner_text()) > 10
+            assert not page.locator(".mlf-results").is_visible() and page.locator(".mlf-notice").is_visible()
+            assert not re.search(r"NaN|Infinity|undefined|∞", page.locator(".mlf-notice").inner_text())
+        tab.field(name, field).fill(own)
+        assert tab.field(name, field).get_attribute("aria-invalid") is None
+        assert tab.results() == before and not page.locator(".mlf-notice").is_visible()
+    tab.check()
+
+
+@pytest.mark.slow
+def test_numbers_as_people_write_them_are_read(tab: Tab):
+    page = tab.open("roofline-light")
+    for text, value in FINE.items():
+        tab.field("roofline", "m").fill(text)
+        assert page.locator(".mlf-results").is_visible(), text
+        assert f"{2 * value * 4096 * 4096:,} FLOP" in tab.results(), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "address", "field", "says"),
+    [
+        ("roofline", "op=attention&heads=32&kv_heads=5", "kv_heads", "32 is no multiple of 5"),
+        ("roofline", "gpu=T4&dtype=bf16", "dtype", "T4 has no bf16 rate; it has: fp64, fp32, fp16, int8"),
+        ("roofline", "gpu=A10&rate=fp64", "rate", "A10 has no fp64 rate"),
+        ("roofline", "gpu=Voodoo2", "gpu", "“Voodoo2”, which is not in this list"),
+        ("roofline", "op=elementwise&outputs=0", "outputs", "at least 1"),
+        ("roofline", "m=" + "9" * 400, "m", "Enter a whole number"),
+        ("roofline", "m=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", "m", "is none"),
+        ("memory", "gpu=L4&link=nvlink", "link", "L4 has no NVLink"),
+        ("memory", "gpu=H100&reserve=80", "reserve", "less than the 80 GB"),
+        ("memory", "link=own&bandwidth=0", "bandwidth", "at least 0.001"),
+        ("memory", "stage=4", "stage", "not in this list"),
+        ("memory", "model=GPT-9", "model", "not in this list"),
+        ("serving", "model=own&heads=7&kv_heads=2", "kv_heads", "7 is no multiple of 2"),
+        ("serving", "prompt=8000&new=500", "new", "more than the 8,192 of Llama 3 8B"),
+        ("serving", "gpu=V100", "rate", "V100 has no bf16 rate"),
+        ("serving", "cache=int3", "cache", "not in this list"),
+    ],
+)
+def test_what_does_not_go_together_gets_its_message_beside_the_field(tab: Tab, name, address, field, says):
+    page = tab.open(f"{name}-light", f"#{address}")
+    assert says in page.locator(f"#mlf-{name}-{field}-error").inner_text()
+    assert tab.field(name, field).get_attribute("aria-invalid") == "true"
+    assert not page.locator(".mlf-results").is_visible() and page.locator("[aria-invalid]").count() == 1
+    tab.check()
+
+
+# ---- in the hand ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_setting_is_in_the_address_and_comes_back_from_it(tab: Tab, name: str):
+    state = {
+        "roofline": {"gpu": "A100", "op": "softmax", "dtype": "fp32", "rows": "1,000", "cols": "77", "rate": "fp64"},
+        "memory": {
+            "model": "GPT-3 175B",
+            "ranks": "96",
+            "stage": "2",
+            "reserve": "12.5",
+            "link": "own",
+            "bandwidth": "33",
+        },
+        "serving": {"model": "Qwen3 0.6B", "gpu": "L4", "batch": "300", "prompt": "100", "new": "1", "cache": "fp8"},
+    }[name]
+    page = tab.open(f"{name}-light")
+    for field, value in state.items():
+        control = tab.field(name, field)
+        if control.evaluate("(each) => each.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+    page.wait_for_function("() => location.hash.length > 20")
+    page.wait_for_timeout(200)
+    address, results = page.evaluate("location.hash"), tab.results()
+    tab.open(f"{name}-light", address)
+    assert {field: tab.field(name, field).input_value() for field in state} == state
+    assert tab.results() == results
+    page.get_by_role("button", name="Start again").click()
+    assert tab.results() != results
+    page.wait_for_timeout(200)  # the address follows
+    page.evaluate("(hash) => { location.hash = hash }", address)
+    page.wait_for_function("(text) => document.querySelector('.mlf-results').innerText === text", arg=results)
+    tab.check()
+
+
+@pytest.mark.slow
+def test_the_questions_links_set_what_their_answers_say(tab: Tab):
+    shown = explorers.answers()
+    for setting, name, figures in (
+        ("ridge", "roofline", ("ridge.rows", "ridge.intensity", "ridge.ridge")),
+        ("scores", "roofline", ("scores.slow",)),
+        ("stages", "memory", tuple(f"stages.{what}{s}" for s in tm.STAGES for what in ("kept", "fewest"))),
+        ("network", "memory", ("network.tokens",)),
+        ("full", "serving", ("full.batch",)),
+        ("eight", "serving", ("eight.batch",)),
+        ("grouped", "serving", ("grouped.old",)),
+    ):
+        page = tab.open(f"{name}-light", explorers.setting(explorers.SETTINGS[setting]))
+        assert page.locator(".mlf-results").is_visible(), setting
+        text = page.locator(".mlf-results").inner_text() + "".join(
+            page.locator(".mlf-results svg text").all_text_contents()
+        )
+        for figure in figures:
+            assert shown[figure] in text, (figure, shown[figure])
+    for name, setting in explorers.SETTINGS.items():
+        page = next(
+            n for n in NAMES if f"{{{{set:{name}}}}}" in (WEBSITE / f"pages/explorers/{n}.md").read_text("utf-8")
+        )
+        tab.open(f"{page}-light", explorers.setting(setting))
+        values = {field: tab.field(page, field) for field in setting}
+        read = {
+            f: c.input_value() if c.get_attribute("type") != "checkbox" else str(int(c.is_checked()))
+            for f, c in values.items()
+        }
+        assert read == {field: str(value) for field, value in setting.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_keyboard_is_enough(tab: Tab, name: str):
+    page = tab.open(f"{name}-light")
+    visible = page.locator(".mlf-explorer :is(select, input, button, summary):visible").count()
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("(document.activeElement.id || document.activeElement.textContent).trim()"))
+    assert len(set(filter(None, seen))) >= visible, "every control is reached by Tab"
+    field = NUMBERS[name][1]
+    tab.field(name, field).focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("2")
+    before = tab.results()
+    page.keyboard.press("Backspace")
+    assert not page.locator(".mlf-results").is_visible()
+    page.keyboard.type("3")
+    assert tab.results() != before
+    tab.field(name, "gpu").focus()
+    page.keyboard.type("H200")
+    assert tab.field(name, "gpu").input_value() == "H200"
+    slider = page.locator(".mlf-probe input")
+    if slider.count():
+        slider.focus()
+        said = slider.get_attribute("aria-valuetext")
+        page.keyboard.press("Home")
+        assert slider.get_attribute("aria-valuetext") != said == page.locator(".mlf-reading").inner_text() or said
+        assert page.locator(".mlf-reading").inner_text() == slider.get_attribute("aria-valuetext")
+    page.get_by_role("button", name="Start again").focus()
+    page.keyboard.press("Enter")
+    assert tab.field(name, "gpu").input_value() == "H100"
+    tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_fits_a_phone_and_axe_finds_nothing_serious_in_light_and_dark(browser, site: Path, name: str):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for theme, width in itertools.product(("light", "dark"), (390, 1200)):
+        tab = Tab(browser, site, width)
+        page = tab.open(f"{name}-{theme}")
+        page.locator("summary").click()
+        tab.check()  # before axe, which fetches style sheets
+        for field, value in (("gpu", "B200"), (NUMBERS[name][0], "none")):
+            control = tab.field(name, field)
+            control.select_option(value) if field == "gpu" else control.fill(value)
+            found = axe.run(page).response["violations"]
+            grave = [v for v in found if v["impact"] in ("serious", "critical")]
+            assert grave == [], [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in grave]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.close()
