@@ -38,6 +38,7 @@ def piece(name: str) -> str:
     if start < 0 or (last and end < 0):
         raise ValueError(f"{place} no longer has {(first if start < 0 else last)!r}, where the piece {name!r} is cut")
     cut = text[start : end if end >= 0 else None].strip()
+    cut = re.sub(r"^\| \|", "| you have |", cut)  # a column's head says something to those who hear it
     return _LINK.sub(lambda m: f"{m[1]}({_target((ROOT / place).parent, m[2], m[3] or '')})", cut) + "\n"
 
 

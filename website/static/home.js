@@ -108,7 +108,7 @@
       else {
         fast = "FlashAttention: queries " + count(f.row * side) + "–" + count((f.row + 1) * side - 1) + " meet keys " +
           count(f.column * side) + "–" + count((f.column + 1) * side - 1) +
-          (f.row ? ", which now come from the L2 cache." : ", which come from HBM this once.");
+          (!f.row ? ", which come from HBM." : length.counted ? ", which now come from the L2 cache." : ", read again.");
       }
       if (!e) return fast + " Eager attention cannot start.";
       var step = e.over ? "Eager attention is done." : e.done[0] < squares ? "Eager: kernel 1 of 3 writes the scores." :
@@ -145,12 +145,13 @@
       paintFlash(f);
       now = 0;
       slider.value = 0;
-      say.textContent = "Play, or go step by step. " + pace();
+      say.textContent = "Play, or go step by step. " + pace() + ".";
+      root.querySelector(".verdict").dataset.pace = pace();
       root.classList.remove("running");
     }
     function pace() {
       var slower = SECONDS / stops[stops.length - 1], digits = Math.pow(10, Math.floor(Math.log10(slower)) - 1);
-      return "Played " + count(Math.round(slower / digits) * digits) + " times slower than it ran.";
+      return "Played " + count(Math.round(slower / digits) * digits) + " times slower than it ran";
     }
 
     function choose(n) {
