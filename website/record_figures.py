@@ -20,6 +20,12 @@ _LABELS = {
     "clock_hz": "clock", "watts": "power", "celsius": "temperature", "flops": "operations", "dtype": "format",
     "seq_len": "sequence length", "head_dim": "head dimension", "kv_heads": "heads of keys", "timed": "what ran",
 }  # fmt: skip
+#: Words of keys that are written otherwise.
+_NAMES = {
+    "l1": "L1", "l2": "L2", "hbm": "HBM", "sm": "SM", "dram": "DRAM", "cublas": "cuBLAS", "nccl": "NCCL",
+    "gelu": "GeLU", "relu": "ReLU", "gemm": "GEMM", "ttft": "TTFT", "tpot": "TPOT", "dq": "dQ", "dk": "dK", "dv": "dV",
+    "lse": "logsumexp", "rms": "RMS", "sin2": "sin²", "cos2": "cos²", "flops": "operations",
+}  # fmt: skip
 #: What a key's name says about its unit; the first pattern that fits the whole name counts.
 _UNITS = (
     (r".*bytes_per_second", "B/s"), (r".*flops_per_second", "FLOP/s"), (r".*tokens_per_second", "tokens/s"),
@@ -41,8 +47,10 @@ def unit_of(path: Path) -> str:
 
 def label(key: str) -> str:
     """A key in words: ``"micro_batches"`` is "micro batches", ``"peak_bytes"`` "peak": the unit stands beside it."""
-    short = re.sub(r"(?<=.)_(bytes|seconds)$", "", key)
-    return _LABELS.get(key, short.replace("_", " "))
+    if key in _LABELS:
+        return _LABELS[key]
+    short = re.sub(r"(?<=.)_(bytes|seconds|cycles)$", "", key)
+    return " ".join(_NAMES.get(word, word) for word in short.split("_"))
 
 
 def path_label(path: Path) -> str:

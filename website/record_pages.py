@@ -20,6 +20,7 @@ from utils.records import Record
 from utils.units import number
 from website.ledger import markdown, script
 from website.places import BRANCH, ROOT, labs, lectures, page_of, repository
+from website.record_figures import label
 from website.record_tables import Block, blocks
 
 PARTS = {
@@ -97,8 +98,7 @@ def _list(members: Sequence[Record]) -> str:
 
 def heading(family: str) -> str:
     """A family's name as a heading: "Attention blocks"."""
-    words = family.replace("_", " ").replace("gelu", "GeLU").replace("gemm", "GEMM")
-    return words[0].upper() + words[1:]
+    return _capital(label(family))
 
 
 def part_of(record: Record) -> str:
@@ -224,7 +224,8 @@ def _link(path: Path, short: bool = False) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    """A text with a capital first letter, unless its first word has capitals of its own, as cuBLAS has."""
+    return text if re.match(r"\S*[A-Z]", text) else text[0].upper() + text[1:]
 
 
 def _count(count: int, noun: str) -> str:

@@ -212,7 +212,7 @@ def _head(own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -
 
 
 def _header(name: str, unit: str) -> str:
-    return escape(name) + (f' <span class="unit">({escape(unit)})</span>' if unit else "")
+    return escape(name) + (f' <span class="unit">({escape(unit)})</span>' if unit and unit != name else "")
 
 
 def _rows(item: _Item, own: Sequence[Column], named: Sequence[Column]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pybtex.database import Entry, parse_file
 
-from website.ledger import markdown
+from website.ledger import markdown, script
 from website.places import LECTURES, WEBSITE, labs, lectures, page_of
 from website.record_pages import PARTS
 
@@ -81,7 +81,7 @@ def references() -> str:
         first = [source for source in sources() if source.read_in and _place(source.read_in[0]) in places]
         if first:
             parts += [f"## {part}\n", *map(_line, first), ""]
-    parts += ["## All references\n", "```{bibliography}\n:all:\n```\n"]
+    parts += ["## All references\n", "```{bibliography}\n:all:\n```\n", script("_static")]
     return "\n".join(parts)
 
 

@@ -1,4 +1,5 @@
-// A filter over the tables of claims, and names for boxes that scroll. The page reads as plain tables without it.
+// A filter over the tables of claims, names for boxes that scroll, and a mend of the bibliography. The pages read as
+// plain tables and lists without it.
 "use strict";
 
 (function () {
@@ -14,6 +15,11 @@
       box.setAttribute("aria-label", `${heading ? heading.firstChild.textContent : document.title}: table`);
       box.style.overflowX = "auto";
     }
+  }
+
+  // Docutils calls the bibliography a list, but its entries are no list items: screen readers are better without.
+  function mendBibliography() {
+    document.querySelectorAll('.citation-list[role="list"]').forEach((list) => list.removeAttribute("role"));
   }
 
   function element(tag, properties, ...children) {
@@ -82,6 +88,7 @@
 
   function start() {
     nameBoxes();
+    mendBibliography();
     const first = document.querySelector(".claims");
     if (first) first.closest("section").before(buildFilter(readRows()));
   }
