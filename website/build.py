@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
+from website import icons
 from website.places import ROOT, WEBSITE
 
 #: Modules with ``write(source)``, each of which stages some pages.
@@ -22,20 +23,11 @@ def stage(source: Path) -> None:
     """Write the sources of every page below an empty folder."""
     shutil.copytree(WEBSITE / "pages", source, dirs_exist_ok=True)
     shutil.copytree(WEBSITE / "static", source / "_static", dirs_exist_ok=True)
-    (source / "references.bib").touch()  # TEMPORARY
-    if not (source / "index.md").exists():  # TEMPORARY
-        (source / "index.md").write_text("# Home\n\n```{toctree}\n:glob:\nnotebooks/*\nlabs/*\n```\n")
-    for file in [n for n in ("conf.py", "references.bib") if (WEBSITE / n).exists()]:
+    for file in ("conf.py", "references.bib"):
         shutil.copy2(WEBSITE / file, source / file)
+    icons.write(source / "_static")
     for name in GENERATORS:
-        if not (WEBSITE / f"{name}.py").exists():
-            continue  # TEMPORARY
-        try:  # TEMPORARY
-            module = importlib.import_module(f"website.{name}")
-        except ImportError as error:
-            print("TEMPORARY", name, error)
-            continue
-        module.write(source)
+        importlib.import_module(f"website.{name}").write(source)
 
 
 def build(out: Path, jobs: int = 2) -> int:

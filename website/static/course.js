@@ -10,6 +10,14 @@
       });
   }
 
+  function named() {  // the theme folds pages below a page of the navigation, and leaves the fold without a name
+    document.querySelectorAll("nav li.has-children > details > summary").forEach(function (fold) {
+      var above = fold.closest("li").querySelector("a");
+      fold.setAttribute("aria-label", "Pages below " + (above ? above.textContent.trim() : "this one"));
+    });
+  }
+
+  named();
   window.addEventListener("load", reachable);
   window.addEventListener("resize", reachable);
   window.addEventListener("beforeprint", function () {

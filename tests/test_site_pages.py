@@ -1,0 +1,262 @@
+"""The built site in a browser: every page, in light and dark, wide and on a phone, without a word from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from test_grading_feedback import browser  # noqa: F401  (a fixture)
+
+from tests.site_server import served
+from website import build
+from website.places import ROOT, labs, launches, lectures, page_of, repository
+
+pytestmark = pytest.mark.slow
+
+#: Bytes that a page with all that it asks for may send, and that the whole site may take.
+PAGE_BYTES, SITE_BYTES = 3e6, 60e6
+#: A good mobile connection: bits a second, and seconds to and fro.
+DOWN, ROUND_TRIP = 9e6, 0.17
+
+
+class Page(HTMLParser):
+    """Addresses, places and pictures of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.no_alt: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = dict(attrs)
+        self.ids |= {value for name in ("id", "name") if (value := of.get(name))}
+        if tag in ("a", "link") and of.get("href"):
+            self.links.append(of["href"])
+        if tag in ("img", "script") and of.get("src"):
+            self.links.append(of["src"])
+        if tag == "img" and not (of.get("alt") or "").strip():
+            self.no_alt.append(of.get("src", "")[:80])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors; or the one that MLF_SITE names, to look at it again and again."""
+    if "MLF_SITE" in os.environ:
+        return Path(os.environ["MLF_SITE"])
+    out = tmp_path_factory.mktemp("site")
+    assert build.build(out, jobs=1) == 0
+    return out / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    """Address of each page below the site -> what is on it."""
+    found = {path.relative_to(site).as_posix(): path for path in site.rglob("*.html")}
+    return {
+        place: Page(path.read_text(encoding="utf-8"))
+        for place, path in found.items()
+        if not place.startswith("_static/")
+    }
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with served(site) as at:
+        yield at
+
+
+def test_the_site_is_small(site: Path):
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < SITE_BYTES
+
+
+def test_every_lecture_and_every_lab_has_its_page(pages):
+    assert {f"{page_of(path)}.html" for path in [*lectures(), *labs()]} <= pages.keys()
+
+
+def test_every_link_within_the_site_resolves(site: Path, pages):
+    broken = []
+    for place, page in pages.items():
+        for link in page.links:
+            to = urlsplit(urljoin(f"http://site/{place}", link))
+            if to.netloc != "site" or to.scheme != "http":
+                continue
+            target = unquote(to.path.removeprefix("/")) or "index.html"
+            ids = pages[target].ids if target in pages and to.fragment else {unquote(to.fragment)}
+            if not (site / target).is_file() or unquote(to.fragment) not in ids:
+                broken.append((place, link))
+    assert not broken
+
+
+def test_every_picture_has_alternative_text(pages):
+    assert not {place: page.no_alt for place, page in pages.items() if page.no_alt}
+
+
+def test_every_notebook_opens_where_the_page_says(pages):
+    """Each address names a file of the repository; nothing is asked of the hosts."""
+    owner_and_name = "/".join(repository().split("/")[-2:])
+    for path in [*lectures(), *labs()]:
+        links = {unquote(unquote(link)) for link in pages[f"{page_of(path)}.html"].links}
+        for place in launches(path):
+            assert unquote(unquote(place.url)) in links, (path.name, place.name)
+            assert owner_and_name in place.url
+            for named in re.findall(r"(?:notebooks|labs)/[\w/]+\.ipynb", unquote(unquote(place.url))):
+                assert (ROOT / named).samefile(path)
+        assert (ROOT / ".devcontainer" / "devcontainer.json").is_file()
+        assert (ROOT / ".binder" / "requirements.txt").is_file()
+
+
+def test_links_into_the_repository_name_what_is_there(pages):
+    """A link to a file on the repository's host leads to a file that this checkout has."""
+    inside = re.compile(re.escape(repository()) + r"/(?:blob|tree|raw|edit)/main/([^#?]+)")
+    missing = set()
+    for page in pages.values():
+        for link in page.links:
+            if (found := inside.match(link)) and not (ROOT / unquote(found[1])).exists():
+                missing.add(link)
+    assert not missing
+
+
+# ---- in a browser
+
+
+class Visit:
+    """A tab that keeps what went wrong in it, and what it was sent."""
+
+    def __init__(self, chromium: Any, home: str, **options: Any) -> None:
+        self.tab = chromium.new_page(**options)
+        self.home, self.wrong, self.sent = home, [], 0
+        self.tab.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.tab.on("requestfailed", lambda request: self.wrong.append(f"failed: {request.url}"))
+        self.tab.on("response", lambda r: self.wrong.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
+        self.tab.on("request", self._local)
+        self.tab.on("requestfinished", self._count)
+
+    def _local(self, request: Any) -> None:
+        if not request.url.startswith((self.home, "data:", "blob:")):
+            self.wrong.append(f"elsewhere: {request.url}")
+
+    def _count(self, request: Any) -> None:
+        if request.url.startswith(self.home):
+            sizes = request.sizes()
+            self.sent += sizes["responseBodySize"] + sizes["responseHeadersSize"]
+
+    def go(self, place: str) -> None:
+        self.wrong.clear()
+        self.sent = 0
+        self.tab.goto(f"{self.home}/{place}", wait_until="load")
+        self.tab.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => true) : true")
+
+
+def read_through(visit: Visit) -> None:
+    """Scroll a page to its end, so that what loads when it is seen has loaded."""
+    visit.tab.evaluate(
+        "() => document.querySelectorAll('img[loading=lazy]').forEach(image => { image.loading = 'eager'; })"
+    )
+    visit.tab.evaluate("() => Promise.all([...document.images].map(image => image.decode().catch(() => true)))")
+
+
+#: When the largest piece of text is painted, and when no formula of the first screen waits for MathJax, in ms.
+READABLE = """
+    new PerformanceObserver(list => { window.painted = list.getEntries().at(-1).startTime; })
+        .observe({ type: 'largest-contentful-paint', buffered: true });
+    const look = () => {
+        const math = [...document.querySelectorAll('.math')].filter(e => e.getBoundingClientRect().top < innerHeight);
+        if (document.querySelector('footer') && math.every(e => e.querySelector('mjx-container')))
+            window.typeset = performance.now();
+        else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+"""
+WHOLE = """() => ({
+    errors: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(e => e.outerHTML.slice(0, 200)),
+    waiting: [...document.querySelectorAll('.math')].filter(e => !e.querySelector('mjx-container')).length,
+    pictures: [...document.images].filter(i => !i.naturalWidth).map(i => i.src.slice(0, 100)),
+    icons: document.querySelectorAll(':is(i, span):is(.fa-solid, .fa-brands, .fab)').length,
+})"""
+SIDEWAYS = """() => {
+    const wide = document.documentElement.clientWidth;
+    if (document.documentElement.scrollWidth <= wide) return [];
+    return ['page ' + document.documentElement.scrollWidth, ...[...document.querySelectorAll('body *')]
+        .filter(e => e.getBoundingClientRect().right > wide + 1).slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+}"""
+AXE = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+
+
+#: Of what repeats by the thousand (formulas, coloured code, rows of a table) a page keeps the first ones for axe.
+THIN = """() => {
+    const later = (selector, kept, act) => [...document.querySelectorAll(selector)].slice(kept).forEach(act);
+    later('mjx-container', 5, e => e.remove());
+    later('.highlight pre', 5, e => { e.textContent = e.textContent; });
+    document.querySelectorAll('table').forEach(table => [...table.rows].slice(12).forEach(row => row.remove()));
+}"""
+
+
+def whole(visit: Visit) -> list[str]:
+    """What is wrong with the page as it is: errors, requests, formulas, pictures, icons, size."""
+    found = visit.tab.evaluate(WHOLE)
+    wrong = [*visit.wrong, *found["errors"], *found["pictures"]]
+    wrong += [f"{found['waiting']} formulas are not typeset"] if found["waiting"] else []
+    wrong += [f"{found['icons']} icons are not drawn"] if found["icons"] else []
+    return wrong + ([f"{visit.sent:,} bytes"] if visit.sent > PAGE_BYTES else [])
+
+
+def barriers(visit: Visit, scheme: str) -> list[tuple[str, int, str]]:
+    """What axe-core finds serious or critical in light or dark."""
+    visit.tab.evaluate("scheme => { document.documentElement.dataset.theme = scheme; }", scheme)
+    result = visit.tab.evaluate("options => axe.run(document, options)", AXE)
+    serious = [v for v in result["violations"] if v["impact"] in ("serious", "critical")]
+    return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
+
+
+@pytest.fixture(scope="module")
+def seen(browser, address: str, pages) -> dict[str, dict[str, list]]:  # noqa: F811
+    """Kind of finding -> page -> what a visit found there; each page is opened once, with an empty cache."""
+    script, found = Axe().axe_script, {kind: {} for kind in ("whole", "light", "dark", "phone")}
+    for place in sorted(pages):
+        visit = Visit(browser, address, viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+        visit.go(place)
+        read_through(visit)
+        found["whole"][place] = whole(visit)
+        visit.tab.set_viewport_size({"width": 390, "height": 844})
+        found["phone"][place] = visit.tab.evaluate(SIDEWAYS)
+        visit.tab.set_viewport_size({"width": 1280, "height": 900})
+        visit.tab.evaluate(script)
+        visit.tab.evaluate(THIN)
+        for scheme in ("light", "dark"):
+            found[scheme][place] = barriers(visit, scheme)
+        visit.tab.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["whole", "light", "dark", "phone"])
+def test_every_page(seen, pages, kind: str):
+    """Whole: no error, no request that fails or leaves, every formula typeset, every picture there, under the limit of
+    bytes. Light and dark: axe-core finds nothing serious or critical. Phone: nothing scrolls sideways at 390 px."""
+    assert seen[kind].keys() == pages.keys()
+    assert not {place: wrong for place, wrong in seen[kind].items() if wrong}
+
+
+@pytest.mark.parametrize("place", ["index.html", "notebooks/05_online_softmax.html"])
+def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, place: str):  # noqa: F811
+    """Its text and its first formulas, on a connection of 9 Mbit/s and 170 ms, with nothing cached."""
+    visit = Visit(browser, address, viewport={"width": 412, "height": 823})
+    session = visit.tab.context.new_cdp_session(visit.tab)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    rate = {"latency": 1e3 * ROUND_TRIP, "downloadThroughput": DOWN / 8, "uploadThroughput": DOWN / 8}
+    session.send("Network.emulateNetworkConditions", {"offline": False, **rate})
+    visit.tab.add_init_script(READABLE)
+    visit.go(place)
+    visit.tab.wait_for_function("() => window.painted && window.typeset")
+    painted, typeset = visit.tab.evaluate("() => [window.painted, window.typeset]")
+    assert max(painted, typeset) < 2000, (painted, typeset)
