@@ -6,6 +6,7 @@ its own gradebook (a copy of a template) and its own sandboxes, and the class's 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -27,12 +28,13 @@ from grading.nbgrader_config import course_config, graders
 from grading.observed import compared, observe, scenario_limits
 from grading.policy import violations
 from grading.preprocessors import GradeCells
-from grading.results import Verdict, result
+from grading.results import Verdict, files_below, result, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
 from grading.seeds import Seeds
 from grading.submission import Submission, UnreadableSubmission, collect
 from grading.verdicts import attempted, explain, judge, not_graded
 
+UNTOUCHED = "untouched.json"
 SHOWN = {name: ROOT / name for name in ("grading/__init__.py", "grading/seal.py")}
 
 
@@ -82,6 +84,19 @@ def unreadable(lab: Lab, student: str, digest: str, why: str, seconds: float = 0
     """The result of a submission in which there is nothing to grade."""
     verdicts = not_graded(lab, why)
     return result(lab, student, digest, verdicts, dict.fromkeys(verdicts, 0.0), [why], seconds, "unreadable")
+
+
+def _modules(folder: Path) -> dict[str, bytes]:
+    return {str(Path(path).relative_to(folder)): text for path, text in files_below(folder, endings=(".py",)).items()}
+
+
+def _read_untouched(path: Path, lab: Lab) -> dict[str, dict[str, Any]] | None:
+    """What became of the checks of the release, if that is known."""
+    try:
+        ran = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return ran if ran.keys() == {exercise.number for exercise in lab.exercises} else None
 
 
 class _Grading:
@@ -140,9 +155,7 @@ class _Grading:
     def _grade(self) -> Mapping[str, Verdict]:
         """Checks with hidden seeds, scenarios of what passed them, and messages from a run without anything hidden."""
         lab, job = self.lab, self.job
-        ran = self._execute(job.seeds.checks)
-        while not any(one.get("imported", True) for one in ran.values()) and self._replace_broken():
-            ran = self._execute(job.seeds.checks)
+        ran = self._checks()
         verdicts = judge(lab, ran, self.left_out)
         passing = [number for number, verdict in verdicts.items() if verdict.passed]
         if passing:
@@ -158,6 +171,26 @@ class _Grading:
             verdicts |= explain(verdicts, self._execute(None, wanted))
         self.verdicts = verdicts
         return {exercise.grade_id: verdicts[exercise.number] for exercise in lab.exercises}
+
+    def _checks(self) -> dict[str, dict[str, Any]]:
+        """What became of each check with its hidden seed.
+
+        Where nothing of the student's is left to run (nothing was written, or all of it was refused), the package is
+        the release, and comes to the same for everybody: it is run once, and the others take what became of it.
+        """
+        kept = self.job.expected / UNTOUCHED
+        if (untouched := self._is_untouched()) and (ran := _read_untouched(kept, self.lab)) is not None:
+            return ran
+        ran = self._execute(self.job.seeds.checks)
+        if not any(one.get("imported", True) for one in ran.values()) and self._replace_broken():
+            return self._checks()
+        if untouched and all(one["outcome"] == "error" and one.get("whole") for one in ran.values()):
+            write_json(kept, ran)
+        return ran
+
+    def _is_untouched(self) -> bool:
+        """Whether the package that is imported is the release."""
+        return _modules(self.files / self.lab.name) == _modules(self.lab.released)
 
     def _replace_broken(self) -> bool:
         """Put the handed out module in the place of one that cannot be imported; False when there is none."""

@@ -326,13 +326,13 @@ def _names_of(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-# ---- hostile ones: every sixteenth solves all else, every fourth a little, the others nothing
+# ---- hostile ones: every sixteenth solves all else, every eighth a little, the others nothing
 
 
 def _hostile(lab: Lab, slow: bool, most: int | None) -> Iterable[tuple[Member, Any]]:
     chosen = [each for each in HOSTILE if lab.number in each.labs]
     for index, each in enumerate(_spread(chosen, most)):
-        only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 4 == 0 else ()
+        only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 8 == 0 else ()
         only = only if lab.number in BRIEF else None
         if slow or each.quick:
             yield _expected(each, lab, only), lambda folder, each=each, only=only: write(folder, lab, each, only)

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from grading import sandbox
+from grading import sandbox, worker
 from grading.graded_copy import graded_copy, notebook_notes
 from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
-from grading.seeds import seeds_of
-from grading.submission import MAX_FILE, UnreadableSubmission, collect, students
+from grading.seeds import Seeds, seeds_of
+from grading.submission import MAX_FILE, Submission, UnreadableSubmission, collect, students
 from grading.verdicts import clean, explain, judge
 
 LAB = find_lab("lab1")
@@ -228,6 +228,27 @@ def test_a_result_whose_points_are_not_its_verdicts_is_refused(tmp_path):
 def test_a_digest_tells_any_difference():
     assert digest_of({"a": b"bc"}) != digest_of({"ab": b"c"}) != digest_of({"a": b"bc"}, "")
     assert digest_of({"a": b"1", "b": b"2"}) == digest_of({"b": b"2", "a": b"1"})
+
+
+def test_what_leaves_nothing_to_run_is_run_once_and_everything_else_for_itself(tmp_path, monkeypatch):
+    worked: list[str] = []
+    stub = {
+        number: {"outcome": "error", "why": "NotImplementedError", "seconds": 1, "whole": True} for number in NUMBERS
+    }
+
+    def execute(self, seeds):
+        worked.append(self.submission.student)
+        return stub if self.submission.student != "eve" else stub | {"1.1": stub["1.1"] | {"outcome": "crashed"}}
+
+    monkeypatch.setattr(worker._Grading, "_execute", execute)
+    job = worker.Job(LAB, Seeds(dict.fromkeys(NUMBERS, 1), 1, "x"), tmp_path / "template.db", tmp_path / "expected")
+    handed_in = {"eve": {}, "ada": {}, "bob": {"waves.py": b"import os\n"}, "cyd": {"waves.py": b"x = 1\n"}}
+    handed_in |= {"dan": {"waves.py": (LAB.released / "waves.py").read_bytes()}, "fay": {"helper.py": b"x = 1\n"}}
+    for student, files in handed_in.items():
+        grading = worker._Grading(job, Submission(student, files), tmp_path / student)
+        grading._lay_out()
+        assert grading._checks().keys() == stub.keys()
+    assert worked == ["eve", "ada", "cyd", "fay"]
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------
