@@ -8,6 +8,7 @@ solution takes long to grade, most of them solve less: one or two modules that l
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -114,10 +115,25 @@ def add(folder: Path, lab: Lab, code: str) -> None:
 
 
 def call(folder: Path, lab: Lab, code: str) -> None:
-    """Put the body of a function at the end of the target, which every exercise in it calls instead of working."""
+    """Put the body of a function at the end of the target, which its exercises call instead of working.
+
+    The call stands in the place of each stub that is not in a kernel; where all are, at the top of what launches it.
+    """
     path = target(folder, lab)
-    lines = path.read_text(encoding="utf-8").split("\n")
-    lines = [re.sub(r"^(\s*)raise NotImplementedError\(.*", r"\1return _trick()", line) for line in lines]
+    text = path.read_text(encoding="utf-8")
+    lines = text.split("\n")
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    python = [node for node in functions if not any("jit" in ast.unparse(one) for one in node.decorator_list)]
+    stubs = [
+        number
+        for node in python
+        for number in range(node.lineno - 1, node.end_lineno)
+        if lines[number].strip().startswith("raise NotImplementedError(")
+    ]
+    for number in stubs:
+        lines[number] = re.sub(r"raise .*", "return _trick()", lines[number])
+    for node in [] if stubs else reversed(python):
+        lines.insert(node.body[0].end_lineno, "    return _trick()")
     body = "\n".join("    " + line for line in code.strip("\n").split("\n"))
     path.write_text("\n".join(lines) + f"\n\ndef _trick():\n{body}\n", encoding="utf-8")
 
