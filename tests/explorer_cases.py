@@ -27,8 +27,9 @@ DEVICES = {**GPUS, **TPUS, **CPUS}
 PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8"><title>{name}</title>
 <meta name="viewport" content="width=device-width"><style>:root[data-theme=dark] {{ --pst-color-text-base: #ced6dd;
 --pst-color-text-muted: #9ca4af; --pst-color-background: #121212; --pst-color-on-background: #222832;
---pst-color-border: #48566b; --pst-color-primary: #7dc7f5 }} body {{ background: var(--pst-color-background, #fff);
-margin: 1rem }}</style></head><body><main><h1>{name}</h1>{block}</main></body></html>"""
+--pst-color-border: #48566b; --pst-color-primary: #7dc7f5 }} body {{ margin: 1rem;
+background: var(--pst-color-background, #fff); color: var(--pst-color-text-base, #222832) }}
+</style></head><body><main><h1>{name}</h1>{block}</main></body></html>"""
 
 #: Runs an explorer on texts as a reader types them; a BigInt comes back as "123n", whatever is a function not at all.
 RUN = """([name, inputs]) => {

@@ -31,15 +31,16 @@
     );
   }
 
-  /** A table in a box that scrolls by itself: first cell of a row is its head; `strong` is the row to stress. */
+  /** A caption and a table in a box that scrolls by itself: a row's first cell is its head; `strong` is the row to stress. */
   function table(caption, heads, rows, strong = -1) {
     const body = rows.map((row, i) =>
       h("tr", i === strong ? { class: "mlf-chosen", "aria-current": "true" } : {},
         row.map((cell, k) => h(k ? "td" : "th", k ? {} : { scope: "row" }, cell))),
     );
-    return h("div", { class: "mlf-scroll", tabindex: "0", role: "region", "aria-label": caption },
-      h("table", { class: "mlf-table" }, h("caption", {}, caption),
-        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, body)));
+    return [h("p", { class: "mlf-caption", "aria-hidden": "true" }, caption),
+      h("div", { class: "mlf-scroll", tabindex: "0", role: "region", "aria-label": caption },
+        h("table", { class: "mlf-table", "aria-label": caption },
+          h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, body)))];
   }
 
   /** The figures that a result rests on, with the source of each: [what, value, source]. */
@@ -124,7 +125,7 @@
           h("div", { class: "mlf-grid" }, group.fields.map((field) => this.rows.get(field.id)))));
       const form = h("form", { class: "mlf-form", novalidate: true, "aria-label": this.plan.title }, groups,
         h("div", { class: "mlf-actions" },
-          h("button", { type: "button", onclick: () => this.copy() }, "Copy a link to this setting"),
+          h("button", { type: "button", onclick: () => this.copy() }, "Copy link"),
           h("button", { type: "reset" }, "Start again"), this.said));
       form.addEventListener("submit", (event) => event.preventDefault());
       form.addEventListener("reset", (event) => {

@@ -23,7 +23,7 @@
           options: [choice(OWN, "of my own size"), ...entries(data.models).map(([name, model]) => choice(name, `${name}: ${many(model.parameters)}`))] },
         { id: "psi", label: "Parameters Ψ", kind: "whole", initial: "7.5e9", least: 1, most: 1e14, when: (text) => text.model === OWN },
         { id: "stage", label: "Stage of ZeRO", kind: "choice", initial: "3", options: STAGES.map((stage) => choice(String(stage), data.stages[stage])) },
-        { id: "recipe", label: "Precision, bytes a parameter", kind: "choice", initial: "mixed_adam", wide: true,
+        { id: "recipe", label: "Precision", kind: "choice", initial: "mixed_adam", wide: true,
           options: entries(data.precisions).map(([id, precision]) => choice(id, precision.label)) },
       ],
     },
@@ -32,7 +32,7 @@
       fields: [
         { id: "gpu", label: "GPU", kind: "choice", initial: "H100", options: gpus.map(([value, device]) => choice(value, device.label)) },
         { id: "ranks", label: "Ranks N", kind: "whole", initial: "64", least: 1, most: 1e6 },
-        { id: "reserve", label: "Set aside on each", unit: "GB", kind: "number", initial: "0", least: 0, most: 1e6, hint: "for activations and buffers" },
+        { id: "reserve", label: "Set aside", unit: "GB", kind: "number", initial: "0", least: 0, most: 1e6, hint: "on each, for activations" },
       ],
     },
     {
@@ -41,8 +41,8 @@
         { id: "link", label: "Link", kind: "choice", initial: "nvlink", options: entries(data.links).map(([id, link]) => choice(id, link.label)) },
         { id: "bandwidth", label: "Each rank sends at", unit: "GB/s", kind: "number", initial: "100", least: 0.001, most: 1e6, when: (text) => text.link === OWN },
         { id: "sent", label: "Sent as", kind: "choice", initial: "bf16", options: entries(data.elementSize).map(([name, size]) => choice(name, `${name}, ${size} B`)) },
-        { id: "tokens", label: "Tokens a rank and step", kind: "whole", initial: "8192", least: 1, most: 1e12 },
-        { id: "rate", label: "Arithmetic at the rate of", kind: "choice", initial: "bf16", options: rates.map((value) => choice(value, value)) },
+        { id: "tokens", label: "Tokens a step", kind: "whole", initial: "8192", least: 1, most: 1e12, hint: "on each rank" },
+        { id: "rate", label: "Arithmetic in", kind: "choice", initial: "bf16", options: rates.map((value) => choice(value, value)) },
       ],
     },
   ];
@@ -156,7 +156,7 @@
         h("span", {}, h("span", { class: `mlf-swatch mlf-${name}`, "aria-hidden": "true" }), `${name} ${size} B`)));
       bars.update(picture(found, values));
       const { device } = found;
-      rest.replaceChildren(...tables(found, values), MLF.sources([
+      rest.replaceChildren(...tables(found, values).flat(), MLF.sources([
         [`${device.fullName}, memory`, quantity(device.memoryBytes, "B"), device.sources.memoryBytes],
         [`${device.fullName}, ${values.rate} peak, dense`, quantity(found.peak, "FLOP/s"), device.sources.peakFlops],
         ["A rank sends at", quantity(found.bandwidth, "B/s"), found.linkSource],

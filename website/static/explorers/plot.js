@@ -82,7 +82,7 @@
       const height = view.height || 320;
       this.narrow = width < NARROW;
       this.y = axis(view.y, height - MARGIN.bottom, MARGIN.top);
-      const left = 14 + LETTER * Math.max(...this.y.ticks.map((tick) => quantity(tick, view.y.unit || "", 3).length));
+      const left = Math.max(this.narrow ? 0 : 64, 14 + LETTER * Math.max(...this.y.ticks.map((tick) => quantity(tick, view.y.unit || "", 3).length)));
       this.x = axis(view.x, left, width - MARGIN.right);
       this.box = { left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       this.cursor = s("g", { class: "mlf-cursor" });
@@ -124,7 +124,7 @@
       const a = Math.max(box.left, Math.min(box.right, this.x.at(from)));
       const b = Math.max(box.left, Math.min(box.right, this.x.at(to)));
       if (b - a < 0.5) return null;
-      const text = label && b - a > 60 ? s("text", { x: b - 6, y: box.bottom - 8, "text-anchor": "end", class: "mlf-area-name" }, label) : null;
+      const text = label && b - a > LETTER * label.length + 10 ? s("text", { x: b - 6, y: box.bottom - 8, "text-anchor": "end", class: "mlf-area-name" }, label) : null;
       return s("g", {}, s("rect", { class: className, x: a, y: box.top, width: b - a, height: box.bottom - box.top }), text);
     }
 
@@ -175,7 +175,7 @@
     constructor(host, plots, name, id) {
       this.plots = plots;
       this.input = h("input", { type: "range", min: 0, max: STEPS, step: 1, value: STEPS / 2, id, oninput: () => this.say() });
-      this.output = h("output", { for: id, class: "mlf-reading" });
+      this.output = h("output", { for: id, class: "mlf-reading", "aria-live": "off" });
       host.append(h("div", { class: "mlf-probe" }, h("label", { for: id }, name), this.input, this.output));
       for (const plot of plots) {
         plot.host.addEventListener("pointermove", (event) => this.point(plot, event));
@@ -197,12 +197,12 @@
     update(x, read, begin) {
       [this.x, this.read] = [x, read];
       this.input.value = Math.round((STEPS * Math.log(begin / x.low)) / Math.log(x.high / x.low));
-      this.say();
+      this.say(begin);
     }
 
-    say() {
+    say(at) {
       const { low, high } = this.x;
-      const found = this.read(low * (high / low) ** (Number(this.input.value) / STEPS));
+      const found = this.read(at ?? low * (high / low) ** (Number(this.input.value) / STEPS));
       this.output.textContent = found.text;
       this.input.setAttribute("aria-valuetext", found.text);
       this.plots.forEach((plot, i) => plot.probe({ x: found.x, ys: found.ys[i] }));

@@ -32,8 +32,8 @@
       legend: "Device",
       fields: [
         { id: "gpu", label: "Device", kind: "choice", options: deviceOptions, initial: "H100" },
-        { id: "rate", label: "Arithmetic at the rate of", kind: "choice", initial: SAME,
-          options: [{ value: SAME, text: "the elements’ own format" }, ...rates.map((value) => ({ value, text: value }))] },
+        { id: "rate", label: "Arithmetic in", kind: "choice", initial: SAME,
+          options: [{ value: SAME, text: "the same format" }, ...rates.map((value) => ({ value, text: value }))] },
       ],
     },
     {

@@ -24,7 +24,7 @@
         { id: "psi", label: "Parameters", kind: "whole", initial: "8e9", least: 1, most: 1e14, when: own },
         { id: "layers", label: "Layers L", kind: "whole", initial: "32", least: 1, most: 1e5, when: own },
         { id: "heads", label: "Query heads H", kind: "whole", initial: "32", least: 1, most: 1e5, when: own },
-        { id: "kv_heads", label: "Key and value heads G", kind: "whole", initial: "8", least: 1, most: 1e5, when: own },
+        { id: "kv_heads", label: "KV heads G", kind: "whole", initial: "8", least: 1, most: 1e5, when: own },
         { id: "head_dim", label: "Head dimension D", kind: "whole", initial: "128", least: 1, most: 1e5, when: own },
         { id: "weights", label: "Weights stored as", kind: "choice", initial: "bf16", options: stored },
         { id: "cache", label: "Cache stored as", kind: "choice", initial: "bf16", options: stored },
@@ -34,15 +34,15 @@
       legend: "Device",
       fields: [
         { id: "gpu", label: "Device", kind: "choice", initial: "H100", options: servers.map(([value, device]) => choice(value, device.label, device.group)) },
-        { id: "rate", label: "Arithmetic at the rate of", kind: "choice", initial: "bf16", options: rates.map((value) => choice(value, value)) },
+        { id: "rate", label: "Arithmetic in", kind: "choice", initial: "bf16", options: rates.map((value) => choice(value, value)) },
       ],
     },
     {
       legend: "Requests",
       fields: [
-        { id: "batch", label: "Batch B", unit: "sequences", kind: "whole", initial: "16", least: 1, most: 1e6 },
-        { id: "prompt", label: "Prompt p", unit: "tokens", kind: "whole", initial: "1792", least: 1, most: 1e8 },
-        { id: "new", label: "New tokens g", unit: "tokens", kind: "whole", initial: "256", least: 1, most: 1e8 },
+        { id: "batch", label: "Sequences B", kind: "whole", initial: "16", least: 1, most: 1e6 },
+        { id: "prompt", label: "Prompt tokens p", kind: "whole", initial: "1792", least: 1, most: 1e8 },
+        { id: "new", label: "New tokens g", kind: "whole", initial: "256", least: 1, most: 1e8 },
       ],
     },
   ];
@@ -85,7 +85,7 @@
     const { largest, device } = found;
     const memory = quantity(device.memoryBytes, "B", 4);
     if (found.weights > device.memoryBytes) return ["The weights alone do not fit:", ` ${quantity(found.weights, "B", 4)}, of ${memory} on one ${device.name}. The times below are those of a device with more memory.`];
-    if (!found.fits) return [`A batch of ${number(values.batch)} does not fit.`, ` Beside the weights one ${device.name} holds ${number(BigInt(largest))} ${largest === 1 ? "sequence" : "sequences"} of ${number(found.context, 6)} tokens. The times below are those of a device with more memory.`];
+    if (!found.fits) return [`A batch of ${number(values.batch)} does not fit.`, ` Beside the weights one ${device.name} holds ${largest ? number(BigInt(largest)) : "not one"} ${largest > 1 ? "sequences" : "sequence"} of ${number(found.context, 6)} tokens. The times below are those of a device with more memory.`];
     const rate = number(found.request.throughput, 4);
     if (values.new === 1n) return [`The batch fits (up to ${number(BigInt(largest))} do).`, ` One token each, after ${quantity(found.request.ttft, "s", 3)} at least.`];
     return [`The batch fits (up to ${number(BigInt(largest))} do).`, ` First token after ${quantity(found.request.ttft, "s", 3)}, then one every ${quantity(found.request.tpot, "s", 3)}, at least; ${rate} tokens/s for all, at most.`];
