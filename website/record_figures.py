@@ -49,7 +49,9 @@ def label(key: str) -> str:
     """A key in words: ``"micro_batches"`` is "micro batches", ``"peak_bytes"`` "peak": the unit stands beside it."""
     if key in _LABELS:
         return _LABELS[key]
-    short = re.sub(r"(?<=.)_(bytes|seconds|cycles)$", "", key)
+    if "__" in key:  # a hardware counter's own name
+        return key
+    short = re.sub(r"(?<=.)_seconds$", "_time", re.sub(r"(?<=.)_(bytes|cycles)$", "", key))
     return " ".join(_NAMES.get(word, word) for word in short.split("_"))
 
 

@@ -77,10 +77,11 @@ def _of_points(points: Sequence[Mapping], heading: str, rows: int, depth: int) -
 
 def _of_object(value: Mapping, heading: str, rows: int, depth: int) -> Iterator[Block]:
     item = _collect(value)
+    own = {path: v for path, v in item.own.items() if v != heading}  # a name that the heading says already
     if item.named:
         yield Block(depth, heading, _table([item], heading or "results", rows))
     else:
-        yield Block(depth, heading, _facts(item.own, heading or "settings") if item.own else "")
+        yield Block(depth, heading, _facts(own, heading or "settings") if own else "")
     for path, inner in item.deeper.items():
         yield from blocks(inner, ", ".join(map(label, path)), rows, depth + 1)
 
