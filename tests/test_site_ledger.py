@@ -260,6 +260,14 @@ def test_the_list_has_every_record_and_each_is_in_one_part():
     assert f"**{len(FAMILIES)} records.**" in page
 
 
+def test_parts_are_called_and_divided_as_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for part, places in list(record_pages.PARTS.items())[:-1]:
+        row = re.search(rf"^\| {re.escape(part)} \|(.*)$", readme, re.MULTILINE)
+        assert row, part
+        assert set(re.findall(r"notebooks/(\d\d)_", row[1])) | set(re.findall(r"labs/(lab\d)_", row[1])) == set(places)
+
+
 def test_a_record_is_shown_in_the_notebooks_whose_code_loads_it():
     assert [path.stem for path in record_pages.shown_in("vocabulary")] == ["02_roofline"]
     assert [path.stem[:4] for path in record_pages.shown_in("operators")] == ["02_r", "03_f", "lab1"]

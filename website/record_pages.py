@@ -25,7 +25,7 @@ from website.record_tables import Block, blocks
 
 PARTS = {
     "I. The machine": ("01", "02", "lab1"),
-    "II. Kernels": ("03", "04", "lab2"),
+    "II. Five tricks": ("03", "04", "lab2"),
     "III. Attention": ("05", "06", "07", "lab3"),
     "IV. Many GPUs": ("08", "09", "lab4"),
     "V. Serving": ("10", "11", "12", "13", "lab5"),
