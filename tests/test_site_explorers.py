@@ -13,14 +13,15 @@ import itertools
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site, tab  # noqa: F401  (fixtures)
 from test_grading_feedback import browser  # noqa: F401  (a fixture)
 
-from utils import operators, units
+from utils import operators, roofline, units
 from utils import transformer_math as tm
-from utils.hardware import GPUS
+from utils.hardware import GPUS, gpu
 from utils.operators import ELEMENT_SIZE
 from utils.transformer_math import memory
 from website import explorers
@@ -46,6 +47,29 @@ def test_an_explorer_computes_what_utils_computes(tab: Tab, name: str):
     for field, every in every_value.items():
         drawn = {asked[field] for asked, _ in cases if field in asked}
         assert not drawn or drawn >= set(every), (field, set(every) - drawn)
+
+
+@pytest.mark.slow
+def test_ties_fall_to_the_same_side_as_in_utils(tab: Tab):
+    b200, h100, llama = gpu("B200"), gpu("H100"), tm.SERVED_MODELS["Llama 3 8B"]
+    tab.open("all")
+
+    def run(name: str, **asked: object) -> dict[str, Any]:
+        return tab.page.evaluate(RUN, [name, [{key: str(value) for key, value in asked.items()}]])[0]
+
+    at_the_ridge = operators.elementwise(7, "bf16", flops_per_element=1125)
+    assert at_the_ridge.intensity == roofline.ridge(b200)
+    found = run("roofline", gpu="B200", op="elementwise", elements=7, flops_per_element=1125, inputs=1)
+    assert found["boundBy"] == roofline.bound_by(at_the_ridge, b200) == "memory"
+    found = run("roofline", gpu="B200", op="matmul", dtype="tf32", k=550, n=550)
+    assert found["crossover"] is None is roofline.crossover_batch(550, 550, b200, "tf32")
+    for psi, stage in ((5 * 10**9, 0), (20 * 10**9, 1)):  # all of the memory; all of it by what is not divided
+        fewest = run("memory", psi=psi)["stages"][stage]["fewest"]
+        assert fewest == tm.fewest_ranks(psi, h100.memory_bytes, stage) and fewest in (1, None)
+    step = tm.decode_bounds(llama, b200, 1125, 1.5, weights="fp64")
+    assert step.read_weights == step.multiply and step.bound_by == "memory"
+    found = run("serving", gpu="B200", weights="fp64", batch=1125, prompt=1, new=1)["step"]
+    assert found["readWeights"] == found["multiply"] and found["boundBy"] == "memory"
 
 
 @pytest.mark.slow

@@ -186,11 +186,6 @@
     return (ROUNDS[kind] * Number(elements) * (world - 1)) / world;
   }
 
-  /** utils.transformer_math.ring_seconds without latency: seconds of a ring collective of a tensor of `bytes`. */
-  function ringSeconds(kind, bytes, ranks, bandwidth) {
-    return ringVolume(kind, bytes, ranks) / positive("link", bandwidth);
-  }
-
   /** utils.transformer_math.communication_volume: elements that each rank sends in a step, by collective. */
   function communicationVolume(parameters, ranks, stage) {
     const psi = whole("parameters", parameters);
@@ -283,7 +278,7 @@
   MLF.InputError = InputError;
   MLF.formulas = {
     whole, positive, elementSize, peak, causalPairs, operatorCost, OPERATORS, attainable, roofline, crossoverBatch,
-    memoryPerRank, total, largestModel, fewestRanks, ringVolume, ringSeconds, communicationVolume, tokensToHide,
+    memoryPerRank, total, largestModel, fewestRanks, ringVolume, communicationVolume, tokensToHide,
     arithmeticSeconds, servedModel, weightBytes, kvBytesPerToken, decodeBounds, prefillBounds, largestBatch, requestBounds,
   };
 })(globalThis);
