@@ -50,6 +50,66 @@ def test_nonsense_gets_a_message_and_the_results_are_withdrawn(tab: Tab, name: s
     tab.check()
 
 
+#: Settings in which further fields are there, and those fields.
+FURTHER = [
+    ("roofline", "op=attention", ["batch", "heads", "seq_len", "head_dim", "kv_heads", "kv_len"]),
+    ("roofline", "op=elementwise", ["elements", "flops_per_element", "inputs", "outputs"]),
+    ("roofline", "op=layer_norm", ["rows", "cols"]),
+    ("memory", "link=own", ["bandwidth"]),
+    ("serving", "model=own", ["psi", "layers", "heads", "kv_heads", "head_dim"]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "address", "fields"), FURTHER)
+def test_so_do_fields_that_only_some_settings_have(tab: Tab, name: str, address: str, fields: list[str]):
+    page = tab.open(f"{name}-light", f"#{address}")
+    shown = page.locator(".mlf-explorer input[type=text]:visible").evaluate_all("(all) => all.map((each) => each.name)")
+    assert set(fields) <= set(shown) <= {*fields, *(() if name == "roofline" else NUMBERS[name])}
+    for field in fields:
+        own = tab.field(name, field).input_value()
+        for text in ("", "x", "-1", "1e30"):
+            tab.field(name, field).fill(text)
+            assert page.locator("[aria-invalid]").count() == 1 and not page.locator(".mlf-results").is_visible()
+            assert page.locator(f"#mlf-{name}-{field}-error").is_visible()
+        tab.field(name, field).fill(own)
+    assert page.locator(".mlf-results").is_visible()
+
+
+EXTREMES = """([name, least]) => {
+  const odd = [];
+  const { groups } = MLF.explorers[name];
+  const fields = groups.flatMap((group) => group.fields);
+  const set = (field, text) => {
+    const input = document.getElementById(`mlf-${name}-${field.id}`);
+    if (field.kind === "flag") input.checked = text === "1"; else input.value = text;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  const first = fields.find((field) => field.id === (name === "roofline" ? "op" : "model"));
+  for (const option of first.options) {
+    set(first, option.value);
+    for (const field of fields) {
+      if (field.kind === "flag") set(field, least ? "0" : "1");
+      if (field.kind === "whole" || field.kind === "number") set(field, String(least ? field.least ?? 1 : field.most));
+      if (field.id === "reserve") set(field, "0");
+      if (["prompt", "new"].includes(field.id) && option.value !== "own") set(field, "500");
+    }
+    const results = document.querySelector(".mlf-results");
+    if (results.hidden) odd.push([option.value, document.querySelector(".mlf-notice").textContent]);
+    for (const word of results.outerHTML.match(/NaN|Infinity|undefined|null|∞/g) || []) odd.push([option.value, word]);
+  }
+  return odd;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("least", [True, False], ids=["least", "most"])
+def test_the_least_and_the_largest_inputs_give_numbers(tab: Tab, name: str, least: bool):
+    assert tab.open(f"{name}-light").evaluate(EXTREMES, [name, least]) == []
+    tab.check()
+
+
 @pytest.mark.slow
 def test_numbers_as_people_write_them_are_read(tab: Tab):
     page = tab.open("roofline-light")
@@ -193,6 +253,31 @@ def test_a_keyboard_is_enough(tab: Tab, name: str):
     page.keyboard.press("Enter")
     assert tab.field(name, "gpu").input_value() == "H100"
     tab.check()
+
+
+@pytest.mark.slow
+def test_a_pointer_reads_the_plot_and_the_link_can_be_copied(tab: Tab):
+    page = tab.open("serving-light")
+    box = page.locator(".mlf-plot").first.bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 100)
+    page.mouse.wheel(0, 0)
+    before = page.locator(".mlf-reading").inner_text()
+    page.locator(".mlf-plot").first.hover(position={"x": 0.9 * box["width"], "y": 100})
+    after = page.locator(".mlf-reading").inner_text()
+    assert before != after and "does not fit" in after
+    page.get_by_role("button", name="Copy link").click()
+    page.wait_for_function("() => document.querySelector('.mlf-said').textContent.length > 5")
+    assert "model=Llama+3+8B" in page.evaluate("location.hash")
+    tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_without_javascript_the_page_says_so(browser, site: Path, name: str):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((site / f"explorers/{name}-light.html").as_uri())
+    assert "needs JavaScript" in page.locator("main").inner_text()
+    page.close()
 
 
 @pytest.mark.slow
