@@ -186,9 +186,16 @@ WHOLE = """() => ({
 SIDEWAYS = """() => {
     const wide = document.documentElement.clientWidth;
     if (document.documentElement.scrollWidth <= wide) return [];
+    const boxed = e => { for (e = e.parentElement; e && e !== document.body; e = e.parentElement)
+        if (getComputedStyle(e).overflowX !== 'visible') return true; };
     return ['page ' + document.documentElement.scrollWidth, ...[...document.querySelectorAll('body *')]
-        .filter(e => e.getBoundingClientRect().right > wide + 1).slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+        .filter(e => e.getBoundingClientRect().right > wide + 1 && !boxed(e)).slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
 }"""
+#: No colour is on its way to another one, nothing slides.
+SETTLED = """() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(() => {
+    document.getAnimations().forEach(animation => { try { animation.finish(); } catch { animation.cancel(); } });
+    resolve(true);
+})))"""
 AXE = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
 
 
@@ -213,6 +220,7 @@ def whole(visit: Visit) -> list[str]:
 def barriers(visit: Visit, scheme: str) -> list[tuple[str, int, str]]:
     """What axe-core finds serious or critical in light or dark."""
     visit.tab.evaluate("scheme => { document.documentElement.dataset.theme = scheme; }", scheme)
+    visit.tab.evaluate(SETTLED)
     result = visit.tab.evaluate("options => axe.run(document, options)", AXE)
     serious = [v for v in result["violations"] if v["impact"] in ("serious", "critical")]
     return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
@@ -228,6 +236,7 @@ def seen(browser, address: str, pages) -> dict[str, dict[str, list]]:  # noqa: F
         read_through(visit)
         found["whole"][place] = whole(visit)
         visit.tab.set_viewport_size({"width": 390, "height": 844})
+        visit.tab.evaluate(SETTLED)
         found["phone"][place] = visit.tab.evaluate(SIDEWAYS)
         visit.tab.set_viewport_size({"width": 1280, "height": 900})
         visit.tab.evaluate(script)

@@ -3,9 +3,9 @@
   "use strict";
 
   function reachable() {
-    document.querySelectorAll(".bd-article pre, .bd-article div.math, .course-scroll, .bd-article .pst-scrollable-table-container")
-      .forEach(function (box) {
-        if (box.scrollWidth > box.clientWidth + 1) box.setAttribute("tabindex", "0");
+    document.querySelectorAll(".bd-article pre, .bd-article div.math, .bd-article div.math > mjx-container, " +
+      ".bd-article .pst-scrollable-table-container").forEach(function (box) {
+        if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.setAttribute("tabindex", "0");
         else box.removeAttribute("tabindex");
       });
   }
@@ -18,7 +18,10 @@
   }
 
   named();
-  window.addEventListener("load", reachable);
+  window.addEventListener("load", function () {
+    reachable();
+    if (window.MathJax && MathJax.startup) MathJax.startup.promise.then(reachable);
+  });
   window.addEventListener("resize", reachable);
   window.addEventListener("beforeprint", function () {
     document.querySelectorAll(".bd-article details:not(.hide)").forEach(function (fold) {
