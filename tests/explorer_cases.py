@@ -182,7 +182,7 @@ def link_of(rng: random.Random, device: Any) -> tuple[dict[str, str], float]:
     own = round(rng.uniform(0.01, 5000), 3)
     return {"link": kind, "bandwidth": str(own)}, {
         "pcie": device.pcie_bandwidth / 2,
-        "network": 400e9 / 8,
+        "network": explorers.NETWORK,
         "own": own * 1e9,
     }[kind]
 

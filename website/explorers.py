@@ -19,10 +19,11 @@ from utils import roofline
 from utils import transformer_math as tm
 from utils.hardware import CPUS, GPUS, TPUS, gpu
 from utils.operators import ELEMENT_SIZE
-from utils.transformer_math import SERVED_MODELS, SHARDED_FROM, STAGES, Precision, memory
+from utils.transformer_math import SERVED_MODELS, SHARDED_FROM, STAGES, memory
 from utils.units import number, quantity
 
 STATIC = "_static/explorers"
+NETWORK = 400e9 / 8  # bytes/s of one 400 Gb/s card for each GPU, one way
 
 #: The sources of figures that an explorer shows, by their names in `utils` and on the page.
 _SOURCES = {
@@ -35,8 +36,8 @@ _SOURCES = {
 
 _RECIPES = {
     "mixed_adam": ("MIXED_ADAM", "16-bit weights and gradients, Adam in fp32"),
-    "bf16_moments": ("BF16_MOMENTS", "the same, moments in bf16"),
-    "fp32_gradients": ("FP32_GRADIENTS", "the same, gradients in fp32"),
+    "bf16_moments": ("BF16_MOMENTS", "16-bit weights, gradients and moments, fp32 masters"),
+    "fp32_gradients": ("FP32_GRADIENTS", "16-bit weights, gradients and Adam in fp32"),
     "fp32_adam": ("FP32_ADAM", "everything in fp32, Adam"),
     "pure_bf16": ("PURE_BF16", "everything in bf16, Adam"),
     "mixed_momentum": ("MIXED_MOMENTUM", "16-bit weights and gradients, momentum only"),
@@ -125,7 +126,7 @@ def _models() -> dict[str, dict[str, Any]]:
 def _precisions() -> dict[str, dict[str, Any]]:
     found = {}
     for key, (constant, label) in _RECIPES.items():
-        precision: Precision = getattr(memory, constant)
+        precision: memory.Precision = getattr(memory, constant)
         source = f"utils.transformer_math.{constant}; Rajbhandari et al. 2020, section 3.1, counts in the same way"
         found[key] = {"label": f"{label}: {precision.total} B", "bytes": precision.components(), "source": source}
     return found
@@ -146,7 +147,7 @@ def data() -> dict[str, Any]:
             "nvlink": {"label": "NVLink", "name": "NVLink", "of": "linkBandwidth"},
             "pcie": {"label": "PCIe", "name": "PCIe of its own", "of": "pcieBandwidth"},
             "network": {
-                "label": "a network card, 400 Gb/s", "bandwidth": 400e9 / 8,
+                "label": "a network card, 400 Gb/s", "bandwidth": NETWORK,
                 "source": "one 400 Gb/s card for each GPU, as in lecture 08, section 9",
             },
             "own": {"label": "of my own speed"},
@@ -156,23 +157,25 @@ def data() -> dict[str, Any]:
 
 # ---- questions and answers ----
 
-_ROWS_OF_DECODE = 16
+_FEW_ROWS, _PROMPT, _NEW = 16, 1792, 256
+_FULL = tm.largest_batch(SERVED_MODELS["Llama 3 8B"], gpu("H100").memory_bytes, _PROMPT + _NEW)
+_REQUESTS = {"gpu": "H100", "prompt": _PROMPT, "new": _NEW}
 #: What the questions of the pages are about: settings of the explorers by name.
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ridge": {"gpu": "H100", "op": "matmul", "dtype": "bf16", "m": 256, "k": 4096, "n": 4096},
     "scores": {"gpu": "H100", "op": "attention", "dtype": "bf16", "materialize": 1, "causal": 0},
-    "newer": {"gpu": "H200", "op": "matmul", "dtype": "bf16", "m": _ROWS_OF_DECODE, "k": 4096, "n": 4096},
+    "newer": {"gpu": "H200", "op": "matmul", "dtype": "bf16", "m": _FEW_ROWS, "k": 4096, "n": 4096},
     "stages": {"model": "GPT-3 13B", "ranks": 8, "gpu": "H100", "stage": 1},
     "large": {"model": "GPT-3 175B", "ranks": 1024, "gpu": "H100", "stage": 2},
     "network": {"model": "own", "psi": "7.5e9", "ranks": 64, "gpu": "H100", "stage": 3, "link": "network"},
-    "full": {"model": "Llama 3 8B", "gpu": "H100", "batch": 238, "prompt": 1792, "new": 256},
-    "eight": {"model": "Llama 3 8B", "gpu": "H100", "batch": 1, "prompt": 1792, "new": 256, "weights": "int8"},
-    "grouped": {"model": "Llama 2 7B", "gpu": "H100", "batch": 16, "prompt": 1792, "new": 256},
+    "full": {"model": "Llama 3 8B", "batch": _FULL, **_REQUESTS},
+    "eight": {"model": "Llama 3 8B", "batch": 1, **_REQUESTS, "weights": "int8"},
+    "grouped": {"model": "Llama 2 7B", "batch": 16, **_REQUESTS},
 }
 
 
-def _product(device: str, rows: int) -> roofline.TimeBounds:
-    return roofline.time_bounds(roofline.matmul(rows, 4096, 4096), gpu(device))
+def _product(device: str, rows: int) -> float:
+    return roofline.time_bounds(roofline.matmul(rows, 4096, 4096), gpu(device)).overlapped
 
 
 def _roofline_answers() -> dict[str, str]:
@@ -189,8 +192,8 @@ def _roofline_answers() -> dict[str, str]:
         "scores.slow": quantity(slow, "s", 4),
         "scores.fast": quantity(fast, "s", 4),
         "scores.times": number(slow / fast, 2),
-        "newer.few": number(_product("H100", 16).overlapped / _product("H200", 16).overlapped, 3),
-        "newer.many": number(_product("H100", 4096).overlapped / _product("H200", 4096).overlapped, 3),
+        "newer.few": number(_product("H100", _FEW_ROWS) / _product("H200", _FEW_ROWS), 3),
+        "newer.many": number(_product("H100", 4096) / _product("H200", 4096), 3),
     }
 
 
@@ -200,11 +203,11 @@ def _memory_answers() -> dict[str, str]:
     kept = [sum(tm.memory_per_rank(medium, 8, stage).values()) for stage in STAGES]
     fewest = [tm.fewest_ranks(medium, h100.memory_bytes, stage) for stage in STAGES]
     gpt3 = tm.total_parameters(tm.MODELS["GPT-3 175B"])
-    peak, network = h100.peak_flops["bf16"], 400e9 / 8
-    sent = 2 * sum(tm.communication_volume(psi, ranks, 3).values()) / network
+    peak = h100.peak_flops["bf16"]
+    sent = 2 * sum(tm.communication_volume(psi, ranks, 3).values()) / NETWORK
     step = tm.rule_of_thumb(psi, 8192) / peak
     shares = 3 * (ranks - 1) / ranks
-    hide = (tm.tokens_to_hide(peak, link, volume=shares) for link in (network, h100.link_bandwidth / 2))
+    hide = (tm.tokens_to_hide(peak, link, volume=shares) for link in (NETWORK, h100.link_bandwidth / 2))
     return {
         **{f"stages.kept{stage}": quantity(float(size), "B", 3) for stage, size in enumerate(kept)},
         **{f"stages.fewest{stage}": "no number" if n is None else number(n) for stage, n in enumerate(fewest)},
@@ -218,19 +221,18 @@ def _memory_answers() -> dict[str, str]:
 
 def _serving_answers() -> dict[str, str]:
     h100, llama, old = gpu("H100"), SERVED_MODELS["Llama 3 8B"], SERVED_MODELS["Llama 2 7B"]
-    prompt, new = 1792, 256
-    most = tm.largest_batch(llama, h100.memory_bytes, prompt + new)
-    alone, full = (tm.decode_bounds(llama, h100, batch, prompt + new / 2) for batch in (1, most))
-    eight = [tm.decode_bounds(llama, h100, batch, prompt + new / 2, weights="int8") for batch in (1, most)]
+    tokens, middle = _PROMPT + _NEW, _PROMPT + _NEW / 2
+    alone, full = (tm.decode_bounds(llama, h100, batch, middle) for batch in (1, _FULL))
+    eight = [tm.decode_bounds(llama, h100, batch, middle, weights="int8") for batch in (1, _FULL)]
     return {
-        "full.batch": number(most),
+        "full.batch": number(_FULL),
         "full.tpot": number(full.seconds / alone.seconds, 3),
-        "full.rate": number(most * alone.seconds / full.seconds, 3),
-        "full.first": quantity(tm.prefill_bounds(llama, h100, prompt, most).seconds, "s", 3),
+        "full.rate": number(_FULL * alone.seconds / full.seconds, 3),
+        "full.first": quantity(tm.prefill_bounds(llama, h100, _PROMPT, _FULL).seconds, "s", 3),
         "eight.alone": number(alone.seconds / eight[0].seconds, 3),
         "eight.full": number(full.seconds / eight[1].seconds, 3),
-        "eight.batch": number(tm.largest_batch(llama, h100.memory_bytes, prompt + new, weights="int8")),
-        "grouped.old": number(tm.largest_batch(old, h100.memory_bytes, prompt + new)),
+        "eight.batch": number(tm.largest_batch(llama, h100.memory_bytes, tokens, weights="int8")),
+        "grouped.old": number(tm.largest_batch(old, h100.memory_bytes, tokens)),
         "grouped.bytes": quantity(float(old.kv_bytes_per_token()), "B", 3),
         "grouped.today": quantity(float(llama.kv_bytes_per_token()), "B", 3),
     }
