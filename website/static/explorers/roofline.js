@@ -33,7 +33,7 @@
       fields: [
         { id: "gpu", label: "Device", kind: "choice", options: deviceOptions, initial: "H100" },
         { id: "rate", label: "Arithmetic in", kind: "choice", initial: SAME,
-          options: [{ value: SAME, text: "the same format" }, ...rates.map((value) => ({ value, text: value }))] },
+          options: [{ value: SAME, text: "as stored" }, ...rates.map((value) => ({ value, text: value }))] },
       ],
     },
     {
