@@ -60,9 +60,13 @@ def _verdict(number: str, ran: Mapping[str, Any], instead: Mapping[str, Verdict]
     return Verdict("failed", ONLY_HIDDEN, seconds)
 
 
-def attempted(verdicts: Mapping[str, Verdict]) -> list[str]:
-    """The exercises whose failure deserves a message from a run that shows nothing hidden."""
-    return [number for number, verdict in verdicts.items() if verdict.outcome == "failed"]
+def attempted(verdicts: Mapping[str, Verdict], left_out: Mapping[str, Verdict]) -> list[str]:
+    """The exercises whose failure deserves a message from a run that shows nothing hidden.
+
+    Where a module was left out, why it was is the message.
+    """
+    known = {verdict.message for verdict in left_out.values()}
+    return [number for number, one in verdicts.items() if one.outcome == "failed" and one.message not in known]
 
 
 def explain(verdicts: Mapping[str, Verdict], shown: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:

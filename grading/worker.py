@@ -166,7 +166,7 @@ class _Grading:
             )
             finished = [number for number in passing if number not in ended]
             verdicts |= ended | compared(lab, job.expected, observed, finished)
-        wanted = [number for number in attempted(verdicts) if ran[number]["outcome"] == "error"]
+        wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
         if wanted:
             verdicts |= explain(verdicts, self._execute(None, wanted))
         self.verdicts = verdicts

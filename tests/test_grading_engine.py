@@ -16,7 +16,7 @@ from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
 from grading.seeds import Seeds, seeds_of
 from grading.submission import MAX_FILE, Submission, UnreadableSubmission, collect, students
-from grading.verdicts import clean, explain, judge
+from grading.verdicts import attempted, clean, explain, judge
 
 LAB = find_lab("lab1")
 NUMBERS = [exercise.number for exercise in LAB.exercises]
@@ -204,6 +204,15 @@ def test_a_message_comes_from_the_run_that_shows_nothing_hidden():
     assert explain(hidden, shown)["1.1"].message == "exercise 1.1: wrong"
     assert explain(hidden, {"1.1": {"outcome": "ok", "why": "", "seconds": 1}}) == {}
     assert "987654321" not in hidden["1.1"].message and "passes on the inputs" in hidden["1.1"].message
+
+
+def test_what_a_module_costs_that_was_left_out_is_told_and_not_looked_for_again():
+    unwritten = {"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.9: cycles"}
+    wrong = {"outcome": "error", "why": "CheckFailed: exercise 1.1: 3 differ"}
+    left_out = {"warp.py": Verdict("failed", "warp.py cannot be imported (line 3): NameError: x")}
+    verdicts = judge(LAB, ran(e1_9=unwritten, e1_1=wrong), left_out)
+    assert verdicts["1.9"].message == left_out["warp.py"].message
+    assert attempted(verdicts, left_out) == ["1.1"]
 
 
 def test_a_message_holds_no_seed_and_has_an_end():
