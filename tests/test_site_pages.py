@@ -186,24 +186,27 @@ WHOLE = """() => ({
 SIDEWAYS = """() => {
     const wide = document.documentElement.clientWidth;
     if (document.documentElement.scrollWidth <= wide) return [];
-    const boxed = e => { for (e = e.parentElement; e && e !== document.body; e = e.parentElement)
-        if (getComputedStyle(e).overflowX !== 'visible') return true; };
-    return ['page ' + document.documentElement.scrollWidth, ...[...document.querySelectorAll('body *')]
-        .filter(e => e.getBoundingClientRect().right > wide + 1 && !boxed(e)).slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+    const boxed = e => {
+        for (e = e.parentElement; e && e !== document.body; e = e.parentElement)
+            if (getComputedStyle(e).overflowX !== 'visible') return true;
+    };
+    const out = e => e.getBoundingClientRect().right > wide + 1 && !boxed(e);
+    const found = [...document.querySelectorAll('body *')].filter(out).slice(0, 5).map(e => e.outerHTML.slice(0, 120));
+    return ['page ' + document.documentElement.scrollWidth, ...found];
 }"""
-#: No colour is on its way to another one, nothing slides.
-SETTLED = """() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(() => {
-    document.getAnimations().forEach(animation => { try { animation.finish(); } catch { animation.cancel(); } });
-    resolve(true);
-})))"""
-AXE = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
-
-
+#: What follows a change of size or colour has been done. (Motion is reduced, so nothing is on its way.)
+SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
+#: What axe-core looks for: all of it in light, and in the dark the one thing that colours can change.
+RULES = {
+    "light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+    "dark": {"type": "rule", "values": ["color-contrast"]},
+}
 #: Of what repeats by the thousand (formulas, coloured code, rows of a table) a page keeps the first ones for axe.
 THIN = """() => {
     const later = (selector, kept, act) => [...document.querySelectorAll(selector)].slice(kept).forEach(act);
     later('mjx-container', 5, e => e.remove());
     later('.highlight pre', 5, e => { e.textContent = e.textContent; });
+    later('.bd-sidebar-primary li', 12, e => e.remove());
     document.querySelectorAll('table').forEach(table => [...table.rows].slice(12).forEach(row => row.remove()));
 }"""
 
@@ -221,7 +224,8 @@ def barriers(visit: Visit, scheme: str) -> list[tuple[str, int, str]]:
     """What axe-core finds serious or critical in light or dark."""
     visit.tab.evaluate("scheme => { document.documentElement.dataset.theme = scheme; }", scheme)
     visit.tab.evaluate(SETTLED)
-    result = visit.tab.evaluate("options => axe.run(document, options)", AXE)
+    options = {"preload": False, "resultTypes": ["violations"], "runOnly": RULES[scheme]}
+    result = visit.tab.evaluate("options => axe.run(document, options)", options)
     serious = [v for v in result["violations"] if v["impact"] in ("serious", "critical")]
     return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
 
@@ -239,6 +243,7 @@ def seen(browser, address: str, pages) -> dict[str, dict[str, list]]:  # noqa: F
         visit.tab.evaluate(SETTLED)
         found["phone"][place] = visit.tab.evaluate(SIDEWAYS)
         visit.tab.set_viewport_size({"width": 1280, "height": 900})
+        visit.tab.evaluate(SETTLED)
         visit.tab.evaluate(script)
         visit.tab.evaluate(THIN)
         for scheme in ("light", "dark"):
