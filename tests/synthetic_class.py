@@ -21,7 +21,7 @@ import hostile.leaving
 import hostile.notebooks
 import hostile.ready_made
 import hostile.tampering  # noqa: F401
-from hostile import ALL, BRIEF, HOSTILE, TARGETS, Hostile, honest, left_open, write
+from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
 from lab_places import write_lab
 
 from grading.lab import Lab
@@ -110,12 +110,10 @@ def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
     yield Member("correct-in-a-zip"), lambda folder: _zip(folder, lab)
     yield Member("correct-with-helpers"), lambda folder: _with_helpers(folder, lab)
     yield Member("untouched", everything), lambda folder: shutil.copytree(lab.released, folder)
-    partial = dict.fromkeys(exercises_in(lab, TARGETS[lab.number]), written)
+    partial = _without({TARGETS[lab.number]}, lab)
     yield Member("partial", partial), lambda folder: honest(folder, lab)
     numbers = exercises_in(lab, TARGETS[lab.number])
-    others = {
-        number: written for module in left_open(lab, BRIEF.get(lab.number)) for number in exercises_in(lab, module)
-    }
+    others = _without(left_open(lab, BRIEF.get(lab.number)), lab)
     for name, error, make in (
         ("raises-on-import", r"cannot be imported \(line \d+\): ZeroDivisionError[^\n]*counts\.", _raises),
         ("functions-deleted", r"cannot be imported: ImportError: cannot import name[^\n]*counts\.", _deleted),
@@ -127,6 +125,16 @@ def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
     if lab.number > 1:
         plain = importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS
         yield Member("plain"), lambda folder: _write(lab, folder, plain)
+
+
+def _without(modules: Iterable[str], lab: Lab) -> dict[str, Lost]:
+    """What is lost where these modules are as they were handed out."""
+    modules = set(modules)
+    along = [e.number for e in lab.exercises if not modules.isdisjoint(NEEDS.get(e.number, ()))]
+    lost = dict.fromkeys(along, Lost())  # in whatever way
+    for module in modules:
+        lost |= dict.fromkeys(exercises_in(lab, module), Lost(("not attempted",)))
+    return lost
 
 
 def _zip(folder: Path, lab: Lab) -> None:
@@ -245,7 +253,10 @@ def _leaning(lab: Lab) -> dict[str, frozenset[str]]:
     uses = {path.name: _neighbours(path, lab) for path in lab.solution.glob("*.py")}
     for _ in uses:
         uses = {name: found.union(*(uses.get(f, frozenset()) for f in found)) for name, found in uses.items()}
-    homes = {e.number: {name for name in uses if e.number in exercises_in(lab, name)} for e in lab.exercises}
+    homes = {
+        e.number: {name for name in uses if e.number in exercises_in(lab, name)} | {*NEEDS.get(e.number, ())}
+        for e in lab.exercises
+    }
     return {
         number: frozenset(
             other
@@ -350,8 +361,7 @@ def _spread(every: Sequence[Hostile], most: int | None) -> list[Hostile]:
 def _expected(each: Hostile, lab: Lab, only: Sequence[str] | None = None) -> Member:
     lost: dict[str, Lost] = {}
     if each.loses == "target":
-        for module in left_open(lab, only):
-            lost |= dict.fromkeys(exercises_in(lab, module), Lost(("not attempted",)))
+        lost = _without(left_open(lab, only), lab)
         numbers = exercises_in(lab, TARGETS[lab.number])
     else:
         numbers = [exercise.number for exercise in lab.exercises] if each.loses == ALL else []

@@ -17,15 +17,22 @@ from pathlib import Path
 
 from grading.lab import Lab
 
-#: The module of each lab that a hostile submission does not solve; no other exercise needs what is written in it.
+#: The module of each lab that a hostile submission does not solve.
 TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py"}
 
 #: What a brief submission solves; all other modules are as they were handed out. Lab 1 is brief as a whole.
 BRIEF: dict[int, tuple[str, ...]] = {
     2: ("bias_relu.py",),
-    3: ("tiled_attention.py",),
+    3: ("flash_forward.py",),
     4: ("collectives.py",),
     5: ("block_manager.py", "scheduler.py"),
+}
+
+#: The modules without which an exercise scores nothing although it is not written in them.
+NEEDS = {
+    "3.2": ("merge.py",),
+    "3.9": ("flash_attention.py", "flash_backward.py", "flash_forward.py"),
+    "5.4": ("merge.py",),
 }
 
 ALL = "all"
