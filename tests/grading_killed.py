@@ -18,10 +18,10 @@ from nbgrader.api import Gradebook
 
 from grading.lab import Lab
 
-EACH = 5
+EACH = 3
 """Submissions of every kind that is really run; the rest cannot be read and cost no more than their bookkeeping."""
 
-KILLS = 12
+KILLS = 8
 PATIENCE = 3600.0
 
 
