@@ -15,6 +15,17 @@ LONGEST_OPEN = 14
 _DRAWS = re.compile(r"plots\.|animation\(|\bax\.|fig\b|plt\.")
 
 
+#: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
+_SHADES = re.compile(r"\b(?:dark|light|pale|bright|faint)(?:er|est)?\b|\b(?:shaded|black)\b", re.IGNORECASE)
+#: Functions of utils.plots that put such a word into the figure themselves.
+_SHADED = re.compile(r"\b(?:causal_tile_map|pipeline_timeline|sm_waves)\(")
+
+
+def names_a_shade(*texts: str) -> bool:
+    """Whether the code of a figure or the text around it speaks of dark and light."""
+    return any(_SHADES.search(text) or _SHADED.search(text) for text in texts)
+
+
 def is_kernel(source: str) -> bool:
     """Whether a cell's code is what the lecture is about: a Triton kernel."""
     return "@triton.jit" in source
@@ -43,10 +54,19 @@ class Figures:
         folder: Where the files go.
         url: The folder's address as the page sees it.
         prefix: Start of the files' names, of its own for each page.
+
+    Attributes:
+        as_drawn: Whether the next figures keep their light and dark on a dark page.
     """
 
     def __init__(self, folder: Path, url: str, prefix: str) -> None:
         self.folder, self.url, self.prefix, self.made = folder, url, prefix, 0
+        self.as_drawn = False
+
+    @property
+    def kind(self) -> str:
+        """The CSS classes of the next figure."""
+        return "course-figure course-as-drawn" if self.as_drawn else "course-figure"
 
     def show(self, data: bytes, alt: str, width: int | None = None) -> str:
         """The HTML of a PNG figure; ValueError if it has no alternative text."""
@@ -59,7 +79,7 @@ class Figures:
         across, down = png_size(data)
         shown = min(width or across, across)
         return (
-            f'<img class="course-figure" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
+            f'<img class="{self.kind}" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
             f'width="{shown}" height="{round(down * shown / across)}" loading="lazy" decoding="async">'
         )
 
@@ -71,7 +91,9 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
         return text_block("".join(output["text"]))
     if "text/html" in data:
         markup = "".join(data["text/html"])
-        return claim_line(markup) if any("claim+json" in kind for kind in data) else table_box(markup)
+        if any("claim+json" in kind for kind in data):
+            return claim_line(markup)
+        return table_box(markup).replace("<figure data-mlf", f'<figure class="{figures.kind}" data-mlf')
     if "image/png" in data:
         about = output.get("metadata", {}).get("image/png", {})
         image = base64.b64decode("".join(data["image/png"]))

@@ -61,6 +61,7 @@ html_theme_options = {
     "show_toc_level": 1,
     "toc_title": "On this page",
     "logo": {"text": project},
+    "footer_content_items": ["copyright.html"],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
     "back_to_top_button": True,

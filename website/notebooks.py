@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 
 from website import laptop
-from website.cells import Figures, as_html, folded, outputs, tabs
+from website.cells import Figures, as_html, folded, names_a_shade, outputs, tabs
 from website.places import in_repository, labs, launches, lectures, on_github, page_of, repository
 from website.prose import (
     anchor_equations,
@@ -37,23 +37,29 @@ def write(source: Path) -> None:
 def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
     """A notebook as its page shows it; ValueError if it has no title or a figure no alternative text."""
     notebook = nbformat.read(path, as_version=4)
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    texts = [cell.source for cell in notebook.cells if _is_text(cell)]
     numbers = {number for text in texts for number in tagged(text)}
     pages, own = mentions(path), _name(path)
     prefix = path.stem.split("_")[0]
     cells: list[Any] = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
+    for k, cell in enumerate(notebook.cells):
+        if _is_text(cell):
             text = link_lectures(_relink(cell.source), pages, own)
             text = link_equations(text, numbers, prefix)
             cells.append(nbformat.v4.new_markdown_cell(own_lines(anchor_equations(text, prefix))))
         elif "setup" not in cell.metadata.get("tags", []):
+            around = notebook.cells[max(0, k - 1) : k + 2]
+            figures.as_drawn = names_a_shade(*(each.source for each in around if each is cell or _is_text(each)))
             cells += _code(cell, figures, path.stem)
     minutes = reading_minutes(texts, figures.made)
     cells[0].source = under_title(cells[0].source, heading(path, minutes))
     notebook.cells = cells
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
     return notebook
+
+
+def _is_text(cell: Any) -> bool:
+    return cell.cell_type == "markdown"
 
 
 def _code(cell: Any, figures: Figures, name: str) -> list[Any]:
