@@ -16,7 +16,7 @@ _DRAWS = re.compile(r"plots\.|animation\(|\bax\.|fig\b|plt\.")
 
 
 #: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
-_SHADES = re.compile(r"\b(?:dark|light|pale|bright|faint)(?:er|est)?\b|\b(?:shaded|black)\b", re.IGNORECASE)
+_SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
 #: Functions of utils.plots that put such a word into the figure themselves.
 _SHADED = re.compile(r"\b(?:causal_tile_map|pipeline_timeline|sm_waves)\(")
 

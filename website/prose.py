@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 WORDS_A_MINUTE, SECONDS_AN_EQUATION, SECONDS_A_FIGURE = 200, 15, 15
 
 _KEEP = re.compile(
-    r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]+`|!?\[[^\]\n]*\]\([^)\n]*\)|^#.*$|<[^>\n]+>|^\(.*\)=$", re.S | re.M
+    r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]+`|!?\[[^\]\n]*\]\([^)\n]*\)|^#[^\n]*$|<[^>\n]+>|^\([^\n]*\)=$",
+    re.S | re.M,
 )
 _TAGGED = re.compile(r"^\$\$(?:(?!^\$\$|\$\$).)*?\\tag\{(\d+[a-z]?)\}.*?\$\$[ \t]*$", re.S | re.M)
 
