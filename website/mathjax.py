@@ -1,4 +1,8 @@
-"""MathJax as part of the site: a copy of what typesets TeX, and nothing that asks another host."""
+"""MathJax as part of the site: a copy of what typesets TeX, and nothing that asks another host.
+
+The copy comes with the Python packages that ``make site`` installs. ``npm install --prefix website mathjax@3`` fetches a
+newer one, which is then taken instead.
+"""
 
 from __future__ import annotations
 
