@@ -31,7 +31,7 @@ def wanted() -> list[Requirement]:
 
 def test_help_is_the_default_target_and_names_every_command():
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("lab", "test", "check", "labs", "notebooks", "measure", "test-compat"):
+    for target in ("lab", "test", "check", "labs", "site", "notebooks", "measure", "test-compat"):
         assert re.search(rf"(?m)^  {target} ", shown), shown
 
 
