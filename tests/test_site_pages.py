@@ -90,7 +90,7 @@ def test_every_link_within_the_site_resolves(site: Path, pages):
             if to.netloc != "site" or to.scheme != "http":
                 continue
             target = unquote(to.path.removeprefix("/")) or "index.html"
-            setting = place.startswith("explorers/") and "=" in to.fragment  # of an explorer: its own tests follow these
+            setting = place.startswith("explorers/") and "=" in to.fragment  # of an explorer, tested there
             checked = target in pages and to.fragment and not setting
             ids = pages[target].ids if checked else {unquote(to.fragment)}
             if not (site / target).is_file() or unquote(to.fragment) not in ids:
