@@ -32,7 +32,6 @@ BRIEF: dict[int, tuple[str, ...]] = {
 NEEDS = {
     "3.2": ("merge.py",),
     "3.9": ("flash_attention.py", "flash_backward.py", "flash_forward.py"),
-    "5.4": ("merge.py",),
 }
 
 ALL = "all"
