@@ -84,7 +84,9 @@ class Surroundings:
         """What has changed since: what is a fault of the grader, and what may be somebody else's."""
         now = Surroundings()
         fresh = now.runtime - self.runtime
-        faults = [f"left behind, by this or another grader on the machine: {path}" for path in sorted(fresh) if _is_ours(path)]
+        faults = [
+            f"left behind, by this or another grader on the machine: {path}" for path in sorted(fresh) if _is_ours(path)
+        ]
         faults += [f"written outside: {MARK}"] if MARK.exists() else []
         faults += [
             f"changed in the course: {path}"
