@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grading import grade, gradebook, outputs, sandbox
+from grading import grade, gradebook, outputs, pool, sandbox
 from grading.lab import ROOT, find_lab
 from grading.results import Verdict, result, write_json
 
@@ -181,3 +181,48 @@ def test_what_was_handed_in_is_kept_whole_or_not_at_all(tmp_path):
     gradebook.keep_submission({"warp.py": b"y = 1"}, tmp_path / "submitted" / "ada" / "lab1")
     kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
     assert kept == ["submitted/ada/lab1/warp.py"]
+
+
+#: A caller whose event loop holds a socket with something to read, as that of a notebook does: a fork of it would never
+#: get any further, since ZeroMQ answers a fork of a socket's process with "interrupted", again and again.
+CALLER = """
+import asyncio, sys, zmq, zmq.asyncio
+from jupyter_core.utils import ensure_event_loop
+
+async def listen():
+    mine, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    mine.bind("inproc://x")
+    other.connect("inproc://x")
+    waiting = asyncio.ensure_future(mine.recv())
+    await asyncio.sleep(0.05)
+    return other, waiting
+
+context = zmq.asyncio.Context()
+other, waiting = ensure_event_loop().run_until_complete(listen())
+zmq.Socket.shadow(other).send(b"something")
+from grading import grade
+status = grade.main(sys.argv[1:])
+print("status", status, flush=True)
+"""
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_workers_have_nothing_of_the_process_that_calls_the_grader(submissions):
+    given = ["lab1", "--submissions", str(submissions), "--out", str(submissions.parent / "g"), "--students", "bob"]
+    called = subprocess.run(
+        [sys.executable, "-c", CALLER, *given],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert "status 0" in called.stdout, called.stdout + called.stderr
+
+
+def test_a_nursery_that_dies_leaves_its_submissions_to_the_next_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path / "nowhere"))
+    ended = list(pool.run_all(None, {"bob": (tmp_path, "1"), "ada": (tmp_path, "2")}, tmp_path, 1))
+    assert ended == ["ada", "bob"] and not any(tmp_path.iterdir())
+    assert list(pool.run_all(None, {}, tmp_path, 1)) == []
