@@ -4,8 +4,7 @@ can be read on a phone, on paper and in the dark."""
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -276,24 +275,6 @@ def test_text_stands_out_from_what_is_behind_it_and_so_do_the_bars(palette):
             assert contrast(palette[ink], palette[ground]) >= 4.5, (ink, ground)
     for colour in ("good", "bad", "stop"):
         assert contrast(palette[colour], palette["card"]) >= 2.8, colour
-
-
-def chromium() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium of this machine."""
-    executable = chromium()
-    if executable is None:
-        pytest.skip("no Chromium on this machine (chromium, chromium-browser or google-chrome)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.mark.slow

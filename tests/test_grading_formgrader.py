@@ -14,7 +14,6 @@ from typing import Any
 
 import nbformat
 import pytest
-from test_grading_feedback import browser  # noqa: F401  (a fixture)
 
 from grading import gradebook, outputs
 from grading.lab import ROOT, Lab, find_lab
@@ -124,7 +123,7 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Any, folder_of_grades: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:  # noqa: F811
+def tab(browser: Any, folder_of_grades: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     server = Server(folder_of_grades, tmp_path_factory.mktemp("private"))
     try:
         yield Tab(browser.new_page(viewport={"width": 1300, "height": 900}), server)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site, tab  # noqa: F401  (fixtures)
-from test_grading_feedback import browser  # noqa: F401  (a fixture)
 
 from utils import operators, roofline, units
 from utils import transformer_math as tm

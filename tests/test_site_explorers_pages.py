@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from explorer_cases import NAMES, WEBSITE, Tab, site, tab  # noqa: F401  (fixtures)
-from test_grading_feedback import browser  # noqa: F401  (a fixture)
 
 from utils import transformer_math as tm
 from website import explorers

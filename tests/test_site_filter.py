@@ -37,19 +37,6 @@ def write_page(folder: Path) -> Path:
     return page
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium of this machine."""
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if executable is None:
-        pytest.skip("no Chromium on this machine (chromium, chromium-browser or google-chrome)")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def tab(browser, tmp_path):
     opened = browser.new_page(viewport={"width": 390, "height": 800})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -348,18 +347,6 @@ def test_the_home_page_is_light_and_asks_nobody_else(staged):
 
 
 # ---- in a browser
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium of this machine."""
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if executable is None:
-        pytest.skip("no Chromium on this machine (chromium, chromium-browser or google-chrome)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 def opened(browser: Any, staged: Path, script: bool = True, **options: Any) -> Any:

@@ -12,7 +12,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from test_grading_feedback import browser  # noqa: F401  (a fixture)
 
 from tests.site_server import served
 from website import build
@@ -233,7 +232,7 @@ def barriers(visit: Visit, scheme: str) -> list[tuple[str, int, str]]:
 
 
 @pytest.fixture(scope="module")
-def seen(browser, address: str, pages) -> dict[str, dict[str, list]]:  # noqa: F811
+def seen(browser, address: str, pages) -> dict[str, dict[str, list]]:
     """Kind of finding -> page -> what a visit found there; each page is opened once, with an empty cache."""
     script, found = Axe().axe_script, {kind: {} for kind in ("whole", "light", "dark", "phone")}
     for place in sorted(pages):
@@ -262,7 +261,7 @@ def test_every_page(seen, pages, kind: str):
     assert not {place: wrong for place, wrong in seen[kind].items() if wrong}
 
 
-def readable(browser: Any, address: str, place: str) -> tuple[float, float]:  # noqa: F811
+def readable(browser: Any, address: str, place: str) -> tuple[float, float]:
     """Milliseconds until a page's text is painted and its first formulas are typeset, with nothing cached."""
     visit = Visit(browser, address, viewport={"width": 412, "height": 823})
     session = visit.tab.context.new_cdp_session(visit.tab)
@@ -279,7 +278,7 @@ def readable(browser: Any, address: str, place: str) -> tuple[float, float]:  # 
 
 
 @pytest.mark.parametrize("place", ["index.html", "notebooks/05_online_softmax.html"])
-def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, place: str):  # noqa: F811
+def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, place: str):
     """On a connection of 9 Mbit/s and 170 ms; the best of five visits, since a busy machine is slow by itself."""
     tried = []
     while len(tried) < 5 and not (tried and max(tried[-1]) < 2000):
@@ -287,7 +286,7 @@ def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, plac
     assert max(tried[-1]) < 2000, tried
 
 
-def test_a_search_finds_the_lecture(browser, address: str):  # noqa: F811
+def test_a_search_finds_the_lecture(browser, address: str):
     visit = Visit(browser, address)
     visit.go("search.html?q=logsumexp")
     visit.tab.wait_for_selector("#search-results li a")
@@ -301,7 +300,7 @@ ANIMATED = {"02": 2, "04": 1, "05": 1, "06": 1, "08": 2, "09": 2, "10": 1, "11":
 
 
 @pytest.mark.parametrize("lecture", ANIMATED)
-def test_animations_play_pause_and_step(browser, address: str, lecture: str):  # noqa: F811
+def test_animations_play_pause_and_step(browser, address: str, lecture: str):
     """With motion reduced nothing moves by itself; each player has its buttons, and a step changes what it says."""
     page = next(page_of(path) for path in lectures() if path.stem.startswith(lecture))
     visit = Visit(browser, address, viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
