@@ -1,7 +1,7 @@
 """MathJax as part of the site: a copy of what typesets TeX, and nothing that asks another host.
 
-The copy comes with the Python packages that ``make site`` installs. ``npm install --prefix website mathjax@3`` fetches a
-newer one, which is then taken instead.
+The copy comes with the Python packages that ``make site`` installs. ``npm install --prefix website mathjax@3`` fetches
+a newer one, which is then taken instead.
 """
 
 from __future__ import annotations
