@@ -116,6 +116,7 @@ def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     assert cells.as_html(claim, cells.Figures(None, "", "")) == '<div class="course-claim"><span>✓</span> x</div>'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*places.lectures(), *places.labs()], ids=lambda path: path.stem)
 def test_a_staged_notebook_keeps_its_code_and_its_texts(path, tmp_path):
     whole = nbformat.read(path, as_version=4)

@@ -18,6 +18,8 @@ from website.places import ROOT, WEBSITE, lectures
 from website.record_figures import label, text, unit_of
 from website.record_tables import blocks
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = records.families()
 PREFIXES = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 SUPERSCRIPT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
