@@ -142,12 +142,12 @@ def test_what_only_a_gpu_gives_stands_beside_what_a_laptop_prints():
     for path in places.lectures():
         for cell in nbformat.read(path, as_version=4).cells:
             if "gpu-output" in cell.metadata.get("tags", []):
-                laptop.outputs(path.stem, cell.source)
+                laptop.outputs(path.stem, cell)
                 found += 1
     kept = json.loads(laptop.RECORD.read_text(encoding="utf-8"))["notebooks"]
     assert found == sum(len(cells_) for cells_ in kept.values()) > 20
     with pytest.raises(KeyError, match=r"renew it with `python -m website.laptop`"):
-        laptop.outputs("05_online_softmax", "changed = True")
+        laptop.outputs("05_online_softmax", nbformat.v4.new_code_cell("changed = True"))
 
 
 def test_addresses_that_open_a_notebook_name_it():

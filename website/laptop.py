@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -13,14 +12,14 @@ import time
 from functools import cache
 from typing import Any
 
+from nbformat import NotebookNode
+
+from utils.notebooks import source_mark, tags
 from website.places import WEBSITE, lectures
 
 RECORD = WEBSITE / "laptop.json"
-
-
-def key(source: str) -> str:
-    """A cell's name in the record, from its source."""
-    return hashlib.sha256(source.strip().encode()).hexdigest()[:16]
+#: The tag of a cell whose output only a GPU gives.
+GPU_OUTPUT = "gpu-output"
 
 
 @cache
@@ -28,21 +27,21 @@ def _record() -> dict[str, Any]:
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def outputs(name: str, source: str) -> list[dict[str, Any]]:
+def outputs(name: str, cell: NotebookNode) -> list[dict[str, Any]]:
     """A cell's outputs on a machine without a GPU, in the notebook format.
 
     Args:
         name: The notebook's file name without suffix.
-        source: The cell's code.
+        cell: The cell as the notebook has it.
 
     Raises:
         KeyError: The record has no such cell: it was changed since; renew the record.
     """
     try:
-        return _record()["notebooks"][name][key(source)]
+        return _record()["notebooks"][name][source_mark(cell)]
     except KeyError:
         raise KeyError(
-            f"website/laptop.json has no output for a cell of {name} that begins with {source[:60]!r}: "
+            f"website/laptop.json has no output for a cell of {name} that begins with {cell.source[:60]!r}: "
             "renew it with `python -m website.laptop`"
         ) from None
 
@@ -57,13 +56,9 @@ def record() -> dict[str, Any]:
         notebook = nbformat.read(path, as_version=4)
         started = time.perf_counter()
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
-        found[path.stem] = {key(c.source): _plain(c.outputs) for c in notebook.cells if _only_gpu(c)}
+        found[path.stem] = {source_mark(c): _plain(c.outputs) for c in notebook.cells if GPU_OUTPUT in tags(c)}
         print(f"{path.stem}: {len(found[path.stem])} cells, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return {"notebooks": found}
-
-
-def _only_gpu(cell: Any) -> bool:
-    return cell.cell_type == "code" and "gpu-output" in cell.metadata.get("tags", [])
 
 
 def _plain(made: list[Any]) -> list[dict[str, Any]]:

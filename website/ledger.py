@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from utils.claims import KINDS, Claim, ledger, owed
-from utils.claims.page import _in_one_unit, title
+from utils.claims.page import in_one_unit, title
 from website.places import lectures, page_of
 
 #: Headings deeper than this get no anchor (``myst_heading_anchors``).
@@ -136,7 +136,7 @@ def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
 
 
 def _row(c: Claim, text: str) -> str:
-    computed, expected, unit = _in_one_unit(c)
+    computed, expected, unit = in_one_unit(c)
     path = next(path for path in lectures() if path.stem == c.notebook)
     section = section_of(path, c.cell)
     where = f"[{section.text}](/{page_of(path)}.ipynb#{section.slug})"

@@ -8,9 +8,10 @@ from typing import Any
 
 import nbformat
 
+from utils.notebooks import tags
 from website import laptop
 from website.cells import Figures, as_html, folded, names_a_shade, outputs, tabs
-from website.places import in_repository, labs, launches, lectures, on_github, page_of, repository
+from website.places import labs, launches, lectures, on_github, page_of
 from website.prose import (
     anchor_equations,
     link_equations,
@@ -20,9 +21,6 @@ from website.prose import (
     tagged,
     under_title,
 )
-
-#: A cell whose output only a GPU gives: the page shows it beside what a laptop prints.
-GPU_OUTPUT = "gpu-output"
 
 
 def write(source: Path) -> None:
@@ -47,7 +45,7 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
             text = link_lectures(_relink(cell.source), pages, own)
             text = link_equations(text, numbers, prefix)
             cells.append(nbformat.v4.new_markdown_cell(own_lines(anchor_equations(text, prefix))))
-        elif "setup" not in cell.metadata.get("tags", []):
+        elif "setup" not in tags(cell):
             around = notebook.cells[max(0, k - 1) : k + 2]
             figures.as_drawn = names_a_shade(*(each.source for each in around if each is cell or _is_text(each)))
             cells += _code(cell, figures, path.stem)
@@ -65,11 +63,11 @@ def _is_text(cell: Any) -> bool:
 def _code(cell: Any, figures: Figures, name: str) -> list[Any]:
     made = nbformat.v4.new_code_cell(cell.source)
     made.metadata["tags"] = ["hide-input"] if folded(cell.source) else []
-    if GPU_OUTPUT not in cell.metadata.get("tags", []):
+    if laptop.GPU_OUTPUT not in tags(cell):
         made.outputs = [nbformat.from_dict(output) for output in outputs(cell, figures)]
         return [made]
     gpu = [part for output in cell.outputs if (part := as_html(output, figures))]
-    here = [part for output in laptop.outputs(name, cell.source) if (part := as_html(output, figures))]
+    here = [part for output in laptop.outputs(name, cell) if (part := as_html(output, figures))]
     device = cell.metadata.get("making-llms-fast", {}).get("device", "")
     sides = [
         (
@@ -120,7 +118,7 @@ def heading(path: Path, minutes: int) -> str:
     download = f'<a href="{html.escape(on_github(path, "raw"))}" download>download</a>'
     files = ""
     if page_of(path).startswith("labs/"):
-        folder = f"{repository()}/tree/main/{in_repository(path.parent)}"
+        folder = on_github(path.parent, "tree")
         files = f' <span class="course-files"><a href="{folder}">the files that you write in</a></span>'
     return (
         '<div class="course-bar" role="group" aria-label="This page">'

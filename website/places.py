@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
+
+from utils.claims.ledger import notebook_paths
+from utils.notebooks import repository_url
 
 ROOT = Path(__file__).resolve().parent.parent
 WEBSITE = ROOT / "website"
@@ -17,9 +19,8 @@ BRANCH = "main"
 
 @cache
 def repository() -> str:
-    """The address of the repository, without a slash at its end, as ``pyproject.toml`` has it."""
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        return tomllib.load(file)["project"]["urls"]["Repository"].rstrip("/")
+    """The address of the repository, without a slash at its end."""
+    return repository_url().rstrip("/")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Launch:
 
 def lectures() -> list[Path]:
     """The lectures' notebooks in reading order."""
-    return sorted(LECTURES.glob("[0-9][0-9]_*.ipynb"))
+    return notebook_paths()
 
 
 def labs() -> list[Path]:

@@ -55,8 +55,8 @@ def owed(path: Path | str = OWED) -> list[Owed]:
 
 
 def notebook_paths(folder: Path = NOTEBOOKS) -> list[Path]:
-    """The lecture notebooks, in reading order."""
-    return sorted(folder.glob("*.ipynb"))
+    """The lecture notebooks, in reading order; hidden files are somebody's passing copies."""
+    return sorted(folder.glob("[!.]*.ipynb"))
 
 
 def ledger(notebooks: Iterable[Path | str] | None = None) -> list[Claim]:

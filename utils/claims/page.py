@@ -58,13 +58,13 @@ def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
     for c in claims:
         text = c.statement or texts.get(c.id, "")
         name = f"{_cell(text)}<br>`{c.id}`" if text else f"`{c.id}`"
-        computed, expected, unit = _in_one_unit(c)
+        computed, expected, unit = in_one_unit(c)
         cells = (computed, expected, c.tolerance_text, unit or "–", c.kind, c.source or "derivation")
         lines.append(f"| {name} | " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _in_one_unit(c: Claim) -> tuple[str, str, str]:
+def in_one_unit(c: Claim) -> tuple[str, str, str]:
     """Computed and expected as plain numbers, and the unit (with its SI prefix) that both are in."""
     bounds = c.expected if isinstance(c.expected, tuple) else (c.expected,)
     if isinstance(c.computed, bool | str):

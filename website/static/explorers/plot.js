@@ -61,12 +61,11 @@
     root.addEventListener("beforeprint", () => host.clientWidth && draw(host.clientWidth));
   }
 
-  class Plot {
-    /** A plot with axes in `host`; `update(view)` draws {label, height, x, y, areas, lines, marks, points}. */
+  class Figure {
+    /** What draws itself into `host` again when its view or its width changes. */
     constructor(host) {
       this.host = h("div", { class: "mlf-plot" });
       host.append(this.host);
-      this.probed = null;
       atEachWidth(this.host, () => this.draw());
     }
 
@@ -74,6 +73,11 @@
       this.view = view;
       this.draw();
     }
+  }
+
+  class Plot extends Figure {
+    /** A plot with axes in `host`; `update(view)` draws {label, height, x, y, areas, lines, marks, points}. */
+    probed = null;
 
     draw() {
       const width = this.host.clientWidth;
@@ -209,19 +213,8 @@
     }
   }
 
-  class Bars {
+  class Bars extends Figure {
     /** Stacked bars, one below the other, against a limit: `update({label, bars, limit, unit})`. */
-    constructor(host) {
-      this.host = h("div", { class: "mlf-plot" });
-      host.append(this.host);
-      atEachWidth(this.host, () => this.draw());
-    }
-
-    update(view) {
-      this.view = view;
-      this.draw();
-    }
-
     draw() {
       const width = this.host.clientWidth;
       if (!this.view || !width) return;
