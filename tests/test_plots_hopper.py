@@ -1,0 +1,132 @@
+"""A ring of tiles behaves as Hopper's barriers make it, and the figures of lecture 14 say what they show."""
+
+import pytest
+
+from utils import plots
+from utils.plots import hopper
+from utils.plots.ring import ring_animation, ring_picture
+from utils.simt.ring import Barrier, RingError, run_ring
+
+SEQUENTIAL = {
+    "producer": [("copy", 0, 0.0, 50.0), ("copy", 1, 60.0, 90.0)],
+    "consumer 0": [
+        ("scores", 0, 0.0, 20.0), ("waiting", 0, 0.0, 20.0), ("softmax", 0, 20.0, 60.0), ("output", 0, 60.0, 80.0),
+    ],
+    "consumer 1": [("scores", 0, 10.0, 30.0), ("softmax", 0, 30.0, 70.0), ("output", 0, 70.0, 100.0)],
+}  # fmt: skip
+LADDER = {"D = 128": {"full": [0.5, 0.6, 1.02], "causal": [0.4, None, 1.1]}}
+
+
+def test_a_fresh_barrier_lets_parity_1_pass_and_holds_parity_0():
+    barrier = Barrier(2)
+    assert barrier.passes(1) and not barrier.passes(0)
+    barrier.arrive()
+    assert not barrier.passes(0)
+    barrier.arrive()
+    assert barrier.passes(0) and not barrier.passes(1) and barrier.pending == 2
+
+
+def test_a_phase_is_complete_when_everybody_arrived_and_every_byte_landed():
+    barrier = Barrier(1)
+    barrier.expect(128)
+    assert barrier.completed == 0
+    barrier.landed(64)
+    assert barrier.completed == 0
+    barrier.landed(64)
+    assert barrier.completed == 1 and barrier.parity == 1
+
+
+def test_one_arrival_too_many_is_an_error():
+    barrier = Barrier(1)
+    barrier.expect(8)
+    with pytest.raises(RingError, match="more than 1 arrivals in phase 0"):
+        barrier.arrive()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_every_consumer_reads_every_tile_once_and_in_order(stages, consumers):
+    run = run_ring(11, stages, consumers=consumers, read=tuple(range(1, consumers + 1)))
+    for c in range(consumers):
+        assert [w.tile for w in run.work if w.actor == f"consumer {c}" and w.kind == "read"] == list(range(11))
+    last = run.frames[-1].stages
+    assert all(stage.full[0] == stage.empty[0] == len(range(s, 11, stages)) for s, stage in enumerate(last))
+
+
+def test_stages_hide_the_copy_until_there_are_enough_of_them():
+    ends = [run_ring(16, stages, copy=3, read=2).end for stages in (1, 2, 3, 4)]
+    assert ends == [16 * 5, 42, 3 + 16 * 2, 3 + 16 * 2]
+    assert run_ring(16, 3, copy=3, read=2).waited("consumer 0") == 3
+
+
+def test_a_producer_that_starts_with_parity_0_hangs_and_everybody_is_named():
+    with pytest.raises(
+        RingError, match=r"nobody can go on at tick 0: producer waits for empty\[0\], parity 0; consumer 0"
+    ):
+        run_ring(8, 3, first_parity=0)
+
+
+def test_a_producer_that_does_not_wait_overwrites_what_is_read():
+    with pytest.raises(RingError, match="tile 2 overwrites tile 0 in stage 0 while it is being read"):
+        run_ring(8, 2, copy=1, read=4, wait_for_empty=False)
+    with pytest.raises(RingError, match="tile 2 overwrites tile 0 in stage 0 before it has arrived"):
+        run_ring(8, 2, copy=9, wait_for_empty=False)
+
+
+def test_the_ring_is_drawn_with_its_phases_and_who_waits():
+    run = run_ring(6, 3)
+    frame = run.frames[4]
+    figure = ring_picture(frame, title="A ring")
+    assert f"Tick {frame.time}: producer {frame.doing[0]}; consumer 0 {frame.doing[1]}" in figure.alt
+    written = {text.get_text() for text in figure.axes[0].texts}
+    assert {"full[0]", "empty[2]", "tile 0", "producer"} <= written
+    film = ring_animation(run, title="A ring", alt="Six tiles pass through a ring of three stages", most=5)
+    assert "Six tiles pass" in film.alt and len(film.poster) > 1000
+
+
+def test_time_under_way_is_that_of_anybody_and_counted_once():
+    assert hopper.under_way(SEQUENTIAL) == 30 + 40
+    assert hopper.under_way(SEQUENTIAL, ("softmax",)) == 50
+    cut = hopper.clipped(SEQUENTIAL, 15, 65)
+    assert cut["consumer 0"][0] == ("scores", 0, 0, 5) and hopper.under_way(cut) == 15 + 5
+
+
+def test_the_timeline_says_how_long_the_tensor_cores_work():
+    figure = hopper.sm_timeline({"in turn": SEQUENTIAL, "cut": hopper.clipped(SEQUENTIAL, 0, 50)}, title="Turns")
+    assert "in turn: a product is under way 70 % of the time, somebody's softmax 50 %." in figure.alt
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["in turn", "cut"]
+    assert len(plots.png(figure)) > 1000
+
+
+def test_a_ladder_has_a_line_a_series_and_leaves_out_what_was_not_measured():
+    figure = hopper.ladder(LADDER, ["a", "b", "c"], title="Three steps")
+    assert "D = 128, full: 0.5, 0.6, 1.02; D = 128, causal: 0.4, 1.1." in figure.alt
+    lines = [line for line in figure.axes[0].lines if line.get_marker() != "None"]
+    assert [list(line.get_xdata()) for line in lines] == [[0, 1, 2], [0, 2]]
+
+
+def test_ratios_beside_a_peer_show_their_spread():
+    rows = {"N 2048": {"bf16": (1.02, 1.0, 1.05), "fp16": (0.98, 0.97, 0.99)}}
+    figure = hopper.beside({"forward": rows, "backward": rows}, title="Beside")
+    assert "forward, N 2048, bf16: 1.02; forward, N 2048, fp16: 0.98" in figure.alt
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() and len(plots.png(figure)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: run_ring(0, 2), "tiles"),
+        (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
+        (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
+        (lambda: ring_animation(run_ring(8, 6), title="x", alt="x" * 30), "at most 5 stages can be drawn, got 6"),
+        (lambda: hopper.sm_timeline({}, title="x"), "at least one interval"),
+        (lambda: hopper.sm_timeline({"a": {"b": [("sleep", 0, 0, 1)]}}, title="x"), "got 'sleep'"),
+        (lambda: hopper.sm_timeline({"a": {"b": [("copy", 0, 2, 1)]}}, title="x"), "ends before it starts"),
+        (lambda: hopper.ladder({}, [], title="x"), "at least one panel"),
+        (lambda: hopper.ladder(LADDER, ["a"], title="x"), "one value for each of 1 steps, got 3"),
+        (lambda: hopper.beside({"forward": {}}, title="x"), "at least one row"),
+    ],
+)
+def test_what_cannot_be_played_or_drawn_is_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()

@@ -1,0 +1,119 @@
+"""A ring of tiles and its barriers, drawn from a simulated run: what is where, which phase, who waits for what."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from utils.plots.animate import Animation, animate
+from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, TEXT, WASTE, bare, figure, mix, styled
+from utils.simt.ring import Frame, RingRun, Stage
+
+#: Stages and actors beyond which the ring cannot be read.
+MOST_STAGES = 5
+
+
+def ring_animation(run: RingRun, *, title: str, alt: str, subtitle: str = "", most: int = 30) -> Animation:
+    """Play a simulated ring moment by moment: its stages, their two barriers, and what everybody does.
+
+    Args:
+        run: what :func:`utils.simt.run_ring` returned.
+        most: moments drawn, from the first on.
+
+    Raises:
+        ValueError: more than ``MOST_STAGES`` stages.
+    """
+    stages = len(run.frames[0].stages)
+    if stages > MOST_STAGES:
+        raise ValueError(f"a ring of at most {MOST_STAGES} stages can be drawn, got {stages}")
+    frames = run.frames[:most]
+    return animate(
+        [partial(_ring, frame=frame) for frame in frames], title=title, alt=alt, subtitle=subtitle,
+        captions=[_ring_caption(frame) for frame in frames], height=2.75, seconds_per_frame=1.6,
+        poster=min(len(frames) - 1, 8),
+    )  # fmt: skip
+
+
+@styled
+def ring_picture(frame: Frame, *, title: str, subtitle: str = "") -> Figure:
+    """One moment of a simulated ring."""
+    fig, ax = figure(title, subtitle=subtitle, height=2.75, grid="none")
+    _ring(ax, frame=frame)
+    fig.alt = f"{title.rstrip('.')}. {_ring_caption(frame)}"
+    return fig
+
+
+def _actors(frame: Frame) -> list[str]:
+    return ["producer", *(f"consumer {c}" for c in range(len(frame.doing) - 1))]
+
+
+def _ring_caption(frame: Frame) -> str:
+    said = "; ".join(f"{name} {doing}" for name, doing in zip(_actors(frame), frame.doing, strict=True))
+    return f"Tick {frame.time}: {said}."
+
+
+def _ring(ax: Axes, *, frame: Frame) -> None:
+    bare(ax)
+    wide, gap = 1.0, 0.16
+    for s, stage in enumerate(frame.stages):
+        _stage(ax, s * (wide + gap), wide, s, stage)
+    right = len(frame.stages) * (wide + gap)
+    names = _actors(frame)
+    step = 1.62 / max(len(names) - 1, 1)
+    for k, (name, doing) in enumerate(zip(names, frame.doing, strict=True)):
+        y = 0.32 + k * step
+        waits = doing.startswith("waits")
+        face = mix(WASTE, 0.5) if waits else "white" if doing == "done" else mix(HBM if k == 0 else ARITHMETIC, 0.22)
+        edge = "#8A8A8A" if waits or doing == "done" else HBM if k == 0 else ARITHMETIC
+        box = FancyBboxPatch((right + 0.1, y - 0.26), 1.62, 0.52, boxstyle="round,pad=0,rounding_size=0.06",
+                             facecolor=face, edgecolor=edge, linewidth=1.0)  # fmt: skip
+        ax.add_patch(box)
+        ax.text(right + 0.18, y - 0.08, name, size=SMALL, weight="bold", va="center", color=INK)
+        ax.text(right + 0.18, y + 0.12, doing, size=SMALL - 0.8, va="center", color=INK)
+    ax.text(right + 1.72, -0.2, f"tick {frame.time}", ha="right", size=SMALL, color=MUTED)
+    ax.set_xlim(-0.05, right + 1.78)
+    ax.set_ylim(2.35, -0.35)
+
+
+def _stage(ax: Axes, x: float, wide: float, s: int, stage: Stage) -> None:
+    """One stage: the tile in it, and below it the two barriers with phase, parity and what is missing."""
+    ax.text(x + wide / 2, -0.1, f"stage {s}", ha="center", size=SMALL, color=MUTED)
+    free = stage.tile is None or (not stage.filling and stage.full[0] == stage.empty[0])
+    face = mix(HBM, 0.25) if stage.filling else mix(ON_CHIP, 0.75 if stage.readers else 0.4)
+    edge = HBM if stage.filling else "#8A8A8A"
+    style = (0, (4, 2)) if stage.filling else "solid"
+    ax.add_patch(
+        Rectangle(
+            (x, 0), wide, 0.8, facecolor="white" if free else face, edgecolor=edge, linewidth=1.2, linestyle=style
+        )
+    )
+    if stage.tile is not None:
+        words = "arriving" if stage.filling else "free again" if free else "full"
+        if stage.readers:
+            words = "read by " + ", ".join(map(str, stage.readers))
+        colour = MUTED if free else INK
+        ax.text(
+            x + wide / 2, 0.32, f"tile {stage.tile}", ha="center", va="center", size=TEXT, weight="bold", color=colour
+        )
+        ax.text(x + wide / 2, 0.58, words, ha="center", va="center", size=SMALL - 0.6, color=colour)
+    else:
+        ax.text(x + wide / 2, 0.42, "empty", ha="center", va="center", size=SMALL, color=MUTED)
+    for row, (name, (completed, pending)) in enumerate((("full", stage.full), ("empty", stage.empty))):
+        y = 1.06 + 0.62 * row
+        ax.text(x, y, f"{name}[{s}]", size=SMALL, weight="bold", color=INK, va="center")
+        for parity in (0, 1):
+            now = parity == completed & 1
+            ax.add_patch(
+                Rectangle((x + wide - 0.4 + 0.2 * parity, y - 0.1), 0.2, 0.2, facecolor=LIMIT if now else "white",
+                          edgecolor=LIMIT, linewidth=0.7)
+            )  # fmt: skip
+            ax.text(x + wide - 0.3 + 0.2 * parity, y, str(parity), ha="center", va="center", size=SMALL - 1,
+                    color="white" if now else MUTED)  # fmt: skip
+        if pending:
+            lacks = f"lacks {pending} arrival{'s' if pending > 1 else ''}"
+        else:
+            lacks = "lacks bytes"
+        ax.text(x, y + 0.24, f"phase {completed}, {lacks}", size=SMALL - 1.2, color=MUTED, va="center")
