@@ -1,8 +1,8 @@
 """Small exact models of what a GPU does with a warp, a memory access, a block and a grid.
 
 ``warp``: divergence. ``memory``: coalescing into sectors, shared-memory bank conflicts. ``occupancy``: blocks on an SM.
-``waves``: tiles of an output and their turns on the SMs. ``ring``: tiles that pass through barriers in shared memory. Each
-is a count, not an estimate of time.
+``waves``: tiles of an output and their turns on the SMs. ``ring``: tiles passed on through barriers.
+Each is a count, not an estimate of time.
 """
 
 from utils.simt.memory import (
