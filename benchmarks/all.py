@@ -52,6 +52,8 @@ FAMILIES = (
     "serving_throughput",
     "batching",
     "speculation",
+    "hopper_errors",
+    "hopper_attention",
 )
 
 

@@ -106,6 +106,10 @@ _ATTENTION = {
     "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
     "ours_over": {str: RATIO},
 }
+#: A point of the capstone: its dtype, and how its second mode compares.
+_HOPPER = {"dtype": TEXT, **_ATTENTION, "fast_over": {str: RATIO}}
+#: What a check of the capstone was tried on.
+_TRIED = {"mode": TEXT, "dtype": TEXT, "shape": TEXT, "head_dim": SIZE, "causal": bool}
 _ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGATIVE}
 
 #: What a model of a parallel measurement is made of.
@@ -673,5 +677,27 @@ LAYOUTS: dict[str, object] = {
         "rounds": [{"batch": SIZE, "draft_tokens": COUNT, **TIMING, "tokens_per_second": POSITIVE, **RATIO}],
         "context": SIZE,
         "passes": [{"model": TEXT, "parameters": SIZE, "batch": SIZE, "tokens": SIZE, **TIMING}],
+    },
+    # ---- notebook 14 ----
+    "hopper_attention": {
+        "points": [_HOPPER],
+        "long": [_HOPPER],
+        "lap_seconds": {str: NOT_NEGATIVE},
+        "unavailable": {str: TEXT},
+    },
+    "hopper_errors": {
+        "factor": POSITIVE,
+        "points": [
+            {
+                **_TRIED,
+                "layout": TEXT,
+                "scale": TEXT,
+                "outputs": {"o": _ERROR, "lse": _ERROR, "dq": _ERROR, "dk": _ERROR, "dv": _ERROR},
+            }
+        ],
+        "poisoned": [{**_TRIED, "elements": SIZE, "bad": COUNT}],
+        "repeats": [
+            {**_TRIED, "runs": SIZE, "differ": {"o": COUNT, "lse": COUNT, "dq": COUNT, "dk": COUNT, "dv": COUNT}}
+        ],
     },
 }

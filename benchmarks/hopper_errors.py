@@ -1,0 +1,259 @@
+"""The errors of the capstone's attention on lab 3's random suite, and whether its bits and its memory are its own.
+
+Three questions, each of both modes (``deterministic`` and ``fast``):
+
+* ``points``: is the error allowed? The cases, the reference and the rule are those of
+  :mod:`benchmarks.attention_errors`, with the dtypes and head_dims of Hopper's kernels.
+* ``repeats``: does the same call give the same bits 1,000 times, while other processes use the same GPU?
+* ``poisoned``: is all of every result written? Whatever the call allocates holds NaN before it starts.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks import attention_errors, family
+from benchmarks.attention_determinism import bits
+from benchmarks.hopper_ways import KERNELS, need_hopper
+from solutions import capstone_hopper
+from utils import runtime
+
+SOURCES = [
+    "benchmarks/hopper_errors.py",
+    "benchmarks/attention_errors.py",
+    "benchmarks/attention_determinism.py::bits",
+    *KERNELS,
+    *(source for source in attention_errors.SOURCES if source.startswith("solutions/")),
+]
+
+MODES = ("deterministic", "fast")
+#: Cases of each mode: every dtype, head_dim and pair of fixed lengths occurs.
+CASES = 180
+WORKERS = 15
+RUNS = 1000
+# Lab 3's suite takes them in turns, and half of its lengths too: these orders meet every length.
+DTYPES = (torch.float16, torch.bfloat16, torch.bfloat16, torch.float16)
+HEAD_DIMS = (64, 128, 256, 128, 256, 64, 256, 64, 128)
+
+#: (batch, query heads, key heads, queries, keys, head_dim, causal)
+Shape = tuple[int, int, int, int, int, int, bool]
+REPEATED: tuple[Shape, ...] = tuple(
+    (*sizes, head_dim, causal)
+    for head_dim in (64, 128, 256)
+    for *sizes, causal in ((2, 8, 2, 1000, 1111, True), (4, 16, 4, 2048, 2048, True), (1, 6, 6, 1023, 777, False))
+)
+POISONED: tuple[Shape, ...] = tuple(
+    (*sizes, head_dim, causal)
+    for head_dim in (64, 128, 256)
+    for *sizes, causal in (
+        (1, 1, 1, 1, 1, False), (2, 4, 2, 129, 257, True), (1, 3, 1, 300, 64, True), (1, 2, 2, 1023, 1025, False),
+        (2, 6, 2, 640, 512, False),
+    )
+)  # fmt: skip
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None,
+    causal: bool = False, scale: float | None = None, mode: str = "deterministic",
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """(o, lse, dq, dk, dv) by the capstone; arguments as :func:`benchmarks.attention_errors.our_attention`'s.
+
+    Raises:
+        ValueError: another mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        o, lse = capstone_hopper.flash_attention_with_lse(*leaves, causal, scale, mode == "deterministic")
+        if dlse is None:
+            return o, lse, *torch.autograd.grad(o, leaves, do)
+        return o, lse, *torch.autograd.grad((o, lse), leaves, (do, dlse))
+
+
+@contextlib.contextmanager
+def in_lab_3s_suite(mode: str) -> Iterator[None]:
+    """Inside, :func:`benchmarks.attention_errors.case` tries the capstone, with its dtypes and head_dims."""
+    ours = {"our_attention": functools.partial(attention, mode=mode), "DTYPES": DTYPES, "HEAD_DIMS": HEAD_DIMS}
+    theirs = {name: getattr(attention_errors, name) for name in ours}
+    vars(attention_errors).update(ours)
+    try:
+        yield
+    finally:
+        vars(attention_errors).update(theirs)
+
+
+def case(number: int, mode: str, longest: int = 1024) -> dict[str, Any]:
+    """One random case in one mode: as :func:`benchmarks.attention_errors.case`, and ``mode``."""
+    with in_lab_3s_suite(mode):
+        return {"mode": mode, **attention_errors.case(number, longest)}
+
+
+def tensors(shape: Shape, dtype: torch.dtype, seed: int = 9) -> list[torch.Tensor]:
+    """q, k, v and do of a shape."""
+    B, Hq, Hkv, Nq, Nk, D, _ = shape
+    source = torch.Generator().manual_seed(seed)
+    sizes = ((B, Hq, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, D), (B, Hq, Nq, D))
+    return [torch.randn(size, generator=source).to(dtype).to(runtime.DEVICE) for size in sizes]
+
+
+def described(shape: Shape, dtype: torch.dtype, mode: str) -> dict[str, Any]:
+    """The part of a result that says what was tried."""
+    B, Hq, Hkv, Nq, Nk, D, causal = shape
+    words = f"B={B} Hq={Hq} Hkv={Hkv} Nq={Nq} Nk={Nk} D={D}"
+    return {"mode": mode, "dtype": str(dtype).removeprefix("torch."), "shape": words, "head_dim": D, "causal": causal}
+
+
+def repeated(shape: Shape, dtype: torch.dtype, mode: str, runs: int = RUNS) -> dict[str, Any]:
+    """Call ``runs`` times and compare with one call more; ``differ`` counts, for each output, runs with other bits."""
+    q, k, v, do = tensors(shape, dtype)
+    call = functools.partial(attention, q, k, v, do, None, shape[6], None, mode)
+    first = [bits(x) for x in call()]
+    differ = torch.zeros(len(first), dtype=torch.int64, device=q.device)
+    for _ in range(runs):
+        differ += torch.stack([(bits(x) != one).any() for x, one in zip(call(), first, strict=True)])
+    counts = dict(zip(attention_errors.OUTPUTS, differ.tolist(), strict=True))
+    return {**described(shape, dtype, mode), "runs": runs, "differ": counts}
+
+
+@contextlib.contextmanager
+def memory_full_of_nan(like: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, a tensor of floats that nobody has written to holds NaN.
+
+    Tensors of NaN as large as ``like`` are made and freed, for whoever takes memory from PyTorch's allocator by another
+    door; and what ``torch.empty`` hands out is filled with NaN, as PyTorch does in its deterministic mode.
+
+    Raises:
+        RuntimeError: a fresh tensor is not NaN all the same.
+    """
+    filled = [torch.full_like(x, math.nan) for x in like for _ in range(4)]
+    del filled
+    asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        if not all(torch.empty_like(x).isnan().all() for x in like):
+            raise RuntimeError("PyTorch does not fill fresh memory with NaN here, so nothing can be told from it")
+        yield
+    finally:
+        torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def poisoned(shape: Shape, dtype: torch.dtype, mode: str) -> dict[str, Any]:
+    """Call with memory full of NaN; ``bad`` counts elements that are NaN or infinite, of ``elements``.
+
+    The logsumexp of a query that sees no key must be -inf.
+    """
+    q, k, v, do = tensors(shape, dtype)
+    _, _, _, queries, keys, _, causal = shape
+    call = functools.partial(attention, q, k, v, do, None, causal, None, mode)
+    with memory_full_of_nan(call()):
+        found = call()
+    blind = max(0, queries - keys) if causal else 0
+    right = [x.isfinite() for x in found]
+    right[1][:, :, :blind] = found[1][:, :, :blind] == -math.inf
+    bad = sum(int((~each).sum()) for each in right)
+    return {**described(shape, dtype, mode), "elements": sum(x.numel() for x in found), "bad": bad}
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
+
+def tasks(count: int, longest: int, repeat: Sequence[Shape], poison: Sequence[Shape], runs: int) -> list[tuple]:
+    """(name of the result, function, arguments), those that compile most first."""
+
+    def turns(shapes: Sequence[Shape]) -> list[tuple[Shape, torch.dtype, str]]:
+        dtypes = (torch.bfloat16, torch.float16)
+        return [(shape, dtypes[i % 2], mode) for i, shape in enumerate(shapes) for mode in MODES]
+
+    return [
+        *(("points", case, (number, mode, longest)) for number in range(count) for mode in MODES),
+        *(("poisoned", poisoned, each) for each in turns(poison)),
+        *(("repeats", repeated, (*each, runs)) for each in turns(repeat)),
+    ]
+
+
+def run_task(function: Callable[..., dict[str, Any]], arguments: tuple) -> dict[str, Any] | str:
+    """A task's result, or what went wrong: an error of the compiler does not survive the way between processes."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{function.__name__}{arguments}: {type(error).__name__}: {str(error).strip()[-300:]}"
+
+
+@family.quiet()
+def measure(
+    quick: bool = False,
+    count: int | None = None,
+    longest: int = 1024,
+    repeat: Sequence[Shape] = REPEATED,
+    poison: Sequence[Shape] = POISONED,
+    runs: int = RUNS,
+    workers: int = WORKERS,
+) -> dict[str, Any]:
+    """All cases in both modes, repeated runs and poisoned memory; ``quick`` takes a few.
+
+    Args:
+        count: Cases of each mode.
+        longest: Longer lengths are cut to it.
+        repeat, poison: Shapes.
+        runs: Calls that are compared.
+        workers: Processes.
+
+    Raises:
+        RuntimeError: the GPU here is not one of Hopper's, or a call fails.
+    """
+    need_hopper()
+    if quick:
+        count, repeat, poison, runs = count or 12, repeat[:1], poison[:2], min(runs, 20)
+    names, functions, arguments = zip(*tasks(count or CASES, longest, repeat, poison, runs), strict=True)
+    if workers > 1:
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+            found = list(pool.map(run_task, functions, arguments))
+    else:
+        found = list(map(run_task, functions, arguments))
+    failed = [each for each in found if isinstance(each, str)]
+    if failed:
+        raise RuntimeError("\n".join([f"{len(failed)} of {len(found)} checks failed:", *failed[:20]]))
+    kinds = {name: [each for which, each in zip(names, found) if which == name] for name in dict.fromkeys(names)}
+    return {"factor": attention_errors.FACTOR, **kinds}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Errors by mode, dtype and head_dim as lab 3 prints them; then bits and memory."""
+    lines = []
+    for mode in MODES:
+        points = [
+            {**point, "dtype": f"{point['dtype']}, D {point['head_dim']},"}
+            for point in sorted(results["points"], key=lambda point: (point["dtype"], point["head_dim"]))
+            if point["mode"] == mode
+        ]
+        good = sum(map(attention_errors.within, points))
+        lines += [f"{mode}: {good} of {len(points)} cases within what is allowed"]
+        lines += [attention_errors.table({"points": points}), ""]
+    for item in results["repeats"]:
+        differ = ", ".join(f"{name} {count}" for name, count in item["differ"].items() if count) or "none"
+        lines.append(f"{words(item)}: runs of {item['runs']} with other bits: {differ}")
+    for item in results["poisoned"]:
+        lines.append(f"{words(item)}: {item['bad']} of {item['elements']:,} elements bad in poisoned memory")
+    return "\n".join(lines)
+
+
+def words(item: Mapping[str, Any]) -> str:
+    """What was tried."""
+    return f"{item['mode']}, {item['dtype']}, {item['shape']}, {'causal' if item['causal'] else 'full'}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(family.run("hopper_errors", measure, table, SOURCES))

@@ -1,0 +1,133 @@
+"""Runs each of the capstone's kernels once on ragged shapes, for NVIDIA's compute-sanitizer to watch.
+
+``python -m benchmarks.hopper_sanitize`` calls forward and backward passes in both modes and holds the results against
+float64, loosely: it is there to be run inside a tool. ``--tool memcheck racecheck`` runs it inside each tool named and
+prints what the tool found. By hand that is::
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m benchmarks.hopper_sanitize
+
+PyTorch keeps freed memory and cuts tensors from large pieces of it, inside which no tool sees an access beyond a
+tensor's end: the variable gives every tensor an allocation of its own. Inputs are drawn, and results compared, on the
+CPU, so that nearly all that the tool watches is ours. Run it once without a tool first: Triton then has its kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from benchmarks import attention_errors, family
+from benchmarks.hopper_errors import MODES, Shape, attention, described, tensors, words
+from benchmarks.hopper_ways import need_hopper
+from utils import runtime
+from utils.fingerprint import ROOT
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+HEAD_DIMS = (64, 128, 256)
+#: (batch, query heads, key heads, queries, keys, causal): one query; tiles that end early on either side; queries that
+#: see no key; groups of heads; several tiles each way.
+SIZES = (
+    (1, 1, 1, 1, 1, False),
+    (1, 4, 2, 129, 257, True),
+    (2, 3, 1, 203, 113, True),
+    (1, 2, 2, 300, 391, False),
+)
+#: Errors allowed, as a share of the largest right value.
+TOLERANCE = 0.03
+#: What compute-sanitizer's process ends with when the tool found something.
+FOUND = 99
+
+
+def cases(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[tuple[Shape, torch.dtype, str]]:
+    """(shape, dtype, mode) of every run; dtypes take turns."""
+    for head_dim in head_dims:
+        for i, (*sizes, causal) in enumerate(SIZES):
+            for mode in MODES:
+                yield (*sizes, head_dim, causal), (torch.bfloat16, torch.float16)[i % 2], mode
+
+
+def wrong(shape: Shape, dtype: torch.dtype, mode: str) -> list[str]:
+    """Run one case; the outputs that are wrong, in words. Every other case asks for the logsumexp's gradient too."""
+    inputs = [x.cpu() for x in tensors(shape, dtype)]
+    B, Hq, _, Nq, _, _, causal = shape
+    dlse = torch.randn((B, Hq, Nq), generator=torch.Generator().manual_seed(1))
+    with_dlse = Nq % 2 == 0
+    exact = attention_errors.plain_attention(
+        *(x.double() for x in inputs), dlse=dlse.double() * with_dlse, causal=causal
+    )
+    found = attention(
+        *(x.to(runtime.DEVICE) for x in inputs), dlse.to(runtime.DEVICE) if with_dlse else None, causal, None, mode
+    )
+    problems = []
+    for name, mine, right in zip(attention_errors.OUTPUTS, found, exact, strict=True):
+        error = attention_errors.largest_error(mine, right)
+        finite = right[right.isfinite()]
+        allowed = TOLERANCE * max(1.0, finite.abs().max().item() if finite.numel() else 0.0)
+        if not error <= allowed:
+            problems.append(f"{name} is off by {error:.2g}, allowed {allowed:.2g}")
+    return problems
+
+
+@family.quiet()
+def run_cases(head_dims: Sequence[int] = HEAD_DIMS) -> int:
+    """Run every case and say how it went; 1 when any result is wrong, else 0."""
+    status = 0
+    for shape, dtype, mode in cases(head_dims):
+        problems = wrong(shape, dtype, mode)
+        status |= bool(problems)
+        print(f"{'WRONG' if problems else 'ok   '} {words(described(shape, dtype, mode))}", *problems, flush=True)
+    return status
+
+
+def inside(tool: str, head_dims: Sequence[int] = HEAD_DIMS, timeout: float = 540) -> int:
+    """Run the cases inside a tool of compute-sanitizer and print its findings; 0 when there are none.
+
+    Raises:
+        RuntimeError: compute-sanitizer is not installed.
+    """
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if program is None:
+        raise RuntimeError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+    command = [
+        program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", sys.executable, "-m",
+        "benchmarks.hopper_sanitize", "--head-dims", *map(str, head_dims),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        print(f"{tool}: not done after {timeout:.0f} s")
+        return 1
+    said = (done.stdout + done.stderr).splitlines()
+    summary = [line.strip("= ") for line in said if line.startswith("=====") and "SUMMARY" in line]
+    print(f"{tool}: status {done.returncode}; {'; '.join(summary) or 'no summary'}")
+    print(f"{sum(line.startswith('ok ') for line in said)} cases right inside {tool}")
+    if done.returncode:
+        print("\n".join(line for line in said if not line.startswith("ok ")))
+    return int(done.returncode != 0 or not summary)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 0 when results are right and no tool found anything."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hopper_sanitize", description=__doc__.split("\n")[0])
+    parser.add_argument("--tool", nargs="+", choices=TOOLS, default=[], help="run inside these tools")
+    parser.add_argument("--head-dims", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)
+    options = parser.parse_args(arguments)
+    if not runtime.HAS_GPU:
+        print("hopper_sanitize: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
+        return 1
+    need_hopper()
+    status = run_cases(options.head_dims)
+    for tool in options.tool:
+        status |= inside(tool, options.head_dims)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,279 @@
+"""The capstone's benchmarks without a GPU: small sizes, known times, lab 3's kernels in place of Hopper's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from fake_stopwatch import FakeStopwatch
+
+from benchmarks import (
+    attention_errors,
+    attention_speed,
+    family,
+    head_start,
+    hopper_attention,
+    hopper_errors,
+    hopper_ways,
+)
+from solutions import capstone_hopper
+from utils import record_layouts, runtime, timing
+from utils.fingerprint import ROOT
+
+SHORT = {dtype: hopper_attention.Effort(1, 0, 0) for dtype in hopper_ways.DTYPES}
+TINY = (1, 2, 2, 5, 9, 64, True)
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+
+
+def problems(name, results):
+    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
+
+
+# ---- hopper_attention ------------------------------------------------------------------------------------------------
+
+
+def test_the_speed_of_the_capstone_fills_its_layout_in_both_dtypes_and_modes(known_times, monkeypatch):
+    theirs = dict.fromkeys(hopper_ways.PEERS, attention_speed.ours)
+    real = hopper_ways.functions()
+    monkeypatch.setattr(hopper_ways, "functions", lambda: {**real, **theirs})
+    monkeypatch.setattr(hopper_attention, "whole_rounds", lambda names, rounds: rounds)
+    results = hopper_attention.measure(shapes=[(1, 1, 8, 64, False)], long=(1, 1, 9, 64, True), effort=SHORT, workers=0)
+    assert problems("hopper_attention", results) == []
+    assert [(p["dtype"], p["direction"]) for p in results["points"]] == [
+        (dtype, direction) for dtype in ("bf16", "fp16") for direction in ("forward", "backward")
+    ]
+    forward, backward = results["points"][:2]
+    assert set(forward["timed"]) == {"ours", "lab 3", "flash", "cudnn"} and forward["fast_over"] == {}
+    assert (
+        set(backward["timed"]) == set(backward["ours_over"]) | {"ours"} == set(backward["fast_over"]) | {"ours, fast"}
+    )
+    assert [p["direction"] for p in results["long"]] == ["both", "both"]
+    text = hopper_attention.table(results)
+    assert "fp16 backward, D 64, N 8, full" in text and "bf16, ours, fast: as fast as cuDNN or faster on" in text
+    assert "long sequence, bf16, forward and backward, ms: ours" in text
+
+
+def test_a_peer_that_cannot_is_named_and_an_error_of_ours_is_raised(known_times):
+    def broken(q, k, v, causal):
+        raise RuntimeError("no kernel for this\nand a long trace")
+
+    class NoGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("no backward pass")
+
+    shape = (1, 1, 4, 256, False)
+    attentions = {"ours": attention_speed.ours, "flash": broken, "cudnn": lambda q, k, v, causal: NoGradient.apply(q)}
+    found, unavailable = hopper_ways.calls(shape, torch.float16, attentions)
+    assert unavailable == {
+        "flash, D 256, forward": "no kernel for this",
+        "cudnn, D 256, backward": "no backward pass",
+    }
+    assert set(found) == {("forward", "ours"), ("backward", "ours"), ("both", "ours"), ("forward", "cudnn")}
+    point = hopper_attention.point(shape, "fp16", "backward", found, SHORT["fp16"])
+    assert point["ours_over"] == {} and hopper_attention.short(point) == "no cudnn"
+    with pytest.raises(RuntimeError, match="no kernel for this"):
+        hopper_ways.calls(shape, torch.float16, {"ours": broken})
+
+
+def test_the_shapes_are_lab_3s_and_four_of_256():
+    assert hopper_attention.SHAPES[:8] == attention_speed.SHAPES and len(set(hopper_attention.SHAPES)) == 12
+    assert {b * n for b, _, n, _, _ in hopper_attention.SHAPES} == {16384}
+    assert {h * d for _, h, _, d, _ in hopper_attention.SHAPES} == {2048}
+
+
+def test_everybody_follows_everybody_equally_often():
+    assert hopper_attention.whole_rounds("abcd", 5) == 8 and hopper_attention.whole_rounds("abcd", 8) == 8
+    assert hopper_attention.whole_rounds("abcde", 4) == 10
+
+
+def test_the_ratio_of_the_fast_mode_is_its_own(monkeypatch):
+    seconds = {"ours": 2e-3, "ours, fast": 1e-3, "cudnn": 3e-3}
+
+    def compare(calls, **options):
+        return {name: timing.summarize([seconds[name]] * 3) for name in calls}
+
+    monkeypatch.setattr(timing, "compare", compare)
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    calls = {("backward", name): lambda: None for name in seconds}
+    point = hopper_attention.point((1, 1, 4, 64, False), "bf16", "backward", calls, SHORT["bf16"])
+    assert point["ours_over"]["cudnn"]["ratio"] == pytest.approx(1.5)
+    assert point["fast_over"]["cudnn"]["ratio"] == pytest.approx(3)
+    assert point["fast_over"]["ours"]["ratio"] == pytest.approx(2)
+
+
+def test_every_kernel_is_compiled_before_it_is_timed_and_forward_passes_come_first():
+    jobs = hopper_ways.jobs([*hopper_attention.SHAPES, hopper_attention.LONG], ["bf16", "fp16"])
+    assert len(jobs) == 4 * 2 * 6  # functions, dtypes, head_dims and masks
+    assert [(name, back) for _, name, back, _ in jobs[:12]] == [("ours", False)] * 12
+    assert all(len({(shape[3], shape[4]) for shape in shapes}) == 1 for *_, shapes in jobs)
+    assert sum(len(shapes) for _, name, _, shapes in jobs if name == "lab 3") == 2 * 13
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
+    def broken(q, k, v, causal):
+        raise ValueError("a stack of MLIR\nPassManager::run failed")
+
+    job = ("fp16", "ours", True, ((1, 1, 4, 64, True),))
+    assert hopper_ways.compile_job(job) is None
+    monkeypatch.setattr(hopper_ways, "functions", lambda: {"ours": broken})
+    assert hopper_ways.compile_job(job) == "ours, fp16, D 64, causal: PassManager::run failed"
+
+    class InThisProcess:
+        def __init__(self, workers, mp_context):
+            assert (workers, mp_context.get_start_method()) == (3, "spawn")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def map(self, function, items):
+            return [None, *map(function, items)]
+
+    monkeypatch.setattr(hopper_ways, "jobs", lambda shapes, dtypes: [job])
+    monkeypatch.setattr(hopper_ways.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
+    with pytest.raises(RuntimeError, match="not everything compiles:\nours, fp16, D 64, causal: PassManager"):
+        hopper_ways.compile_first([], [], workers=3)
+
+
+def test_a_gpu_that_is_no_hopper_is_refused(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(capstone_hopper, "why_portable", lambda q, k, v: "an L4 is no Hopper GPU")
+    for measure in (hopper_attention.measure, hopper_errors.measure):
+        with pytest.raises(RuntimeError, match="do not run here: an L4 is no Hopper GPU"):
+            measure()
+
+
+def test_the_command_line_says_how_long_to_measure(monkeypatch):
+    asked = {}
+
+    def run(name, measure, table, sources, arguments):
+        asked.update(name=name, arguments=arguments, **measure.keywords)
+        return 0
+
+    monkeypatch.setattr(family, "run", run)
+    assert hopper_attention.main(["--quick", "--rounds", "6", "--lap-seconds", "0.2", "--workers", "3"]) == 0
+    assert asked["name"] == "hopper_attention" and asked["arguments"] == ["--quick"] and asked["workers"] == 3
+    assert asked["effort"]["bf16"][:2] == (6, 0.2) and asked["effort"]["fp16"][:2] == (3, 0.1)
+    assert hopper_attention.main([]) == 0 and asked["effort"] == hopper_attention.EFFORT
+
+
+def test_the_sources_are_the_capstones_modules_and_lab_3s():
+    assert {"solutions/capstone_hopper/forward.py", "solutions/capstone_hopper/tuning.py"} <= set(hopper_ways.KERNELS)
+    assert not any("steps" in source for source in hopper_ways.KERNELS)
+    for source in (*hopper_attention.SOURCES, *hopper_errors.SOURCES):
+        assert (ROOT / source.partition("::")[0]).is_file()
+
+
+# ---- hopper_errors ---------------------------------------------------------------------------------------------------
+
+
+def test_errors_bits_and_memory_fill_their_layout():
+    results = hopper_errors.measure(count=2, longest=12, repeat=[TINY], poison=[TINY], runs=2, workers=1)
+    assert problems("hopper_errors", results) == []
+    assert [p["mode"] for p in results["points"]] == ["deterministic", "fast"] * 2
+    assert all(map(attention_errors.within, results["points"]))
+    assert all(not any(item["differ"].values()) and item["runs"] == 2 for item in results["repeats"])
+    assert all(item["bad"] == 0 for item in results["poisoned"])
+    text = hopper_errors.table(results)
+    assert "fast: 2 of 2 cases within what is allowed" in text and "float16, D 64, dq" in text
+    assert "runs of 2 with other bits: none" in text and "elements bad in poisoned memory" in text
+
+
+def test_the_suite_meets_every_dtype_head_dim_and_fixed_length(monkeypatch):
+    met = []
+
+    def case(number, longest):
+        dtypes, head_dims = attention_errors.DTYPES, attention_errors.HEAD_DIMS
+        length = attention_errors.LENGTHS[number % len(attention_errors.LENGTHS)] if number % 2 == 0 else "drawn"
+        met.append((dtypes[number % len(dtypes)], head_dims[number // len(dtypes) % len(head_dims)], length))
+        return {}
+
+    monkeypatch.setattr(attention_errors, "case", case)
+    for number in range(hopper_errors.CASES):
+        hopper_errors.case(number, "fast")
+    assert len(set(met)) == 2 * 3 * (len(attention_errors.LENGTHS) + 1)
+    assert 2 * hopper_errors.CASES >= 300
+
+
+def test_lab_3s_suite_is_itself_again_afterwards_also_when_a_case_fails(monkeypatch):
+    names = ("our_attention", "DTYPES", "HEAD_DIMS")
+    before = [getattr(attention_errors, name) for name in names]
+    with pytest.raises(RuntimeError, match="stop"), hopper_errors.in_lab_3s_suite("fast"):
+        assert attention_errors.our_attention.keywords == {"mode": "fast"}
+        raise RuntimeError("stop")
+    assert all(getattr(attention_errors, name) is one for name, one in zip(names, before, strict=True))
+
+
+@pytest.mark.parametrize(("mode", "deterministic"), [("deterministic", True), ("fast", False)])
+def test_a_mode_is_what_the_capstone_is_asked_for(monkeypatch, mode, deterministic):
+    real, asked = capstone_hopper.flash_attention_with_lse, []
+
+    def watched(q, k, v, causal, scale, deterministic):
+        asked.append(deterministic)
+        return real(q, k, v, causal, scale, deterministic)
+
+    monkeypatch.setattr(capstone_hopper, "flash_attention_with_lse", watched)
+    hopper_errors.attention(*hopper_errors.tensors(TINY, torch.float16), None, mode=mode)
+    assert asked == [deterministic]
+
+
+def test_another_mode_is_refused_by_name():
+    with pytest.raises(ValueError, match="mode must be one of deterministic, fast, got 'quick'"):
+        hopper_errors.attention(*hopper_errors.tensors(TINY, torch.float16), None, mode="quick")
+
+
+def test_runs_with_other_bits_are_counted_for_each_output(monkeypatch):
+    real, runs = hopper_errors.attention, []
+
+    def restless(*arguments):
+        o, lse, dq, dk, dv = real(*arguments)
+        runs.append(1)
+        return o, lse, dq, dk, -dv if len(runs) in (2, 4) else dv
+
+    monkeypatch.setattr(hopper_errors, "attention", restless)
+    found = hopper_errors.repeated(TINY, torch.bfloat16, "fast", runs=4)
+    assert found["differ"] == {"o": 0, "lse": 0, "dq": 0, "dk": 0, "dv": 2}
+
+
+def test_an_element_that_nobody_writes_is_found(monkeypatch):
+    shape = (1, 2, 2, 9, 5, 64, True)  # four queries see no key
+    real = hopper_errors.attention
+    assert hopper_errors.poisoned(shape, torch.float16, "fast")["bad"] == 0
+
+    def forgetful(*arguments):
+        o, lse, dq, dk, dv = real(*arguments)
+        left = torch.empty_like(dq)
+        left[..., 1:] = dq[..., 1:]
+        lse[0, 0, 0] = 0.0  # a query that sees no key must have -inf
+        return o, lse, left, dk, dv
+
+    monkeypatch.setattr(hopper_errors, "attention", forgetful)
+    assert hopper_errors.poisoned(shape, torch.float16, "fast")["bad"] == 2 * 9 + 1
+
+
+def test_memory_is_full_of_nan_inside_and_pytorch_is_as_before_afterwards():
+    before = torch.are_deterministic_algorithms_enabled()
+    with hopper_errors.memory_full_of_nan([torch.ones(3)]):
+        assert torch.empty(5, device=runtime.DEVICE).isnan().all()
+    assert torch.are_deterministic_algorithms_enabled() == before
+
+
+def test_a_check_that_fails_is_named_with_what_was_tried(monkeypatch):
+    def broken(*arguments, **keywords):
+        raise AssertionError("12 elements are NaN or infinite")
+
+    monkeypatch.setattr(attention_errors, "case", broken)
+    with pytest.raises(RuntimeError, match=r"2 of 2 checks failed:\ncase\(0, 'deterministic', 9\).*12 elements"):
+        hopper_errors.measure(count=1, longest=9, repeat=[], poison=[], workers=1)

@@ -1,0 +1,60 @@
+"""What compute-sanitizer is given to watch, without a GPU: lab 3's kernels in place of Hopper's, and a tool of paper."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from benchmarks import hopper_sanitize as sanitize
+from utils import runtime
+
+
+def test_the_sanitizers_cases_meet_every_head_dim_mode_and_ragged_edge():
+    cases = list(sanitize.cases())
+    assert len(cases) == len(set(cases)) == 3 * 4 * 2
+    assert {shape[5] for shape, *_ in cases} == {64, 128, 256} and len({dtype for _, dtype, _ in cases}) == 2
+    assert any(shape[6] and shape[3] > shape[4] for shape, *_ in cases)  # queries that see no key
+
+
+def test_the_sanitizers_cases_are_right_and_a_wrong_result_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(sanitize, "SIZES", ((1, 2, 1, 6, 9, True), (1, 1, 1, 7, 4, True)))
+    assert sanitize.run_cases([64]) == 0
+    assert capsys.readouterr().out.count("ok    ") == 4
+    real = sanitize.attention
+    monkeypatch.setattr(sanitize, "attention", lambda *arguments: (-real(*arguments)[0], *real(*arguments)[1:]))
+    assert sanitize.run_cases([64]) == 1
+    assert "WRONG deterministic, bfloat16, B=1 Hq=2 Hkv=1 Nq=6 Nk=9 D=64, causal o is off by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "expected"),
+    [
+        (0, "ok    a case\n========= ERROR SUMMARY: 0 errors", 0),
+        (sanitize.FOUND, "========= Invalid __global__ write\n========= ERROR SUMMARY: 3 errors", 1),
+        (0, "========= Device not supported", 1),
+    ],
+)
+def test_what_a_tool_found_decides(monkeypatch, capsys, status, said, expected):
+    commands = []
+
+    def run(command, env, **options):
+        commands.append((command, env["PYTORCH_NO_CUDA_MEMORY_CACHING"]))
+        return subprocess.CompletedProcess(command, status, said, "")
+
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: "compute-sanitizer")
+    monkeypatch.setattr(sanitize.subprocess, "run", run)
+    assert sanitize.inside("memcheck", [128]) == expected
+    command, caching = commands[0]
+    assert command[:3] == ["compute-sanitizer", "--tool", "memcheck"] and command[-2:] == ["--head-dims", "128"]
+    assert caching == "1"
+    out = capsys.readouterr().out
+    assert f"memcheck: status {status}" in out and ("Invalid __global__ write" in out) == (status != 0)
+
+
+def test_without_the_tool_or_a_gpu_the_sanitizer_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match="compute-sanitizer is not on the PATH"):
+        sanitize.inside("memcheck")
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    assert sanitize.main([]) == 1 and "needs a CUDA GPU" in capsys.readouterr().out
