@@ -54,6 +54,7 @@ FAMILIES = (
     "speculation",
     "hopper_errors",
     "hopper_attention",
+    "hopper_limits",
 )
 
 

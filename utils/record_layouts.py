@@ -685,6 +685,31 @@ LAYOUTS: dict[str, object] = {
         "lap_seconds": {str: NOT_NEGATIVE},
         "unavailable": {str: TEXT},
     },
+    "hopper_limits": {
+        "kernels": [
+            {
+                "pass": TEXT,
+                "head_dim": SIZE,
+                "causal": bool,
+                "registers": SIZE,
+                "spilled_bytes": COUNT,
+                "shared_bytes": SIZE,
+                "warpgroups": SIZE,
+                "consumer_registers": SIZE,
+            }
+        ],
+        "alone": [
+            {
+                "name": TEXT,
+                **_ATTENTION_SHAPE,
+                "seconds": POSITIVE,
+                "flops_per_second": POSITIVE,
+                "clock_hz": POSITIVE,
+                "watts": POSITIVE,
+                "celsius": POSITIVE,
+            }
+        ],
+    },
     "hopper_errors": {
         "factor": POSITIVE,
         "points": [
