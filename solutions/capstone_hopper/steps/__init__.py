@@ -1,8 +1,8 @@
 """The way from a textbook kernel to the package's own in eleven steps, one change a step, and two tries beside it.
 
 Each step is one file: its kernel, and ``forward(q, k, v, causal) -> (o, lse)`` for contiguous (B, H, N, D) tensors in
-float16 or bfloat16, D 64 or 128, N a multiple of 128. Steps 1 to 6 are plain Triton and run in the interpreter too; from
-step 7 on they are written in Gluon and need a Hopper GPU to run, though none to be read or compiled.
+float16 or bfloat16, D 64 or 128, N a multiple of 128. Steps 1 to 6 are plain Triton and run in the interpreter too;
+from step 7 on they are written in Gluon, which needs a Hopper GPU to run, though none to be read or compiled.
 
 ::
 
@@ -44,3 +44,9 @@ The record ``attention_steps`` (``utils.records.load("attention_steps").results`
               consumers' events: asked, keys_there, scores_issued, scores_there, softmax_done, output_issued,
               output_there; producer's: keys_issued, values_issued. None where a tile has no such event.
 """
+
+from __future__ import annotations
+
+from .ladder import EVERYONE, PACKAGE, STEPS, TRIES, Step, difference, difference_html, new_lines, step
+
+__all__ = ["EVERYONE", "PACKAGE", "STEPS", "TRIES", "Step", "difference", "difference_html", "new_lines", "step"]

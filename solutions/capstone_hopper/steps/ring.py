@@ -1,0 +1,48 @@
+"""Three helpers that the Gluon steps share: a program's place as in step 5, barriers, and a copy that completes one.
+
+A barrier alternates between phase 0 and 1. Wait for the n-th completion with parity (n - 1) & 1; a fresh barrier lets
+parity 1 pass, so whoever fills a stage for the first time does not wait.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as tl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ..parts import layout
+
+
+@gluon.jit
+def place(length, together, M: tl.constexpr):
+    """First row of a program's head, and its first query in there: ``together`` heads go side by side, tile by tile."""
+    program = tl.program_id(0)
+    tiles = length // M
+    head = program // (together * tiles) * together + program % together
+    return head * length, (tiles - 1 - program % (together * tiles) // together) * M
+
+
+@gluon.jit
+def barriers(COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
+    """``COUNT`` barriers in shared memory that complete a phase when ``ARRIVALS`` have arrived."""
+    made = tl.allocate_shared_memory(tl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in tl.static_range(COUNT):
+        mbarrier.init(made.index(i), ARRIVALS)
+    return made
+
+
+@gluon.jit
+def copy(descriptor, row, tile, full):
+    """The copy engine fills ``tile`` with the rows from ``row`` on; ``full`` completes when all its bytes are there."""
+    mbarrier.expect(full, descriptor.block_type.nbytes)
+    tma.async_copy_global_to_shared(descriptor, [row, 0], full, tile)
+
+
+def described(*tiles: tuple[torch.Tensor, int]) -> list[TensorDescriptor]:
+    """Descriptors that hand out tiles (rows, D) of tensors (B, H, N, D), seen as rows (B * H * N, D)."""
+    return [
+        TensorDescriptor.from_tensor(x.view(-1, x.shape[3]), [rows, x.shape[3]], layout([rows, x.shape[3]], x.dtype))
+        for x, rows in tiles
+    ]
