@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from benchmarks import attention_speed
-from benchmarks.attention_speed import Attention, Shape
+from benchmarks.attention_speed import DIRECTIONS, Attention, Shape
 from solutions import capstone_hopper
 from utils import runtime
 from utils.fingerprint import ROOT
@@ -67,11 +67,12 @@ def inputs(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 
 
 def calls(
-    shape: Shape, dtype: torch.dtype, attentions: Mapping[str, Attention]
+    shape: Shape, dtype: torch.dtype, attentions: Mapping[str, Attention], directions: Sequence[str] = DIRECTIONS
 ) -> tuple[dict[tuple[str, str], Callable[[], object]], dict[str, str]]:
     """(direction, name) -> what to time; and "name, D 256, direction" -> why a peer cannot.
 
-    Forward, ``ours, fast`` is ``ours`` and not timed again.
+    Forward, ``ours, fast`` is ``ours`` and not timed again. Without ``backward`` in ``directions`` only forward passes
+    are called.
     """
     q, k, v, do = inputs(shape, dtype)
     found: dict[tuple[str, str], Callable[[], object]] = {}
@@ -86,6 +87,8 @@ def calls(
             o = attention(q, k, v, shape[4])
             if name != FAST:
                 found["forward", name] = lambda attention=attention: attention(q, k, v, shape[4])
+            if "backward" not in directions:
+                continue
             direction = "backward"
             backward(o)
         except RuntimeError as error:
@@ -104,13 +107,15 @@ def calls(
 Job = tuple[str, str, bool, tuple[Shape, ...]]
 
 
-def jobs(shapes: Iterable[Shape], dtypes: Sequence[str]) -> list[Job]:
+def jobs(shapes: Iterable[Shape], dtypes: Sequence[str], directions: Sequence[str] = DIRECTIONS) -> list[Job]:
     """What to compile, each kernel once if it can be: forward passes first, since backward passes need them."""
     by_kernel: dict[tuple[int, bool], list[Shape]] = {}
     for shape in shapes:
         by_kernel.setdefault((shape[3], shape[4]), []).append(shape)
     groups = [tuple(group) for _, group in sorted(by_kernel.items(), reverse=True)]
     order = ((OURS, False), (OURS, True), (FAST, True), (LAB, True))
+    if "backward" not in directions:
+        order = ((OURS, False), (LAB, False))
     return [(dtype, name, back, group) for name, back in order for dtype in dtypes for group in groups]
 
 
@@ -129,7 +134,9 @@ def compile_job(job: Job) -> str | None:
     return None
 
 
-def compile_first(shapes: Iterable[Shape], dtypes: Sequence[str], workers: int = WORKERS) -> None:
+def compile_first(
+    shapes: Iterable[Shape], dtypes: Sequence[str], workers: int = WORKERS, directions: Sequence[str] = DIRECTIONS
+) -> None:
     """Compile everything that will be timed, in ``workers`` processes.
 
     Raises:
@@ -137,6 +144,6 @@ def compile_first(shapes: Iterable[Shape], dtypes: Sequence[str], workers: int =
     """
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        failed = [error for error in pool.map(compile_job, jobs(shapes, dtypes)) if error]
+        failed = [error for error in pool.map(compile_job, jobs(shapes, dtypes, directions)) if error]
     if failed:
         raise RuntimeError("\n".join(["not everything compiles:", *failed]))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from attention_entries import plain
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import (
@@ -38,10 +39,8 @@ def problems(name, results):
 
 
 def test_the_speed_of_the_capstone_fills_its_layout_in_both_dtypes_and_modes(known_times, monkeypatch):
-    theirs = dict.fromkeys(hopper_ways.PEERS, attention_speed.ours)
-    real = hopper_ways.functions()
-    monkeypatch.setattr(hopper_ways, "functions", lambda: {**real, **theirs})
-    monkeypatch.setattr(hopper_attention, "whole_rounds", lambda names, rounds: rounds)
+    everybody = dict.fromkeys(hopper_ways.functions(), plain)
+    monkeypatch.setattr(hopper_ways, "functions", lambda: everybody)
     results = hopper_attention.measure(shapes=[(1, 1, 8, 64, False)], long=(1, 1, 9, 64, True), effort=SHORT, workers=0)
     assert problems("hopper_attention", results) == []
     assert [(p["dtype"], p["direction"]) for p in results["points"]] == [
@@ -141,7 +140,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
         def map(self, function, items):
             return [None, *map(function, items)]
 
-    monkeypatch.setattr(hopper_ways, "jobs", lambda shapes, dtypes: [job])
+    monkeypatch.setattr(hopper_ways, "jobs", lambda *arguments: [job])
     monkeypatch.setattr(hopper_ways.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
     with pytest.raises(RuntimeError, match="not everything compiles:\nours, fp16, D 64, causal: PassManager"):
         hopper_ways.compile_first([], [], workers=3)

@@ -1,4 +1,4 @@
-"""What compute-sanitizer is given to watch, without a GPU: lab 3's kernels in place of Hopper's, and a tool of paper."""
+"""What compute-sanitizer is given to watch, without a GPU: lab 3's kernels for Hopper's, and a tool of paper."""
 
 from __future__ import annotations
 

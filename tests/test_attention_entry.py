@@ -1,0 +1,146 @@
+"""An entry of the leaderboard is found, and what is wrong with it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_entries import RIGHT, SMALL
+
+from benchmarks import attention_entry
+from benchmarks.attention_entry import EntryError
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes an entry's source and loads it: the right one, with a part replaced or a text added."""
+
+    def write(old="", new="", more="", name="mine.py"):
+        assert old in RIGHT
+        path = tmp_path / name
+        path.write_text((RIGHT.replace(old, new) if old else RIGHT) + more)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(attention_entry, "CASES", SMALL)
+
+
+def check(path, backward=True, dtype=torch.bfloat16):
+    return attention_entry.check(attention_entry.load(str(path)), [dtype], [16], backward)
+
+
+# ---- finding an entry ------------------------------------------------------------------------------------------------
+
+
+def test_a_module_and_a_file_are_found_with_their_functions_and_a_digest(file):
+    module = attention_entry.load("solutions.lab3_flash_attention")
+    entry = attention_entry.load(str(file()))
+    assert callable(module.attention) and callable(module.with_lse) and callable(entry.attention)
+    assert len(module.sha256) == len(entry.sha256) == 64 and module.sha256 != entry.sha256
+    assert attention_entry.load(str(file(more="\n# a remark\n"))).sha256 != entry.sha256
+
+
+def test_a_file_may_import_what_lies_beside_it(file, tmp_path):
+    (tmp_path / "beside_the_entry.py").write_text("FACTOR = 1.0\n")
+    assert attention_entry.load(str(file(more="\nfrom beside_the_entry import FACTOR\n"))).with_lse is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("no_such.py", "there is no file no_such.py"),
+        ("no.such.module", "there is no module no.such.module"),
+        ("benchmarks.no_such", "there is no module benchmarks.no_such"),
+        ("not a name", "is neither a module's name"),
+        ("math", r"must have a function flash_attention\(q, k, v, causal=False, scale=None\), and has none"),
+    ],
+)
+def test_a_target_that_is_none_is_named(target, said):
+    with pytest.raises(EntryError, match=said):
+        attention_entry.load(target)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("\n1 / 0\n", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("\nimport no_such_thing\n", "cannot be imported: No module named 'no_such_thing'"),
+        ("\nfrom . import something\n", "relative import.*give it as a module"),
+        ("\nraise SystemExit(3)\n", "cannot be imported: SystemExit: 3"),
+        ("\nflash_attention = 3\n", "and has 3 of that name"),
+        ("\nflash_attention_with_lse = 3\n", "flash_attention_with_lse of .* must be a function, got 3"),
+        ("\ndef flash_attention(q, k, v): pass\n", r"must take \(q, k, v, causal=False, scale=None\), it takes"),
+    ],
+)
+def test_a_file_that_is_no_entry_says_why(file, more, said):
+    with pytest.raises(EntryError, match=said):
+        attention_entry.load(str(file(more=more)))
+
+
+# ---- correctness -----------------------------------------------------------------------------------------------------
+
+
+def test_a_right_attention_passes_with_its_logsumexp_and_without(file, small):
+    assert check(file()) == 2 * len(SMALL)
+    alone = "\nwhole = flash_attention_with_lse\ndel flash_attention_with_lse\n"
+    assert check(file("return flash_attention_with_lse", "return whole", alone)) == len(SMALL)
+    assert check(file(), dtype=torch.float16) == 2 * len(SMALL)
+
+
+def test_the_rule_holds_on_the_cases_themselves(file):
+    assert check(file(), backward=False) == 2 * len(attention_entry.CASES)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("tril(Nk - Nq)", "tril()", r"Nq=9 Nk=13 .*causal=True.*o is wrong in .*the largest error is .* at o\[b="),
+        ("o = torch.softmax", "o = 1.1 * torch.softmax", r"Nq=1 Nk=1 D=16 bfloat16 causal=False: o is wrong in"),
+        (".masked_fill(blind, 0.0) @ v", " @ v", r"Nq=11 Nk=5 .* scale=0.3, by token in memory: o is wrong"),
+        ("[:, 0], -math.inf)", "[:, 0], -1e30)", "lse is wrong in 18 of 33 elements; the largest error is inf"),
+        ("o.to(q.dtype)", "o", "o is float32, bfloat16 is right"),
+        ("o.to(q.dtype)", "o.to(q.dtype).mT", r"o has shape \(1, 1, 16, 1\), \(1, 1, 1, 16\) is right"),
+        ("o.to(q.dtype)", "o.to(q.dtype).detach()", "o of flash_attention has no gradient .--forward-only"),
+        ("(x.repeat_interleave", "(x.detach().repeat_interleave", "gives no dk"),
+        ("scores = q.float()", "scores = (2 * q - q.detach()).float()", "dq is wrong"),
+    ],
+)
+def test_a_wrong_attention_is_told_where_and_by_how_much(file, small, old, new, said):
+    with pytest.raises(EntryError, match=said):
+        check(file(old, new))
+
+
+def test_the_largest_error_is_told_with_its_place_and_nan_is_the_largest():
+    right = torch.zeros(1, 2, 3, 4, dtype=torch.float64)
+    target = attention_entry.tensors.Target(right, 0.01, torch.float16, (1, 2, 3, 4))
+    got = right.half()
+    got[0, 0, 0, 0], got[0, 1, 2, 3] = 0.5, 2.0
+    said = attention_entry.wrong("o", got, target, 0.0, {})
+    assert said == (
+        "o is wrong in 2 of 24 elements; the largest error is 2 (allowed 0.01) at o[b=0, h=1, row=2, column=3]: "
+        "2, right is 0"
+    )
+    got[0, 1, 0, 1] = float("nan")
+    assert "at o[b=0, h=1, row=0, column=1]: NaN, right is 0" in attention_entry.wrong("o", got, target, 0.0, {})
+    assert attention_entry.wrong("o", got, target, 3.0, {}).startswith("o is wrong in 1 of 24 elements")
+    assert attention_entry.wrong("o", right.half(), target, 0.0, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", "must return one tensor, o, got None .is there a return"),
+        ("return q, k", "must return one tensor, o, got tuple of 2: Tensor, Tensor"),
+        ("return 3.0", "must return one tensor, o, got a float"),
+        ("raise ValueError('only\\n48 keys')", "flash_attention raises ValueError: 48 keys"),
+        ("return 1 * q.add_(1)", "flash_attention changes its input q"),
+        ("return q", "o shares its memory with the input q"),
+    ],
+)
+def test_a_result_of_another_kind_is_told(file, small, body, said):
+    path = file(more=f"\ndef flash_attention(q, k, v, causal=False, scale=None):\n    {body}\n")
+    with pytest.raises(EntryError, match=f"B=1 Hq=1 Hkv=1 Nq=1 Nk=1 D=16 bfloat16 causal=False: .*{said}"):
+        check(path, backward=False)
