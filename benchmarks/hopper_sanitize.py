@@ -8,23 +8,26 @@ prints what the tool found. By hand that is::
 
 PyTorch keeps freed memory and cuts tensors from large pieces of it, inside which no tool sees an access beyond a
 tensor's end: the variable gives every tensor an allocation of its own. Inputs are drawn, and results compared, on the
-CPU, so that nearly all that the tool watches is ours. Run it once without a tool first: Triton then has its kernels.
+CPU, so that nearly all that the tool watches is ours. Run it once without a tool first, so that Triton has compiled its
+kernels (``--workers 14`` does that in as many processes, and ``--tool`` before it starts the tool).
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from benchmarks import attention_errors, family
 from benchmarks.hopper_errors import MODES, Shape, attention, described, tensors, words
-from benchmarks.hopper_ways import need_hopper
+from benchmarks.hopper_ways import WORKERS, need_hopper
 from utils import runtime
 from utils.fingerprint import ROOT
 
@@ -45,19 +48,19 @@ FOUND = 99
 
 
 def cases(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[tuple[Shape, torch.dtype, str]]:
-    """(shape, dtype, mode) of every run; dtypes take turns."""
+    """(shape, dtype, mode) of every run; a head_dim has one dtype, which halves the kernels to compile."""
     for head_dim in head_dims:
-        for i, (*sizes, causal) in enumerate(SIZES):
+        for *sizes, causal in SIZES:
             for mode in MODES:
-                yield (*sizes, head_dim, causal), (torch.bfloat16, torch.float16)[i % 2], mode
+                yield (*sizes, head_dim, causal), torch.float16 if head_dim == 64 else torch.bfloat16, mode
 
 
 def wrong(shape: Shape, dtype: torch.dtype, mode: str) -> list[str]:
-    """Run one case; the outputs that are wrong, in words. Every other case asks for the logsumexp's gradient too."""
+    """Run one case; the outputs that are wrong, in words. The logsumexp has a gradient where query heads are even."""
     inputs = [x.cpu() for x in tensors(shape, dtype)]
     B, Hq, _, Nq, _, _, causal = shape
     dlse = torch.randn((B, Hq, Nq), generator=torch.Generator().manual_seed(1))
-    with_dlse = Nq % 2 == 0
+    with_dlse = Hq % 2 == 0
     exact = attention_errors.plain_attention(
         *(x.double() for x in inputs), dlse=dlse.double() * with_dlse, causal=causal
     )
@@ -74,12 +77,26 @@ def wrong(shape: Shape, dtype: torch.dtype, mode: str) -> list[str]:
     return problems
 
 
+def attempt(case: tuple[Shape, torch.dtype, str]) -> list[str]:
+    """:func:`wrong` of a case, or the error that it ended with."""
+    try:
+        return wrong(*case)
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error).strip()[-300:]}"]
+
+
 @family.quiet()
-def run_cases(head_dims: Sequence[int] = HEAD_DIMS) -> int:
-    """Run every case and say how it went; 1 when any result is wrong, else 0."""
+def run_cases(head_dims: Sequence[int] = HEAD_DIMS, workers: int = 1) -> int:
+    """Run every case, in so many processes, and say how it went; 1 when any result is wrong, else 0."""
+    tried = list(cases(head_dims))
+    if workers > 1:
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+            outcomes: Iterable[list[str]] = list(pool.map(attempt, tried))
+    else:
+        outcomes = map(attempt, tried)
     status = 0
-    for shape, dtype, mode in cases(head_dims):
-        problems = wrong(shape, dtype, mode)
+    for (shape, dtype, mode), problems in zip(tried, outcomes, strict=True):
         status |= bool(problems)
         print(f"{'WRONG' if problems else 'ok   '} {words(described(shape, dtype, mode))}", *problems, flush=True)
     return status
@@ -118,12 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hopper_sanitize", description=__doc__.split("\n")[0])
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=[], help="run inside these tools")
     parser.add_argument("--head-dims", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)
+    parser.add_argument("--workers", type=int, help=f"processes outside a tool; 1, and {WORKERS} with --tool")
     options = parser.parse_args(arguments)
     if not runtime.HAS_GPU:
         print("hopper_sanitize: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
     need_hopper()
-    status = run_cases(options.head_dims)
+    status = run_cases(options.head_dims, options.workers or (WORKERS if options.tool else 1))
     for tool in options.tool:
         status |= inside(tool, options.head_dims)
     return status

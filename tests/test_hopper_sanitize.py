@@ -22,9 +22,15 @@ def test_the_sanitizers_cases_are_right_and_a_wrong_result_is_told(monkeypatch, 
     assert sanitize.run_cases([64]) == 0
     assert capsys.readouterr().out.count("ok    ") == 4
     real = sanitize.attention
+
+    def broken(*arguments):
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(sanitize, "attention", broken)
+    assert sanitize.run_cases([64]) == 1 and "ValueError: no such instruction" in capsys.readouterr().out
     monkeypatch.setattr(sanitize, "attention", lambda *arguments: (-real(*arguments)[0], *real(*arguments)[1:]))
     assert sanitize.run_cases([64]) == 1
-    assert "WRONG deterministic, bfloat16, B=1 Hq=2 Hkv=1 Nq=6 Nk=9 D=64, causal o is off by" in capsys.readouterr().out
+    assert "WRONG deterministic, float16, B=1 Hq=2 Hkv=1 Nq=6 Nk=9 D=64, causal o is off by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
