@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+from ..tile_order import tile_table
 
 LOG2_E = 1.4426950408889634
 HEAD_DIMS = (64, 128)
@@ -54,3 +58,22 @@ def heads_together(q: torch.Tensor) -> int:
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """(B, H, N, D) as rows (B * H * N, D)."""
     return x.view(-1, x.shape[3])
+
+
+@functools.lru_cache(maxsize=64)
+def _tile_lists(device: torch.device, *shape: int | bool) -> torch.Tensor:
+    tiles, counts = tile_table(device, *shape)
+    return torch.cat((counts[:, None], tiles), 1).contiguous()
+
+
+def tile_lists(q: torch.Tensor, rows: int, columns: int, causal: bool) -> torch.Tensor:
+    """What each program works on: (programs, 1 + longest list + 1) int32, in each row a count and that many tiles.
+
+    Args:
+        rows, columns: Queries and keys of a tile.
+    """
+    batch, heads, length, _ = q.shape
+    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return _tile_lists(
+        q.device, batch * heads, length, length, rows, columns, causal, programs, heads_together(q)
+    )  # fmt: skip

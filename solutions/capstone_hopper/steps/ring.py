@@ -1,4 +1,4 @@
-"""Three helpers that the Gluon steps share: a program's place as in step 5, barriers, and a copy that completes one.
+"""What the Gluon steps share: a program's place as in step 5 or by a list, barriers, and a copy that completes one.
 
 A barrier alternates between phase 0 and 1. Wait for the n-th completion with parity (n - 1) & 1; a fresh barrier lets
 parity 1 pass, so whoever fills a stage for the first time does not wait.
@@ -16,12 +16,22 @@ from ..parts import layout
 
 
 @gluon.jit
-def place(length, together, M: tl.constexpr):
-    """First row of a program's head, and its first query in there: ``together`` heads go side by side, tile by tile."""
+def place(length, together, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """First row of a program's head, its first query in there, and how many tiles of keys it sees: order of step 5."""
     program = tl.program_id(0)
     tiles = length // M
     head = program // (together * tiles) * together + program % together
-    return head * length, (tiles - 1 - program % (together * tiles) // together) * M
+    first = (tiles - 1 - program % (together * tiles) // together) * M
+    return head * length, first, tl.cdiv(first + M if CAUSAL else length, N)
+
+
+@gluon.jit
+def listed(work, step, turn, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Tile ``turn`` of a program's list: the head's first row, first query, number of key tiles; and ``step, turn``."""
+    list_ptr, length = work
+    tile = tl.load(list_ptr + 1 + turn)
+    first = tile % (length // M) * M
+    return tile // (length // M) * length, first, tl.cdiv(first + M if CAUSAL else length, N), step, turn
 
 
 @gluon.jit

@@ -20,8 +20,7 @@ OPTIONS = {"num_warps": 4}
 def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, together, D: tl.constexpr,
                      M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """M queries of one head against all keys that they see, N at a time, from the last to the first."""
-    start, first = place(length, together, M)
-    blocks = tl.cdiv(first + M if CAUSAL else length, N)
+    start, first, blocks = place(length, together, M, N, CAUSAL)
     q_tile = tl.allocate_shared_memory(q_desc.dtype, [M, D], q_desc.layout)
     k_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], k_desc.layout)
     v_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], v_desc.layout)

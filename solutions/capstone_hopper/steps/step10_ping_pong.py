@@ -23,8 +23,9 @@ OPTIONS = {"num_warps": 4, "maxnreg": 168}
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, queries, ring, start, first, blocks, N: tl.constexpr, S: tl.constexpr):
+def producer(q_desc, k_desc, v_desc, queries, ring, tile, N: tl.constexpr, S: tl.constexpr):
     """One warp: asks the copy engine for the next tile whenever both warpgroups have left a stage."""
+    start, first, blocks = tile
     q_tiles, q_full = queries
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
     for group in tl.static_range(2):
@@ -48,10 +49,11 @@ def online_softmax(scores, maximum, total, scale):
 
 
 @gluon.jit
-def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, start, first, blocks,
+def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, tile,
              D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """One warpgroup: M queries of one head against all keys that they see, N at a time, from the last to the first."""
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
+    start, first, blocks = tile
     q_tile, q_full = queries[0].index(GROUP), queries[1].index(GROUP)
     first += GROUP * M
     SCORES: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -85,8 +87,10 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         mbarrier.arrive(v_empty.index((i - 1) % S))
         out = out * tl.convert_layout(shrink, tl.SliceLayout(1, OUT))[:, None]
         weights16 = tl.convert_layout(weights.to(o_desc.dtype), tl.DotOperandLayout(0, OUT, 2))
-    mbarrier.wait(v_full.index((blocks - 1) % S), ((blocks - 1) // S) & 1)
-    out = warpgroup_mma(weights16, v_tiles.index((blocks - 1) % S), out)
+    last = blocks - 1
+    mbarrier.wait(v_full.index(last % S), (last // S) & 1)
+    out = warpgroup_mma(weights16, v_tiles.index(last % S), out)
+    mbarrier.arrive(v_empty.index(last % S))
     out = out / tl.convert_layout(total, tl.SliceLayout(1, OUT))[:, None]
     wait_for_all()
     q_tile.store(out.to(o_desc.dtype))
@@ -100,8 +104,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
 def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, together, D: tl.constexpr,
                      M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job: 2 M queries of one head."""
-    start, first = place(length, together, 2 * M)
-    blocks = tl.cdiv(first + 2 * M if CAUSAL else length, N)
+    tile = place(length, together, 2 * M, N, CAUSAL)
     q_tiles = tl.allocate_shared_memory(q_desc.dtype, [2, M, D], q_desc.layout)
     k_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], k_desc.layout)
     v_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], v_desc.layout)
@@ -110,11 +113,9 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, tog
     turns = barriers(2, 1)
     fence_async_shared()
     tl.warp_specialize([
-        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, turns, start, first, blocks,
-                    D, M, N, S, CAUSAL)),
-        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, turns, start, first, blocks,
-                    D, M, N, S, CAUSAL)),
-        (producer, (q_desc, k_desc, v_desc, queries, ring, start, first, blocks, N, S)),
+        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, turns, tile, D, M, N, S, CAUSAL)),
+        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, turns, tile, D, M, N, S, CAUSAL)),
+        (producer, (q_desc, k_desc, v_desc, queries, ring, tile, N, S)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
