@@ -6,10 +6,14 @@ Three questions, each of both modes (``deterministic`` and ``fast``):
   :mod:`benchmarks.attention_errors`, with the dtypes and head_dims of Hopper's kernels.
 * ``repeats``: does the same call give the same bits 1,000 times, while other processes use the same GPU?
 * ``poisoned``: is all of every result written? Whatever the call allocates holds NaN before it starts.
+
+``--tools memcheck racecheck`` also runs ragged cases inside NVIDIA's compute-sanitizer (:mod:`.hopper_sanitize`) and
+records what it says, as ``sanitizer``.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import contextlib
 import functools
@@ -28,6 +32,7 @@ from utils import runtime
 
 SOURCES = [
     "benchmarks/hopper_errors.py",
+    "benchmarks/hopper_sanitize.py",
     "benchmarks/attention_errors.py",
     "benchmarks/attention_determinism.py::bits",
     *KERNELS,
@@ -200,6 +205,7 @@ def measure(
     poison: Sequence[Shape] = POISONED,
     runs: int = RUNS,
     workers: int = WORKERS,
+    tools: Sequence[str] = (),
 ) -> dict[str, Any]:
     """All cases in both modes, repeated runs and poisoned memory; ``quick`` takes a few.
 
@@ -209,6 +215,7 @@ def measure(
         repeat, poison: Shapes.
         runs: Calls that are compared.
         workers: Processes.
+        tools: Of compute-sanitizer.
 
     Raises:
         RuntimeError: the GPU here is not one of Hopper's, or a call fails.
@@ -227,7 +234,20 @@ def measure(
     if failed:
         raise RuntimeError("\n".join([f"{len(failed)} of {len(found)} checks failed:", *failed[:20]]))
     kinds = {name: [each for which, each in zip(names, found) if which == name] for name in dict.fromkeys(names)}
-    return {"factor": attention_errors.FACTOR, **kinds}
+    return {"factor": attention_errors.FACTOR, **kinds, "sanitizer": watched(tools, workers)}
+
+
+def watched(tools: Sequence[str], workers: int) -> dict[str, Any]:
+    """What each tool of compute-sanitizer says of its cases, which are compiled first.
+
+    Raises:
+        RuntimeError: a case is wrong outside the tools.
+    """
+    from benchmarks import hopper_sanitize  # which takes its cases from here
+
+    if tools and hopper_sanitize.run_cases(workers=workers):
+        raise RuntimeError("the sanitizer's cases are not right, see above")
+    return {tool: hopper_sanitize.inside(tool) for tool in tools}
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -247,6 +267,8 @@ def table(results: Mapping[str, Any]) -> str:
         lines.append(f"{words(item)}: runs of {item['runs']} with other bits: {differ}")
     for item in results["poisoned"]:
         lines.append(f"{words(item)}: {item['bad']} of {item['elements']:,} elements bad in poisoned memory")
+    for tool, item in results["sanitizer"].items():
+        lines.append(f"{tool}: status {item['status']}, {item['cases']} cases, {item['summary']}")
     return "\n".join(lines)
 
 
@@ -255,5 +277,17 @@ def words(item: Mapping[str, Any]) -> str:
     return f"{item['mode']}, {item['dtype']}, {item['shape']}, {'causal' if item['causal'] else 'full'}"
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: :func:`benchmarks.family.run`'s, and compute-sanitizer's tools."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hopper_errors", description="Measure hopper_errors and record it."
+    )
+    parser.add_argument("--quick", action="store_true", help="a few cases, nothing recorded")
+    parser.add_argument("--tools", nargs="+", default=(), help="of compute-sanitizer: memcheck, racecheck...")
+    options = parser.parse_args(arguments)
+    measured = functools.partial(measure, tools=options.tools)
+    return family.run("hopper_errors", measured, table, SOURCES, ["--quick"] if options.quick else [])
+
+
 if __name__ == "__main__":
-    raise SystemExit(family.run("hopper_errors", measure, table, SOURCES))
+    raise SystemExit(main())

@@ -19,9 +19,11 @@ import concurrent.futures
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -102,32 +104,49 @@ def run_cases(head_dims: Sequence[int] = HEAD_DIMS, workers: int = 1) -> int:
     return status
 
 
-def inside(tool: str, head_dims: Sequence[int] = HEAD_DIMS, timeout: float = 540) -> int:
-    """Run the cases inside a tool of compute-sanitizer and print its findings; 0 when there are none.
+def inside(tool: str, head_dims: Sequence[int] = HEAD_DIMS, timeout: float = 540) -> dict[str, Any]:
+    """Run the cases inside a tool of compute-sanitizer and print what it says.
+
+    Returns:
+        ``status`` of the process (0: right and nothing found), the tool's ``summary``, and right ``cases``, counted.
 
     Raises:
-        RuntimeError: compute-sanitizer is not installed.
+        RuntimeError: compute-sanitizer is not installed, or not done in ``timeout`` seconds.
     """
     program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if program is None:
         raise RuntimeError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
-    command = [
-        program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", sys.executable, "-m",
-        "benchmarks.hopper_sanitize", "--head-dims", *map(str, head_dims),
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        print(f"{tool}: not done after {timeout:.0f} s")
-        return 1
-    said = (done.stdout + done.stderr).splitlines()
+    status, said = finished(
+        [
+            program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", sys.executable, "-m",
+            "benchmarks.hopper_sanitize", "--head-dims", *map(str, head_dims),
+        ],
+        {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        timeout,
+    )  # fmt: skip
     summary = [line.strip("= ") for line in said if line.startswith("=====") and "SUMMARY" in line]
-    print(f"{tool}: status {done.returncode}; {'; '.join(summary) or 'no summary'}")
-    print(f"{sum(line.startswith('ok ') for line in said)} cases right inside {tool}")
-    if done.returncode:
+    right = sum(line.startswith("ok ") for line in said)
+    print(f"{tool}: status {status}, {right} cases right; {'; '.join(summary) or 'no summary'}", flush=True)
+    if status or not summary:
         print("\n".join(line for line in said if not line.startswith("ok ")))
-    return int(done.returncode != 0 or not summary)
+    return {"status": status if summary else max(status, 1), "summary": "; ".join(summary) or "none", "cases": right}
+
+
+def finished(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, list[str]]:
+    """Exit status and lines of a command, which is stopped with all that it started if it takes too long."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RuntimeError(f"{' '.join(command[:3])} was not done after {timeout:g} s") from None
+        raise
+    return process.returncode, said.splitlines()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     need_hopper()
     status = run_cases(options.head_dims, options.workers or (WORKERS if options.tool else 1))
     for tool in options.tool:
-        status |= inside(tool, options.head_dims)
-    return status
+        status |= inside(tool, options.head_dims)["status"] != 0
+    return int(status)
 
 
 if __name__ == "__main__":

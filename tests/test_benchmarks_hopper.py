@@ -16,6 +16,7 @@ from benchmarks import (
     head_start,
     hopper_attention,
     hopper_errors,
+    hopper_sanitize,
     hopper_ways,
 )
 from solutions import capstone_hopper
@@ -267,6 +268,19 @@ def test_memory_is_full_of_nan_inside_and_pytorch_is_as_before_afterwards():
     with hopper_errors.memory_full_of_nan([torch.ones(3)]):
         assert torch.empty(5, device=runtime.DEVICE).isnan().all()
     assert torch.are_deterministic_algorithms_enabled() == before
+
+
+def test_what_the_sanitizer_says_is_recorded_and_wrong_cases_are_not(monkeypatch):
+    said = {"status": 0, "summary": "ERROR SUMMARY: 0 errors", "cases": 24}
+    monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers: 0)
+    monkeypatch.setattr(hopper_sanitize, "inside", lambda tool: said)
+    options = {"count": 1, "longest": 5, "repeat": [TINY], "poison": [TINY], "runs": 1, "workers": 1}
+    results = hopper_errors.measure(**options, tools=["memcheck"])
+    assert problems("hopper_errors", results) == [] and results["sanitizer"] == {"memcheck": said}
+    assert "memcheck: status 0, 24 cases, ERROR SUMMARY: 0 errors" in hopper_errors.table(results)
+    monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers: 1)
+    with pytest.raises(RuntimeError, match="cases are not right"):
+        hopper_errors.watched(["memcheck"], 1)
 
 
 def test_a_check_that_fails_is_named_with_what_was_tried(monkeypatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from benchmarks import hopper_sanitize as sanitize
@@ -34,28 +32,33 @@ def test_the_sanitizers_cases_are_right_and_a_wrong_result_is_told(monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "expected"),
+    ("status", "said", "found"),
     [
-        (0, "ok    a case\n========= ERROR SUMMARY: 0 errors", 0),
-        (sanitize.FOUND, "========= Invalid __global__ write\n========= ERROR SUMMARY: 3 errors", 1),
-        (0, "========= Device not supported", 1),
+        (0, "ok    a case\n========= ERROR SUMMARY: 0 errors", (0, 1, "ERROR SUMMARY: 0 errors")),
+        (99, "========= Invalid write\n========= ERROR SUMMARY: 3 errors", (99, 0, "ERROR SUMMARY: 3 errors")),
+        (0, "ok    a case\n========= Device not supported", (1, 1, "none")),
     ],
 )
-def test_what_a_tool_found_decides(monkeypatch, capsys, status, said, expected):
-    commands = []
-
-    def run(command, env, **options):
-        commands.append((command, env["PYTORCH_NO_CUDA_MEMORY_CACHING"]))
-        return subprocess.CompletedProcess(command, status, said, "")
-
-    monkeypatch.setattr(sanitize.shutil, "which", lambda name: "compute-sanitizer")
-    monkeypatch.setattr(sanitize.subprocess, "run", run)
-    assert sanitize.inside("memcheck", [128]) == expected
-    command, caching = commands[0]
-    assert command[:3] == ["compute-sanitizer", "--tool", "memcheck"] and command[-2:] == ["--head-dims", "128"]
-    assert caching == "1"
+def test_what_a_tool_found_decides(monkeypatch, tmp_path, capsys, status, said, found):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f'#!/bin/sh\necho "$* $PYTORCH_NO_CUDA_MEMORY_CACHING"\ncat <<END\n{said}\nEND\nexit {status}\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
+    result = sanitize.inside("memcheck", [128])
+    assert (result["status"], result["cases"], result["summary"]) == found
     out = capsys.readouterr().out
-    assert f"memcheck: status {status}" in out and ("Invalid __global__ write" in out) == (status != 0)
+    assert f"memcheck: status {status}" in out
+    if found[0]:  # all that was said is shown
+        assert "--tool memcheck --error-exitcode 99" in out and "hopper_sanitize --head-dims 128 1\n" in out
+
+
+def test_a_tool_that_takes_too_long_is_stopped_with_what_it_started(monkeypatch, tmp_path):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\n/bin/sleep 60 & wait\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
+    with pytest.raises(RuntimeError, match=r"compute-sanitizer --tool racecheck was not done after 0\.2 s"):
+        sanitize.inside("racecheck", timeout=0.2)
 
 
 def test_without_the_tool_or_a_gpu_the_sanitizer_says_so(monkeypatch, capsys):

@@ -724,5 +724,6 @@ LAYOUTS: dict[str, object] = {
         "repeats": [
             {**_TRIED, "runs": SIZE, "differ": {"o": COUNT, "lse": COUNT, "dq": COUNT, "dk": COUNT, "dv": COUNT}}
         ],
+        "sanitizer": {str: {"status": COUNT, "summary": TEXT, "cases": COUNT}},
     },
 }
