@@ -35,18 +35,30 @@ The record ``attention_steps`` (``utils.records.load("attention_steps").results`
     dtype     "bf16"
     steps     [{number, name, kind: "step" | "try" | "package", changes,
                 kernels: [{head_dim, causal, registers, spilled_bytes, shared_bytes}]}]
-    checks    [{name, head_dim, causal, largest_error, allowed}]           against float64, before anything is timed
+    checks    [{name, head_dim, causal, largest_error, allowed, largest_lse_error}]    against float64
     points    [{batch, heads, seq_len, head_dim, causal, flops, calls_a_lap,
                 timed: {name: {seconds, low, high, rounds, flops_per_second}},          names of steps, "cudnn", "flash"
                 over_cudnn: {name: {ratio, ratio_low, ratio_high}}}]        above 1: quicker than cuDNN
     traces    [{name, batch, heads, seq_len, head_dim, causal, cost (time with clock reads / time without),
-                program, events: {"consumer 0": {event: [cycles, one a tile]}, ..., "producer": {...}}}]
+                program, events: {"consumer 0": {event: [cycles]}, ..., "producer": {...}}}]
               consumers' events: asked, keys_there, scores_issued, scores_there, softmax_done, output_issued,
-              output_there; producer's: keys_issued, values_issued. None where a tile has no such event.
+              output_there; producer's: keys_issued, values_issued. Cycles from the first event, one a tile of keys.
 """
 
 from __future__ import annotations
 
+from . import trace
 from .ladder import EVERYONE, PACKAGE, STEPS, TRIES, Step, difference, difference_html, new_lines, step
 
-__all__ = ["EVERYONE", "PACKAGE", "STEPS", "TRIES", "Step", "difference", "difference_html", "new_lines", "step"]
+__all__ = [
+    "EVERYONE",
+    "PACKAGE",
+    "STEPS",
+    "TRIES",
+    "Step",
+    "difference",
+    "difference_html",
+    "new_lines",
+    "step",
+    "trace",
+]
