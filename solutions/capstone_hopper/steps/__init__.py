@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from . import trace
 from .ladder import EVERYONE, PACKAGE, STEPS, TRIES, Step, difference, difference_html, new_lines, step
+from .wall import Wall, wall
 
 __all__ = [
     "EVERYONE",
@@ -56,9 +57,11 @@ __all__ = [
     "STEPS",
     "TRIES",
     "Step",
+    "Wall",
     "difference",
     "difference_html",
     "new_lines",
     "step",
     "trace",
+    "wall",
 ]

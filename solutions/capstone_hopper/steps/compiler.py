@@ -37,7 +37,8 @@ def assemble(ptx: str) -> dict[str, Any]:
             [str(ptxas), "-arch=sm_90a", "-v", source.name, "-o", "kernel.cubin"], cwd=folder, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
-    said = done.stdout + done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    said = "\n".join(line for line in lines if "Compile time" not in line)
     if done.returncode:
         raise RuntimeError(said)
     return {
