@@ -55,6 +55,7 @@ FAMILIES = (
     "hopper_errors",
     "hopper_attention",
     "hopper_limits",
+    "attention_steps",
 )
 
 

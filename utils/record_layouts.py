@@ -710,6 +710,54 @@ LAYOUTS: dict[str, object] = {
             }
         ],
     },
+    "attention_steps": {
+        "dtype": TEXT,
+        "steps": [
+            {
+                "number": SIZE,
+                "name": TEXT,
+                "kind": TEXT,
+                "changes": TEXT,
+                "kernels": [
+                    {
+                        "head_dim": SIZE,
+                        "causal": bool,
+                        "registers": SIZE,
+                        "spilled_bytes": COUNT,
+                        "shared_bytes": SIZE,
+                    }
+                ],
+            }
+        ],
+        "checks": [
+            {
+                "name": TEXT,
+                "head_dim": SIZE,
+                "causal": bool,
+                "largest_error": NOT_NEGATIVE,
+                "allowed": NOT_NEGATIVE,
+                "largest_lse_error": NOT_NEGATIVE,
+            }
+        ],
+        "points": [
+            {
+                **_ATTENTION_SHAPE,
+                "flops": SIZE,
+                "calls_a_lap": SIZE,
+                "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+                "over_cudnn": {str: RATIO},
+            }
+        ],
+        "traces": [
+            {
+                "name": TEXT,
+                **_ATTENTION_SHAPE,
+                "program": COUNT,
+                "cost": POSITIVE,
+                "events": {str: {str: [NOT_NEGATIVE]}},
+            }
+        ],
+    },
     "hopper_errors": {
         "factor": POSITIVE,
         "points": [
