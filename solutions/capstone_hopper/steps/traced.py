@@ -39,14 +39,14 @@ def note(log, EVENT: tl.constexpr, i):
 
 
 @gluon.jit
-def note_after(log, EVENT: tl.constexpr, i, total):
+def note_after(log, EVENT: tl.constexpr, i, total, ROWS: tl.constexpr):
     """The same, once the sums ``total`` (M,) are computed: the clock read is made to depend on them."""
     times_ptr, most, here = log
     now = tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ge.f32 p, $1, 0f00000000; mov.u64 $0, 0; @p mov.u64 $0, %clock64; }",
         "=&l,f", [total], tl.int64, is_pure=False, pack=1,
     )  # fmt: skip
-    row = tl.arange(0, total.shape[0], total.type.layout)
+    row = tl.arange(0, total.shape[0], ROWS)
     tl.store(times_ptr + EVENT * most + i + row, now, mask=(row == 0) & here)
 
 
@@ -108,7 +108,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         column = (blocks - 1) * N
         scores = tl.where((column + columns)[None, :] <= rows[:, None], scores, float("-inf"))
     weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
-    note_after(log, SOFTMAX_DONE, 0, total)
+    note_after(log, SOFTMAX_DONE, 0, total, tl.SliceLayout(1, SCORES))
     weights16 = tl.convert_layout(weights.to(o_desc.dtype), tl.DotOperandLayout(0, OUT, 2))
     if not OVERLAP:
         mbarrier.wait(v_full.index(0), 0)
@@ -137,7 +137,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         note(log, SCORES_THERE, i)
         mbarrier.arrive(k_empty.index(i % S))
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
-        note_after(log, SOFTMAX_DONE, i, total)
+        note_after(log, SOFTMAX_DONE, i, total, tl.SliceLayout(1, SCORES))
         if OVERLAP:
             out = warpgroup_mma_wait(0, [out])
             note(log, OUTPUT_THERE, i - 1)

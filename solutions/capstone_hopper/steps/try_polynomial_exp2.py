@@ -41,7 +41,7 @@ def producer(q_desc, k_desc, v_desc, queries, ring, tile, N: tl.constexpr, S: tl
 
 @gluon.jit
 def powers(x):
-    """2^x for x <= 0 to 8e-5: three of four by the special function unit, the fourth from 2^n p(x - n).
+    """2^x for x <= 0, to 8e-5 of it or of 2^-126: three of four by the special function unit, one from 2^n p(x - n).
 
     Adding 1.5 * 2^23 rounds x to the whole number n, which then stands in the lowest bits; p is of degree 3, with the
     smallest relative error on [-1/2, 1/2].
@@ -53,7 +53,7 @@ def powers(x):
         ex2.approx.ftz.f32 a, $4;
         ex2.approx.ftz.f32 b, $5;
         ex2.approx.ftz.f32 c, $6;
-        max.ftz.f32 x, $7, 0fC2FE0000;
+        max.ftz.f32 x, $7, 0fC2FC0000;
         add.ftz.f32 r, x, 0f4B400000;
         sub.ftz.f32 n, r, 0f4B400000;
         sub.ftz.f32 f, x, n;
