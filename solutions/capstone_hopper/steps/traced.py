@@ -61,11 +61,11 @@ def producer(q_desc, k_desc, v_desc, queries, ring, tile, log, N: tl.constexpr, 
     for i in range(blocks):
         row = start + (blocks - 1 - i) * N
         mbarrier.wait(k_empty.index(i % S), ((i // S) & 1) ^ 1)
-        copy(k_desc, row, k_tiles.index(i % S), k_full.index(i % S))
         note(log, KEYS_ISSUED, i)
+        copy(k_desc, row, k_tiles.index(i % S), k_full.index(i % S))
         mbarrier.wait(v_empty.index(i % S), ((i // S) & 1) ^ 1)
-        copy(v_desc, row, v_tiles.index(i % S), v_full.index(i % S))
         note(log, VALUES_ISSUED, i)
+        copy(v_desc, row, v_tiles.index(i % S), v_full.index(i % S))
 
 
 @gluon.jit
