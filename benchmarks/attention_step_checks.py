@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from solutions.capstone_hopper import steps
-from solutions.capstone_hopper.steps import compiler
+from solutions.capstone_hopper.steps import compiler, trace
 from utils import runtime
 
 #: (batch, heads, seq_len): one tile or two a program, and more tiles than programs.
@@ -105,5 +105,25 @@ def report(name: str) -> dict[str, list[dict[str, Any]]]:
     return {"checks": checks, "kernels": kernels}
 
 
+def report_traces() -> dict[str, list[dict[str, Any]]]:
+    """Each traced kernel computes attention too, and notes every event.
+
+    Raises:
+        ValueError: it computes something else than attention.
+        RuntimeError: an event is missing.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((4, 16, 1024, 128), generator=generator).to(runtime.DEVICE, torch.bfloat16) for _ in "qkv")
+    want, _ = exact(q.double(), k.double(), v.double(), False)
+    plain, _ = exact(q, k, v, False)
+    allowed = FACTOR * (plain.double() - want).abs().max().item()
+    for name in trace.STEPS:
+        error = (trace.launch(name, q, k, v, False)[0].double() - want).abs().max().item()
+        if not error <= allowed:
+            raise ValueError(f"{name} with clock reads: o is off by {error:.2e} (allowed {allowed:.2e})")
+        trace.record(name, q, k, v, False)
+    return {"checks": [], "kernels": []}
+
+
 if __name__ == "__main__":
-    print(json.dumps(report(sys.argv[1])))
+    print(json.dumps(report_traces() if sys.argv[1] == "traces" else report(sys.argv[1])))

@@ -25,7 +25,7 @@ from benchmarks.attention_speed import SHAPES, Shape
 from benchmarks.preheat import preheat
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import trace
-from utils import runtime, timing
+from utils import timing
 from utils.fingerprint import ROOT
 
 _STEPS = "solutions/capstone_hopper/steps"
@@ -45,6 +45,8 @@ PEERS = ("cudnn", "flash")
 ROUNDS = 6
 LAP_SECONDS = 0.06
 PREHEAT_SECONDS = 1.0
+#: What the check of the traced kernels is called.
+TRACES = "traces"
 #: A process that compiles and checks a step has this long.
 CHECK_SECONDS = 150.0
 TRACED: Shape = (8, 16, 2048, 128, False)
@@ -53,14 +55,14 @@ Verdict = dict[str, Any]
 
 
 def verdict(name: str, seconds: float = CHECK_SECONDS) -> Verdict:
-    """Compile and check one step in a process of its own: {"checks", "kernels"}, or {"failed": why}."""
+    """Compile and check one step or the traced kernels in a process: {"checks", "kernels"}, or {"failed": why}."""
     command = [sys.executable, "-m", "benchmarks.attention_step_checks", name]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return {"failed": f"not done within {seconds:.0f} s (a kernel that waits for ever?)"}
     if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+        return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit status {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -153,20 +155,15 @@ def measure(
     """
     shapes = shapes or (SHAPES[4:6] if quick else SHAPES)
     rounds = min(rounds, 3) if quick else rounds
-    found = verdicts([each.name for each in steps.EVERYONE], check)
-    good = [name for name, each in found.items() if "failed" not in each]
+    found = verdicts([*(each.name for each in steps.EVERYONE), TRACES], check)
+    good = [each.name for each in steps.EVERYONE if "failed" not in found[each.name]]
     points = []
     for shape in shapes:
         timed_calls = calls(shape, good)
         preheat(timed_calls[next(iter(timed_calls))], seconds)
         points.append(point(shape, timed_calls, rounds, lap_seconds))
     failures = {name: each["failed"] for name, each in found.items() if "failed" in each}
-    recorded = []
-    if runtime.HAS_GPU and not runtime.INTERPRET:
-        try:
-            recorded = traces(traced, [name for name in trace.STEPS if name in good], rounds)
-        except RuntimeError as error:
-            failures["trace"] = str(error).strip().splitlines()[-1]
+    names = [name for name in trace.STEPS if name in good and TRACES not in failures]
     return {
         "dtype": "bf16",
         "steps": [
@@ -182,7 +179,7 @@ def measure(
         ],
         "checks": [item for name in good for item in found[name]["checks"]],
         "points": points,
-        "traces": recorded,
+        "traces": traces(traced, names, rounds),
         **({"failed": failures} if failures else {}),
     }
 
