@@ -48,7 +48,7 @@ PREHEAT_SECONDS = 1.0
 #: What the check of the traced kernels is called.
 TRACES = "traces"
 #: A process that compiles and checks a step has this long.
-CHECK_SECONDS = 150.0
+CHECK_SECONDS = 120.0
 TRACED: Shape = (8, 16, 2048, 128, False)
 
 Verdict = dict[str, Any]

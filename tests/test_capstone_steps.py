@@ -103,8 +103,8 @@ def test_lines_of_code_leave_out_what_only_explains():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("each", PLAIN, ids=lambda each: each.name)
 def test_a_plain_step_computes_attention(each, causal):
-    for head_dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
-        q, k, v = tensors(1, 2, 256, head_dim, dtype=dtype)
+    for heads, head_dim, dtype in ((2, 64, torch.bfloat16), (1, 128, torch.float16)):
+        q, k, v = tensors(1, heads, 256, head_dim, dtype=dtype)
         assert_attention(each.forward(q, k, v, causal), q, k, v, causal)
 
 
