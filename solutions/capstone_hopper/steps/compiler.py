@@ -63,8 +63,6 @@ def module(name: str) -> types.ModuleType:
 
 def signature(kernel: Any, kind: str, constants: dict[str, Any], gluon: bool) -> dict[str, str]:
     """Types of a step's arguments, which follow from their names."""
-    import torch
-
     found = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -73,6 +71,8 @@ def signature(kernel: Any, kind: str, constants: dict[str, Any], gluon: bool) ->
             block = [constants["N" if name[0] in "kv" else "M"], constants["D"]]
             found[name] = f"tensordesc<{kind}{block}>"
             if gluon:
+                import torch
+
                 layout = importlib.import_module("capstone.parts").layout(block, getattr(torch, TYPES[kind]))
                 found[name] = f"tensordesc<{kind}{block},{layout!r}>"
         elif name.endswith("_ptr"):
