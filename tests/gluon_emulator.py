@@ -29,6 +29,23 @@ class Product:
         self.value: torch.Tensor | None = None
 
 
+def larger(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
+    """The maximum, element by element where there are elements."""
+    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else max(a, b)
+
+
+def smaller(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
+    """The minimum, likewise."""
+    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else min(a, b)
+
+
+def either(condition: bool | torch.Tensor, a, b):
+    """``a`` where the condition holds, else ``b``."""
+    return torch.where(condition, a, b) if isinstance(condition, torch.Tensor) else a if condition else b
+
+
 class Emulator:
     """Names that a kernel's source uses, for one program of the grid on a :class:`Machine`."""
 
@@ -37,7 +54,7 @@ class Emulator:
         self.program = 0
         self.products: dict[str, list[Callable[[], None]]] = {}
         self.stores: dict[str, list[Callable[[], None]]] = {}
-        self.clock = 0
+        self.clock = self.loading = 0
 
     # ---- copies and barriers ----
 
@@ -59,12 +76,12 @@ class Emulator:
         barrier.settle()
 
     def load_tile(self, descriptor: Descriptor, at: list[int], full: Barrier, tile: Shared) -> None:
-        rows, _ = descriptor.block_shape
-        assert at[0] >= 0 and at[0] + rows <= descriptor.tensor.shape[0], at
         tile.data.fill_(float("nan"))
+        self.loading += 1
 
         def done() -> None:
-            tile.data.copy_(descriptor.tensor[at[0] : at[0] + rows])
+            tile.data.copy_(descriptor.read(at))
+            self.loading -= 1
             full.bytes -= descriptor.block_type.nbytes
             full.settle()
 
@@ -73,11 +90,12 @@ class Emulator:
 
     def store_tile(self, descriptor: Descriptor, at: list[int], tile: Shared) -> None:
         assert not tile.flags["unfenced"], "the copy engine may not see what was stored: no fence"
-        finished = []
+        waiting = [True]
 
         def done() -> None:
-            if not finished:
-                finished.append(descriptor.tensor[at[0] : at[0] + descriptor.block_shape[0]].copy_(tile.data))
+            if waiting:
+                waiting.pop()
+                descriptor.write(at, tile.data)
 
         self.stores.setdefault(self.machine.current, []).append(done)
         self.machine.add(done)
@@ -87,6 +105,16 @@ class Emulator:
         mine = self.stores.get(self.machine.current, [])
         while len(mine) > pending:
             mine.pop(0)()
+
+    def run(self, kernel: Callable[[], None]) -> None:
+        """One program from its beginning to its end."""
+        self.machine.run({"kernel": kernel})
+        self.end()
+
+    def end(self) -> None:
+        """What must hold when a program ends: its shared memory is given to another."""
+        assert self.loading == 0, "a program ended while the copy engine was writing to its shared memory"
+        assert not any(self.stores.values()), "a program ended before the copy engine had read its output"
 
     # ---- products ----
 
@@ -185,14 +213,18 @@ class Emulator:
             program_id=lambda axis: self.program, arange=lambda a, b, layout=None: torch.arange(a, b),
             zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
-            max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), maximum=torch.maximum,
-            exp2=torch.exp2, log2=torch.log2, where=torch.where, convert_layout=lambda x, layout: x,
-            SliceLayout=nothing, NVMMADistributedLayout=nothing, DotOperandLayout=nothing,
+            max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), exp2=torch.exp2, log2=torch.log2,
+            maximum=larger, minimum=smaller, where=either, convert_layout=lambda x, layout: x, reshape=torch.reshape,
+            permute=torch.permute, split=lambda x: x.unbind(-1), SliceLayout=nothing, NVMMADistributedLayout=nothing,
+            DotOperandLayout=nothing, DistributedLinearLayout=nothing,
             allocate_shared_memory=allocate, warp_specialize=self.specialize, inline_asm_elementwise=self.assembly,
             load=lambda pointer: int(pointer.tensor.view(-1)[pointer.offset]), store=self.store,
         )  # fmt: skip
         return {
             "tl": tl,
+            "gl": tl,
+            "exp2": torch.exp2,
+            "matrix": lambda tile, rows, columns: Shared(tile.data.view(rows, columns), tile.flags),
             "gluon": types.SimpleNamespace(jit=jit),
             "mbarrier": types.SimpleNamespace(
                 init=self.init, expect=self.expect, wait=self.wait, arrive=self.arrive, MBarrierLayout=nothing
@@ -211,7 +243,8 @@ class Emulator:
 
 def kernel_of(path: Path, names: dict[str, object]) -> dict[str, object]:
     """``names`` and what a file adds to them: its kernels and constants, with nothing imported."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8").replace(".type.layout", ".layout").replace(".to(gl.int64)", "")
+    tree = ast.parse(text)
 
     def wanted(node: ast.stmt) -> bool:
         if isinstance(node, ast.FunctionDef):
@@ -241,8 +274,11 @@ def forward(
     o, lse = torch.full_like(q, float("nan")), torch.full(q.shape[:3], float("nan"))
     batch, heads, length, head_dim = q.shape
     arguments = {
-        "q_desc": Descriptor(q, tile["M"]), "k_desc": Descriptor(k, tile["N"]), "v_desc": Descriptor(v, tile["N"]),
-        "o_desc": Descriptor(o, tile["M"]), "lse_ptr": Pointer(lse), "scale": head_dim**-0.5 * 1.4426950408889634,
+        **{
+            f"{name}_desc": Descriptor(x.view(-1, head_dim), [tile["N" if name in "kv" else "M"], head_dim])
+            for name, x in zip("qkvo", (q, k, v, o))
+        },
+        "lse_ptr": Pointer(lse), "scale": head_dim**-0.5 * 1.4426950408889634,
         "length": length, "D": head_dim, "CAUSAL": causal, **tile, **more,
     }  # fmt: skip
     if lists is None:
@@ -251,5 +287,5 @@ def forward(
     else:
         programs, arguments["width"], arguments["tiles_ptr"] = len(lists), lists.shape[1], Pointer(lists)
     for emulator.program in range(programs):
-        emulator.machine.run({"kernel": lambda: names["attention_kernel"](**arguments)})
+        emulator.run(lambda: names["attention_kernel"](**arguments))
     return o, lse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import types
@@ -94,8 +95,6 @@ class Machine:
         self.waiting.clear()
         if self.failure:
             raise self.failure
-        while self.under_way:
-            self.under_way.pop()()
 
 
 class Barrier:
@@ -153,10 +152,32 @@ class Pointer:
 
 
 class Descriptor:
-    """Hands out tiles (rows, D) of rows (B * H * N, D)."""
+    """Hands out tiles (..., rows, columns) of a tensor; what lies beyond its ends reads as 0 and is not written.
 
-    def __init__(self, tensor: torch.Tensor, rows: int) -> None:
-        self.tensor = tensor.view(-1, tensor.shape[-1])
-        self.block_shape = [rows, tensor.shape[-1]]
+    Args:
+        tensor: Any number of axes.
+        block: Extent of a tile on each.
+    """
+
+    def __init__(self, tensor: torch.Tensor, block: list[int]) -> None:
+        self.tensor, self.block_shape = tensor, block
         self.dtype, self.layout = tensor.dtype, None
-        self.block_type = types.SimpleNamespace(nbytes=rows * tensor.shape[-1] * tensor.element_size())
+        self.block_type = types.SimpleNamespace(nbytes=math.prod(block) * tensor.element_size())
+
+    def _places(self, at: list[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Where the part of a tile that exists lies in the tensor, and in the tile."""
+        assert len(at) == len(self.block_shape) and min(at) >= 0, at
+        sizes = [max(0, min(n, size - x)) for x, n, size in zip(at, self.block_shape, self.tensor.shape)]
+        return tuple(slice(x, x + n) for x, n in zip(at, sizes)), tuple(slice(0, n) for n in sizes)
+
+    def read(self, at: list[int]) -> torch.Tensor:
+        """The tile at these coordinates."""
+        there, here = self._places(at)
+        tile = torch.zeros(self.block_shape, dtype=self.dtype)
+        tile[here] = self.tensor[there]
+        return tile
+
+    def write(self, at: list[int], tile: torch.Tensor) -> None:
+        """Put the tile there, as far as there is anything."""
+        there, here = self._places(at)
+        self.tensor[there] = tile[here]
