@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from gluon_machine import Barrier, Descriptor, Machine, Pointer, Shared
 
+#: Functions of the capstone that are instructions or views here.
+OURS = ("exp2", "matrix")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
 
@@ -241,15 +243,24 @@ class Emulator:
         }
 
 
-def kernel_of(path: Path, names: dict[str, object]) -> dict[str, object]:
-    """``names`` and what a file adds to them: its kernels and constants, with nothing imported."""
+def kernel_of(path: Path, names: dict[str, object], constants: bool = True) -> dict[str, object]:
+    """``names`` and what a file adds to them: its kernels and constants, and the kernels of its neighbours it imports.
+
+    Args:
+        constants: Whether its constants come along.
+    """
     text = path.read_text(encoding="utf-8").replace(".type.layout", ".layout").replace(".to(gl.int64)", "")
     tree = ast.parse(text)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            neighbour = path.parents[node.level - 1] / f"{node.module}.py"
+            if neighbour.is_file():
+                kernel_of(neighbour, names, constants=False)
 
     def wanted(node: ast.stmt) -> bool:
         if isinstance(node, ast.FunctionDef):
-            return any("gluon.jit" in ast.unparse(d) for d in node.decorator_list)
-        return isinstance(node, ast.Assign)
+            return node.name not in OURS and any("gluon.jit" in ast.unparse(d) for d in node.decorator_list)
+        return constants and isinstance(node, ast.Assign)
 
     kept = ast.Module([node for node in tree.body if wanted(node)], [])
     exec(compile(kept, str(path), "exec"), names)
@@ -269,7 +280,7 @@ def forward(
         more: Further arguments of the kernel by name.
     """
     emulator = Emulator(seed)
-    names = kernel_of(path, kernel_of(path.with_name("ring.py"), emulator.names()))
+    names = kernel_of(path, emulator.names())
     tile = names["TILES"][q.shape[3]]
     o, lse = torch.full_like(q, float("nan")), torch.full(q.shape[:3], float("nan"))
     batch, heads, length, head_dim = q.shape
