@@ -78,7 +78,7 @@ def compiled(kernel: Any) -> dict[Any, Any]:
 
 def kernels(head_dims: Sequence[int] = HEAD_DIMS, dtype: torch.dtype = torch.bfloat16) -> list[dict[str, Any]]:
     """What each kernel of the package occupies, compiled for the GPU in use: forward, and both modes of backward."""
-    from solutions.capstone_hopper import attention, backward, forward
+    from solutions.capstone_hopper import backward, forward
 
     found: list[dict[str, Any]] = []
     seen: set[Any] = set()
@@ -95,12 +95,15 @@ def kernels(head_dims: Sequence[int] = HEAD_DIMS, dtype: torch.dtype = torch.bfl
 
     for head_dim in head_dims:
         for causal in (False, True):
-            q, k, v, do = (torch.randn(1, 2, 512, head_dim, device=runtime.DEVICE).to(dtype) for _ in range(4))
-            for deterministic, name in ((True, "backward"), (False, "backward, fast")):
-                leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-                o = capstone_hopper.flash_attention(*leaves, causal, deterministic=deterministic)
-                note("forward", forward.hopper_forward_kernel, head_dim, causal)
-                if head_dim in attention.BACKWARD_HEAD_DIMS:
+            for seq_len, which in (
+                (512, "forward"),
+                (8192, "forward, long"),
+            ):  # a long row may have its own configuration
+                q, k, v, do = (torch.randn(1, 2, seq_len, head_dim, device=runtime.DEVICE).to(dtype) for _ in range(4))
+                for deterministic, name in ((True, "backward"), (False, "backward, fast")):
+                    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+                    o = capstone_hopper.flash_attention(*leaves, causal, deterministic=deterministic)
+                    note(which, forward.hopper_forward_kernel, head_dim, causal)
                     torch.autograd.grad(o, leaves, do)
                     note(name, backward.hopper_backward_kernel, head_dim, causal)
     return found
@@ -110,7 +113,7 @@ def consumers(name: str, head_dim: int, causal: bool) -> dict[str, int]:
     """How many consumer warpgroups a kernel has, and the registers a thread of theirs has after the redistribution."""
     from solutions.capstone_hopper import tuning
 
-    if name == "forward":
+    if name.startswith("forward"):
         tile = tuning.forward(head_dim, causal)
         return {"warpgroups": tile.warpgroups, "consumer_registers": tile.registers}
     return {"warpgroups": 2, "consumer_registers": tuning.backward(head_dim).registers}
