@@ -95,10 +95,7 @@ def kernels(head_dims: Sequence[int] = HEAD_DIMS, dtype: torch.dtype = torch.bfl
 
     for head_dim in head_dims:
         for causal in (False, True):
-            for seq_len, which in (
-                (512, "forward"),
-                (8192, "forward, long"),
-            ):  # a long row may have its own configuration
+            for seq_len, which in ((512, "forward"), (8192, "forward, long")):  # these may be configured differently
                 q, k, v, do = (torch.randn(1, 2, seq_len, head_dim, device=runtime.DEVICE).to(dtype) for _ in range(4))
                 for deterministic, name in ((True, "backward"), (False, "backward, fast")):
                     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
