@@ -699,3 +699,10 @@ wrong(
     "the tensors in the order in which they were saved",
     edits={"q, k, v, o, lse = ctx": "q, v, k, o, lse = ctx"},
 )
+wrong(
+    LOOP,
+    "sum in float16",
+    "too inaccurate in float16",
+    "accumulator are float32",
+    edits={"        m = m_new": "        d = d.to(q.dtype).to(tl.float32)\n        m = m_new"},
+)

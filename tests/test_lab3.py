@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +20,7 @@ import utils.checks.lab3 as checks
 from solutions import lab3_flash_attention as solution
 from utils import reference
 from utils.checks.core import CheckFailed
-from utils.checks.lab3 import shapes, walk
+from utils.checks.lab3 import forward, shapes, walk
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,6 +159,86 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_
         assert int(number) in NOTEBOOK.classic_numbers(wrong.exercise), (
             "the message points to a line that the notebook lacks"
         )
+
+
+# ---- what rounding decides, on every seed ----
+STEP, END = "3.3: one step of the inner loop", "3.3: the end of a row of tiles"
+#: Right answers to 3.3 that round elsewhere than the plain one: edits of it.
+ROUNDED_ELSEWHERE: dict[str, dict[str, dict[str, str]]] = {
+    "as it is": {},
+    "the output divided in each step": {
+        STEP: {
+            "d = d * rescale +": "before = d * rescale\n        d = before +",
+            "o = o * rescale[:, None]": "o = o * (before / d)[:, None]",
+            "p.to(v.dtype)": "(p / d[:, None]).to(v.dtype)",
+        },
+        END: {"o = o / tl.where(seen, d, 1.0)[:, None]": "o = o"},
+    },
+    "scaled queries": {
+        STEP: {
+            "tl.dot(q,": "tl.dot((q.to(tl.float32) * scale_log2).to(q.dtype),",
+            "input_precision=PRECISION) * scale_log2": "input_precision=PRECISION)",
+        }
+    },
+    "a sum of rounded probabilities": {
+        STEP: {"p = tl.exp2(s - m_new[:, None])": "p = tl.exp2(s - m_new[:, None]).to(q.dtype).to(tl.float32)"}
+    },
+    "probabilities as they are": {
+        STEP: {"tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)": 'tl.dot(p, v.to(tl.float32), o, "ieee")'}
+    },
+    "a maximum that is too large": {STEP: {"tl.max(s, 1)": "tl.max(s, 1) + 3.3"}},
+}
+
+
+@pytest.fixture
+def drifting_alone(monkeypatch):
+    """Of the cases of exercise 3.3, one tile in float32 and those whose values cancel."""
+    drawn = shapes.drawn
+
+    def few(*args, **options):
+        return [case for case in drawn(*args, **options) if case.kind in ("one tile", shapes.DRIFTING)]
+
+    monkeypatch.setattr(shapes, "drawn", few)
+
+
+def assert_named(name: str, folder: Path, seeds: Sequence[int]) -> None:
+    """Hold a wrong answer's check to what it must say, seed by seed."""
+    wrong = next(wrong for wrong in WRONG_ANSWERS if wrong.name == name)
+    with lab_with(LAB, folder, f"lab3_wrong_{WRONG_ANSWERS.index(wrong)}", wrong.answers(ANSWERS)) as lab:
+        for seed in seeds:
+            with pytest.raises(CheckFailed) as failed:
+                run_check(wrong.exercise, lab, seed)
+            assert all(words in str(failed.value) for words in wrong.says), f"seed {seed}: {failed.value}"
+
+
+@pytest.mark.parametrize("name", ["accumulator in float16", pytest.param("sum in float16", marks=pytest.mark.slow)])
+def test_what_is_kept_in_16_bits_between_the_steps_is_named_on_every_seed(name, tmp_path, drifting_alone):
+    assert_named(name, tmp_path, range(1, 7))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if place else []) for place, name in enumerate(ROUNDED_ELSEWHERE)],
+)
+def test_what_is_rounded_where_only_a_product_takes_it_passes_on_every_seed(name, tmp_path, drifting_alone, capsys):
+    answer = WrongAnswer("3.3", name, ROUNDED_ELSEWHERE[name], ()).answers(ANSWERS)
+    with lab_with(LAB, tmp_path, f"lab3_rounded_{list(ROUNDED_ELSEWHERE).index(name)}", answer) as lab:
+        for seed in range(6):
+            run_check("3.3", lab, seed)
+    assert capsys.readouterr().out.count("✓ exercise 3.3 (") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one key too few is seen by one", "top left loop"])
+def test_a_loop_that_ends_too_early_is_named_on_every_seed(name, tmp_path):
+    assert_named(name, tmp_path, (21, 22, 29))
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 16), (16, 64), (128, 64), (64, 128)])
+def test_the_last_query_of_a_tile_is_alone_in_a_tile_of_keys_on_every_seed(block_m, block_n):
+    for seed in range(10):
+        sizes = [case.sizes for case in forward._causal_cases(seed, block_m, block_n)]
+        assert any(s["Nq"] % block_m == 0 and s["Nk"] % block_n == 1 and s["Nk"] >= s["Nq"] for s in sizes)
 
 
 def test_every_exercise_has_at_least_six_wrong_answers():

@@ -182,6 +182,7 @@ def _causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     draw = generator(seed)
     few, extra = block_m + draw.randint(1, block_m - 1), draw.randint(1, 2 * block_n)
     square = 2 * max(block_m, block_n)
+    alone = block_n * (cdiv(block_m, block_n) + draw.randint(1, 2)) + 1  # the last key begins a tile
     options = {"causal": True}
     first = [
         Case("not causal", sizes(1, 1, 1, few, 2 * block_n, 16), options={"causal": False}, seed=seed),
@@ -191,6 +192,7 @@ def _causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     last = [
         Case("one query", sizes(1, 1, 1, 1, 3 * block_n + extra, 16), options=options, seed=seed),
         Case("one key", sizes(1, 1, 1, few, 1, 16), options=options, seed=seed),
+        Case("last key alone", sizes(1, 1, 1, block_m, alone, 16), options=options, seed=seed),
     ]
     drawn = shapes.drawn(seed, block_m, block_n, **options)
     return [*first, *(case for case in drawn if case.kind != "one tile"), *last]

@@ -149,6 +149,7 @@ def forward(
             mask,
             {"shift": "top left"},
             {"shift": "top left", "leave_out": "top left"},
+            {"shift": "top left", "leave_out": "square"},
             {"shift": "top left", "leave_out": "unseen"},
             where=causal,
         ),
@@ -157,6 +158,7 @@ def forward(
             "sees lies Nk - Nq keys further",
             mask,
             {"leave_out": "top left"},
+            {"leave_out": "square"},
             where=causal,
         ),
         rule(

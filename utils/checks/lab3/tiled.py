@@ -45,7 +45,7 @@ def _cases(seed: int) -> list[Case]:
         case("ragged", ragged, options, layout=shapes.HEADS_LAST),
         case("ragged", ragged, options, dtype=shapes.HALF),
         case("ragged", ragged, causal, dtype=shapes.BRAIN),
-        case(shapes.DRIFTING, sizes(1, 1, 1, m, 8 * n, 16), options, dtype=shapes.HALF),
+        case(shapes.DRIFTING, sizes(1, 1, 1, m, shapes.STEPS * n, 16), options, dtype=shapes.HALF),
     ]  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def walk(
         shift: Query i sees keys up to i + Nk - Nq + shift; ``"top left"`` up to i, ``"none"`` every key.
         padded: Keys past the end, up to a whole tile, count with score 0.
         leave_out: ``"ragged"`` the last, ragged tile of keys; ``"last"`` the last tile; ``"diagonal"`` tiles in which
-            a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square;
+            a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square, and
+            ``"square"`` those past its last query too, where a tile of queries is ragged;
             ``"unseen"`` (rightly) tiles of which no query sees a key; ``"short"`` also those
             of which only the last query sees one.
         unmasked: Keys by which the tiles that need no mask are taken to reach too far; negative for a mask everywhere.
@@ -105,6 +106,8 @@ def walk(
         elif leave_out == "diagonal":
             taken &= stop - 1 <= first + offset
         elif leave_out == "top left":
+            taken &= start < first + block_m
+        elif leave_out == "square":
             taken &= start <= last
         elif leave_out == "unseen":
             taken &= start <= last + offset
