@@ -38,7 +38,11 @@ SOURCES = [
     "benchmarks/sustained.py",
     *(f"{_STEPS}/{each.path.name}" for each in steps.EVERYONE),
     *(f"{_STEPS}/{name}.py" for name in ("compiler", "host", "ladder", "ring", "trace", "traced")),
-    *(f"solutions/capstone_hopper/{name}.py" for name in ("forward", "launch", "parts", "tile_order", "tuning")),
+    *(
+        f"solutions/capstone_hopper/{path.name}"
+        for path in sorted((ROOT / "solutions" / "capstone_hopper").glob("*.py"))
+        if path.stem not in ("__init__", "attention") and "backward" not in path.stem
+    ),
 ]
 
 PEERS = ("cudnn", "flash")
@@ -111,18 +115,19 @@ def point(shape: Shape, timed_calls: Mapping[str, Callable[[], object]], rounds:
     }
 
 
-def traces(shape: Shape, names: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+def traces(shape: Shape, names: Sequence[str], rounds: int, lap_seconds: float) -> list[dict[str, Any]]:
     """A trace of each of these steps on one shape, and what the clock reads cost."""
     q, k, v, _ = attention_speed.inputs(shape)
     plain = [x.detach() for x in (q, k, v)]
     found = []
     for name in names:
         item = trace.record(name, *plain, shape[4])
+        times = trace.launch(name, *plain, shape[4])[2]
         both = {
             "plain": functools.partial(steps.step(name).load().forward, *plain, shape[4]),
-            "traced": functools.partial(trace.launch, name, *plain, shape[4]),
+            "traced": functools.partial(trace.launch, name, *plain, shape[4], times),
         }
-        timed, _ = sustained.compare(both, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=0.02)
+        timed, _ = sustained.compare(both, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds)
         found.append({**item, "cost": timing.ratio(timed["traced"], timed["plain"]).median})
     return found
 
@@ -179,7 +184,7 @@ def measure(
         ],
         "checks": [item for name in good for item in found[name]["checks"]],
         "points": points,
-        "traces": traces(traced, names, rounds),
+        "traces": traces(traced, names, rounds, lap_seconds),
         **({"failed": failures} if failures else {}),
     }
 

@@ -45,7 +45,7 @@ def checked(name: str) -> dict:
         return {"checks": [attention_step_checks.check(steps.step(name), 64, True, SIZES)], "kernels": kernels()}
 
 
-def a_trace(shape, names, rounds):
+def a_trace(shape, names, rounds, lap_seconds):
     cycles = {event: [0, 5] for event in ("keys_there", "asked", "scores_issued", "scores_there", "softmax_done")}
     consumer = {**cycles, "output_issued": [9, 9], "output_there": [20, 30]}
     events = {"consumer 0": consumer, "consumer 1": consumer, "producer": {"keys_issued": [0, 1]}}
@@ -158,3 +158,18 @@ def test_what_a_launch_compiled_is_kept(monkeypatch):
     seen = []
     attention_step_checks.watched(Step(), seen)
     assert Module.attention_kernel.run(1, grid=2) == ("compiled", (1,), {"grid": 2}) == seen[0]
+
+
+def test_a_trace_is_taken_of_each_step_and_its_clock_reads_are_paid_for(monkeypatch, known_times):
+    times = torch.zeros(3, 7, 1, dtype=torch.int64)
+    launched = []
+
+    def launch(name, q, k, v, causal, given=None):
+        launched.append(given)
+        return q, None, times, 0
+
+    monkeypatch.setattr(attention_steps.trace, "record", lambda name, *rest: {"name": name})
+    monkeypatch.setattr(attention_steps.trace, "launch", launch)
+    found = attention_steps.traces((1, 1, 128, 64, False), ["textbook"], rounds=3, lap_seconds=0)
+    assert [item["name"] for item in found] == ["textbook"] and found[0]["cost"] > 0
+    assert launched[0] is None and all(given is times for given in launched[1:])
