@@ -53,7 +53,7 @@ class Emulator:
 
     def __init__(self, seed: int) -> None:
         self.machine = Machine(seed)
-        self.program = 0
+        self.program: int | tuple[int, ...] = 0
         self.products: dict[str, list[Callable[[], None]]] = {}
         self.stores: dict[str, list[Callable[[], None]]] = {}
         self.clock = self.loading = 0
@@ -90,14 +90,17 @@ class Emulator:
         self.machine.add(done)
         self.machine.pause()
 
-    def store_tile(self, descriptor: Descriptor, at: list[int], tile: Shared) -> None:
+    def add_tile(self, descriptor: Descriptor, at: list[int], tile: Shared) -> None:
+        self.store_tile(descriptor, at, tile, add=True)
+
+    def store_tile(self, descriptor: Descriptor, at: list[int], tile: Shared, add: bool = False) -> None:
         assert not tile.flags["unfenced"], "the copy engine may not see what was stored: no fence"
         waiting = [True]
 
         def done() -> None:
             if waiting:
                 waiting.pop()
-                descriptor.write(at, tile.data)
+                descriptor.write(at, tile.data, add)
 
         self.stores.setdefault(self.machine.current, []).append(done)
         self.machine.add(done)
@@ -107,6 +110,9 @@ class Emulator:
         mine = self.stores.get(self.machine.current, [])
         while len(mine) > pending:
             mine.pop(0)()
+
+    def program_id(self, axis: int) -> int:
+        return self.program[axis] if isinstance(self.program, tuple) else self.program
 
     def run(self, kernel: Callable[[], None]) -> None:
         """One program from its beginning to its end."""
@@ -121,6 +127,9 @@ class Emulator:
     # ---- products ----
 
     def multiply(self, a, b, acc, use_acc=True, is_async=False):
+        for operand in (a, b):
+            fenced = not (isinstance(operand, Shared) and operand.flags["unfenced"])
+            assert fenced, "the tensor cores may not see what was stored: no fence"
         result = Product()
         start = acc.clone() if use_acc else torch.zeros_like(acc)
 
@@ -212,13 +221,14 @@ class Emulator:
 
         tl = types.SimpleNamespace(
             **DTYPES, constexpr=lambda x: x, static_range=range, cdiv=lambda a, b: -(-a // b),
-            program_id=lambda axis: self.program, arange=lambda a, b, layout=None: torch.arange(a, b),
+            program_id=self.program_id, arange=lambda a, b, layout=None: torch.arange(a, b),
             zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
             max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), exp2=torch.exp2, log2=torch.log2,
             maximum=larger, minimum=smaller, where=either, convert_layout=lambda x, layout: x, reshape=torch.reshape,
             permute=torch.permute, split=lambda x: x.unbind(-1), SliceLayout=nothing, NVMMADistributedLayout=nothing,
-            DotOperandLayout=nothing, DistributedLinearLayout=nothing,
+            DotOperandLayout=nothing, DistributedLinearLayout=nothing, NVMMASharedLayout=nothing,
+            SwizzledSharedLayout=nothing,
             allocate_shared_memory=allocate, warp_specialize=self.specialize, inline_asm_elementwise=self.assembly,
             load=lambda pointer: int(pointer.tensor.view(-1)[pointer.offset]), store=self.store,
         )  # fmt: skip
@@ -240,6 +250,7 @@ class Emulator:
             "warpgroup_mma_wait": self.multiply_wait,
             "fence_async_shared": self.fence,
             "wait_for_all": nothing,
+            "add_to_global": self.add_tile,
         }
 
 

@@ -136,6 +136,16 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.data.permute(order), self.flags)
 
+    def slice(self, first: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, first, length), self.flags)
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
+        assert dtype == self.dtype
+        return Shared(self.data.view(shape), self.flags)
+
+    def load(self, layout: object) -> torch.Tensor:
+        return self.data.clone()
+
     def store(self, value: torch.Tensor) -> None:
         self.data.copy_(value)
         self.flags["unfenced"] = True
@@ -177,7 +187,7 @@ class Descriptor:
         tile[here] = self.tensor[there]
         return tile
 
-    def write(self, at: list[int], tile: torch.Tensor) -> None:
-        """Put the tile there, as far as there is anything."""
+    def write(self, at: list[int], tile: torch.Tensor, add: bool = False) -> None:
+        """Put the tile there, or add it, as far as there is anything."""
         there, here = self._places(at)
-        self.tensor[there] = tile[here]
+        self.tensor[there] = tile[here] + (self.tensor[there] if add else 0)

@@ -1,5 +1,6 @@
-"""The capstone's forward kernel in whatever order its barriers allow: ragged lengths, grouped heads, empty rows."""
+"""The capstone's kernels in whatever order their barriers allow: ragged lengths, grouped heads, empty rows."""
 
+import itertools
 import types
 
 import gluon_emulator
@@ -7,39 +8,39 @@ import pytest
 import torch
 from gluon_machine import Descriptor, Pointer
 
+from utils import reference
 from utils.fingerprint import ROOT
 
 launch = pytest.importorskip("solutions.capstone_hopper.launch", reason="this Triton has no Gluon")
+FORWARD = launch.hopper_forward_kernel
+BACKWARD = {name: getattr(launch, name) for name in vars(launch) if name.startswith("hopper") and "backward_k" in name}
 #: (batch, query heads, key heads, queries, keys)
 SHAPES = [(1, 2, 1, 1, 77), (2, 2, 2, 300, 300), (1, 2, 2, 65, 515), (1, 2, 1, 515, 65), (1, 3, 3, 200, 384)]
 
 
-def exact(q, k, v, causal):
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = q.double() @ k.mT * q.shape[3] ** -0.5
-    if causal:
-        queries, keys = scores.shape[-2:]
-        scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries), float("-inf"))
-    lse = scores.logsumexp(-1)
-    return (scores - lse.where(lse.isfinite(), 0)[..., None]).exp() @ v, lse
+def tensors(seed: int, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_dim: int):
+    """q, k, v and a gradient of the output."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(heads, queries), (kv_heads, keys), (kv_heads, keys), (heads, queries)]
+    return [torch.randn((batch, *shape, head_dim), generator=generator).bfloat16() for shape in shapes]
 
 
 class Emulated:
     """Stands where a kernel is launched; each program runs in the emulator."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, kernel, seed: int) -> None:
+        self.name, self.seed = kernel.fn.__name__, seed
+        self.path = ROOT.joinpath(*kernel.fn.__module__.split(".")).with_suffix(".py")
 
     def __getitem__(self, grid):
-        return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid[0], arguments, constants)
+        return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid, arguments, constants)
 
-    def run(self, programs: int, arguments: tuple, constants: dict) -> None:
+    def run(self, grid: tuple[int, ...], arguments: tuple, constants: dict) -> None:
         emulator = gluon_emulator.Emulator(self.seed)
-        names = gluon_emulator.kernel_of(ROOT / "solutions" / "capstone_hopper" / "forward.py", emulator.names())
+        names = gluon_emulator.kernel_of(self.path, emulator.names())
         arguments = [self.argument(each) for each in arguments]
-        for emulator.program in range(programs):
-            emulator.run(lambda: names["hopper_forward_kernel"](*arguments, **constants))
+        for emulator.program in itertools.product(*map(range, grid)):
+            emulator.run(lambda: names[self.name](*arguments, **constants))
 
     @staticmethod
     def argument(each):
@@ -55,12 +56,28 @@ def test_the_forward_kernel_is_right_in_whatever_order_things_happen(monkeypatch
     card = types.SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     for seed, (batch, heads, kv_heads, queries, keys) in enumerate(SHAPES):
-        monkeypatch.setattr(launch, "hopper_forward_kernel", Emulated(seed))
-        generator = torch.Generator().manual_seed(seed)
-        q = torch.randn((batch, heads, queries, head_dim), generator=generator).bfloat16()
-        k, v = (torch.randn((batch, kv_heads, keys, head_dim), generator=generator).bfloat16() for _ in "kv")
+        monkeypatch.setattr(launch, "hopper_forward_kernel", Emulated(FORWARD, seed))
+        q, k, v, _ = tensors(seed, batch, heads, kv_heads, queries, keys, head_dim)
         o, lse = launch.hopper_forward(q, k, v, causal, head_dim**-0.5)
-        want, want_lse = exact(q, k, v, causal)
+        want, want_lse = reference.attention(q.double(), k.double(), v.double(), causal)
         assert (o.double() - want).abs().max() < 2e-2
         assert torch.equal(lse.isinf(), want_lse.isinf())
         assert (lse.double() - want_lse)[want_lse.isfinite()].abs().amax() < 1e-3
+
+
+@pytest.mark.parametrize("sum_dq", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_backward_kernel_is_right_in_whatever_order_things_happen(monkeypatch, head_dim, causal, sum_dq):
+    for seed, (batch, heads, kv_heads, queries, keys) in enumerate((SHAPES[0], *SHAPES[2:4])):
+        for name, kernel in BACKWARD.items():
+            monkeypatch.setattr(launch, name, Emulated(kernel, seed))
+        q, k, v, do = tensors(seed, batch, heads, kv_heads, queries, keys, head_dim)
+        exact = [x.double() for x in (q, k, v)]
+        o, lse = reference.attention(*exact, causal)
+        wanted = reference.attention_backward(*exact, do.double(), causal)
+        got = launch.hopper_backward(q, k, v, o.bfloat16(), lse.float(), do, None, causal, head_dim**-0.5, sum_dq)
+        assert (got[0] is None) == (not sum_dq)
+        for name, mine, want in zip("qkv", got, wanted):
+            if mine is not None:
+                assert (mine.double() - want).abs().max() < 0.06, (name, seed)
