@@ -38,17 +38,18 @@ def tiles(rows: int, columns: int, kind: str) -> str:
     return f"tensordesc<{kind}{block},{module('parts').layout(block, TYPES[kind])!r}>"
 
 
-def forward(head_dim: int, causal: bool, kind: str) -> dict:
-    """The forward kernel as ``launch`` specialises it."""
+def forward(head_dim: int, causal: bool, kind: str, ragged: bool = False) -> dict:
+    """The forward kernel as ``launch`` specialises it; ``ragged``: the last tile of keys is not full."""
     tile = module("tuning").forward(head_dim, causal)
     types_ = {
         "q_desc": tiles(64, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
-        "v_desc": tiles(tile.columns, head_dim, kind), "o_desc": tiles(64, head_dim, kind), "lse_ptr": "*fp32",
-        "tiles_ptr": "*i32", "counts_ptr": "*i32", "scale": "fp32",
+        "v_desc": tiles(tile.columns, head_dim, kind), "o_desc": tiles(64, min(head_dim, 128), kind),
+        "lse_ptr": "*fp32", "tiles_ptr": "*i32", "counts_ptr": "*i32", "scale": "fp32",
     }  # fmt: skip
     constants = {
-        "G": tile.warpgroups, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "PINGPONG": tile.take_turns,
-        "LATE": tile.late, "PARTIAL": tile.partial_sums, "REGISTERS": tile.registers,
+        "G": tile.warpgroups, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "MASKED": causal or ragged,
+        "PINGPONG": tile.take_turns,
+        "LATE": tile.late, "PARTIAL": tile.partial_sums, "B": tile.sets, "REGISTERS": tile.registers,
     }  # fmt: skip
     return compiled(module("forward").hopper_forward_kernel, types_, constants, tile.at_start)
 
@@ -56,29 +57,32 @@ def forward(head_dim: int, causal: bool, kind: str) -> dict:
 def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
     """The backward kernel as ``launch`` specialises it."""
     tile = module("tuning").backward(head_dim)
+    wide = tile.warps == 8
     rows = f"tensordesc<fp32[1, {tile.rows}],{module('parts').ROW_LAYOUT!r}>"
     types_ = {
         "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
         "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
-        "delta_desc": rows, "dq_desc": tiles(64, head_dim * tile.rows // 128, "fp32"),
+        "delta_desc": rows, "dq_desc": tiles(64, head_dim if wide else head_dim * tile.rows // 128, "fp32"),
         "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind), "scale": "fp32",
         "scale_log2": "fp32",
     }  # fmt: skip
-    constants = {
-        "M": tile.rows, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "DQ": sum_dq,
-        "REGISTERS": tile.registers,
-    }  # fmt: skip
+    constants = {"M": tile.rows, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "DQ": sum_dq}
+    if wide:
+        return compiled(
+            module("backward_wide").hopper_wide_backward_kernel, types_, constants, tile.at_start, tile.warps
+        )
+    constants |= {"EARLY": tile.early, "REGISTERS": tile.registers}
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.at_start)
 
 
-def compiled(kernel, types_: dict, constants: dict, at_start: int) -> dict:
+def compiled(kernel, types_: dict, constants: dict, at_start: int, warps: int = 4) -> dict:
     """Registers at the start, bytes spilled, shared memory, and the instructions that Hopper is chosen for."""
     names = kernel.arg_names
     signature = {n: types_.get(n, "constexpr" if n in constants else "i32") for n in names}
     constexprs = {(names.index(n),): value for n, value in constants.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
     source = GluonASTSource(kernel, signature, constexprs, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": at_start})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": at_start})
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
         ptx.write_text(made.asm["ptx"])

@@ -17,9 +17,11 @@ from utils import runtime
 from utils.runtime import DEVICE
 
 SHARED_MEMORY = 227 * 1024
-#: Bytes that a thread of a kernel puts into memory for want of registers, at most: head_dim, causal -> bytes.
-FORWARD_SPILLS = {(64, False): 24, (64, True): 176, (128, False): 8, (128, True): 16, (256, False): 32, (256, True): 32}
-BACKWARD_SPILLS = {(64, True): 272, (128, True): 272, (64, False): 8, (128, False): 8}
+#: Bytes that a thread puts into memory for want of registers, at most: head_dim, causal, ragged keys -> bytes. What
+#: there is is addresses in the code for keys that must be hidden.
+FORWARD_SPILLS = {(64, True, False): 116, (64, False, True): 32, (256, True, False): 36, (256, False, True): 36}
+#: head_dim, dq summed -> bytes.
+BACKWARD_SPILLS = {(64, False): 12}
 
 
 def tensors(*shape: int, dtype=torch.float16, seed: int = 0) -> list[torch.Tensor]:
@@ -136,19 +138,41 @@ def compile_orders(*orders: tuple) -> list[dict]:
 
 @pytest.mark.slow
 def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers():
-    cases = [(64, True), (128, False), (128, True), (256, True)]
-    for case, used in zip(cases, compile_orders(*[("forward", d, causal, "bf16") for d, causal in cases])):
+    cases = [(d, causal, ragged) for d in (64, 128, 256) for causal, ragged in ((0, 0), (0, 1), (1, 0))]
+    orders = [("forward", d, bool(causal), "bf16", bool(ragged)) for d, causal, ragged in cases]
+    for case, used in zip(cases, compile_orders(*orders)):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        assert used["spilled"] <= FORWARD_SPILLS[case], (case, used)
+        assert used["spilled"] <= FORWARD_SPILLS.get(case, 0), (case, used)
         assert not used["serialised"], case
         assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
 
 
 @pytest.mark.slow
-def test_the_backward_kernel_compiles_for_hopper():
-    cases = [(d, sum_dq) for d in attention.BACKWARD_HEAD_DIMS for sum_dq in (False, True)]
+def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_registers():
+    cases = [(d, sum_dq) for d in attention.HEAD_DIMS for sum_dq in (False, True)]
     for case, used in zip(cases, compile_orders(*[("backward", d, True, "fp16", sum_dq) for d, sum_dq in cases])):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        assert used["spilled"] <= BACKWARD_SPILLS[case], (case, used)
+        assert used["spilled"] <= BACKWARD_SPILLS.get(case, 0), (case, used)
         assert not used["serialised"], case
         assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == case[1]
+
+
+def test_a_factor_that_is_not_positive_is_put_into_the_queries(monkeypatch):
+    taken = []
+
+    class Recorded:
+        """Takes the place of the kernels."""
+
+        @staticmethod
+        def apply(q, k, v, causal, scale, deterministic):
+            taken.append((q, scale))
+            return q, q
+
+    monkeypatch.setattr(attention, "why_portable", lambda *tensors: None)
+    monkeypatch.setattr(attention, "HopperAttention", Recorded)
+    q, k, v = tensors(1, 2, 5, 64)
+    for scale in (0.3, -0.3, 0.0):
+        capstone_hopper.flash_attention(q, k, v, scale=scale)
+        found, positive = taken.pop()
+        assert positive > 0
+        torch.testing.assert_close(found * positive, q * scale)

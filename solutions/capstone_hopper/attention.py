@@ -7,12 +7,10 @@ from torch.autograd.function import once_differentiable
 
 from solutions.lab3_flash_attention import flash_attention_with_lse as portable_attention
 from solutions.lab3_flash_attention.arguments import check_attention, dtype_name, softmax_scale
-from solutions.lab3_flash_attention.flash_backward import attention_delta, flash_dkdv, flash_dq
+from solutions.lab3_flash_attention.flash_backward import attention_delta, flash_dq
 from utils import runtime
 
 HEAD_DIMS = (64, 128, 256)
-#: head_dims whose backward pass has a Hopper kernel; the others take lab 3's.
-BACKWARD_HEAD_DIMS = (64, 128)
 
 
 def why_portable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
@@ -60,16 +58,12 @@ class HopperAttention(torch.autograd.Function):
             do = torch.zeros_like(o)
         wants_q, wants_kv = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dq = dk = dv = None
-        fused = q.shape[3] in BACKWARD_HEAD_DIMS
-        if fused and (wants_kv or not ctx.deterministic):
+        if wants_kv or not ctx.deterministic:
             dq, dk, dv = hopper_backward(q, k, v, o, lse, do, dlse, ctx.causal, ctx.scale, not ctx.deterministic)
-        if (wants_q and dq is None) or (wants_kv and dk is None):
+        if wants_q and dq is None:
             blind = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
             delta = attention_delta(o, do, dlse, blind)
-            if wants_q and dq is None:
-                dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
-            if wants_kv and dk is None:
-                dk, dv = flash_dkdv(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
+            dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
         return dq, dk, dv, None, None, None
 
 
@@ -97,6 +91,8 @@ def flash_attention_with_lse(
     scale = softmax_scale(scale, q.shape[3])
     if why_portable(q, k, v) is not None:
         return portable_attention(q, k, v, causal, scale)
+    if scale <= 0:  # the kernels take the largest product for the largest score
+        q, scale = (-q, -scale) if scale else (torch.zeros_like(q) * q, 1.0)
     return HopperAttention.apply(q, k, v, bool(causal), scale, bool(deterministic))
 
 

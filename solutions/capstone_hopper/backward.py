@@ -5,6 +5,11 @@ weights again, transposed (keys by queries), so that both products that add to d
 dQ needs the keys of both warpgroups: they put dS into shared memory, each multiplies half of the columns (or rows) of
 dQ, and the copy engine adds the result to global memory, where the programs of other keys add theirs. In which order
 those sums arrive is not fixed: with ``DQ`` off the kernel leaves dQ to one that fixes it.
+
+Three things keep everything in registers. What belongs to a query, its logsumexp and its delta, is not subtracted: it
+is what the accumulators of the products start from (:func:`start`). dS has two places, so that nobody waits for the one
+that the products of the step before read. And the tiles of keys and values are addressed through ``step >> 30``, which
+is 0, but the compiler cannot know that: it computes addresses when they are needed instead of keeping all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .forward import barriers
-from .parts import add_to_global, exp2, matrix, wait_for_all
+from .parts import add_to_global, barriers, exp2, matrix, wait_for_all
 
 
 @gluon.jit
@@ -34,12 +38,22 @@ def query_tiles(sizes, N: gl.constexpr, M: gl.constexpr, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def query_tile(step, kv_head, group, first, tiles, M: gl.constexpr):
+    """Head and first query of a program's tile ``step``.
+
+    Programs of one head begin at different tiles, so that they do not all add to the same rows of dQ at once.
+    """
+    tile = step % tiles
+    return kv_head * group + step // tiles, (first + tile) * M
+
+
+@gluon.jit
 def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
              CAUSAL: gl.constexpr):  # fmt: skip
     """One warp: keys and values once, then queries, output gradients and their row sums of every head of the group."""
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descriptors
     heads, group, _queries, _keys = sizes
-    k_tile, v_tile, kv_full = kept
+    k_tiles, v_tiles, kv_full = kept
     q_tiles, do_tiles, lse_rows, delta_rows, q_full, q_empty, do_full, do_empty = ring
     D: gl.constexpr = q_desc.block_shape[3]
     column = gl.program_id(0) * N
@@ -47,11 +61,10 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
     batch = gl.program_id(2)
     first, tiles = query_tiles(sizes, N, M, CAUSAL)
     mbarrier.expect(kv_full, 2 * N * D * 2)
-    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, column, 0], kv_full, k_tile)
-    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, column, 0], kv_full, v_tile)
+    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, column, 0], kv_full, k_tiles.index(0))
+    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, column, 0], kv_full, v_tiles.index(0))
     for step in range(tiles * group):
-        head = kv_head * group + step // tiles
-        row = (first + step % tiles) * M
+        head, row = query_tile(step, kv_head, group, first, tiles, M)
         s = step % S
         parity = ((step // S) & 1) ^ 1
         mbarrier.wait(q_empty.index(s), parity)
@@ -65,18 +78,48 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
 
 
 @gluon.jit
-def row_of(tile, M: gl.constexpr, LAYOUT: gl.constexpr):
-    """A tile (1, M) of float32 numbers in registers, one number for each column of ``LAYOUT``."""
-    flat = tile._reinterpret(gl.float32, [M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return flat.load(gl.SliceLayout(0, LAYOUT))
+def start(row, M: gl.constexpr, LAYOUT: gl.constexpr, ROWS: gl.constexpr):
+    """A tile (1, M) of float32 numbers in shared memory as an accumulator (ROWS, M): each row is the same."""
+    flat = row._reinterpret(gl.float32, [M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return gl.zeros([ROWS, M], gl.float32, LAYOUT) + flat.load(gl.SliceLayout(0, LAYOUT))[None, :]
+
+
+@gluon.jit
+def hide(scores, own, row, queries, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
+    """-inf where a query from ``row`` on must not see a key from ``own`` on; scores are keys by queries."""
+    ROWS: gl.constexpr = scores.shape[0]
+    if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if own + ROWS - 1 > row + keys - queries:
+            ahead = own + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)) - (row + keys - queries)
+            query = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, LAYOUT))
+            scores = gl.where(ahead[:, None] <= query[None, :], scores, float("-inf"))
+    if own + ROWS > keys:
+        key = own + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        scores = gl.where((key < keys)[:, None], scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def send(GROUP: gl.constexpr, dq, dq_desc, dq_tiles, batch, head, row, M: gl.constexpr):
+    """This warpgroup's part of dQ of one tile of queries: to shared memory, from where the copy engine adds it."""
+    PART: gl.constexpr = dq.shape[1]
+    tma.store_wait(0)  # the part before has left shared memory
+    wait_for_all()
+    matrix(dq_tiles.index(GROUP), 64, PART).store(dq)
+    fence_async_shared()
+    if M == 64:
+        add_to_global(dq_desc, [batch, head, row, GROUP * PART], dq_tiles.index(GROUP))
+    else:
+        add_to_global(dq_desc, [batch, head, row + GROUP * 64, 0], dq_tiles.index(GROUP))
 
 
 @gluon.jit
 def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, sizes, kept, ring, shared,
-             M: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr):  # fmt: skip
+             M: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr,
+             EARLY: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 keys."""
     _heads, group, queries, keys = sizes
-    k_tile, v_tile, kv_full = kept
+    k_tiles, v_tiles, kv_full = kept
     q_tiles, do_tiles, lse_rows, delta_rows, q_full, q_empty, do_full, do_empty = ring
     ds_tile, dq_tiles, ds_full, ds_empty = shared
     D: gl.constexpr = dk_desc.block_shape[3]
@@ -85,48 +128,45 @@ def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     DQ_OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     own = gl.program_id(0) * N + GROUP * 64
     kv_head = gl.program_id(1)
     batch = gl.program_id(2)
     first, tiles = query_tiles(sizes, N, M, CAUSAL)
-    k_all = matrix(k_tile, N, D)
-    k = k_all.slice(GROUP * 64, 64)
-    v = matrix(v_tile, N, D).slice(GROUP * 64, 64)
+    steps = tiles * group
     dk = gl.zeros([64, D], gl.float32, OUT)
     dv = gl.zeros([64, D], gl.float32, OUT)
-    none = gl.zeros([64, M], gl.float32, SCORES)
     mbarrier.wait(kv_full, 0)
-    for step in range(tiles * group):
-        head = kv_head * group + step // tiles
-        row = (first + step % tiles) * M
+    for step in range(steps):
         s = step % S
         parity = (step // S) & 1
         q = matrix(q_tiles.index(s), M, D)
         do = matrix(do_tiles.index(s), M, D)
+        k_all = matrix(k_tiles.index(step >> 30), N, D)
+        k = k_all.slice(GROUP * 64, 64)
+        v = matrix(v_tiles.index(step >> 30), N, D).slice(GROUP * 64, 64)
         mbarrier.wait(q_full.index(s), parity)
-        scores = warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+        scores = start(lse_rows.index(s), M, SCORES, 64)
+        scores = warpgroup_mma(k, q.permute((1, 0)), scores, is_async=True)
         mbarrier.wait(do_full.index(s), parity)
-        dp = warpgroup_mma(v, do.permute((1, 0)), none, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(1, [scores])
-        if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
-            if own + 63 > row + keys - queries:
-                distance = own + gl.arange(0, 64, layout=ROWS) - (row + keys - queries)
-                query = gl.arange(0, M, layout=gl.SliceLayout(0, SCORES))
-                scores = gl.where(distance[:, None] <= query[None, :], scores, float("-inf"))
-        if own + 64 > keys:
-            key = own + gl.arange(0, 64, layout=ROWS)
-            scores = gl.where((key < keys)[:, None], scores, float("-inf"))
-        weights = exp2(scores * scale_log2 - row_of(lse_rows.index(s), M, SCORES)[None, :])
+        dp = start(delta_rows.index(s), M, SCORES, 64)
+        dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
+        head, row = query_tile(step, kv_head, group, first, tiles, M)
+        scores = hide(warpgroup_mma_wait(1, [scores]), own, row, queries, keys, SCORES, CAUSAL)
+        weights = exp2(scores * scale_log2)
         weights16 = gl.convert_layout(weights.to(dtype), LEFT)
-        delta = row_of(delta_rows.index(s), M, SCORES)
-        dp = warpgroup_mma_wait(0, [dp])
-        ds = (weights * (dp - delta[None, :])).to(dtype)
-        dv = warpgroup_mma(weights16, do, dv, is_async=True)
+        if EARLY:
+            dv = warpgroup_mma(weights16, do, dv, is_async=True)
+            dp = warpgroup_mma_wait(1, [dp])
+        else:
+            dp = warpgroup_mma_wait(0, [dp])
+        ds = (weights * dp).to(dtype)
+        if not EARLY:
+            dv = warpgroup_mma(weights16, do, dv, is_async=True)
+        ds_now = ds_tile.index(step & 1)
         if DQ:
-            mbarrier.wait(ds_empty, (step & 1) ^ 1)
-            ds_tile.slice(GROUP * 64, 64).store(ds)
+            mbarrier.wait(ds_empty.index(step & 1), ((step >> 1) & 1) ^ 1)
+            ds_now.slice(GROUP * 64, 64).store(ds)
             fence_async_shared()
             mbarrier.arrive(ds_full)
         dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
@@ -134,25 +174,18 @@ def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, 
             mbarrier.wait(ds_full, step & 1)
             empty = gl.zeros([64, PART], gl.float32, DQ_OUT)
             if M == 64:
-                dq = warpgroup_mma(ds_tile.permute((1, 0)), k_all.slice(GROUP * PART, PART, dim=1), empty,
-                                   use_acc=False, is_async=True)  # fmt: skip
+                dq = warpgroup_mma(ds_now.permute((1, 0)), k_all.slice(GROUP * PART, PART, dim=1), empty, use_acc=False,
+                                   is_async=True)  # fmt: skip
             else:
-                dq = warpgroup_mma(ds_tile.slice(GROUP * 64, 64, dim=1).permute((1, 0)), k_all, empty,
-                                   use_acc=False, is_async=True)  # fmt: skip
+                dq = warpgroup_mma(ds_now.slice(GROUP * 64, 64, dim=1).permute((1, 0)), k_all, empty, use_acc=False,
+                                   is_async=True)  # fmt: skip
             dv = warpgroup_mma_wait(2, [dv])
             mbarrier.arrive(do_empty.index(s))
             dk = warpgroup_mma_wait(1, [dk])
             mbarrier.arrive(q_empty.index(s))
             dq = warpgroup_mma_wait(0, [dq])
-            mbarrier.arrive(ds_empty)
-            tma.store_wait(0)  # the part of the step before has left shared memory
-            wait_for_all()
-            matrix(dq_tiles.index(GROUP), 64, PART).store(dq)
-            fence_async_shared()
-            if M == 64:
-                add_to_global(dq_desc, [batch, head, row, GROUP * PART], dq_tiles.index(GROUP))
-            else:
-                add_to_global(dq_desc, [batch, head, row + GROUP * 64, 0], dq_tiles.index(GROUP))
+            mbarrier.arrive(ds_empty.index(step & 1))
+            send(GROUP, dq, dq_desc, dq_tiles, batch, head, row, M)
         else:
             dv = warpgroup_mma_wait(1, [dv])
             mbarrier.arrive(do_empty.index(s))
@@ -162,11 +195,11 @@ def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, 
     # The keys and values are not needed any more; their place takes dK and dV, once both warpgroups are there.
     mbarrier.arrive(ds_full)
     if DQ:
-        mbarrier.wait(ds_full, (tiles * group) & 1)
+        mbarrier.wait(ds_full, steps & 1)
     else:
         mbarrier.wait(ds_full, 0)
-    dk_tile = k_tile._reinterpret(dtype, [2, 1, 1, 64, D], dk_desc.layout).index(GROUP)
-    dv_tile = v_tile._reinterpret(dtype, [2, 1, 1, 64, D], dv_desc.layout).index(GROUP)
+    dk_tile = k_tiles._reinterpret(dtype, [2, 1, 1, 64, D], dk_desc.layout).index(GROUP)
+    dv_tile = v_tiles._reinterpret(dtype, [2, 1, 1, 64, D], dv_desc.layout).index(GROUP)
     matrix(dk_tile, 64, D).store((dk * scale).to(dtype))
     matrix(dv_tile, 64, D).store(dv.to(dtype))
     fence_async_shared()
@@ -178,27 +211,28 @@ def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, 
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "keys"])
 def hopper_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_desc, dv_desc, scale,
                            scale_log2, heads, group, queries, keys, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
-                           CAUSAL: gl.constexpr, DQ: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
+                           CAUSAL: gl.constexpr, DQ: gl.constexpr, EARLY: gl.constexpr,
+                           REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. Grid: tiles of keys, key heads, batch."""
     dtype: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
-    k_tile = gl.allocate_shared_memory(dtype, [1, 1, N, D], k_desc.layout)
-    v_tile = gl.allocate_shared_memory(dtype, [1, 1, N, D], v_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [1, 1, 1, N, D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [1, 1, 1, N, D], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, M, D], q_desc.layout)
     do_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, M, D], do_desc.layout)
     lse_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], lse_desc.layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], delta_desc.layout)
-    ds_tile = gl.allocate_shared_memory(dtype, [N, M], gl.NVMMASharedLayout(128, 16, 2))
+    ds_tile = gl.allocate_shared_memory(dtype, [2, N, M], gl.NVMMASharedLayout(128, 16, 2))
     dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, D * M // 128], dq_desc.layout)
-    kept = (k_tile, v_tile, barriers(1, 1).index(0))
+    kept = (k_tiles, v_tiles, barriers(1, 1).index(0))
     ring = (q_tiles, do_tiles, lse_rows, delta_rows, barriers(S, 1), barriers(S, 2), barriers(S, 1), barriers(S, 2))
-    shared = (ds_tile, dq_tiles, barriers(1, 2).index(0), barriers(1, 2).index(0))
+    shared = (ds_tile, dq_tiles, barriers(1, 2).index(0), barriers(2, 2))
     fence_async_shared()
     sizes = (heads, group, queries, keys)
     gl.warp_specialize([
         (consumer, (gl.constexpr(0), dq_desc, dk_desc, dv_desc, scale, scale_log2, sizes, kept, ring, shared,
-                    M, N, S, CAUSAL, DQ)),
+                    M, N, S, CAUSAL, DQ, EARLY)),
         (consumer, (gl.constexpr(1), dq_desc, dk_desc, dv_desc, scale, scale_log2, sizes, kept, ring, shared,
-                    M, N, S, CAUSAL, DQ)),
+                    M, N, S, CAUSAL, DQ, EARLY)),
         (producer, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc), sizes, kept, ring, M, N, S, CAUSAL)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip

@@ -5,7 +5,9 @@ compute the scores of the next keys and the output of the last ones, it exponent
 
 - ``k_full[s]``, ``v_full[s]``: the copy engine has filled stage s (it counts the bytes);
 - ``k_empty[s]``, ``v_empty[s]``: every consumer has read stage s;
-- ``q_full``, ``q_empty``: the same for the queries of a tile;
+- ``q_full[b]``, ``q_empty[b]``: the same for the queries of a tile. Of two sets, one may be filled while the other is
+  worked on; the output of a tile then goes where its queries were. With one set it has a place of its own, which at a
+  head_dim of 256 is half as wide;
 - ``turns[g]``: warpgroup g may issue its products.
 
 A barrier alternates between phase 0 and 1. Wait for the n-th completion with parity (n - 1) & 1; a fresh barrier lets
@@ -24,7 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .parts import exp2, matrix, wait_for_all
+from .parts import barriers, matrix, wait_for_all
+from .softmax import hide, online_softmax
 
 
 @gluon.jit
@@ -47,18 +50,21 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
     """One warp: asks the copy engine for what comes next, whenever there is room."""
     q_desc, k_desc, v_desc = descriptors
     tiles_ptr, counts_ptr, width = work
-    q_tiles, q_full, q_empty = queue
+    q_tiles, _o_tiles, q_full, q_empty = queue
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
     D: gl.constexpr = q_desc.block_shape[3]
+    B: gl.constexpr = q_tiles.shape[0] // G
     mine = tiles_ptr + gl.program_id(0) * width
     step = 0
     for turn in range(gl.load(counts_ptr + gl.program_id(0))):
         batch, head, first, blocks = place(gl.load(mine + turn), sizes, 64 * G, N, CAUSAL)
         kv_head = head // sizes[1]
-        mbarrier.wait(q_empty, (turn & 1) ^ 1)
-        mbarrier.expect(q_full, G * 64 * D * 2)
+        b = turn % B
+        mbarrier.wait(q_empty.index(b), ((turn // B) & 1) ^ 1)
+        mbarrier.expect(q_full.index(b), G * 64 * D * 2)
         for g in gl.static_range(G):
-            tma.async_copy_global_to_shared(q_desc, [batch, head, first + g * 64, 0], q_full, q_tiles.index(g))
+            tma.async_copy_global_to_shared(q_desc, [batch, head, first + g * 64, 0], q_full.index(b),
+                                            q_tiles.index(b * G + g))  # fmt: skip
         for i in range(blocks):
             column = (blocks - 1 - i) * N
             s = step % S
@@ -73,39 +79,13 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
 
 
 @gluon.jit
-def hide(scores, column, row, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
-    """-inf where query ``row + i`` (counted so that it sees keys up to its own number) must not see a key."""
-    offset = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, LAYOUT))
-    last = keys - 1 - column
-    if CAUSAL:
-        own = gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)) + (row - column)
-        scores = gl.where(offset[None, :] <= gl.minimum(own, last)[:, None], scores, float("-inf"))
-    else:
-        scores = gl.where((offset <= last)[None, :], scores, float("-inf"))
-    return scores
+def advance(step, state, q, ring, turns, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
+            N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
+            LATE: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
+    """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
-
-@gluon.jit
-def online_softmax(scores, maximum, total, scale, PARTIAL: gl.constexpr):
-    """Weights of this tile, and what the step does to output, maximum and sum: lab 3's recurrence."""
-    new = gl.maximum(maximum, gl.max(scores, 1))
-    base = gl.where(new == float("-inf"), 0.0, new) * scale
-    weights = exp2(scores * scale - base[:, None])
-    shrink = exp2(maximum * scale - base)
-    if PARTIAL:
-        part = gl.sum(gl.reshape(weights, [64, weights.shape[1] // 8, 8]), 1)
-        rows: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-        total = total * gl.convert_layout(shrink, rows)[:, None] + gl.convert_layout(part, total.type.layout)
-    else:
-        total = total * shrink + gl.sum(weights, 1)
-    return weights, shrink, new, total
-
-
-@gluon.jit
-def advance(step, state, q, ring, turns, parity, column, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
-            N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
-            PARTIAL: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
-    """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former."""
+    ``block`` counts the tiles of keys from the first on; from ``whole`` on some keys must be hidden.
+    """
     out, weights16, shrink, maximum, total = state
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
     D: gl.constexpr = out.shape[1]
@@ -126,8 +106,9 @@ def advance(step, state, q, ring, turns, parity, column, row, keys, scale, GROUP
         mbarrier.arrive(turns.index((GROUP + 1) % G))
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(s))
-    if MASKED:
-        scores = hide(scores, column, row, keys, SCORES, CAUSAL)
+    if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if block >= whole:
+            scores = hide(scores, block * N, row, keys, SCORES, CAUSAL)
     weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
     out = warpgroup_mma_wait(0, [out])
     mbarrier.arrive(v_empty.index(last))
@@ -138,15 +119,48 @@ def advance(step, state, q, ring, turns, parity, column, row, keys, scale, GROUP
 
 
 @gluon.jit
-def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles, G: gl.constexpr,
-             N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
-             PARTIAL: gl.constexpr):  # fmt: skip
+def hand_back(turn, q_empty, B: gl.constexpr):
+    """Where outputs share the place of queries: the one before has left it, and queries may come."""
+    if B == 2:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if turn > 0:
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index((turn - 1) % B))
+
+
+@gluon.jit
+def send(out, o_desc, o_tile, batch, head, first):
+    """This warpgroup's 64 rows of output: to shared memory, from where the copy engine takes them; perhaps by halves.
+
+    Before a place is written, what was there has left it.
+    """
+    COLUMNS: gl.constexpr = o_desc.block_shape[3]
+    if out.shape[1] == COLUMNS:
+        tma.store_wait(0)
+        wait_for_all()
+        matrix(o_tile, 64, COLUMNS).store(out.to(o_tile.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(o_desc, [batch, head, first, 0], o_tile)
+    else:
+        halves = gl.split(gl.permute(gl.reshape(out.to(o_tile.dtype), [64, 2, COLUMNS]), (0, 2, 1)))
+        for side in gl.static_range(2):
+            tma.store_wait(0)
+            wait_for_all()
+            matrix(o_tile, 64, COLUMNS).store(halves[side])
+            fence_async_shared()
+            tma.async_copy_shared_to_global(o_desc, [batch, head, first, side * COLUMNS], o_tile)
+
+
+@gluon.jit
+def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, G: gl.constexpr,
+             N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
+             LATE: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 queries of each tile."""
     tiles_ptr, counts_ptr, width = work
     heads, _group, queries, keys = sizes
-    q_tiles, q_full, q_empty = queue
+    q_tiles, o_tiles, q_full, q_empty = queue
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
-    D: gl.constexpr = o_desc.block_shape[3]
+    D: gl.constexpr = q_tiles.shape[4]
+    B: gl.constexpr = q_tiles.shape[0] // G
     dtype: gl.constexpr = q_tiles.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -155,14 +169,15 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
     EIGHT: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [8, 0]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 8])  # fmt: skip
     mine = tiles_ptr + gl.program_id(0) * width
-    q = matrix(q_tiles.index(GROUP), 64, D)
     parity = 1 if GROUP == 0 else 0
     step = 0
     tile = gl.load(mine)
     for turn in range(gl.load(counts_ptr + gl.program_id(0))):
         batch, head, first, blocks = place(tile, sizes, 64 * G, N, CAUSAL)
         tile = gl.load(mine + turn + 1)
+        b = turn % B
         first += 64 * GROUP
+        q = matrix(q_tiles.index(b * G + GROUP), 64, D)
         row = first + keys - queries
         out = gl.zeros([64, D], gl.float32, OUT)
         maximum = gl.full([64], float("-inf"), gl.float32, ROWS)
@@ -188,31 +203,27 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
                     mbarrier.wait(turns.index(GROUP), parity)
                     parity = parity ^ 1
                     mbarrier.arrive(turns.index((GROUP + 1) % G))
-        mbarrier.wait(q_full, turn & 1)
+        mbarrier.wait(q_full.index(b), (turn // B) & 1)
         if needed > 0:
             s = (step + skipped) % S
             mbarrier.wait(k_full.index(s), ((step + skipped) // S) & 1)
             scores = warpgroup_mma(q, matrix(k_tiles.index(s), N, D).permute((1, 0)),
                                    gl.zeros([64, N], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
+            hand_back(turn, q_empty, B)
             scores = warpgroup_mma_wait(0, [scores])
             mbarrier.arrive(k_empty.index(s))
-            if needed > whole:
-                scores = hide(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
+            if MASKED:  # noqa: SIM102
+                if needed > whole:
+                    scores = hide(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
             weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
-            edge = gl.maximum(blocks - whole, skipped + 1)
-            for i in range(skipped + 1, edge):
+            for i in range(skipped + 1, blocks):
                 out, weights16, shrink, maximum, total = advance(
-                    step + i, (out, weights16, shrink, maximum, total), q, ring, turns, parity, (blocks - 1 - i) * N,
-                    row, keys, scale, GROUP, G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL, True)  # fmt: skip
+                    step + i, (out, weights16, shrink, maximum, total), q, ring, turns, parity, blocks - 1 - i, whole,
+                    row, keys, scale, GROUP, G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)  # fmt: skip
                 parity = parity ^ 1
-            for i in range(edge, blocks):
-                out, weights16, shrink, maximum, total = advance(
-                    step + i, (out, weights16, shrink, maximum, total), q, ring, turns, parity, 0,
-                    row, keys, scale, GROUP, G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL, False)  # fmt: skip
-                parity = parity ^ 1
-            if D < 256:
-                mbarrier.arrive(q_empty)
+            if B == 1:  # the queries are not needed any more
+                mbarrier.arrive(q_empty.index(0))
             if LATE:
                 out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
             s = (step + blocks - 1) % S
@@ -221,52 +232,40 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             out = warpgroup_mma_wait(0, [out])
             mbarrier.arrive(v_empty.index(s))
         else:
-            if D < 256:
-                mbarrier.arrive(q_empty)
+            hand_back(turn, q_empty, B)
+            if B == 1:
+                mbarrier.arrive(q_empty.index(0))
         step += blocks
         if PARTIAL:
             total = gl.convert_layout(gl.sum(total, 1), ROWS)
         divisor = gl.where(total > 0, total, 1.0)
         out = out * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, OUT))[:, None]
-        tma.store_wait(0)  # the tile before has left shared memory
-        wait_for_all()
-        matrix(o_tiles.index(GROUP), 64, D).store(out.to(dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(o_desc, [batch, head, first, 0], o_tiles.index(GROUP))
+        send(out, o_desc, o_tiles.index(b * G + GROUP), batch, head, first)
         lse = gl.where(total > 0, (maximum * scale + gl.log2(divisor)) * 0.6931471805599453, float("-inf"))
         rows = first + gl.arange(0, 64, layout=ROWS)
         gl.store(lse_ptr + (batch * heads + head).to(gl.int64) * queries + rows, lse, mask=rows < queries)
-        if D == 256:  # the output lies where the queries were
-            tma.store_wait(0)
-            mbarrier.arrive(q_empty)
     tma.store_wait(0)
-
-
-@gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """``COUNT`` barriers that complete a phase when ``ARRIVALS`` have arrived."""
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), ARRIVALS)
-    return made
 
 
 @gluon.jit(do_not_specialize=["width", "heads", "group", "queries", "keys"])
 def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, counts_ptr, scale, width, heads, group,
                           queries, keys, G: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
-                          PINGPONG: gl.constexpr, LATE: gl.constexpr, PARTIAL: gl.constexpr,
-                          REGISTERS: gl.constexpr):  # fmt: skip
-    """Shared memory and barriers, then every warp to its job. ``scale`` has log2(e) folded in."""
+                          MASKED: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, PARTIAL: gl.constexpr,
+                          B: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
+    """Shared memory and barriers, then every warp to its job. ``scale`` has log2(e) folded in.
+
+    ``MASKED`` says whether any tile has keys to hide. Where none has, code for it would still cost registers and time.
+    """
     dtype: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
-    q_tiles = gl.allocate_shared_memory(dtype, [G, 1, 1, 64, D], q_desc.layout)
-    if D == 256:
+    q_tiles = gl.allocate_shared_memory(dtype, [B * G, 1, 1, 64, D], q_desc.layout)
+    if B == 2:
         o_tiles = q_tiles
     else:
-        o_tiles = gl.allocate_shared_memory(dtype, [G, 1, 1, 64, D], q_desc.layout)
+        o_tiles = gl.allocate_shared_memory(dtype, [G, 1, 1, 64, o_desc.block_shape[3]], o_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, N, D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, N, D], v_desc.layout)
-    queue = (q_tiles, barriers(1, 1).index(0), barriers(1, G).index(0))
+    queue = (q_tiles, o_tiles, barriers(B, 1), barriers(B, G))
     ring = (k_tiles, v_tiles, barriers(S, 1), barriers(S, G), barriers(S, 1), barriers(S, G))
     turns = barriers(G, 1)
     fence_async_shared()
@@ -274,19 +273,19 @@ def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, co
     sizes = (heads, group, queries, keys)
     if G == 2:
         gl.warp_specialize([
-            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles,
-                        G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles,
-                        G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles,
-                        G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles,
-                        G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, o_tiles,
-                        G, N, S, CAUSAL, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

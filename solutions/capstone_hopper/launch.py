@@ -8,6 +8,7 @@ import triton.language as tl
 
 from . import tuning
 from .backward import hopper_backward_kernel
+from .backward_wide import hopper_wide_backward_kernel
 from .forward import hopper_forward_kernel
 from .parts import LOG2_E, copyable, rows_of, tiles_of
 from .tile_order import tile_table
@@ -26,27 +27,27 @@ def hopper_forward(
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     programs = torch.cuda.get_device_properties(q.device).multi_processor_count
     rows = 64 * tile.warpgroups
-    together = tile.together
     tiles, counts = tile_table(
-        q.device, batch * heads, queries, keys, rows, tile.columns, causal, programs, together
-    )  # fmt: skip
+        q.device, batch * heads, queries, keys, rows, tile.columns, causal, programs, tile.together
+    )
     hopper_forward_kernel[(len(counts),)](
         tiles_of(copyable(q), 64, head_dim), tiles_of(copyable(k), tile.columns, head_dim),
-        tiles_of(copyable(v), tile.columns, head_dim), tiles_of(o, 64, head_dim), lse, tiles, counts, scale * LOG2_E,
-        tiles.shape[1], heads, heads // kv_heads, queries, keys, G=tile.warpgroups, N=tile.columns, S=tile.stages,
-        CAUSAL=causal, PINGPONG=tile.take_turns, LATE=tile.late, PARTIAL=tile.partial_sums, REGISTERS=tile.registers,
-        num_warps=4, maxnreg=tile.at_start,
+        tiles_of(copyable(v), tile.columns, head_dim), tiles_of(o, 64, min(head_dim, 128)), lse, tiles, counts,
+        scale * LOG2_E, tiles.shape[1], heads, heads // kv_heads, queries, keys, G=tile.warpgroups, N=tile.columns,
+        S=tile.stages, CAUSAL=causal, MASKED=causal or keys % tile.columns != 0, PINGPONG=tile.take_turns,
+        LATE=tile.late, PARTIAL=tile.partial_sums, B=tile.sets, REGISTERS=tile.registers, num_warps=4,
+        maxnreg=tile.at_start,
     )  # fmt: skip
     return o, lse
 
 
 @triton.jit
-def row_sums_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, heads, queries, padded, o_b, o_h, o_n, do_b,
-                    do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
-                    DLSE: tl.constexpr):  # fmt: skip
-    """The logsumexp to base 2 and delta = rowsum(dO * O) - dL, for rows padded to whole tiles.
+def row_starts_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, inverse_scale, heads, queries, padded, o_b,
+                      o_h, o_n, do_b, do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
+                      DLSE: tl.constexpr):  # fmt: skip
+    """What accumulators of a row of scores and of dP start from: -L / scale and -delta, delta = rowsum(dO * O) - dL.
 
-    A row that sees no key, or that is none, gets the logsumexp +inf: its weights are 0.
+    Rows are padded to whole tiles. One that sees no key, or that is none, starts from -inf and 0: its weights are 0.
     """
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
@@ -61,8 +62,8 @@ def row_sums_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, heads
         delta -= tl.load(dlse_ptr + b * dlse_b + h * dlse_h + row.to(tl.int64) * dlse_n, mask=there, other=0.0)
     lse = tl.load(lse_ptr + head * queries + row, mask=there, other=float("-inf"))
     sees = lse != float("-inf")
-    tl.store(lse2_ptr + head * padded + row, tl.where(sees, lse * 1.4426950408889634, float("inf")))
-    tl.store(delta_ptr + head * padded + row, tl.where(sees, delta, 0.0))
+    tl.store(score_ptr + head * padded + row, tl.where(sees, -lse * inverse_scale, float("-inf")))
+    tl.store(dp_ptr + head * padded + row, tl.where(sees, -delta, 0.0))
 
 
 @triton.jit
@@ -86,24 +87,27 @@ def hopper_backward(
     (batch, heads, queries, head_dim), (_, kv_heads, keys, _) = q.shape, k.shape
     tile = tuning.backward(head_dim)
     padded = triton.cdiv(queries, ROWS) * ROWS
-    lse2 = torch.empty((batch * heads, padded), dtype=torch.float32, device=q.device)
-    delta = torch.empty_like(lse2)
+    score_starts = torch.empty((batch * heads, padded), dtype=torch.float32, device=q.device)
+    dp_starts = torch.empty_like(score_starts)
     do = do if do.stride(3) == 1 else do.contiguous()
-    row_sums_kernel[(padded // 64, batch * heads)](
-        o, do, lse, dlse, lse2, delta, heads, queries, padded, *o.stride()[:3], *do.stride()[:3],
+    row_starts_kernel[(padded // 64, batch * heads)](
+        o, do, lse, dlse, score_starts, dp_starts, 1 / scale, heads, queries, padded, *o.stride()[:3], *do.stride()[:3],
         *(dlse.stride() if dlse is not None else (0, 0, 0)), D=head_dim, M=64, DLSE=dlse is not None,
     )  # fmt: skip
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     # Without dq the kernel's descriptor of its sums is never used; it describes the smallest tensor that fits.
     sums = torch.zeros((batch, heads, queries, head_dim) if sum_dq else (1, 1, 1, head_dim), device=q.device)
-    hopper_backward_kernel[(triton.cdiv(keys, tile.columns), kv_heads, batch)](
+    wide = tile.warps == 8
+    kernel = hopper_wide_backward_kernel if wide else hopper_backward_kernel
+    options = {} if wide else {"EARLY": tile.early, "REGISTERS": tile.registers}
+    kernel[(triton.cdiv(keys, tile.columns), kv_heads, batch)](
         tiles_of(copyable(q), tile.rows, head_dim), tiles_of(copyable(k), tile.columns, head_dim),
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(copyable(do), tile.rows, head_dim),
-        rows_of(lse2, tile.rows), rows_of(delta, tile.rows), tiles_of(sums, 64, head_dim * tile.rows // 128),
-        tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale, scale * LOG2_E, heads, heads // kv_heads,
-        queries, keys, M=tile.rows, N=tile.columns, S=tile.stages, CAUSAL=causal, DQ=sum_dq, REGISTERS=tile.registers,
-        num_warps=4, maxnreg=tile.at_start,
+        rows_of(score_starts, tile.rows), rows_of(dp_starts, tile.rows),
+        tiles_of(sums, 64, head_dim if wide else head_dim * tile.rows // 128), tiles_of(dk, 64, head_dim),
+        tiles_of(dv, 64, head_dim), scale, scale * LOG2_E, heads, heads // kv_heads, queries, keys, M=tile.rows,
+        N=tile.columns, S=tile.stages, CAUSAL=causal, DQ=sum_dq, num_warps=tile.warps, maxnreg=tile.at_start, **options,
     )  # fmt: skip
     if not sum_dq:
         return None, dk, dv

@@ -7,6 +7,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 #: All threads of a partition wait for each other. Triton 3.7 renamed it.
@@ -27,6 +28,15 @@ def matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     """A tile (1, 1, ROWS, COLUMNS) of shared memory, as the copy engine wrote it, as a matrix for the tensor cores."""
     bits: gl.constexpr = tile.dtype.primitive_bitwidth
     return tile._reinterpret(tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout(128, bits, 2))
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """``COUNT`` barriers that complete a phase when ``ARRIVALS`` have arrived."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), ARRIVALS)
+    return made
 
 
 @builtin

@@ -19,6 +19,7 @@ class ForwardTile:
         partial_sums: A thread adds up its own columns; the threads of a row meet once, at the tile's end.
         late: The rescaling of the output waits until the next product has been issued.
         together: Heads that go side by side.
+        sets: Sets of queries in shared memory; with two, outputs share their place.
     """
 
     warpgroups: int
@@ -30,28 +31,46 @@ class ForwardTile:
     partial_sums: bool
     late: bool
     together: int
+    sets: int
 
 
 def forward(head_dim: int, causal: bool) -> ForwardTile:
     """The forward kernel's configuration for a head_dim of 64, 128 or 256."""
     if head_dim == 64:
-        return ForwardTile(3, 128, 4, 160, 128, True, False, False, 8)
+        return ForwardTile(3, 128, 4, 160, 128, True, False, False, 8, 2)
+    if head_dim == 128 and causal:
+        return ForwardTile(2, 128, 2, 240, 168, False, False, True, 8, 2)
     if head_dim == 128:
-        return ForwardTile(2, 128, 2, 240, 168, False, False, not causal, 8 if causal else 1)
-    return ForwardTile(2, 64, 2, 240, 168, False, True, False, 4)
+        return ForwardTile(2, 128, 2, 240, 168, False, True, False, 1, 2)
+    return ForwardTile(2, 64, 2, 240, 168, False, False, True, 8 if causal else 1, 1)
 
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """One configuration of the backward kernel: 128 ``columns`` (keys) a program, ``rows`` queries a step."""
+    """One configuration of a backward kernel.
+
+    Attributes:
+        rows: Queries of a step.
+        columns: Keys of a program.
+        stages: Tiles of queries (and as many of output gradients) in shared memory.
+        registers, at_start: As of :class:`ForwardTile`.
+        warps: Warps of the first partition: one warpgroup, or both.
+        early: The product with the weights is issued before dS is computed.
+    """
 
     rows: int
     columns: int
     stages: int
     registers: int
     at_start: int
+    warps: int
+    early: bool
 
 
 def backward(head_dim: int) -> BackwardTile:
-    """The backward kernel's configuration for a head_dim of 64 or 128."""
-    return BackwardTile(128 if head_dim == 64 else 64, 128, 2, 240, 168)
+    """The backward kernel's configuration for a head_dim of 64, 128 or 256."""
+    if head_dim == 64:
+        return BackwardTile(128, 128, 2, 240, 168, 4, False)
+    if head_dim == 128:
+        return BackwardTile(64, 128, 2, 240, 168, 4, True)
+    return BackwardTile(64, 64, 1, 240, 168, 8, True)
