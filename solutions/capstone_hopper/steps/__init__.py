@@ -1,4 +1,4 @@
-"""The way from a textbook kernel to the package's own in eleven steps, one change a step, and two tries beside it.
+"""The way from a textbook kernel to the package's own in eleven steps, one change a step, and three tries beside it.
 
 Each step is one file: its kernel, and ``forward(q, k, v, causal) -> (o, lse)`` for contiguous (B, H, N, D) tensors in
 float16 or bfloat16, D 64 or 128, N a multiple of 128. Steps 1 to 6 are plain Triton and run in the interpreter too;
@@ -13,7 +13,8 @@ from step 7 on they are written in Gluon, which needs a Hopper GPU to run, thoug
         .source                 text of its tile table and kernel, as in the file, without imports and launch
         .gluon                  whether it is written in Gluon
         .forward(q, k, v, causal) -> (o, lse)
-    TRIES                       two more Steps (number 11) that change step 11: "lazy rescaling", "polynomial exp2"
+    TRIES                       three more Steps (number 11) that change step 11: "lazy rescaling", "polynomial exp2",
+                                "without order" (step 11 less one line: what ptxas does if nothing stops it)
     PACKAGE                     the package's own kernel as a Step: no further diff, only a rate to compare with
     step(3), step("ping-pong")  a Step by number or name (a Step passes through)
     difference(a, b)            unified diff of two steps' sources; a and b as for step()

@@ -112,8 +112,9 @@ TRIES: tuple[Step, ...] = (
         11,
         "try_polynomial_exp2",
         "polynomial exp2",
-        "a quarter of the powers by a polynomial on the multiply-add units",
+        "every fourth power by a polynomial on the multiply-add units",
     ),
+    _step(11, "try_without_order", "without order", "ptxas may move the wait for the output ahead of the softmax"),
 )
 PACKAGE = _step(11, "package", "package", "the package's own kernel: three warpgroups, ragged lengths, grouped heads")
 EVERYONE: tuple[Step, ...] = (*STEPS, *TRIES, PACKAGE)

@@ -1,4 +1,4 @@
-"""What the Gluon steps share: a program's place as in step 5 or by a list, barriers, and a copy that completes one.
+"""What the Gluon steps share: a program's place (as in step 5 or by a list), barriers, copies, and an order of work.
 
 A barrier alternates between phase 0 and 1. Wait for the n-th completion with parity (n - 1) & 1; a fresh barrier lets
 parity 1 pass, so whoever fills a stage for the first time does not wait.
@@ -48,6 +48,20 @@ def copy(descriptor, row, tile, full):
     """The copy engine fills ``tile`` with the rows from ``row`` on; ``full`` completes when all its bytes are there."""
     mbarrier.expect(full, descriptor.block_type.nbytes)
     tma.async_copy_global_to_shared(descriptor, [row, 0], full, tile)
+
+
+@gluon.jit
+def settled(total):
+    """``total`` unchanged; a wait that follows comes after everything that ``total`` is made of.
+
+    ptxas may move a wait for the tensor cores ahead of arithmetic that does not depend on it, and does: a softmax that
+    was meant to run beside a product then runs after it. It does not move a wait across an instruction with an effect,
+    such as this one, which never runs: sums are not negative.
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred never; setp.lt.f32 never, $1, 0f00000000; mov.f32 $0, $1; @never nanosleep.u32 0; }",
+        "=f,f", [total], tl.float32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 def described(*tiles: tuple[torch.Tensor, int]) -> list[TensorDescriptor]:

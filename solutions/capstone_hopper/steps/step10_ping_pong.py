@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..parts import wait_for_all
 from .host import LOG2_E, check, heads_together, outputs, scale_of
-from .ring import barriers, copy, described, place
+from .ring import barriers, copy, described, place, settled
 
 #: head_dim -> tile: M queries, N keys, S stages of the ring.
 TILES = {64: {"M": 64, "N": 128, "S": 3}, 128: {"M": 64, "N": 128, "S": 2}}
@@ -83,6 +83,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         scores = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_empty.index(i % S))
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
+        total = settled(total)  # or ptxas waits for the output before the softmax
         out = warpgroup_mma_wait(0, [out])
         mbarrier.arrive(v_empty.index((i - 1) % S))
         out = out * tl.convert_layout(shrink, tl.SliceLayout(1, OUT))[:, None]

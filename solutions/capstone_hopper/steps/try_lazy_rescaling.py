@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..parts import wait_for_all
 from .host import LOG2_E, check, outputs, scale_of, tile_lists
-from .ring import barriers, copy, described, listed
+from .ring import barriers, copy, described, listed, settled
 
 #: head_dim -> tile: M queries, N keys, S stages of the ring.
 TILES = {64: {"M": 64, "N": 128, "S": 3}, 128: {"M": 64, "N": 128, "S": 2}}
@@ -86,6 +86,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         scores = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_empty.index(i % S))
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
+        total = settled(total)  # or ptxas waits for the output before the softmax
         out = warpgroup_mma_wait(0, [out])
         mbarrier.arrive(v_empty.index((i - 1) % S))
         if tl.max(tl.where(shrink < 1.0, 1, 0), 0) > 0:
