@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from gluon_machine import Barrier, Descriptor, Machine, Pointer, Shared
+from gluon_machine import Barrier, Descriptor, Machine, Pointer, Shared, either, larger, smaller
 
 #: Functions of the capstone that are instructions or views here.
 OURS = ("exp2", "matrix")
@@ -29,23 +29,6 @@ class Product:
 
     def __init__(self) -> None:
         self.value: torch.Tensor | None = None
-
-
-def larger(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
-    """The maximum, element by element where there are elements."""
-    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
-    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else max(a, b)
-
-
-def smaller(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
-    """The minimum, likewise."""
-    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
-    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else min(a, b)
-
-
-def either(condition: bool | torch.Tensor, a, b):
-    """``a`` where the condition holds, else ``b``."""
-    return torch.where(condition, a, b) if isinstance(condition, torch.Tensor) else a if condition else b
 
 
 class Emulator:

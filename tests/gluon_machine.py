@@ -191,3 +191,20 @@ class Descriptor:
         """Put the tile there, or add it, as far as there is anything."""
         there, here = self._places(at)
         self.tensor[there] = tile[here] + (self.tensor[there] if add else 0)
+
+
+def larger(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
+    """The maximum, element by element where there are elements."""
+    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else max(a, b)
+
+
+def smaller(a: int | torch.Tensor, b: int | torch.Tensor) -> int | torch.Tensor:
+    """The minimum, likewise."""
+    tensors = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b)) if tensors else min(a, b)
+
+
+def either(condition: bool | torch.Tensor, a, b):
+    """``a`` where the condition holds, else ``b``."""
+    return torch.where(condition, a, b) if isinstance(condition, torch.Tensor) else a if condition else b

@@ -57,7 +57,7 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, tog
         weights16 = tl.convert_layout(weights.to(o_desc.dtype), tl.DotOperandLayout(0, OUT, 2))
         mbarrier.wait(v_full.index(i % S), (i // S) & 1)
         out = warpgroup_mma(weights16, v_tiles.index(i % S), out)
-    out = out / tl.convert_layout(total, tl.SliceLayout(1, OUT))[:, None]
+    out = out * tl.convert_layout(1.0 / total, tl.SliceLayout(1, OUT))[:, None]
     wait_for_all()
     q_tile.store(out.to(o_desc.dtype))
     fence_async_shared()

@@ -66,7 +66,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, tile,
         mbarrier.wait(v_full.index(i % S), (i // S) & 1)
         out = warpgroup_mma(weights16, v_tiles.index(i % S), out)
         mbarrier.arrive(v_empty.index(i % S))
-    out = out / tl.convert_layout(total, tl.SliceLayout(1, OUT))[:, None]
+    out = out * tl.convert_layout(1.0 / total, tl.SliceLayout(1, OUT))[:, None]
     wait_for_all()
     q_tile.store(out.to(o_desc.dtype))
     fence_async_shared()

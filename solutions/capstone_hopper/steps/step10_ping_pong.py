@@ -92,7 +92,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
     mbarrier.wait(v_full.index(last % S), (last // S) & 1)
     out = warpgroup_mma(weights16, v_tiles.index(last % S), out)
     mbarrier.arrive(v_empty.index(last % S))
-    out = out / tl.convert_layout(total, tl.SliceLayout(1, OUT))[:, None]
+    out = out * tl.convert_layout(1.0 / total, tl.SliceLayout(1, OUT))[:, None]
     wait_for_all()
     q_tile.store(out.to(o_desc.dtype))
     fence_async_shared()
