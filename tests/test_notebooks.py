@@ -15,7 +15,7 @@ import pytest
 from utils import notebooks
 
 ROOT = notebooks.ROOT
-STORED = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*/*.ipynb")])
+STORED = sorted([*ROOT.glob("notebooks/[!.]*.ipynb"), *ROOT.glob("solutions/*/[!.]*.ipynb")])
 
 
 def small_notebook(tmp_path: Path, *sources: str) -> Path:
