@@ -140,6 +140,7 @@ class _Router:
         self.placed = placed
         self.across: dict[int, Tracks] = {}
         self.down: dict[float, Tracks] = {}
+        self.left: dict[str, int] = {}  # lines that left a lesson downwards already
 
     def route(self, edge: Edge) -> list[tuple[float, float]]:
         a, b = self.placed[edge.source], self.placed[edge.target]
@@ -155,7 +156,9 @@ class _Router:
         if a.x == b.x and not between:
             x = a.x + a.width / 2
             return [(x, a.bottom), (x, b.y)]
-        start = a.x + a.width * (0.3 if edge.stated else 0.7)
+        before = self.left.get(edge.source, 0)
+        self.left[edge.source] = before + 1
+        start = a.x + a.width * (0.3 if edge.stated else 0.7) + _TRACK * before
         if not between:
             end = b.x + 0.7 * b.width
             y = self._channel(row, start, end)
