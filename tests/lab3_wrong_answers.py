@@ -706,3 +706,9 @@ wrong(
     "accumulator are float32",
     edits={"        m = m_new": "        d = d.to(q.dtype).to(tl.float32)\n        m = m_new"},
 )
+wrong(
+    FIRST,
+    "one query too late",
+    "only causal attention goes wrong",
+    edits={"first - (Nk - Nq)) //": "first - (Nk - Nq) + 1) //"},
+)

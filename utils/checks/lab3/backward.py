@@ -172,6 +172,9 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
             seed=seed,
         )
     )
+    keys = block_n + draw.randint(2, block_n)
+    last_of_its_tile = sizes(1, 1, 1, keys - block_n + block_m - 1, keys, 16)
+    masked.append(Case("first query is its tile's last", last_of_its_tile, options=options, seed=seed))
     return gradients.without_large_scores([*without, *masked])
 
 
