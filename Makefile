@@ -8,6 +8,8 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 JOBS   ?= 2
+# Tests wait for processes, browsers and kernels a third of the time: three workers keep two cores busy.
+TEST_JOBS ?= 3
 # The whole course is served, and the first notebook is open.
 SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
@@ -69,7 +71,7 @@ check-lab: $(VENV)/.lab  ## the points of your answers, as the class grader woul
 check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow"
 
 # Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
@@ -78,7 +80,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile; fi

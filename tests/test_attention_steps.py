@@ -60,6 +60,7 @@ def measured(monkeypatch, check):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_named_and_stops_no_other_but_nothing_is_recorded(known_times, monkeypatch):
     results = measured(monkeypatch, checked)
     assert [each["name"] for each in results["steps"]] == list(GOOD)

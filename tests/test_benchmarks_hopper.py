@@ -179,6 +179,7 @@ def test_the_sources_are_the_capstones_modules_and_lab_3s():
 # ---- hopper_errors ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_errors_bits_and_memory_fill_their_layout():
     results = hopper_errors.measure(count=2, longest=12, repeat=[TINY], poison=[TINY], runs=2, workers=1)
     assert problems("hopper_errors", results) == []

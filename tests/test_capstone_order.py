@@ -11,6 +11,8 @@ from gluon_machine import Descriptor, Pointer
 from utils import reference
 from utils.fingerprint import ROOT
 
+pytestmark = pytest.mark.slow
+
 launch = pytest.importorskip("solutions.capstone_hopper.launch", reason="this Triton has no Gluon")
 FORWARD = launch.hopper_forward_kernel
 BACKWARD = {name: getattr(launch, name) for name in vars(launch) if name.startswith("hopper") and "backward_k" in name}

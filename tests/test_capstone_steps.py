@@ -106,6 +106,7 @@ def test_lines_of_code_leave_out_what_only_explains():
 # ---- what they compute -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("each", PLAIN, ids=lambda each: each.name)
 def test_a_plain_step_computes_attention(each, causal):
@@ -127,6 +128,7 @@ def emulate(each, head_dim, length, causal, seed, path=None):
     return gluon_emulator.forward(path or each.path, q, k, v, causal, seed, together=1 + seed % 2, lists=lists), q, k, v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", GLUON, ids=lambda each: each.name)
 def test_a_step_in_gluon_is_right_in_whatever_order_things_happen(each):
     for seed in range(EMULATED):
@@ -135,6 +137,7 @@ def test_a_step_in_gluon_is_right_in_whatever_order_things_happen(each):
         assert_attention(got, q, k, v, causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text", "instead"), BROKEN, ids=[f"{name}: {text}" for name, text, _ in BROKEN])
 def test_a_barrier_that_is_missing_or_wrong_is_noticed(name, text, instead, tmp_path):
     each = steps.step(name)
