@@ -99,6 +99,7 @@ def test_memory_and_time_fill_their_layout(known_times, monkeypatch):
     assert "published configuration" in attention_memory.table(results)
 
 
+@pytest.mark.slow
 def test_a_way_that_does_not_fit_is_recorded_and_not_tried_with_longer_sequences(known_times, monkeypatch):
     fake_peaks(monkeypatch, too_long=16)
     monkeypatch.setattr(attention_memory, "HEADS", 1)
@@ -238,6 +239,7 @@ def test_counters_are_summed_over_the_kernels_between_markers():
         attention_traffic.read_groups("nothing", 1)
 
 
+@pytest.mark.slow
 def test_the_record_of_the_traffic_has_its_layout_and_the_three_counts_agree():
     counted = attention_traffic.count()
     measured = []

@@ -346,6 +346,7 @@ def run(*command, cwd):
     return subprocess.run([sys.executable, "-m", *command], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_in_a_notebook_a_claim_is_shown_once_and_nbval_catches_a_changed_number(tmp_path):
     from nbclient import NotebookClient
 

@@ -160,6 +160,7 @@ def test_an_answer_that_ends_python_costs_its_own_points_only(course, answer, ca
     ]
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_end_is_stopped_with_all_that_it_started(course, answer, capsys, tmp_path):
     answer("first", one=f"return 'orphan {tmp_path}/pid'", two="return 'right'")
     assert run(course, "--timeout", "2") == 1

@@ -507,6 +507,7 @@ def test_repair_is_idempotent_and_lists_what_it_did():
     assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.repairs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", ["from utils import runtime\nimport triton", "import utils.runtime\nimport torch, triton"]
 )

@@ -448,6 +448,7 @@ def test_the_report_shows_arguments_counts_and_verdict():
     assert html.count("<tr>") == 5 and "32,768" in html
 
 
+@pytest.mark.slow
 def test_the_first_profile_of_a_process_does_not_wait_for_torchs_compiler():
     code = (
         "from utils import runtime\nfrom utils.kernel_profile import profile_kernel\nimport sys, torch\n"

@@ -65,11 +65,13 @@ def test_with_values_each_tile_is_read_once_and_one_division_ends_it():
     assert "(6.0001, 4) / 2.0002" in captions[-1]
 
 
+@pytest.mark.slow
 def test_a_tile_without_a_new_maximum_says_so_and_keeps_the_past():
     captions = spec(play(scores=(5.0, 1.0, 2.0), tile=1))["captions"]
     assert "no new maximum" in captions[6] and captions[6].endswith("= 1.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [(), VALUES])
 def test_the_animations_are_small_deterministic_and_have_a_still(values):
     made = play(values)

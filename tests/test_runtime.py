@@ -91,11 +91,13 @@ def test_importing_the_runtime_makes_triton_interpret():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_runtime_does_not_import_triton():
     done = python("from utils import runtime\nimport sys\nassert 'triton' not in sys.modules", MLF_DEVICE="cpu")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_triton_imported_too_early_is_told_with_what_to_do():
     done = python("import triton\nfrom utils import runtime", MLF_DEVICE="cpu")
     assert done.returncode == 1
@@ -103,6 +105,7 @@ def test_triton_imported_too_early_is_told_with_what_to_do():
     assert "restart the kernel" in done.stderr and "import utils.runtime before triton" in done.stderr
 
 
+@pytest.mark.slow
 def test_triton_imported_early_as_interpreter_is_repaired_all_the_same():
     code = "import triton\nfrom utils import runtime, interpreter\nassert interpreter.repairs()"
     done = python(code, MLF_DEVICE="cpu", TRITON_INTERPRET="1")
@@ -226,6 +229,7 @@ def test_a_failed_report_fails_the_command(monkeypatch, capsys):
     assert "[fail] Triton is not installed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -243,6 +247,7 @@ def test_the_command_answers_an_impossible_setting_in_words(setting, said):
     assert (done.returncode, done.stdout.strip(), done.stderr) == (1, said, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "name"), [("torch", "PyTorch"), ("triton", "Triton"), ("numpy", "NumPy")])
 def test_the_command_reports_a_missing_package_in_words(package, name):
     hide = (

@@ -180,6 +180,7 @@ def test_the_icons_are_those_of_the_theme_and_few(tmp_path):
         icons.drawings(script, ["no-such-icon"])
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_takes():
     said = subprocess.run([sys.executable, "-m", "website.build", "--help"], capture_output=True, text=True, check=True)
     assert "--out" in said.stdout and "--jobs" in said.stdout
