@@ -210,7 +210,7 @@ class Emulator:
             zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
             max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), exp2=torch.exp2, log2=torch.log2,
-            maximum=larger, minimum=smaller, where=either, convert_layout=lambda x, layout: x, reshape=torch.reshape,
+            maximum=larger, minimum=smaller, where=either, convert_layout=lambda x, layout: x, reshape=lambda x, shape: x.reshape(tuple(shape)),
             permute=torch.permute, split=lambda x: x.unbind(-1), SliceLayout=nothing, NVMMADistributedLayout=nothing,
             DotOperandLayout=nothing, DistributedLinearLayout=nothing, NVMMASharedLayout=nothing,
             SwizzledSharedLayout=nothing,

@@ -17,11 +17,6 @@ from utils import runtime
 from utils.runtime import DEVICE
 
 SHARED_MEMORY = 227 * 1024
-#: Bytes that a thread puts into memory for want of registers, at most: head_dim, causal, ragged keys -> bytes. What
-#: there is is addresses in the code for keys that must be hidden.
-FORWARD_SPILLS = {(64, True, False): 116, (64, False, True): 32, (256, True, False): 36, (256, False, True): 36}
-#: head_dim, dq summed -> bytes.
-BACKWARD_SPILLS = {(64, False): 12}
 
 
 def tensors(*shape: int, dtype=torch.float16, seed: int = 0) -> list[torch.Tensor]:
@@ -142,7 +137,7 @@ def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers
     orders = [("forward", d, bool(causal), "bf16", bool(ragged)) for d, causal, ragged in cases]
     for case, used in zip(cases, compile_orders(*orders)):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        assert used["spilled"] <= FORWARD_SPILLS.get(case, 0), (case, used)
+        assert used["spilled"] == 0, (case, used)
         assert not used["serialised"], case
         assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
 
@@ -152,7 +147,7 @@ def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_regist
     cases = [(d, sum_dq) for d in attention.HEAD_DIMS for sum_dq in (False, True)]
     for case, used in zip(cases, compile_orders(*[("backward", d, True, "fp16", sum_dq) for d, sum_dq in cases])):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        assert used["spilled"] <= BACKWARD_SPILLS.get(case, 0), (case, used)
+        assert used["spilled"] == 0, (case, used)
         assert not used["serialised"], case
         assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == case[1]
 

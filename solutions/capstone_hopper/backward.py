@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .parts import add_to_global, barriers, exp2, matrix, wait_for_all
+from .parts import add_to_global, barriers, by_eights, exp2, matrix, wait_for_all
 
 
 @gluon.jit
@@ -90,9 +90,9 @@ def hide(scores, own, row, queries, keys, LAYOUT: gl.constexpr, CAUSAL: gl.const
     ROWS: gl.constexpr = scores.shape[0]
     if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
         if own + ROWS - 1 > row + keys - queries:
-            ahead = own + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)) - (row + keys - queries)
-            query = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, LAYOUT))
-            scores = gl.where(ahead[:, None] <= query[None, :], scores, float("-inf"))
+            eights, key, eight, place = by_eights(scores)
+            eights = gl.where(key + (own - row - keys + queries) - place <= 8 * eight, eights, float("-inf"))
+            scores = gl.convert_layout(gl.reshape(eights, scores.shape), LAYOUT)
     if own + ROWS > keys:
         key = own + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         scores = gl.where((key < keys)[:, None], scores, float("-inf"))

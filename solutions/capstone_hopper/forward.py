@@ -84,7 +84,7 @@ def advance(step, state, q, ring, turns, parity, block, whole, row, keys, scale,
             LATE: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
     """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
-    ``block`` counts the tiles of keys from the first on; from ``whole`` on some keys must be hidden.
+    ``block`` counts the tiles of keys from the first on; keys from ``whole`` on must be hidden from some queries.
     """
     out, weights16, shrink, maximum, total = state
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
@@ -107,7 +107,7 @@ def advance(step, state, q, ring, turns, parity, block, whole, row, keys, scale,
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(s))
     if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if block >= whole:
+        if (block + 1) * N > whole:
             scores = hide(scores, block * N, row, keys, SCORES, CAUSAL)
     weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
     out = warpgroup_mma_wait(0, [out])
@@ -173,7 +173,7 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
     step = 0
     tile = gl.load(mine)
     for turn in range(gl.load(counts_ptr + gl.program_id(0))):
-        batch, head, first, blocks = place(tile, sizes, 64 * G, N, CAUSAL)
+        _batch, _head, first, blocks = place(tile, sizes, 64 * G, N, CAUSAL)
         tile = gl.load(mine + turn + 1)
         b = turn % B
         first += 64 * GROUP
@@ -185,10 +185,10 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             total = gl.zeros([64, 8], gl.float32, EIGHT)
         else:
             total = gl.zeros([64], gl.float32, ROWS)
-        whole = keys // N  # tiles of which every query sees every key
+        whole = keys  # how many, from the first on, every query sees
         needed = blocks
         if CAUSAL:
-            whole = gl.minimum(whole, gl.maximum(row + 1, 0) // N)
+            whole = gl.minimum(keys, row + 1)
             needed = gl.minimum(blocks, gl.cdiv(gl.maximum(row + 64, 0), N))
         needed = gl.where(first < queries, needed, 0)
         skipped = blocks - needed  # tiles that only the other warpgroups see
@@ -213,7 +213,7 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             scores = warpgroup_mma_wait(0, [scores])
             mbarrier.arrive(k_empty.index(s))
             if MASKED:  # noqa: SIM102
-                if needed > whole:
+                if needed * N > whole:
                     scores = hide(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
             weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
@@ -229,9 +229,11 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             s = (step + blocks - 1) % S
             mbarrier.wait(v_full.index(s), ((step + blocks - 1) // S) & 1)
             out = warpgroup_mma(weights16, matrix(v_tiles.index(s), N, D), out, is_async=True)
+            this = gl.load(mine + turn)
             out = warpgroup_mma_wait(0, [out])
             mbarrier.arrive(v_empty.index(s))
         else:
+            this = gl.load(mine + turn)
             hand_back(turn, q_empty, B)
             if B == 1:
                 mbarrier.arrive(q_empty.index(0))
@@ -240,6 +242,9 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             total = gl.convert_layout(gl.sum(total, 1), ROWS)
         divisor = gl.where(total > 0, total, 1.0)
         out = out * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, OUT))[:, None]
+        # Read again, rather than kept in registers through the loop.
+        batch, head, first, _blocks = place(this, sizes, 64 * G, N, CAUSAL)
+        first += 64 * GROUP
         send(out, o_desc, o_tiles.index(b * G + GROUP), batch, head, first)
         lse = gl.where(total > 0, (maximum * scale + gl.log2(divisor)) * 0.6931471805599453, float("-inf"))
         rows = first + gl.arange(0, 64, layout=ROWS)

@@ -31,6 +31,21 @@ def matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def by_eights(scores):
+    """Scores (R, C) as (R, C / 8, 8), and the numbers of its rows (R, 1, 1), eights (1, C / 8, 1) and places (1, 1, 8).
+
+    Column 8 e + p is place p of eight e. Which eights a thread has is known while compiling, which places is not: a
+    comparison of 8 e with something of a row and a place needs no register for each column, and so no spills.
+    """
+    eights = gl.reshape(scores, [scores.shape[0], scores.shape[1] // 8, 8])
+    ALL: gl.constexpr = eights.type.layout
+    row = gl.arange(0, eights.shape[0], layout=gl.SliceLayout(1, gl.SliceLayout(2, ALL)))[:, None, None]
+    eight = gl.arange(0, eights.shape[1], layout=gl.SliceLayout(0, gl.SliceLayout(2, ALL)))[None, :, None]
+    place = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, ALL)))[None, None, :]
+    return eights, row, eight, place
+
+
+@gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """``COUNT`` barriers that complete a phase when ``ARRIVALS`` have arrived."""
     made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())

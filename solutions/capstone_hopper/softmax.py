@@ -5,20 +5,18 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .parts import exp2
+from .parts import by_eights, exp2
 
 
 @gluon.jit
 def hide(scores, column, row, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
     """-inf where query ``row + i`` (counted so that it sees keys up to its own number) must not see a key."""
-    offset = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, LAYOUT))
+    eights, query, eight, place = by_eights(scores)
     last = keys - 1 - column
     if CAUSAL:
-        own = gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)) + (row - column)
-        scores = gl.where(offset[None, :] <= gl.minimum(own, last)[:, None], scores, float("-inf"))
-    else:
-        scores = gl.where((offset <= last)[None, :], scores, float("-inf"))
-    return scores
+        last = gl.minimum(query + (row - column), last)
+    eights = gl.where(8 * eight <= last - place, eights, float("-inf"))
+    return gl.convert_layout(gl.reshape(eights, scores.shape), LAYOUT)
 
 
 @gluon.jit
