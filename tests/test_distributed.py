@@ -16,11 +16,12 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from nbclient import NotebookClient
 from torch import nn
 
 from tests.own_processes import OwnProcesses
-from utils.distributed import device, job, launch, launcher, pool, shutdown
+from utils.distributed import device, job, launch, launcher, pool, repairs, shutdown
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -237,3 +238,41 @@ def test_wrong_arguments_are_refused_by_name(arguments: dict, error: type[Except
 
 def test_outside_of_a_job_the_device_is_the_cpu() -> None:
     assert device() == torch.device("cpu")
+
+
+def attend(heads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Causal attention of 2 x ``heads`` heads of five positions, and what its sum's gradients are."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(2, heads, 5, 7, generator=generator).requires_grad_() for _ in range(3)]
+    out = F.scaled_dot_product_attention(*qkv, is_causal=True)
+    return out.detach(), torch.autograd.grad(out.sum(), qkv)
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_head_attends_to_nothing() -> None:
+    """Where there are more ranks than heads (PyTorch 2.11 was killed by SIGFPE)."""
+    whole, expected = attend(1)
+    (some, gradients), (none, empty) = launch(lambda: attend(1 - dist.get_rank()), world_size=2, backend="gloo")
+    assert torch.equal(some, whole) and all(map(torch.equal, gradients, expected))
+    assert none.shape == (2, 0, 5, 7) and [part.shape for part in empty] == [none.shape] * 3
+
+
+def test_attention_is_called_only_where_there_are_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        called.append(kwargs)
+        return query + key + value
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", repairs.of_any_heads(attention))
+    assert attend(0)[0].shape == (2, 0, 5, 7) and not called
+    assert attend(3)[0].shape == (2, 3, 5, 7) and called == [{"is_causal": True}]
+
+
+@pytest.mark.parametrize(("version", "repaired"), [("2.11.0+cu130", True), ("2.12.1", False), ("2.13.0+cpu", False)])
+def test_a_pytorch_that_needs_no_repair_is_left_alone(version, repaired, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", before)  # put back after the test
+    monkeypatch.setattr(torch, "__version__", version)
+    repairs.repair()
+    assert (F.scaled_dot_product_attention is not before) == repaired

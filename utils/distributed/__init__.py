@@ -36,6 +36,7 @@ or when a job fails. In a ``with warm():`` block it outlives jobs that fail.
 **How it is made.** ``launcher`` packs the function, ``pool`` keeps agents, ``agent`` runs PyTorch's elastic agent in a
 process of its own, ``worker`` is a rank, ``job`` waits and finds out who is at fault, ``watch`` compares the ranks'
 collectives while they run; ``calls`` sees each collective in PyTorch's dispatcher, and ``ledger`` writes them down.
+``repairs`` puts right, in ranks on CPUs, what an older PyTorch gets wrong.
 """
 
 from utils.distributed.faults import DistributedError
