@@ -77,7 +77,7 @@ def _answers(exercise: str, folder: str) -> dict[str, dict[str, object]]:
     trial = TRIALS[exercise]
     answers = {"solution": {name: getattr(solution, name) for name in trial.names}}
     for number, (name, filled) in enumerate(_variants(exercise).items()):
-        package = f"lab4_{exercise.replace('.', '_')}_{number}"
+        package = f"lab4_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
         write_lab(LAB, Path(folder, package), filled)
         Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
         lab = importlib.import_module(f"{package}.{MODULE[exercise]}")
@@ -119,6 +119,22 @@ def judge(exercise: str, name: str) -> None:
     """
     trial = TRIALS[exercise]
     trial.judge(played(exercise)[name], trial.parts(SEED), SEED)
+
+
+@cache
+def alone(exercise: str) -> dict[str, str]:
+    """What an exercise's check says of each answer that a single rank is enough to refuse, by name."""
+    trial, said = TRIALS[exercise], {}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        for name, answer in _answers(exercise, folder).items():
+            try:
+                trial.alone(answer, trial.parts(SEED), SEED)
+            except NotImplementedError:
+                continue
+            except CheckFailed as error:
+                said[name] = str(error)
+    return said
 
 
 def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ OWN_ANSWERS: list[tuple[str, str, dict[str, object], tuple[str, ...]]] = [
     ("4.3", "last bucket waits for an unused parameter", {"DistributedDataParallel": own.WaitsForUnused},
      ("wrong answers",)),
     ("4.3", "hooks on frozen parameters", {"DistributedDataParallel": own.HooksFrozen},
-     ("every rank raised RuntimeError", "a frozen parameter has no gradient and takes no hook")),
+     ("RuntimeError: cannot register a hook", "a frozen parameter has no gradient and takes no hook")),
     ("4.3", "hook takes the parameter", {"DistributedDataParallel": own.AveragesWeights},
      ("changes the weights themselves", "a hook is handed the parameter")),
     ("4.3", "real DDP by importlib", {"DistributedDataParallel": own.ReachesDDP},
@@ -74,7 +74,7 @@ wrong(
     SCATTER,
     "a step too many",
     "a step too many",
-    '"classic wrong answers" 6',
+    '"classic wrong answers" 3',
     edits={"range(world_size - 1)": "range(world_size)"},
 )
 wrong(
@@ -234,6 +234,25 @@ wrong(
     "whole bytes are cut off",
     edits={"(weight + gradient + optimizer)": "(weight + gradient + optimizer) // 1"},
 )
+wrong(
+    BYTES,
+    "whole bytes of each kind",
+    "whole bytes are cut off by //",
+    '"classic wrong answers" 6',
+    instead="""
+        optimizer = parameters * optimizer_bytes // (world_size if stage >= 1 else 1)
+        gradient = parameters * gradient_bytes // (world_size if stage >= 2 else 1)
+        weight = parameters * weight_bytes // (world_size if stage >= 3 else 1)
+        return weight + gradient + optimizer
+        """,
+)
+wrong(
+    BYTES,
+    "whole bytes of each parameter",
+    "whole bytes of each parameter are cut off by //",
+    '"classic wrong answers" 6',
+    edits={"/ world_size": "// world_size"},
+)
 
 # ---- 4.3 data parallelism
 START, ARRIVES, AVERAGE, FINISH = (
@@ -288,7 +307,7 @@ wrong(
     START,
     "from the last rank",
     "rank 0 does not start with rank 0's",
-    edits={"group_src=0": "group_src=2"},
+    edits={"group_src=0": "group_src=dist.get_world_size(group) - 1"},
 )
 wrong(ARRIVES, "no overlap", "no all-reduce has started when the backward pass reaches the first layer", instead="pass")
 wrong(

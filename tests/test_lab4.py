@@ -80,9 +80,11 @@ def test_every_place_has_a_plain_answer():
 @pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise in ALONE], ids=str)
 def test_a_wrong_answer_is_caught_without_a_process(wrong: WrongAnswer, tmp_path):
     name = f"lab4_wrong_{WRONG_ANSWERS.index(wrong)}"
-    with lab_with(LAB, tmp_path, name, wrong.answers(ANSWERS)) as lab, pytest.raises(CheckFailed) as failed:
-        run_check(wrong.exercise, lab, seed=SEED)
-    check_message(str(failed.value), wrong.exercise, wrong.says)
+    with lab_with(LAB, tmp_path, name, wrong.answers(ANSWERS)) as lab:
+        for seed in (SEED, *range(1, 21)):
+            with pytest.raises(CheckFailed) as failed:
+                run_check(wrong.exercise, lab, seed)
+            check_message(str(failed.value), wrong.exercise, wrong.says)
 
 
 def test_every_exercise_has_at_least_six_wrong_answers():

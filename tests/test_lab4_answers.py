@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from lab4_plain_answers import ANSWERS
-from lab4_played import ALONE, SEED, TRIALS, check_message, judge
+from lab4_played import ALONE, SEED, TRIALS, alone, check_message, judge
 from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
 from lab_places import WrongAnswer
 
@@ -51,6 +51,14 @@ def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
     with pytest.raises(CheckFailed) as failed:
         judge(exercise, name)
     check_message(str(failed.value), exercise, says)
+
+
+@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
+def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
+    """A check plays its first scene on one rank before it starts any process: what fails there is told from there."""
+    says = {str(wrong): wrong.says for wrong in WRONG_ANSWERS} | {name: words for _, name, _, words in OWN_ANSWERS}
+    for name, text in alone(exercise).items():
+        check_message(text, exercise, says[name])
 
 
 # ---- what happens to a rank that does not come back ----

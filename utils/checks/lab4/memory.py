@@ -48,6 +48,14 @@ def _times(**parts: int) -> Callable[..., float]:
     return mistaken
 
 
+def _cut(parameters: int, world_size: int, stage: int, *, each: bool, **sizes: int) -> float:
+    """With ``//`` in place of ``/``: on all bytes of a kind, or on those of ``each`` parameter."""
+    sizes = {"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | sizes
+    shares = {"weight_bytes": 3, "gradient_bytes": 2, "optimizer_bytes": 1}
+    parts = [(size, world_size if stage >= shares[name] else 1) for name, size in sizes.items()]
+    return float(sum(parameters * (size // n) if each else parameters * size // n for size, n in parts))
+
+
 def _all_shared(parameters: int, world_size: int, stage: int, **sizes: int) -> float:
     total = sum(({"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12} | sizes).values())
     return parameters * total / (world_size if stage else 1)
@@ -104,6 +112,8 @@ _MISTAKES = (
         5,
     ),
     Mistake("whole bytes are cut off by //", lambda **a: float(int(_bytes(**a))), 6),
+    Mistake("whole bytes are cut off by //", lambda **a: _cut(each=False, **a), 6),
+    Mistake("whole bytes of each parameter are cut off by //", lambda **a: _cut(each=True, **a), 6),
 )
 
 
@@ -117,6 +127,9 @@ def _cases(rng: random.Random) -> Sequence[Case]:
     for stage in range(4):
         arguments = {"parameters": rng.randint(10**6, 10**9), "world_size": rng.choice((2, 5)), "stage": stage}
         cases.append(Case(arguments | sizes, "float32 training"))
+    for stage in (1, 2, 3):  # few enough that a part of a byte shows
+        parameters = 5 * rng.randint(20, 200) + rng.randint(1, 4)
+        cases.append(Case({"parameters": parameters, "world_size": 5, "stage": stage}, "not whole bytes"))
     cases.append(Case({"parameters": 1000, "world_size": 1, "stage": 3}, "one rank"))
     cases.append(Case({"parameters": 0, "world_size": 8, "stage": 2}, "no parameters"))
     return cases

@@ -21,6 +21,7 @@ _DEADLOCK = classic("every rank sends first and receives afterwards: start both 
 _DIRECT = classic(
     "in a ring a rank sends to its right neighbour alone and receives from the left one: chunks are passed on", 8
 )
+_TO_ITSELF = classic("a step too many: N ranks take N - 1 steps, so one rank takes none", 3)
 
 
 @dataclass
@@ -95,14 +96,12 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: t
     budget = rounds * (size - 1) * -(-reduction.numel // size)
     if outcome.sent > budget:
         cause = (
-            "whole tensors travel: each message holds one chunk, a part in N of the tensor"
+            classic("whole tensors travel: each message holds one chunk, a part in N of the tensor", 6)
             if outcome.sent >= (size - 1) * reduction.numel
-            else "a step too many, or chunks that are too large: N - 1 steps of one chunk each"
+            else classic("a step too many, or chunks that are too large: N - 1 steps of one chunk each", 3)
         )
         return Problem(
-            f"rank {rank} sends {outcome.sent:,} elements in {name}, {budget:,} are enough",
-            classic(cause, 6),
-            (str(reduction),),
+            f"rank {rank} sends {outcome.sent:,} elements in {name}, {budget:,} are enough", cause, (str(reduction),)
         )
     return None
 
@@ -184,6 +183,7 @@ def _parts(seed: int) -> list[Part]:
             stuck=_DEADLOCK,
             raised={"size of tensor": classic(SMALL_STEP, 5), "must match": classic(SMALL_STEP, 5)},
             same_calls=False,
+            to_itself=_TO_ITSELF,
         )
 
     return [

@@ -35,9 +35,10 @@ def play_alone(answer: Mapping[str, Callable], scene: Scene) -> Sight:
     os.environ.update({name: value for name, value in _LOOPBACK.items() if os.path.exists(f"/sys/class/net/{value}")})
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with deadline(SCENE_SECONDS), record_collectives() as ledger, barred():
-            sight.value = scene.play(dict(answer), **scene.arguments)
-        sight.entries = list(ledger.entries)
+        with record_collectives() as ledger:
+            sight.entries = ledger.entries
+            with deadline(SCENE_SECONDS), barred():
+                sight.value = scene.play(dict(answer), **scene.arguments)
     except NotImplementedError:
         raise
     except TooLong:

@@ -36,6 +36,7 @@ class Part:
             recv).
         apart: says the likely cause from the differing collectives that the ranks called, or nothing.
         members: the ranks that take part, () for all.
+        to_itself: the likely cause when a rank that is alone sends a message, which only it could receive.
     """
 
     scene: Scene
@@ -45,6 +46,7 @@ class Part:
     same_calls: bool = True
     apart: Callable[[Sequence[Sequence[Entry | Call]]], str] | None = None
     members: tuple[int, ...] = ()
+    to_itself: str = ""
 
     def cause_apart(self, called: Sequence[Sequence[Entry | Call]]) -> str:
         """The likely cause when the ranks call different collectives."""
@@ -96,12 +98,16 @@ class Trial:
 
     def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
         """Fail if the first scene raises on a single rank already."""
-        fault = play_alone(answer, parts[0].scene).fault
+        sight = play_alone(answer, parts[0].scene)
+        fault = sight.fault
         if fault is None:
             return
         reproduce = f"seed {seed}, {parts[0].scene.name}, 1 rank"
         if fault.type == ReadyMade.__name__:
             self._fail(_leaning(fault.text, fault.where), reproduce)
+        if parts[0].to_itself and sight.count("send", "recv"):
+            headline = f"in a group of one rank, rank 0 exchanges a message with itself: {fault.type}: {fault.text}"
+            self._fail(Problem(headline, parts[0].to_itself, fault.where), reproduce)
         headline = f"a group of one rank already fails: {fault.type}: {fault.text}"
         cause = _cause(fault, parts[0]) or "no other process is needed to see this: step through it here in a debugger"
         self._fail(Problem(headline, cause, fault.where), reproduce)
