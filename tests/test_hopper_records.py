@@ -10,61 +10,56 @@ from benchmarks import attention_errors, attention_speed, hopper_attention, hopp
 from utils import records
 
 
-def recorded(family: str) -> list[dict[str, Any]]:
-    """Results of a family; none before it is recorded, which ``test_records`` tells."""
-    return [records.load(family).results] if family in records.families() else []
-
-
 def shape_of(item: dict[str, Any]) -> tuple:
     return tuple(item[name] for name in ("batch", "heads", "seq_len", "head_dim", "causal"))
 
 
 def test_every_shape_was_timed_in_both_dtypes_and_directions_with_everybody_there():
-    for results in recorded("hopper_attention"):
-        timed = {(item["dtype"], item["direction"], shape_of(item)) for item in results["points"]}
-        assert timed == {
-            (dtype, direction, shape)
-            for dtype in hopper_ways.DTYPES
-            for direction in attention_speed.DIRECTIONS
-            for shape in hopper_attention.SHAPES
-        }
-        assert [(item["dtype"], item["direction"], shape_of(item)) for item in results["long"]] == [
-            (dtype, "both", hopper_attention.LONG) for dtype in hopper_ways.DTYPES
-        ]
-        for item in (*results["points"], *results["long"]):
-            mine = {hopper_ways.OURS, hopper_ways.LAB, *([] if item["direction"] == "forward" else [hopper_ways.FAST])}
-            missing = [why.partition(", ")[0] for why in results["unavailable"] if f"D {item['head_dim']}," in why]
-            assert set(item["timed"]) | set(missing) == mine | set(hopper_ways.PEERS)
-            assert set(item["ours_over"]) == set(item["timed"]) - {hopper_ways.OURS}
+    results = records.load("hopper_attention").results
+    timed = {(item["dtype"], item["direction"], shape_of(item)) for item in results["points"]}
+    assert timed == {
+        (dtype, direction, shape)
+        for dtype in hopper_ways.DTYPES
+        for direction in attention_speed.DIRECTIONS
+        for shape in hopper_attention.SHAPES
+    }
+    assert [(item["dtype"], item["direction"], shape_of(item)) for item in results["long"]] == [
+        (dtype, "both", hopper_attention.LONG) for dtype in hopper_ways.DTYPES
+    ]
+    for item in (*results["points"], *results["long"]):
+        mine = {hopper_ways.OURS, hopper_ways.LAB, *([] if item["direction"] == "forward" else [hopper_ways.FAST])}
+        missing = [why.partition(", ")[0] for why in results["unavailable"] if f"D {item['head_dim']}," in why]
+        assert set(item["timed"]) | set(missing) == mine | set(hopper_ways.PEERS)
+        assert set(item["ours_over"]) == set(item["timed"]) - {hopper_ways.OURS}
 
 
 def test_rates_are_those_of_the_times():
-    for results in recorded("hopper_attention"):
-        for item in (*results["points"], *results["long"]):
-            assert item["flops"] == attention_speed.flops(shape_of(item), item["direction"])
-            for timed in item["timed"].values():
-                assert timed["flops_per_second"] == pytest.approx(item["flops"] / timed["seconds"])
+    results = records.load("hopper_attention").results
+    for item in (*results["points"], *results["long"]):
+        assert item["flops"] == attention_speed.flops(shape_of(item), item["direction"])
+        for timed in item["timed"].values():
+            assert timed["flops_per_second"] == pytest.approx(item["flops"] / timed["seconds"])
 
 
 def test_every_case_of_both_modes_was_within_what_is_allowed():
-    for results in recorded("hopper_errors"):
-        assert len(results["points"]) == 2 * hopper_errors.CASES >= 300
-        assert [point for point in results["points"] if not attention_errors.within(point)] == []
-        tried = {(point["mode"], point["dtype"], point["head_dim"]) for point in results["points"]}
-        assert len(tried) == 2 * 2 * 3
+    results = records.load("hopper_errors").results
+    assert len(results["points"]) == 2 * hopper_errors.CASES >= 300
+    assert [point for point in results["points"] if not attention_errors.within(point)] == []
+    tried = {(point["mode"], point["dtype"], point["head_dim"]) for point in results["points"]}
+    assert len(tried) == 2 * 2 * 3
 
 
 def test_the_deterministic_mode_gave_the_same_bits_a_thousand_times():
-    for results in recorded("hopper_errors"):
-        repeats = [item for item in results["repeats"] if item["mode"] == "deterministic"]
-        assert len(repeats) == len(hopper_errors.REPEATED) and all(item["runs"] >= 1000 for item in repeats)
-        assert [item for item in repeats if any(item["differ"].values())] == []
-        # the fast mode may sum gradients in any order
-        assert not any(item["differ"]["o"] or item["differ"]["lse"] for item in results["repeats"])
+    results = records.load("hopper_errors").results
+    repeats = [item for item in results["repeats"] if item["mode"] == "deterministic"]
+    assert len(repeats) == len(hopper_errors.REPEATED) and all(item["runs"] >= 1000 for item in repeats)
+    assert [item for item in repeats if any(item["differ"].values())] == []
+    # the fast mode may sum gradients in any order
+    assert not any(item["differ"]["o"] or item["differ"]["lse"] for item in results["repeats"])
 
 
 def test_no_element_was_left_unwritten_and_no_tool_found_anything():
-    for results in recorded("hopper_errors"):
-        assert len(results["poisoned"]) == 2 * len(hopper_errors.POISONED)
-        assert [item for item in results["poisoned"] if item["bad"]] == []
-        assert [item for item in results["sanitizer"].values() if item["status"]] == []
+    results = records.load("hopper_errors").results
+    assert len(results["poisoned"]) == 2 * len(hopper_errors.POISONED)
+    assert [item for item in results["poisoned"] if item["bad"]] == []
+    assert [item for item in results["sanitizer"].values() if item["status"]] == []

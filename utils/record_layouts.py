@@ -130,9 +130,6 @@ _SPLIT = {
 #: A workload under one scheduler: its steps, and the mean share of the batch's places that were taken.
 _SCHEDULED = {**TIMING, "tokens_per_second": POSITIVE, "steps": SIZE, "slots": POSITIVE}
 
-#: Families of lecture 14 whose benchmarks are there and whose records are not: they come with the lecture.
-AWAITED = frozenset({"hopper_errors", "hopper_attention", "hopper_limits", "attention_steps"})
-
 #: Family -> layout of its results. Sizes are in bytes or elements, times in seconds, rates per second.
 LAYOUTS: dict[str, object] = {
     "ceilings": {

@@ -29,6 +29,7 @@ PARTS = {
     "III. Attention": ("05", "06", "07", "lab3"),
     "IV. Many GPUs": ("08", "09", "lab4"),
     "V. Serving": ("10", "11", "12", "13", "lab5"),
+    "Capstone": ("14",),
     "Others": (),
 }
 #: A page's tables take at most so many bytes; longer tables show their first points and the JSON has the rest.
