@@ -91,6 +91,7 @@ def sm_timeline(panels: Mapping[str, Lanes], *, title: str, subtitle: str = "", 
     for ax, (name, lanes) in zip(axes, panels.items(), strict=True):
         said.append(_timeline_panel(ax, name, lanes, end))
     axes[-1].set_xlabel(f"time ({unit})", size=SMALL)
+    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
     found = {what for lanes in panels.values() for own in lanes.values() for what, *_ in own}
     handles = [
         Patch(facecolor=colour, label=label, edgecolor="#8A8A8A" if kind == "waiting" else "none",
