@@ -234,11 +234,12 @@ def measure(
     if failed:
         raise RuntimeError("\n".join([f"{len(failed)} of {len(found)} checks failed:", *failed[:20]]))
     kinds = {name: [each for which, each in zip(names, found) if which == name] for name in dict.fromkeys(names)}
-    return {"factor": attention_errors.FACTOR, **kinds, "sanitizer": watched(tools, workers)}
+    return {"factor": attention_errors.FACTOR, **kinds, **watched(tools, workers)}
 
 
 def watched(tools: Sequence[str], workers: int) -> dict[str, Any]:
-    """What each tool of compute-sanitizer says of its cases, which are compiled first.
+    """``sanitizer``: what each tool of compute-sanitizer says of its cases, which are compiled first; ``controls``:
+    what racecheck, if it is among them, says of its controls.
 
     Raises:
         RuntimeError: a case is wrong outside the tools.
@@ -247,7 +248,9 @@ def watched(tools: Sequence[str], workers: int) -> dict[str, Any]:
 
     if tools and hopper_sanitize.run_cases(workers=workers):
         raise RuntimeError("the sanitizer's cases are not right, see above")
-    return {tool: hopper_sanitize.inside(tool) for tool in tools}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        said = dict(zip(tools, pool.map(hopper_sanitize.inside, tools)))
+    return {"sanitizer": said, "controls": hopper_sanitize.controls() if "racecheck" in tools else {}}
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -269,6 +272,8 @@ def table(results: Mapping[str, Any]) -> str:
         lines.append(f"{words(item)}: {item['bad']} of {item['elements']:,} elements bad in poisoned memory")
     for tool, item in results["sanitizer"].items():
         lines.append(f"{tool}: status {item['status']}, {item['cases']} cases, {item['summary']}")
+    for name, item in results["controls"].items():
+        lines.append(f"racecheck's control that {name}: {item['own']} reports of its own")
     return "\n".join(lines)
 
 

@@ -10,6 +10,9 @@ PyTorch keeps freed memory and cuts tensors from large pieces of it, inside whic
 tensor's end: the variable gives every tensor an allocation of its own. Inputs are drawn, and results compared, on the
 CPU, so that nearly all that the tool watches is ours. Run it once without a tool first, so that Triton has compiled its
 kernels (``--workers 14`` does that in as many processes, and ``--tool`` before it starts the tool).
+
+racecheck reports how Triton starts partitions in every kernel that has any; :mod:`benchmarks.hopper_races` says which
+reports those are, and runs two controls beside the kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_errors, family
+from benchmarks import attention_errors, family, hopper_races
 from benchmarks.hopper_errors import MODES, Shape, attention, described, tensors, words
 from benchmarks.hopper_ways import WORKERS, need_hopper
 from utils import runtime
@@ -107,29 +110,83 @@ def run_cases(head_dims: Sequence[int] = HEAD_DIMS, workers: int = 1) -> int:
 def inside(tool: str, head_dims: Sequence[int] = HEAD_DIMS, timeout: float = 540) -> dict[str, Any]:
     """Run the cases inside a tool of compute-sanitizer and print what it says.
 
+    Each head_dim has a process of its own, all at once.
+
     Returns:
-        ``status`` of the process (0: right and nothing found), the tool's ``summary``, and right ``cases``, counted.
+        ``status`` (0: all right and nothing found about the kernels), the tool's ``summary`` of each process, right
+        ``cases``, counted, and reports that are about how Triton starts partitions, ``triton``, counted.
 
     Raises:
         RuntimeError: compute-sanitizer is not installed, or not done in ``timeout`` seconds.
     """
-    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if program is None:
-        raise RuntimeError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+    program = installed()
+    with concurrent.futures.ThreadPoolExecutor(len(head_dims)) as pool:
+        found = list(
+            pool.map(lambda head_dim: watched(program, tool, ["--head-dims", str(head_dim)], timeout), head_dims)
+        )
+    result = {
+        "status": max(each["status"] for each in found),
+        "summary": "; ".join(dict.fromkeys(each["summary"] for each in found)),
+        "cases": sum(each["cases"] for each in found),
+        "triton": sum(each["triton"] for each in found),
+    }
+    print(f"{tool}: " + ", ".join(f"{name} {value}" for name, value in result.items()), flush=True)
+    return result
+
+
+def watched(program: str, tool: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run this module with these arguments inside a tool; what it found, as :func:`inside` gives it, and ``own``.
+
+    ``own`` counts what is reported about the kernels: racecheck's reports without Triton's, or the process's failure.
+    """
     status, said = finished(
         [
             program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", sys.executable, "-m",
-            "benchmarks.hopper_sanitize", "--head-dims", *map(str, head_dims),
+            "benchmarks.hopper_sanitize", *arguments,
         ],
         {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         timeout,
     )  # fmt: skip
     summary = [line.strip("= ") for line in said if line.startswith("=====") and "SUMMARY" in line]
     right = sum(line.startswith("ok ") for line in said)
-    print(f"{tool}: status {status}, {right} cases right; {'; '.join(summary) or 'no summary'}", flush=True)
-    if status or not summary:
+    reported = hopper_races.reports(said)
+    if status == FOUND and reported.triton and not reported.own:
+        status = 0
+    if not summary:
+        status = max(status, 1)
+    if status:
         print("\n".join(line for line in said if not line.startswith("ok ")))
-    return {"status": status if summary else max(status, 1), "summary": "; ".join(summary) or "none", "cases": right}
+    return {
+        "status": status, "summary": "; ".join(summary) or "none", "cases": right, "triton": reported.triton,
+        "own": len(reported.own),
+    }  # fmt: skip
+
+
+def controls(timeout: float = 300) -> dict[str, dict[str, int]]:
+    """What racecheck reports of each control of :mod:`benchmarks.hopper_races`: ``own`` and ``triton``, counted.
+
+    Raises:
+        RuntimeError: compute-sanitizer is not installed, or a control is not done in ``timeout`` seconds.
+    """
+    program = installed()
+    names = list(hopper_races.CONTROLS)
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        results = pool.map(lambda name: watched(program, "racecheck", ["--control", name], timeout), names)
+        found = {name: {"own": each["own"], "triton": each["triton"]} for name, each in zip(names, results)}
+    print(f"racecheck, controls: {found}", flush=True)
+    return found
+
+
+def installed() -> str:
+    """compute-sanitizer's path.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if program is None:
+        raise RuntimeError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+    return program
 
 
 def finished(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, list[str]]:
@@ -155,14 +212,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=[], help="run inside these tools")
     parser.add_argument("--head-dims", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--workers", type=int, help=f"processes outside a tool; 1, and {WORKERS} with --tool")
+    parser.add_argument("--control", choices=hopper_races.CONTROLS, help="run a control of racecheck instead")
     options = parser.parse_args(arguments)
     if not runtime.HAS_GPU:
         print("hopper_sanitize: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
     need_hopper()
+    if options.control:
+        from benchmarks.hopper_control import control  # a kernel, which needs a GPU to be there
+
+        control(*hopper_races.CONTROLS[options.control])
+        return 0
     status = run_cases(options.head_dims, options.workers or (WORKERS if options.tool else 1))
     for tool in options.tool:
         status |= inside(tool, options.head_dims)["status"] != 0
+        if tool == "racecheck":
+            controls()
     return int(status)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import hopper_races
 from benchmarks import hopper_sanitize as sanitize
 from utils import runtime
 
@@ -47,7 +48,7 @@ def test_what_a_tool_found_decides(monkeypatch, tmp_path, capsys, status, said, 
     result = sanitize.inside("memcheck", [128])
     assert (result["status"], result["cases"], result["summary"]) == found
     out = capsys.readouterr().out
-    assert f"memcheck: status {status}" in out
+    assert f"memcheck: status {found[0]}" in out
     if found[0]:  # all that was said is shown
         assert "--tool memcheck --error-exitcode 99" in out and "hopper_sanitize --head-dims 128 1\n" in out
 
@@ -67,3 +68,53 @@ def test_without_the_tool_or_a_gpu_the_sanitizer_says_so(monkeypatch, capsys):
         sanitize.inside("memcheck")
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     assert sanitize.main([]) == 1 and "needs a CUDA GPU" in capsys.readouterr().out
+
+
+def report(*places: tuple[str, int]) -> str:
+    """A report of racecheck's on these places."""
+    first, *others = (f"access at kernel+0x1d0 in {file}:{line}" for file, line in places)
+    lines = [f"========= Error: Race reported between Read {first}"]
+    return "\n".join([*lines, *(f"=========     and Write {other} [3 hazards]" for other in others), "========= "])
+
+
+def starting(line: str) -> tuple[str, int]:
+    """Where the forward kernel's file has the first line that begins like this."""
+    [path] = [path for path in hopper_races.FILES if path.name == "forward.py"]
+    return path.name, 1 + [each.startswith(line) for each in path.read_text().splitlines()].index(True)
+
+
+KERNEL = starting("def hopper_forward_kernel(")
+BRANCH = starting("    if G == 2:")
+TILE = starting("    s = step % S")
+
+
+def test_how_partitions_start_is_told_from_what_kernels_do():
+    said = "\n".join([report(KERNEL, KERNEL, BRANCH), report(KERNEL, TILE), report(("elsewhere.py", 3), KERNEL)])
+    found = hopper_races.reports(said.splitlines())
+    assert found == ([(KERNEL, TILE), (("elsewhere.py", 3), KERNEL)], 1)
+    assert hopper_races.reports(["ok    a case", "========= RACECHECK SUMMARY: 0 hazards"]) == ([], 0)
+    with pytest.raises(ValueError, match="no place in racecheck's line"):
+        hopper_races.reports(["========= Error: Race reported between Read access at kernel+0x1d0"])
+
+
+def test_every_kernel_with_partitions_is_known_and_no_other_function():
+    known = {path.name: hopper_races.start_places(path) for path in hopper_races.FILES}
+    assert {name for name, places in known.items() if places} == {
+        "forward.py", "backward.py", "backward_wide.py", "hopper_control.py",
+    }  # fmt: skip
+    assert KERNEL in known["forward.py"] and BRANCH in known["forward.py"] and TILE not in known["forward.py"]
+
+
+@pytest.mark.parametrize(("place", "status"), [(BRANCH, 0), (TILE, 99)])
+def test_racecheck_fails_for_reports_of_the_kernels_own_alone(monkeypatch, tmp_path, capsys, place, status):
+    tool = tmp_path / "compute-sanitizer"
+    said = f"ok    a case\n{report(KERNEL, place)}\n========= RACECHECK SUMMARY: 1 hazard displayed"
+    tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {sanitize.FOUND}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
+    assert sanitize.inside("racecheck", [64, 256]) == {
+        "status": status, "summary": "RACECHECK SUMMARY: 1 hazard displayed", "cases": 2, "triton": 2 * (not status),
+    }  # fmt: skip
+    assert ("Race reported" in capsys.readouterr().out) == bool(status)
+    found = sanitize.controls()
+    assert {name: item["own"] for name, item in found.items()} == dict.fromkeys(hopper_races.CONTROLS, bool(status))
