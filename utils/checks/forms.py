@@ -31,6 +31,10 @@ class Form:
         """The value as a person reads it."""
         return repr(value)
 
+    def show_both(self, got: object, expected: object) -> tuple[str, str]:
+        """Two values that differ, as a person reads them and can tell them apart."""
+        return self.show(got), self.show(expected)
+
     def scalar(self, value: object) -> float | None:
         """The value as one number for hints about ratios, or None."""
         return None
@@ -92,6 +96,12 @@ class Rate(Form):
 
     def show(self, value: object) -> str:
         return f"{value:.6g}" if isinstance(value, numbers.Real) and not isinstance(value, bool) else repr(value)
+
+    def show_both(self, got: object, expected: object) -> tuple[str, str]:
+        both = self.show(got), self.show(expected)
+        if both[0] == both[1] and got != expected:  # as many digits as it takes
+            both = next(two for n in (9, 12, 17) if len(set(two := (f"{got:.{n}g}", f"{expected:.{n}g}"))) == 2)
+        return both
 
     def scalar(self, value: object) -> float | None:
         return float(value)

@@ -153,11 +153,8 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
     if isinstance(question.form, Table):
         question, answers, entry = _one_entry(question, answers)
     wrong = [answer for answer in answers if not answer.right]
-    show = question.form.show
     details = [
-        f"{a.case.brief or a.case.call(question.name)}: "
-        + (str(a.got) if isinstance(a.got, Raised) else f"got {show(a.got)}")
-        + f", expected {show(a.expected)}"
+        f"{a.case.brief or a.case.call(question.name)}: {_compared(question.form, a)}"
         + (f"  ({a.case.tag})" if a.case.tag else "")
         for a in wrong[:SHOWN_CASES]
     ]
@@ -170,6 +167,14 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
         diagnose(question, answers),
         f"seed {seed}, {wrong[0].case.call(question.name)}",
     )
+
+
+def _compared(form: Form, answer: Answer) -> str:
+    """What came and what was expected."""
+    if isinstance(answer.got, Raised):
+        return f"{answer.got}, expected {form.show(answer.expected)}"
+    got, expected = form.show_both(answer.got, answer.expected)
+    return f"got {got}, expected {expected}"
 
 
 def _one_entry(question: Question, answers: Sequence[Answer]) -> tuple[Question, list[Answer], str]:
