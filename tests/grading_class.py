@@ -104,7 +104,19 @@ def killed_and_resumed(lab: Lab, folder: Path, jobs: int) -> list[str]:
     print(f"  killed after {done} of {len(few)}, then finished")
     first = {row[0]: row for row in scores(lab, folder / "grades")}
     rows = {row[0]: row for row in scores(lab, again)}
-    return [f"{name}: {first[name]} became {rows.get(name)}" for name in few if rows.get(name) != first[name]]
+    wrong = [f"{name}: {first[name]} became {rows.get(name)}" for name in few if rows.get(name) != first[name]]
+    return wrong + _differences(found, results(lab, again), few)
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], students: Sequence[str]) -> list[str]:
+    """The exercises that came to something else the second time, with what the student would read."""
+    return [
+        f"{student}: {one['number']} was {one['outcome']} and is {other['outcome']}: {other['message']}"
+        for student in students
+        if student in after
+        for one, other in zip(before[student]["exercises"], after[student]["exercises"], strict=True)
+        if (one["score"], one["outcome"]) != (other["score"], other["outcome"])
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
