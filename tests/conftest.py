@@ -14,20 +14,6 @@ import torch  # isort: skip
 torch.set_num_threads(1)
 
 
-#: Files that take longest, from some four minutes down to half of one. They begin first, whatever the number of their
-#: tests, so that no worker is left with one of them at the end while the others have nothing to do.
-LONGEST = (
-    "test_lab3", "test_site_pages", "test_grading_resume", "test_lab2", "test_lab4_answers", "test_grading_guide",
-    "test_grading_class", "test_grading_traps", "test_lab4_tensor_pipeline", "test_lab4_data_parallel",
-    "test_distributed", "test_lab4_fully_sharded", "test_site_explorers_pages", "test_distributed_faults",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; ``--no-loadscope-reorder`` keeps the order when workers take files in turn."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
-
-
 def chromium() -> str | None:
     """This machine's Chromium, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
