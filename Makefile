@@ -84,7 +84,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile; fi
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
 	test -d .venv-triton-$(TRITON) || $(PYTHON) -m venv .venv-triton-$(TRITON)
