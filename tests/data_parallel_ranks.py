@@ -87,7 +87,7 @@ class Trainer:
 def runs() -> dict[tuple[str, str], training.Run]:
     """Ten steps of each form in each case; every rank starts from other weights, which rank 0's replace."""
     return {
-        (kind, case): Trainer(kind, gpt.GPT(training.CONFIG, seed=dist.get_rank()), CASES[case].get("clip")).train(
+        (kind, case): Trainer(kind, training.model_of(seed=dist.get_rank()), CASES[case].get("clip")).train(
             accumulation=CASES[case].get("accumulation", 1)
         )
         for size, kind, case in RUNS
@@ -99,12 +99,12 @@ def resumed(states: dict[str, Any] | None) -> dict[str, Any]:
     """The state after five steps; and what five more make of the states that another world size left after five."""
     found: dict[str, Any] = {"states": {}, "runs": {}}
     for kind in ("zero1", "zero2"):
-        trainer = Trainer(kind, gpt.GPT(training.CONFIG))
+        trainer = Trainer(kind, training.model_of())
         trainer.train(steps=5)
         found["states"][kind] = trainer.optimizer.state_dict()
         if states is not None:
             other = "zero2" if kind == "zero1" else "zero1"
-            trainer = Trainer(kind, gpt.GPT(training.CONFIG, seed=9), lr=0.5)  # the checkpoint's weights and rate count
+            trainer = Trainer(kind, training.model_of(seed=9), lr=0.5)  # the checkpoint's weights and rate count
             trainer.optimizer.load_state_dict(renamed(states[other], trainer.model, numbers=kind == "zero1"))
             found["runs"][kind] = trainer.train(first_step=5, steps=5)
     return found

@@ -99,7 +99,7 @@ def one_process(case: Case) -> Run:
 
 def model_of(case: Case) -> GPT:
     with default_dtype(case.dtype):
-        return GPT(case.config)
+        return parallel_training.model_of(case.config)
 
 
 def train_tensor_parallel(case: Case) -> Run:

@@ -40,6 +40,21 @@ class Run:
     norms: list[float] = field(default_factory=list)
 
 
+def model_of(config: gpt.GPTConfig = CONFIG, seed: int = 0, device: object = None) -> gpt.GPT:
+    """A GPT whose biases are drawn as its weights are.
+
+    GPT's own start at zero, where a bias that is added twice, or not at all, is not seen; and a bias that has taken ten
+    steps from zero is so small that the rounding of its gradients can be more than 1e-6 of it.
+    """
+    model = gpt.GPT(config, seed=seed, device=device)
+    generator = torch.Generator(model.positions.device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.02, generator=generator)
+    return model
+
+
 def batch_of_step(
     config: gpt.GPTConfig, step: int, seed: int = 0, size: int = BATCH, device: object = None
 ) -> tuple[Tensor, Tensor]:
@@ -84,7 +99,7 @@ def reference(
         clip: largest global norm of the gradient, or None.
         summands: parts of each micro-batch whose gradients are computed one by one and averaged, as N ranks do.
     """
-    model = gpt.GPT(config, seed=seed, device=device)
+    model = model_of(config, seed, device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(parameters, **optimizer)
     run = Run([], {})

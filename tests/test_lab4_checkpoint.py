@@ -41,7 +41,7 @@ LATER_WORLD = {2: 3, 3: 2}
 
 def trainer_of(kind: str, seed: int = 0) -> tuple[Callable, Callable[[], None], Trainer, Callable[[], dict]]:
     """Forward function, step, what a checkpoint takes, and the whole parameters, of a model and its AdamW."""
-    model = GPT(CONFIG, seed=seed)
+    model = parallel_training.model_of(CONFIG, seed)
     if kind == "ZeRO-1":
         zero1 = Zero1Optimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
         return model, zero1.step, zero1, lambda: parallel_training.parameters_of(model)

@@ -151,7 +151,7 @@ def test_two_ranks_give_the_bits_of_one_process_that_adds_two_gradients(kind, ca
 @pytest.mark.parametrize("kind", ranks.KINDS)
 @pytest.mark.parametrize("case", ["plain", "accumulated"])
 def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):
-    trainer = ranks.Trainer(kind, gpt.GPT(training.CONFIG))
+    trainer = ranks.Trainer(kind, training.model_of())
     run = trainer.train(accumulation=ranks.CASES[case].get("accumulation", 1))
     training.assert_same_run([run], one_process(case), tolerance=0)
 
@@ -161,7 +161,7 @@ def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):
 @pytest.mark.parametrize("bucket_bytes", [1, 10**9])
 def test_the_size_of_the_buckets_changes_no_bit(alone, monkeypatch, kind, bucket_bytes):
     monkeypatch.setattr(ranks, "BUCKET_BYTES", bucket_bytes)
-    trainer = ranks.Trainer(kind, gpt.GPT(training.CONFIG))
+    trainer = ranks.Trainer(kind, training.model_of())
     assert len(trainer.buckets()) == (len(trainer.trainable()) if bucket_bytes == 1 else 1)
     training.assert_same_run([trainer.train()], one_process("plain"), tolerance=0)
 

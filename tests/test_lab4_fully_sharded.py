@@ -89,7 +89,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def train_case(case: Case) -> Seen:
     """Train this rank's part of a case."""
     with default_dtype(case.dtype):
-        model = FullyShardedDataParallel(GPT(case.config, seed=dist.get_rank()), Block, **case.options)
+        model = FullyShardedDataParallel(parallel_training.model_of(case.config, seed=dist.get_rank()), Block, **case.options)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 
     def step_and_clear() -> float | None:
@@ -234,7 +234,7 @@ def test_blocks_have_memory_only_while_they_and_the_one_before_compute():
 # ---- on whatever this machine has ----
 def train_here() -> Run:
     """Ten steps on this rank's own device."""
-    model = FullyShardedDataParallel(GPT(CONFIG, seed=0), Block)
+    model = FullyShardedDataParallel(parallel_training.model_of(CONFIG), Block)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 
     def step_and_clear() -> float:

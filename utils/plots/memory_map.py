@@ -82,8 +82,7 @@ def memory_map(
         said.append(f"{name}: {_draw_map(ax, trace, steps[name], row)}")
         ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=3)
         ax.set_title(said[-1].split(": ", 1)[1], loc="right", size=SMALL, color=MUTED, pad=3)
-    handles = [Patch(facecolor=COLOURS[kind], label=label) for kind, label in NAMES.items()]
-    legend_below(np.atleast_1d(axes)[-1], handles, drop=0.12)
+    legend_below(np.atleast_1d(axes)[-1], _handles(), drop=0.12)
     fig.alt = f"{title.rstrip('.')}. Every slot of the cache, coloured by what it is for. {'; '.join(said)}."
     return fig
 
@@ -127,7 +126,7 @@ def memory_animation(
     draws = [partial(_draw_frame, traces=traces, step=step, row=row) for step in frames]
     return animate(
         draws, title=title, alt=alt, subtitle=subtitle, captions=captions,
-        height=0.2 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=seconds_per_frame, dpi=90,
+        height=0.45 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=seconds_per_frame, dpi=90,
     )  # fmt: skip
 
 
@@ -139,6 +138,11 @@ def _draw_frame(ax: Axes, *, traces: Mapping[str, MemoryTrace], step: int, row: 
         said = _draw_map(inner, trace, step, row)
         inner.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=3)
         inner.set_title(said, loc="right", size=SMALL, color=MUTED, pad=3)
+    legend_below(inner, _handles(), drop=0.05)
+
+
+def _handles() -> list[Patch]:
+    return [Patch(facecolor=COLOURS[kind], label=label) for kind, label in NAMES.items()]
 
 
 @styled

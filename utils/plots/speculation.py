@@ -85,7 +85,7 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
     handles = [
         Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
         Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="rejected"),
-        Patch(facecolor=_DROPPED, label="dropped unseen"),
+        Patch(facecolor=_DROPPED, label="dropped, not judged"),
         Patch(facecolor=_ADDED, label="the target's own"),
     ]
     ax.legend(
