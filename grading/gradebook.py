@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nbgrader import api
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
@@ -24,6 +26,9 @@ from grading.nbgrader_config import course_config
 _programs = str(Path(sys.executable).parent)
 if _programs not in os.environ.get("PATH", "").split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join((_programs, os.environ.get("PATH", os.defpath)))
+
+# It takes that program seconds to say the version of nbgrader's tables, which is the same for every gradebook.
+api.get_alembic_version = functools.cache(api.get_alembic_version)
 
 # nbgrader adds rows in an order that SQLAlchemy warns of, harmlessly
 warnings.filterwarnings("ignore", category=SAWarning)

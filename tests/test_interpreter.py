@@ -515,3 +515,38 @@ def test_importing_the_runtime_first_is_enough(order):
     code = order + "\nfrom utils import interpreter\nassert 'bfloat16 dot' in interpreter.repairs()\n"
     code = "import os; os.environ.pop('TRITON_INTERPRET', None)\n" + code
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("shape", [[4], [2, 8], tl.tuple([tl.constexpr(16), 1]), [tl.constexpr(4), 4, 4]])
+@pytest.mark.parametrize(
+    "elements", [tl.float32, tl.int1, tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True)]
+)
+def test_a_types_shape_that_is_remembered_is_upstreams(elements, shape):
+    upstream = object.__new__(tl.block_type)
+    tl.block_type.__init__.__wrapped__(upstream, elements, list(shape))
+    for _ in range(2):  # worked out, then remembered
+        mine = tl.block_type(elements, shape)
+        assert mine == upstream and (mine.name, mine.numel, mine.scalar) == (upstream.name, upstream.numel, elements)
+        assert type(mine.shape) is type(upstream.shape) and list(mine.shape) == list(upstream.shape)
+        value, theirs = tl.tensor(None, mine), object.__new__(tl.tensor)
+        tl.tensor.__init__.__wrapped__(theirs, None, upstream)
+        assert vars(value).keys() == vars(theirs).keys() and value.type is mine and value.dtype is elements
+        assert [s.value for s in value.shape] == [s.value for s in theirs.shape]
+        assert value.numel.value == theirs.numel.value
+    assert tl.block_type(tl.float64, shape) != mine
+
+
+@pytest.mark.compat
+def test_types_that_look_alike_are_told_apart():
+    plain, const = tl.pointer_type(tl.int8), tl.pointer_type(tl.int8, const=True)
+    other = tl.pointer_type(tl.int8, address_space=3)
+    blocks = [tl.block_type(elements, [8]) for elements in (plain, const, other, tl.int8, tl.uint8)]
+    assert all((a == b) == (i == k) for i, a in enumerate(blocks) for k, b in enumerate(blocks))
+    assert tl.float32 == tl.float32 and tl.float32 != tl.float16 and tl.float32 == tl.constexpr(tl.float32)
+    scalars = [tl.tensor(None, tl.int32), tl.tensor(None, plain)]
+    assert all(len(value.shape) == 0 and value.numel.value == 1 for value in scalars)
+    for bad in ([], [3], [2, 6]):
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError)):
+                tl.block_type(tl.float32, bad)

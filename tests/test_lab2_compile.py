@@ -143,10 +143,13 @@ def assert_no_spills(requests):
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_no_kernel_on_rows_spills(tuned, capability):
+    widths = {"bf16": (1024, 8192, 32768, 65536, 262144), "fp32": (8192, 65536), "fp16": (8192,)}
+    if capability != 90:  # tiles were measured there: elsewhere the widths that take another path
+        widths = {"bf16": (8192, 65536), "fp32": (65536,)}
     requests = [
         asked
-        for dtype, widths in (("bf16", (1024, 8192, 32768, 65536, 262144)), ("fp32", (8192, 65536)), ("fp16", (8192,)))
-        for columns in widths
+        for dtype, of_dtype in widths.items()
+        for columns in of_dtype
         for asked in row_requests(tuned, capability, dtype, columns)
     ]
     assert_no_spills(requests)

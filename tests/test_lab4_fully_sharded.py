@@ -89,7 +89,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def train_case(case: Case) -> Seen:
     """Train this rank's part of a case."""
     with default_dtype(case.dtype):
-        model = FullyShardedDataParallel(parallel_training.model_of(case.config, seed=dist.get_rank()), Block, **case.options)
+        model = FullyShardedDataParallel(
+            parallel_training.model_of(case.config, seed=dist.get_rank()), Block, **case.options
+        )
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 
     def step_and_clear() -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # nobody reads it here, and it takes a third of the time
 
 import triton
 import triton.language as tl

@@ -35,7 +35,8 @@ overflow checks that nobody reads
     Every sum, difference and product of integers was computed a second time in 64 bits for an assertion that upstream
     makes only of kernels launched with ``debug=True``; now only they pay for it. Whole kernels take half the time.
 slow types
-    Each operation built a table of all types to look one up in it.
+    Each operation built a table of all types to look one up in it, and checked and named the shape of every value
+    that it read or made; a shape that was met before is known. Whole kernels take a quarter less time.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -114,6 +115,10 @@ def repair() -> None:
     semantic = upstream.interpreter_semantic
     semantic.binary_op_sanitize_overflow_impl = _only_when_asserted(semantic.binary_op_sanitize_overflow_impl)
     upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)
+    semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
+    tl.dtype.__eq__ = _by_name(tl.dtype.__eq__)
+    tl.block_type.__init__ = _remembered_shapes(tl.block_type.__init__)
+    tl.tensor.__init__ = _remembered_shape_of_type(tl.tensor.__init__)
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
@@ -274,6 +279,68 @@ def _remembered_types(numpy_type: Callable) -> Callable:
         return known[name]
 
     return _get_np_dtype
+
+
+def _unless_alike(broadcast: Callable) -> Callable:
+    """Two blocks of one shape need no broadcasting."""
+
+    @functools.wraps(broadcast)
+    def broadcast_impl_value(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        left, right = lhs.type, rhs.type
+        if left.is_block() and right.is_block() and list(left.shape) == list(right.shape):
+            return lhs, rhs
+        return broadcast(lhs, rhs)
+
+    return broadcast_impl_value
+
+
+def _by_name(equal: Callable) -> Callable:
+    """Two types of numbers are compared by their names at once; anything else as it was."""
+
+    @functools.wraps(equal)
+    def __eq__(self: tl.dtype, other: object) -> bool:
+        return self.name == other.name if type(other) is tl.dtype else equal(self, other)
+
+    return __eq__
+
+
+def _remembered_shapes(init: Callable) -> Callable:
+    """Work a block's type out once: all types of the same elements and shape have the same attributes."""
+    known: dict[tuple, dict[str, Any]] = {}
+
+    @functools.wraps(init)
+    def __init__(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
+        sizes = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+        key = (type(element_ty), element_ty.name, getattr(element_ty, "address_space", None), *sizes)
+        attributes = known.get(key)
+        if attributes is None:
+            init(self, element_ty, shape)
+            known[key] = self.__dict__
+        else:
+            self.__dict__ = attributes
+
+    return __init__
+
+
+def _remembered_shape_of_type(init: Callable) -> Callable:
+    """Make the shape of tensors once for their type, and once for all scalars."""
+    of_scalars: list[tuple] = []
+
+    @functools.wraps(init)
+    def __init__(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
+        block = isinstance(type, tl.block_type)
+        known = type.__dict__.get("_of_tensors") if block else of_scalars and of_scalars[0]
+        if known:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = known
+            return
+        init(self, handle, type)
+        if block:
+            type._of_tensors = (self.shape, self.numel)
+        else:
+            of_scalars.append((self.shape, self.numel))
+
+    return __init__
 
 
 def _index_of_one_element(patch: Callable) -> Callable:
