@@ -22,6 +22,8 @@ from grading.sandbox import Limits, Sandbox
 SHOWN = {"grading/__init__.py": ROOT / "grading" / "__init__.py", "grading/scenarios": ROOT / "grading" / "scenarios"}
 CHECK = "import sys; from grading.scenarios.compare import compare; compare(sys.argv[1], sys.argv[1], sys.argv[2])"
 DIFFERENT = "The check passes, but "
+#: Seconds that a scenario may take.
+EACH = 60.0
 
 
 class SolutionFails(RuntimeError):
@@ -96,9 +98,13 @@ def compared(lab: Lab, expected: Path, got: Path, numbers: Sequence[str]) -> dic
     return {number: Verdict("failed", DIFFERENT + reason) for number, reason in reasons.items() if reason}
 
 
-def scenario_limits(limits: Limits, seconds: float) -> Limits:
-    """The limits of one run of scenarios: those of the submission, in ``seconds``."""
-    return replace(limits, seconds=seconds)
+def scenario_limits(limits: Limits, seconds: float, count: int) -> Limits:
+    """The limits of one run of ``count`` scenarios: those of the submission, in ``seconds`` or more.
+
+    Each scenario has :data:`EACH` seconds of its own; the run must not end before, for it would end one that is right
+    because others took long.
+    """
+    return replace(limits, seconds=max(seconds, (count + 1) * EACH))
 
 
 def _compare(expected: Path, got: Path, lab: Lab, numbers: Sequence[str]) -> dict[str, str | None]:
@@ -113,7 +119,8 @@ def _compare(expected: Path, got: Path, lab: Lab, numbers: Sequence[str]) -> dic
 
 def _program(name: str, root: Path, seed: int, out: Path, only: Sequence[str] = ()) -> list[str]:
     program = [sys.executable, "-P", "-m", "grading.scenarios", name, "--package-root", str(root)]
-    return [*program, "--seed", str(seed), "--out", str(out), *(["--only", *only] if only else [])]
+    program += ["--seed", str(seed), "--out", str(out), "--limit", str(EACH)]
+    return [*program, *(["--only", *only] if only else [])]
 
 
 def _take(place: Path, out: Path, numbers: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ class _Grading:
         passing = [number for number, verdict in verdicts.items() if verdict.passed]
         if passing:
             observed = self.scratch / "observed"
-            limits = scenario_limits(job.limits, job.cell_seconds)
+            limits = scenario_limits(job.limits, job.cell_seconds, len(passing))
             ended = observe(
                 lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
             )

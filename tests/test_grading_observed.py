@@ -1,13 +1,17 @@
-"""Expected values are compared before workers are forked, so no thread may be left behind that a fork would lose."""
+"""What a submission is observed to do: within which limits, and by a process that may be forked afterwards."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from grading import observed
 from grading.lab import ROOT
+from grading.sandbox import Limits
+from grading.scenarios import lab4_ranks
 
 CODE = """
 import contextlib, pathlib, sys, torch
@@ -22,5 +26,13 @@ raise SystemExit(torch.get_num_threads() != 1)
 
 @pytest.mark.slow
 def test_what_is_expected_is_compared_on_one_thread(tmp_path):
+    """A thread that is left behind would be missing in every worker that is forked later."""
     command = [sys.executable, "-c", CODE, str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, timeout=100).returncode == 0
+
+
+def test_a_run_of_scenarios_ends_after_each_of_them_would_have_been_ended():
+    limits = observed.scenario_limits(Limits(), 120, count=9)
+    assert limits.seconds > 9 * observed.EACH and limits == replace(Limits(), seconds=limits.seconds)
+    assert observed.scenario_limits(Limits(), 3600, count=1).seconds == 3600
+    assert lab4_ranks.PATIENCE < lab4_ranks.SECONDS < observed.EACH

@@ -19,8 +19,9 @@ from grading.scenarios import Observation
 from utils.distributed import DistributedError, Ledger, launch, record_collectives, warm
 
 RANKS = 3
-#: Seconds that an exercise's ranks may take in all, and that one of them may wait for another.
-SECONDS, PATIENCE = 45.0, 8.0
+#: Seconds that an exercise's ranks may take in all, fewer than a scenario may, and that one may wait for another.
+#: Ranks on a busy machine are slow to come, and only those that never come cost this much.
+SECONDS, PATIENCE = 55.0, 20.0
 #: What one rank observes, by name.
 Seen = dict[str, Observation]
 #: Plays a scenario on a rank: the student's package and a seed to what the rank sees.

@@ -165,8 +165,9 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float]) -> None
     """
     inside = _where_apart(ax, curves)
     inks = [LIMIT if s.kind == "model" else s.colour for s, _, _ in curves]
+    lines = [(xs, ys) for _, xs, ys in curves] + [(ax.get_xlim(), (value, value)) for value in limits.values()]
     label_points(
-        ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=[(xs, ys) for _, xs, ys in curves],
+        ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=lines,
         colours=[mix(inks[k], 0.85, "#000000") for k in inside],
     )  # fmt: skip
     entries = []
