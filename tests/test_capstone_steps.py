@@ -186,7 +186,7 @@ def test_heads_go_together_as_far_as_the_cache_reaches():
 @pytest.mark.slow
 def test_every_step_compiles_for_hopper_and_the_gluon_ones_without_spills():
     orders = [{"name": each.path.stem, "head_dim": 64, "CAUSAL": True} for each in (*PLAIN, *GLUON)]
-    orders += [{"name": each.path.stem, "head_dim": 128, "CAUSAL": False} for each in GLUON]
+    orders += [{"name": each.path.stem, "head_dim": 128, "CAUSAL": False} for each in GLUON[-2:]]
     modes = [{"OVERLAP": overlap, "PINGPONG": turns} for overlap, turns in trace.STEPS.values()]
     orders += [{"name": "traced", "head_dim": 128, "kind": "fp16", "CAUSAL": True, **mode} for mode in modes]
     for order, used in zip(orders, compiler.compile_apart(*orders)):

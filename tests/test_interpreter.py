@@ -531,7 +531,7 @@ def test_a_types_shape_that_is_remembered_is_upstreams(elements, shape):
         assert type(mine.shape) is type(upstream.shape) and list(mine.shape) == list(upstream.shape)
         value, theirs = tl.tensor(None, mine), object.__new__(tl.tensor)
         tl.tensor.__init__.__wrapped__(theirs, None, upstream)
-        assert vars(value).keys() == vars(theirs).keys() and value.type is mine and value.dtype is elements
+        assert vars(value).keys() == vars(theirs).keys() and value.type is mine and value.dtype == elements
         assert [s.value for s in value.shape] == [s.value for s in theirs.shape]
         assert value.numel.value == theirs.numel.value
     assert tl.block_type(tl.float64, shape) != mine

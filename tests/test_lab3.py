@@ -87,11 +87,10 @@ def test_every_place_has_a_plain_answer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
+def test_a_plain_answer_passes(exercise, tmp_path, capsys):
     with lab_with(LAB, tmp_path, "lab3_plain", ANSWERS) as lab:
-        for seed in (2, 5):
-            run_check(exercise, lab, seed)
-    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 2
+        run_check(exercise, lab, seed=2)
+    assert f"✓ exercise {exercise} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

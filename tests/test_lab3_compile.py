@@ -104,7 +104,8 @@ def assert_fit(requests):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_no_kernel_of_half_precision_spills(tuned, capability, name):
-    requests = [request(tuned, name, capability, "bf16", D, causal) for D in HEAD_DIMS for causal in masks(capability)]
+    head_dims = HEAD_DIMS if capability == MEASURED else (40, 64, 128, 256)
+    requests = [request(tuned, name, capability, "bf16", D, causal) for D in head_dims for causal in masks(capability)]
     if capability == MEASURED:
         requests += [request(tuned, name, capability, "fp16", D, True) for D in (64, 128)]
     assert_fit(requests)

@@ -28,7 +28,7 @@ OTHER_PAGES = {
 
 def pages() -> set[str]:
     """Every page of the site that the home page may lead to."""
-    lectures = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    lectures = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("[!.]*.ipynb")}
     return lectures | {f"labs/{path.stem}" for path in (ROOT / "labs").glob("*/*.ipynb")} | OTHER_PAGES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import TimeoutError
 
 from tests.site_server import served
 from utils import records
@@ -232,6 +234,10 @@ def expected_pages() -> list[str]:
     return sorted(f"{name}.html" for name in [*own, *map(page_of, [*lectures(), *labs()])])
 
 
+#: Pages of records are made alike, from the same tables: axe-core looks at every sixth of them.
+RECORDS_FOR_AXE = [place for place in expected_pages() if place.startswith("records/")][::6]
+
+
 def whole(visit: Visit) -> list[str]:
     """What is wrong with the page as it is: errors, requests, formulas, pictures, icons."""
     found = visit.tab.evaluate(WHOLE)
@@ -263,7 +269,7 @@ def test_these_are_all_pages(pages):
 @pytest.mark.parametrize("place", expected_pages())
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there; nothing scrolls sideways
-    at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
+    at 390 px; axe-core finds nothing serious or critical, in light and in dark (of the records: on some)."""
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.go(place)
     read_through(visit)
@@ -273,12 +279,13 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     found["phone"] = visit.tab.evaluate(SIDEWAYS)
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.tab.evaluate(SETTLED)
-    visit.tab.evaluate(AXE)
-    if place != "index.html":
-        visit.tab.evaluate(THIN)
-    framed = not place.startswith("records/")  # a frame is the same on every page: that of the records' is left out
-    for scheme in RULES:
-        found[scheme] = barriers(visit, scheme, "html" if framed else ".bd-article")
+    if not place.startswith("records/") or place in RECORDS_FOR_AXE:
+        visit.tab.evaluate(AXE)
+        if place != "index.html":
+            visit.tab.evaluate(THIN)
+        framed = not place.startswith("records/")  # a frame is the same on every page: that of the records' is left out
+        for scheme in RULES:
+            found[scheme] = barriers(visit, scheme, "html" if framed else ".bd-article")
     assert not {kind: wrong for kind, wrong in found.items() if wrong}
 
 
@@ -306,11 +313,15 @@ def readable(browser: Any, address: str, place: str) -> tuple[float, float]:
     rate = {"latency": 1e3 * ROUND_TRIP, "downloadThroughput": DOWN / 8, "uploadThroughput": DOWN / 8}
     session.send("Network.emulateNetworkConditions", {"offline": False, **rate})
     visit.tab.add_init_script(READABLE)
-    visit.go(place)
-    visit.tab.wait_for_function("() => window.painted && window.typeset")
-    times = visit.tab.evaluate("() => [window.painted, window.typeset]")
-    visit.tab.close()
-    return tuple(times)
+    visit.tab.set_default_timeout(10_000)
+    try:
+        visit.go(place)
+        visit.tab.wait_for_function("() => window.painted && window.typeset")
+        return tuple(visit.tab.evaluate("() => [window.painted, window.typeset]"))
+    except TimeoutError:
+        return math.inf, math.inf
+    finally:
+        visit.tab.close()
 
 
 @pytest.mark.parametrize("place", ["index.html", "notebooks/05_online_softmax.html"])
