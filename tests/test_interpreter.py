@@ -518,9 +518,11 @@ def test_importing_the_runtime_first_is_enough(order):
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize("shape", [[4], [2, 8], tl.tuple([tl.constexpr(16), 1]), [tl.constexpr(4), 4, 4]])
 @pytest.mark.parametrize(
-    "elements", [tl.float32, tl.int1, tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True)]
+    "shape", [[4], [2, 8], tl.tuple([tl.constexpr(16), 1]), [tl.constexpr(4), 4, 4]], ids=["1d", "2d", "tuple", "3d"]
+)
+@pytest.mark.parametrize(
+    "elements", [tl.float32, tl.int1, tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True)], ids=str
 )
 def test_a_types_shape_that_is_remembered_is_upstreams(elements, shape):
     upstream = object.__new__(tl.block_type)
