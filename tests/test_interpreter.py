@@ -548,7 +548,8 @@ def test_types_that_look_alike_are_told_apart():
     assert tl.float32 == tl.float32 and tl.float32 != tl.float16 and tl.float32 == tl.constexpr(tl.float32)
     scalars = [tl.tensor(None, tl.int32), tl.tensor(None, plain)]
     assert all(len(value.shape) == 0 and value.numel.value == 1 for value in scalars)
-    for bad in ([], [3], [2, 6]):
+    tl.block_type(tl.float32, [2, 8])
+    for bad in ([], [3], [2, 6], [2.0, 8], [2, scalars[0]]):
         for _ in range(2):
-            with pytest.raises((TypeError, ValueError)):
+            with pytest.raises((TypeError, ValueError), match=r"forbidden|power of 2|constexpr\[int\]"):
                 tl.block_type(tl.float32, bad)
