@@ -8,8 +8,8 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 JOBS   ?= 2
-# Tests wait for processes, browsers and kernels a third of the time: four workers keep two cores busy.
-TEST_JOBS ?= 4
+# Tests wait for processes, browsers and kernels a third of the time: three workers keep two cores busy, four disturb one another.
+TEST_JOBS ?= 3
 # The whole course is served, and the first notebook is open.
 SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)

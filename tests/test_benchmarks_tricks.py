@@ -180,6 +180,7 @@ def test_every_tile_of_the_sweep_multiplies(side):
     torch.testing.assert_close(tiled_matmul(a, b, tiling.TILES[side]), a @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_of_the_sweeps_compile_without_spills(capability):
     sizes = dict.fromkeys(("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm"), "i32")

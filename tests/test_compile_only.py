@@ -216,6 +216,7 @@ def test_every_example_kernel_compiles_without_a_gpu(capability):
                 kernel, types, constexprs, capability, warps, stages, [n for n in types if "_ptr" in n or "stride" in n]
             )
             for kernel, types, constexprs, warps, stages in KERNELS
+            if capability == 90 or constexprs.get("CAUSAL", True)  # a mask takes more registers than none
         ]
     )
     assert {usage.name for usage in usages} == {name for name in ek.__all__ if name.endswith("_kernel")}
