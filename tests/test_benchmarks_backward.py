@@ -54,6 +54,7 @@ def test_a_meter_is_stopped_when_the_function_fails_and_no_reading_is_an_error()
 # ---- attention_speed -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times, monkeypatch):
     monkeypatch.setattr(
         power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: fake_readings)

@@ -21,6 +21,7 @@ def problems(name, results):
     return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
+@pytest.mark.slow
 def test_fused_operators_fill_their_layout_and_cover_what_the_lab_promises(known_times, monkeypatch):
     monkeypatch.setattr(fused_operators, "COLUMNS", 64)
     results = fused_operators.measure(elements=1 << 10, columns=64, softmax_columns=(16, 128))

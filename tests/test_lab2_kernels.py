@@ -34,6 +34,7 @@ def cdiv(a, b):
 # ---- right ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", kernel_errors.OPERATORS)
 def test_random_shapes_strides_and_dtypes_err_no_more_than_twice_what_pytorch_does(operator):
     names = list(kernel_errors.OPERATORS)

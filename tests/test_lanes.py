@@ -59,6 +59,7 @@ def test_lanes_that_are_no_rectangle_are_refused():
         lanes.corner((8, 1))
 
 
+@pytest.mark.slow
 def test_the_animation_has_a_frame_for_each_program_and_says_what_is_masked():
     reads = doubled(torch.randn(6, 20, device=runtime.DEVICE)).of("x_ptr", "read")
     shown = programs_animation(reads, (6, 20), title="Six programs", alt="Six programs take turns over a matrix")

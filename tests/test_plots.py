@@ -165,6 +165,7 @@ def texts(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["warp", "sweep", "roofline", "classes"])
 def test_a_figure_does_not_depend_on_the_readers_own_matplotlib_settings(name):
     expected = plots.png(DRAWERS[name]())
@@ -444,6 +445,7 @@ def test_an_animation_is_self_contained_valid_small_and_has_a_fallback_picture(m
         assert feature in made.html
 
 
+@pytest.mark.slow
 def test_animations_are_deterministic_and_different_ones_have_different_keys():
     assert bars().html == bars().html and waves().html == waves().html
     keys = {re.search(r'data-mlf="(\w+)"', each.html)[1] for each in (bars(), bars(5), waves(), waves(columns=10))}

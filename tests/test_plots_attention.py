@@ -42,6 +42,7 @@ def test_the_accesses_of_a_kernel_are_the_formulas_bytes_tensor_by_tensor(access
     assert (last.program, last.first, last.last) == (2, 32, 40)  # the ragged tile
 
 
+@pytest.mark.slow
 def test_the_walk_shows_every_tile_once_and_counts_all_bytes(accesses):
     frames = attention._frames(accesses)
     assert len(frames) == 3 * (1 + 3 + 1)

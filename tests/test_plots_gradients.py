@@ -62,6 +62,7 @@ def test_several_writers_of_a_tile_are_counted_and_hatched():
         gradients.gradient_writers({"a": {}, "b": {}}, head_dim=16, tile=16, title="no")
 
 
+@pytest.mark.slow
 def test_a_walk_visits_the_tiles_that_the_kernel_visits():
     lanes = traced("second pass")
     main = gradients.walk(of_kernel(lanes, "flash_attention_backward_kernel"), HEAD_DIM, TILE, "k_ptr")

@@ -50,6 +50,7 @@ def play(values=(), scores=ROW, tile=2):
     return online_animation(steps_of(scores, tile, values), values, title="A row in tiles", alt=ALT)
 
 
+@pytest.mark.slow
 def test_the_worked_row_is_played_step_by_step_and_the_softmax_reads_it_twice():
     captions = spec(play())["captions"]
     assert len(captions) == 1 + 2 * 4 + 2
@@ -58,6 +59,7 @@ def test_the_worked_row_is_played_step_by_step_and_the_softmax_reads_it_twice():
     assert [caption.startswith("Second read") for caption in captions[-2:]] == [True, True]
 
 
+@pytest.mark.slow
 def test_with_values_each_tile_is_read_once_and_one_division_ends_it():
     captions = spec(play(VALUES))["captions"]
     assert len(captions) == 1 + 2 * 4 + 1

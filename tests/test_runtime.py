@@ -81,6 +81,7 @@ def test_what_was_decided_fits_together():
     assert torch.zeros(1, device=runtime.DEVICE).device == runtime.DEVICE
 
 
+@pytest.mark.slow
 def test_importing_the_runtime_makes_triton_interpret():
     done = python(
         "from utils import runtime\nimport os, triton\n"
@@ -115,6 +116,7 @@ def test_triton_imported_early_as_interpreter_is_repaired_all_the_same():
 # ---- the report ----
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_each_and_succeeds_where_the_course_runs():
     done = subprocess.run([sys.executable, "-m", "utils.runtime"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -79,6 +79,7 @@ def logits_of(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
     return model(tokens, torch.arange(tokens.shape[-1]).expand_as(tokens), attend_causally)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case, tmp_path):
     theirs = their_model(CASES[case])
