@@ -71,7 +71,7 @@ check-lab: $(VENV)/.lab  ## the points of your answers, as the class grader woul
 check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow"
 
 # Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
