@@ -234,10 +234,6 @@ def expected_pages() -> list[str]:
     return sorted(f"{name}.html" for name in [*own, *map(page_of, [*lectures(), *labs()])])
 
 
-#: Pages of records are made alike, from the same tables: axe-core looks at every sixth of them.
-RECORDS_FOR_AXE = [place for place in expected_pages() if place.startswith("records/")][::6]
-
-
 def whole(visit: Visit) -> list[str]:
     """What is wrong with the page as it is: errors, requests, formulas, pictures, icons."""
     found = visit.tab.evaluate(WHOLE)
@@ -269,7 +265,7 @@ def test_these_are_all_pages(pages):
 @pytest.mark.parametrize("place", expected_pages())
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there; nothing scrolls sideways
-    at 390 px; axe-core finds nothing serious or critical, in light and in dark (of the records: on some)."""
+    at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.go(place)
     read_through(visit)
@@ -279,13 +275,12 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     found["phone"] = visit.tab.evaluate(SIDEWAYS)
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.tab.evaluate(SETTLED)
-    if not place.startswith("records/") or place in RECORDS_FOR_AXE:
-        visit.tab.evaluate(AXE)
-        if place != "index.html":
-            visit.tab.evaluate(THIN)
-        framed = not place.startswith("records/")  # a frame is the same on every page: that of the records' is left out
-        for scheme in RULES:
-            found[scheme] = barriers(visit, scheme, "html" if framed else ".bd-article")
+    visit.tab.evaluate(AXE)
+    if place != "index.html":
+        visit.tab.evaluate(THIN)
+    framed = not place.startswith("records/")  # a frame is the same on every page: that of the records' is left out
+    for scheme in RULES:
+        found[scheme] = barriers(visit, scheme, "html" if framed else ".bd-article")
     assert not {kind: wrong for kind, wrong in found.items() if wrong}
 
 
