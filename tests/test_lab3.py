@@ -76,9 +76,9 @@ def test_the_stub_fails_with_its_own_message(exercise, stub):
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_solution_passes_on_several_seeds(exercise, capsys):
-    for seed in (7, 1234):
+    for seed in (7, 1000, 1234):
         run_check(exercise, solution, seed=seed)
-    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 2
+    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 3
 
 
 def test_every_place_has_a_plain_answer():
@@ -87,10 +87,11 @@ def test_every_place_has_a_plain_answer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_plain_answer_passes(exercise, tmp_path, capsys):
+def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
     with lab_with(LAB, tmp_path, "lab3_plain", ANSWERS) as lab:
-        run_check(exercise, lab, seed=2)
-    assert f"✓ exercise {exercise} (" in capsys.readouterr().out
+        for seed in (2, 5):
+            run_check(exercise, lab, seed)
+    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 2
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,8 @@ def test_a_frequent_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAns
         assert words in text
 
 
-OTHERS = [wrong for wrong in WRONG_ANSWERS if wrong not in [param.values[0] for param in first_of_each_exercise()]]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", OTHERS, ids=str)
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS, ids=str)
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_path):
     text = message(wrong, tmp_path, seed=14)
     assert text.startswith(f"exercise {wrong.exercise} (") and "\n  reproduce: seed 14, shape " in text
