@@ -33,6 +33,8 @@ from utils import runtime
 SOURCES = [
     "benchmarks/hopper_errors.py",
     "benchmarks/hopper_sanitize.py",
+    "benchmarks/hopper_races.py",
+    "benchmarks/hopper_control.py",
     "benchmarks/attention_errors.py",
     "benchmarks/attention_determinism.py::bits",
     *KERNELS,

@@ -1,9 +1,12 @@
 """Which of racecheck's reports are about a kernel of the capstone, and which about how Triton starts its partitions.
 
 Triton tells a waiting warp which partition to run by a byte of shared memory, which the first warps write and all warps
-meet over at barrier 1 of the block (``barrier.sync 1``). racecheck does not follow that barrier and reports the byte as
-a race. It names as places the kernel's first line and the statement with ``warp_specialize``, neither of which has an
-access of its own. A report on these places alone is Triton's; any other is the kernel's.
+meet over at barrier 1 of the block (``barrier.sync 1``). racecheck knows that barrier, and reports the byte as a race
+all the same, in some blocks of a launch: its own trace of synchronisation (``--racecheck-trace-sync yes``, version
+2025.3) lists a warp's arrival there after the reads by warps that can only have passed once it had arrived. Delays in
+the kernel, the barrier's other spellings and the tool's options change how many blocks it reports, no more. It names as
+places the kernel's first line and the statement with ``warp_specialize``, neither of which has an access of its own. A
+report on these places alone is Triton's; any other is the kernel's.
 
 Controls say what racecheck is worth here: kernels of which one is right and two have a race. They are written down
 beside the kernels' reports, not asked for, for on an H100 racecheck is wrong about all three: it reports the tile that

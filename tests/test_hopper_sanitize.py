@@ -118,3 +118,23 @@ def test_racecheck_fails_for_reports_of_the_kernels_own_alone(monkeypatch, tmp_p
     assert ("Race reported" in capsys.readouterr().out) == bool(status)
     found = sanitize.controls()
     assert {name: item["own"] for name, item in found.items()} == dict.fromkeys(hopper_races.CONTROLS, bool(status))
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["ok    a case", report(KERNEL, BRANCH)], 0),
+        (["WRONG a case o is off by 2, allowed 0.03", report(KERNEL, BRANCH)], 1),
+        (["ok    a case", *[report(KERNEL, BRANCH)] * (sanitize.PRINTED - 1)], 0),
+        (["ok    a case", *[report(KERNEL, BRANCH)] * sanitize.PRINTED], 99),
+        (["ok    a case"], 99),
+    ],
+    ids=["as Triton starts", "wrong result", "all printed", "perhaps cut", "found but not said"],
+)
+def test_reports_of_how_partitions_start_excuse_nothing_else(monkeypatch, tmp_path, lines, status):
+    tool = tmp_path / "compute-sanitizer"
+    said = "\n".join([*lines, "========= RACECHECK SUMMARY: some hazards displayed"])
+    tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {sanitize.FOUND}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
+    assert sanitize.inside("racecheck", [64])["status"] == status
