@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
+from triton.runtime import interpreter as upstream  # isort: skip
 
 pytestmark = [
     pytest.mark.compat,
@@ -553,3 +555,45 @@ def test_types_that_look_alike_are_told_apart():
         for _ in range(2):
             with pytest.raises((TypeError, ValueError), match=r"forbidden|power of 2|constexpr\[int\]"):
                 tl.block_type(tl.float32, bad)
+
+
+#: Every type of numbers, a pointer, and numbers of Python that one or another of them does not hold.
+OPERAND_TYPES = [
+    *(tl.int1, tl.int8, tl.uint8, tl.int16, tl.int32, tl.uint32, tl.int64, tl.uint64),
+    *(tl.float8e5, tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.pointer_type(tl.float32)),
+]
+NUMBERS = [0, 1, -1, 7, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63, 0.0, -1.5, 1e30, 1e300, math.inf, True]
+#: (left may be a pointer, right may be, types are to agree, a division), as the language's operations ask.
+CHECKS = [
+    (True, True, True, False), (True, False, True, False), (False, True, True, False), (False, False, True, False),
+    (False, False, True, True), (False, False, False, False),
+]  # fmt: skip
+
+
+def operand(dtype, shape):
+    data = np.ones(shape or (1,), dtype=upstream._get_np_dtype(dtype))
+    return tl.tensor(upstream.TensorHandle(data, dtype), tl.block_type(dtype, list(shape)) if shape else dtype)
+
+
+def agreed(check, lhs, rhs, options):
+    """What two operands become: types, bits and types of the bits; or the kind of error."""
+    try:
+        return [(str(x.type), x.handle.data.dtype, x.handle.data.tolist()) for x in check(lhs, rhs, *options)]
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("dtype", OPERAND_TYPES, ids=str)
+def test_operands_agree_on_the_types_that_upstream_finds(dtype):
+    mine = upstream.interpreter_semantic.binary_op_type_checking_impl
+    others = [operand(other, shape) for other in OPERAND_TYPES for shape in ((), (4,), (2, 4), (1, 4))]
+    same = 0
+    for shape in ((), (4,), (2, 1)):
+        for other in (*others, *NUMBERS):
+            for pair in ((operand(dtype, shape), other), (other, operand(dtype, shape))):
+                for options in CHECKS:
+                    expected = agreed(mine.__wrapped__, *pair, options)
+                    assert str(agreed(mine, *pair, options)) == str(expected)
+                    same += isinstance(expected, list)
+    assert same > 300

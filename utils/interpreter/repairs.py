@@ -36,7 +36,8 @@ overflow checks that nobody reads
     makes only of kernels launched with ``debug=True``; now only they pay for it. Whole kernels take half the time.
 slow types
     Each operation built a table of all types to look one up in it, and checked and named the shape of every value
-    that it read or made; a shape that was met before is known. A check of lab 3 takes a third less time.
+    that it read or made; a shape that was met before is known. A check of lab 3 takes a third less time. Operands that
+    already have the type of their result, or are numbers that it holds, need no search for one.
 slow device functions
     Each call of a ``@triton.jit`` helper patched the whole language again; once per launch is enough, and much faster.
 """
@@ -116,11 +117,13 @@ def repair() -> None:
     semantic.binary_op_sanitize_overflow_impl = _only_when_asserted(semantic.binary_op_sanitize_overflow_impl)
     upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)
     semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
+    semantic.binary_op_type_checking_impl = _types_agree(semantic.binary_op_type_checking_impl)
     tl.dtype.__eq__ = _by_name(tl.dtype.__eq__)
     tl.block_type.__init__ = _remembered_shapes(tl.block_type.__init__)
     tl.tensor.__init__ = _remembered_shape_of_type(tl.tensor.__init__)
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
+    upstream._patch_attr = _with_semantic
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
     executor = upstream.GridExecutor
     executor._init_args_hst = copies.sparse_arguments(executor._init_args_hst)
@@ -292,6 +295,60 @@ def _unless_alike(broadcast: Callable) -> Callable:
         return broadcast(lhs, rhs)
 
     return broadcast_impl_value
+
+
+#: Types that the result of an operation on two of their values has, too, but for quotients of the narrow ones; those of
+#: them with fractions; and types of offsets.
+_CLOSED = frozenset({"int32", "int64", "fp16", "bf16", "fp32", "fp64"})
+_FRACTIONS = frozenset({"fp16", "bf16", "fp32", "fp64"})
+_OFFSETS = frozenset({"int32", "int64"})
+_NARROW = frozenset({"fp16", "bf16"})
+
+
+def _types_agree(check: Callable) -> Callable:
+    """Operands of one type keep it, and a number takes the type of the tensor beside it; ``check`` is a semantic's own
+    method, for everything else."""
+    semantic = check.__self__
+
+    def takes(tensor_type: tl.dtype, number: object) -> bool:
+        """Whether a tensor's type holds any such number."""
+        if tensor_type.name in _FRACTIONS:
+            return type(number) is float or (type(number) is int and -(2**31) <= number < 2**31)
+        return type(number) is int and -(2**31) <= number < 2**31
+
+    @functools.wraps(check)
+    def binary_op_type_checking_impl(
+        lhs: Any, rhs: Any, allow_lhs_ptr: bool = False, allow_rhs_ptr: bool = False, arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+        left, right = isinstance(lhs, tl.tensor), isinstance(rhs, tl.tensor)
+        if arithmetic_check and (left or right):
+            scalar = (lhs if left else rhs).type.scalar
+            name = scalar.name
+            if name in _CLOSED and not (div_or_mod and name in _NARROW):
+                if left and right:
+                    other = rhs.type.scalar
+                    if other.name == name or (allow_rhs_ptr and name in _OFFSETS and other.is_ptr()):
+                        return semantic.broadcast_impl_value(lhs, rhs)
+                elif takes(scalar, rhs if left else lhs):
+                    if left:
+                        return semantic.broadcast_impl_value(lhs, semantic.scalar_constant(rhs, scalar))
+                    return semantic.broadcast_impl_value(semantic.scalar_constant(lhs, scalar), rhs)
+            elif left and right and allow_lhs_ptr and scalar.is_ptr() and rhs.type.scalar.name in _OFFSETS:
+                return semantic.broadcast_impl_value(lhs, rhs)
+        return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    return binary_op_type_checking_impl
+
+
+def _with_semantic(obj: object, name: str, member: Callable, builder: Any, scope: Any) -> None:
+    """A function of the language as the interpreter calls it, without a copy of its arguments' names."""
+
+    def new_member(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = upstream.interpreter_semantic
+        return member(*args, **kwargs)
+
+    scope.set_attr(obj, name, new_member)
 
 
 def _by_name(equal: Callable) -> Callable:
