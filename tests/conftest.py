@@ -16,6 +16,20 @@ os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 # Ranks compute on one thread, and runs of one process that they must equal to the bit have to sum in the same order.
 torch.set_num_threads(1)
 
+#: Files that take a minute or more, by their names after ``test_``: they come first, so that no worker is left alone
+#: with one; those that wait for processes and browsers beside those that compute.
+LONGEST = (
+    *("site_pages", "lab3_compile", "lab3", "grading_guide", "capstone_steps", "grading_resume", "compile_only"),
+    *("grading_class", "capstone", "serving_overload", "lab5_compile", "grading_traps", "lab4_answers", "lab_server"),
+    *("lab2_compile", "grading_formgrader", "benchmarks_tricks", "grading_check_lab"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; the others as they were found."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 def chromium() -> str | None:
     """This machine's Chromium, or None."""

@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distributions, requires
 
 import pytest
+from conftest import LONGEST
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -33,6 +34,11 @@ def test_help_is_the_default_target_and_names_every_command():
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("lab", "test", "check", "labs", "site", "notebooks", "measure", "test-compat"):
         assert re.search(rf"(?m)^  {target} ", shown), shown
+
+
+def test_the_files_that_come_first_are_there():
+    assert [name for name in LONGEST if not (ROOT / "tests" / f"test_{name}.py").exists()] == []
+    assert len(set(LONGEST)) == len(LONGEST)
 
 
 def test_every_tested_version_is_pinned_and_within_its_range():
