@@ -201,11 +201,41 @@ SIDEWAYS = """() => {
 #: What follows a change of size or colour has been done. (Motion is reduced, so nothing is on its way.)
 SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
 AXE = AXE_SCRIPT
-#: What axe-core looks for: all of it in light, and in the dark the one thing that colours can change.
-RULES = {
-    "light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
-    "dark": {"type": "rule", "values": ["color-contrast"]},
-}
+#: What axe-core looks for: all of it in light. What it says of contrast follows from the colours of a text, its size
+#: and what it stands on, and these alone are others in the dark: it is asked for each kind of text, in light and dark.
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+CONTRAST = {"type": "rule", "values": ["color-contrast"]}
+#: Marks one text of each kind in a part of the page, and returns how many texts there are and how many are marked.
+#: The ground under a text is every background, opacity and filter above it in the tree; what is placed out of the flow,
+#: and so may lie on something else, is a ground of its own. What is marked stays so: kinds differ in light and dark.
+KINDS = """part => {
+    const grounds = new Map([[null, '']]), met = new Set();
+    const ground = e => {
+        if (!grounds.has(e)) {
+            const s = getComputedStyle(e);
+            const own = [s.backgroundColor, s.backgroundImage, s.opacity, s.filter, s.mixBlendMode].join(' ');
+            const placed = ['static', 'relative'].includes(s.position) ? '' : `placed ${grounds.size}`;
+            const clear = own === 'rgba(0, 0, 0, 0) none 1 none normal' && !placed;
+            grounds.set(e, ground(e.parentElement) + (clear ? '' : `| ${own} ${placed}`));
+        }
+        return grounds.get(e);
+    };
+    const written = node => node.nodeType === Node.TEXT_NODE && node.data.trim();
+    const shows = e => e.matches('input, select, textarea') || [...e.childNodes].some(written);
+    const all = [...document.querySelector(part).querySelectorAll('*')].filter(shows);
+    for (const e of all) {
+        const s = getComputedStyle(e);
+        const kind = [s.color, s.fontSize, s.fontWeight, s.textShadow, s.visibility, s.display, ground(e)].join(';');
+        if (!met.has(kind)) e.setAttribute('data-kind', '');
+        met.add(kind);
+    }
+    return [all.length, document.querySelectorAll('[data-kind]').length];
+}"""
+#: Takes away all that neither is marked nor holds what is: axe-core works out where every element of a page lies.
+ONLY_KINDS = """() => {
+    for (const e of [...document.body.querySelectorAll('*')])
+        if (e.isConnected && !e.matches('[data-kind], [data-kind] *') && !e.querySelector('[data-kind]')) e.remove();
+}"""
 #: What stands on every page, and of what repeats on one all but the first ones, is taken away before axe-core looks:
 #: formulas, coloured code, rows of a table; and text of the same tags, classes and styles, three levels up, is blanked.
 #: The home page is looked at whole.
@@ -242,14 +272,33 @@ def whole(visit: Visit) -> list[str]:
     return wrong + ([f"{found['icons']} icons are not drawn"] if found["icons"] else [])
 
 
-def barriers(visit: Visit, scheme: str, part: str) -> list[tuple[str, int, str]]:
-    """What axe-core finds serious or critical in light or dark, in this part of the page (a CSS selector)."""
-    visit.tab.evaluate("scheme => { document.documentElement.dataset.theme = scheme; }", scheme)
-    visit.tab.evaluate(SETTLED)
-    options = {"preload": False, "resultTypes": ["violations"], "runOnly": RULES[scheme]}
+def found_by_axe(visit: Visit, part: str, run_only: Any, **options: Any) -> list[tuple[str, int, str]]:
+    """What axe-core finds serious or critical in this part of the page (a CSS selector)."""
+    options = {"preload": False, "resultTypes": ["violations"], "runOnly": run_only, **options}
     result = visit.tab.evaluate("([part, options]) => axe.run(part, options)", [part, options])
     serious = [v for v in result["violations"] if v["impact"] in ("serious", "critical")]
     return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
+
+
+def too_pale(visit: Visit, part: str) -> dict[str, list[tuple[str, int, str]]]:
+    """What axe-core finds too pale to be read in this part of the page, in light and in dark. Spoils the page."""
+
+    def turn(scheme: str) -> None:
+        visit.tab.evaluate("scheme => { document.documentElement.dataset.theme = scheme; }", scheme)
+        visit.tab.evaluate(SETTLED)
+
+    for scheme in ("dark", "light"):
+        turn(scheme)
+        texts, marked = visit.tab.evaluate(KINDS, part)
+        assert marked or not texts
+    if not marked:
+        return {}
+    visit.tab.evaluate(ONLY_KINDS)
+    found = {}
+    for scheme in ("light", "dark"):
+        turn(scheme)
+        found[scheme] = found_by_axe(visit, "[data-kind]", CONTRAST)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -266,22 +315,50 @@ def test_these_are_all_pages(pages):
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there; nothing scrolls sideways
     at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
-    visit.tab.set_viewport_size({"width": 1280, "height": 900})
+    visit.tab.set_viewport_size({"width": 390, "height": 844})
     visit.go(place)
     read_through(visit)
-    found = {"whole": whole(visit)}
-    visit.tab.set_viewport_size({"width": 390, "height": 844})
-    visit.tab.evaluate(SETTLED)
-    found["phone"] = visit.tab.evaluate(SIDEWAYS)
+    found = {"phone": visit.tab.evaluate(SIDEWAYS)}
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.tab.evaluate(SETTLED)
+    found["whole"] = whole(visit)
     visit.tab.evaluate(AXE)
     if place != "index.html":
         visit.tab.evaluate(THIN)
-    framed = not place.startswith("records/")  # a frame is the same on every page: that of the records' is left out
-    for scheme in RULES:
-        found[scheme] = barriers(visit, scheme, "html" if framed else ".bd-article")
+    # a frame is the same on every page: that of the records' is left out
+    part = ".bd-article" if place.startswith("records/") else "html"
+    found["barriers"] = found_by_axe(visit, part, RULES, rules={"color-contrast": {"enabled": False}})
+    found |= too_pale(visit, part)
     assert not {kind: wrong for kind, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize(
+    ("style", "schemes"),
+    [
+        ("color: #bbb", ["light"]),
+        ("color: #444", ["dark"]),
+        ("background: #333", ["light"]),
+        ("opacity: 0.3", ["light", "dark"]),
+        ("position: absolute; background: #888", ["light", "dark"]),
+    ],
+)
+def test_one_pale_word_among_hundreds_is_found(visit: Visit, style: str, schemes: list[str]):
+    """Near the end of a long page, of whose many texts one of each kind is looked at."""
+    visit.tab.set_viewport_size({"width": 1280, "height": 900})
+    visit.go("glossary.html")
+    visit.tab.evaluate(AXE)
+    visit.tab.evaluate(THIN)
+    visit.tab.evaluate(
+        """style => {
+            const [last] = [...document.querySelectorAll('.bd-article dd')].slice(-1);
+            last.insertAdjacentHTML('beforeend', `<p><span style="${style}">a word</span></p>`);
+        }""",
+        style,
+    )
+    found = {scheme: barriers for scheme, barriers in too_pale(visit, "html").items() if barriers}
+    assert list(found) == schemes
+    for ((rule, texts, shown),) in found.values():
+        assert (rule, texts) == ("color-contrast", 1) and "a word" in shown
 
 
 def test_no_page_sends_more_than_its_limit(browser, address: str, site: Path, pages):
