@@ -7,6 +7,10 @@ BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+# pip would compile what it installs on one core, which takes as long as the rest; compileall takes all cores. (Some packages
+# hold files that no Python compiles; that is no failure.)
+INSTALL = $(PIP) install -q --no-compile $(PIP_INDEX) -c constraints.txt $(1) && \
+          { $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true; }
 JOBS   ?= 2
 # Tests wait for processes, browsers and kernels a third of the time: three workers keep two cores busy, four disturb one another.
 TEST_JOBS ?= 3
@@ -33,19 +37,19 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.lab: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
-	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -r requirements.txt
+	$(call INSTALL,-r requirements.txt)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.lab
-	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[test]'
-	@touch $@
+$(VENV)/.test: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
+	$(call INSTALL,-r requirements.txt -e '.[test]')
+	@touch $(VENV)/.lab $@
 
 $(VENV)/.grading: $(VENV)/.lab
-	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[grading]'
+	$(call INSTALL,-e '.[grading]')
 	@touch $@
 
 $(VENV)/.site: $(VENV)/.lab
-	$(PIP) install -q $(PIP_INDEX) -c constraints.txt -e '.[site]'
+	$(call INSTALL,-e '.[site]')
 	@touch $@
 
 # ---- a reader ------------------------------------------------------------------------------------------------------------------

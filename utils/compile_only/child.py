@@ -22,6 +22,16 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import cache
+
+
+def _key_of_this_triton() -> str:
+    """What Triton's cache knows this installation by: upstream reads all of its library for it, a second a process."""
+    library = Path(triton._C.libtriton.__file__).stat()
+    return f"{triton.__version__} {library.st_size} {library.st_mtime_ns}"
+
+
+cache.triton_key = _key_of_this_triton
 
 
 def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:

@@ -118,7 +118,10 @@ def repair() -> None:
     upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)
     semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
     semantic.binary_op_type_checking_impl = _types_agree(semantic.binary_op_type_checking_impl)
+    tl.core._unwrap_if_constexpr = _plain_values_at_once(tl.core._unwrap_if_constexpr)
     tl.dtype.__eq__ = _by_name(tl.dtype.__eq__)
+    tl.block_type.with_element_ty = _remembered_elements(tl.block_type.with_element_ty)
+    upstream.TensorHandle.__post_init__ = _unless_small_enough(upstream.TensorHandle.__post_init__)
     tl.block_type.__init__ = _remembered_shapes(tl.block_type.__init__)
     tl.tensor.__init__ = _remembered_shape_of_type(tl.tensor.__init__)
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
@@ -284,14 +287,49 @@ def _remembered_types(numpy_type: Callable) -> Callable:
     return _get_np_dtype
 
 
+def _sizes(type: tl.dtype) -> tuple[int, ...] | None:
+    """A block's shape, as :func:`_remembered_shapes` keeps it; of a scalar None."""
+    return type.__dict__.get("_sizes")
+
+
+def _filled(number: Any, scalar: tl.dtype, block: tl.block_type) -> tl.tensor:
+    """A block of one number, of a scalar's type and another block's shape."""
+    data = np.empty(_sizes(block), dtype=upstream._get_np_dtype(scalar))
+    data.fill(number)
+    return tl.tensor(_handle(data, scalar), block.with_element_ty(scalar))
+
+
+def _stretched(value: tl.tensor, sizes: tuple[int, ...]) -> tl.tensor:
+    """A block that is repeated along its axes of size 1."""
+    scalar = value.type.scalar
+    return tl.tensor(_handle(np.broadcast_to(value.handle.data, sizes), scalar), tl.block_type(scalar, list(sizes)))
+
+
 def _unless_alike(broadcast: Callable) -> Callable:
-    """Two blocks of one shape need no broadcasting."""
+    """Two blocks of one shape need no broadcasting; blocks of one rank, and a number beside one, no search for how."""
+    common: dict[tuple, tuple[int, ...] | None] = {}
+
+    def shape_of_both(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
+        """None where upstream adds an axis or says what is wrong."""
+        if len(left) != len(right) or any(m != n and 1 not in (m, n) for m, n in zip(left, right)):
+            return None
+        return tuple([n if m == 1 else m for m, n in zip(left, right)])
 
     @functools.wraps(broadcast)
     def broadcast_impl_value(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-        left, right = lhs.type, rhs.type
-        if left.is_block() and right.is_block() and list(left.shape) == list(right.shape):
+        left, right = _sizes(lhs.type), _sizes(rhs.type)
+        if left == right:  # of two scalars both are None
             return lhs, rhs
+        if left is not None and right is not None:
+            if (left, right) not in common:
+                common[left, right] = shape_of_both(left, right)
+            if both := common[left, right]:
+                lhs = lhs if left == both else _stretched(lhs, both)
+                return lhs, rhs if right == both else _stretched(rhs, both)
+        elif left is not None and rhs.type.name in _CLOSED and rhs.handle.data.size == 1:
+            return lhs, _filled(rhs.handle.data.item(), rhs.type, lhs.type)
+        elif right is not None and lhs.type.name in _CLOSED and lhs.handle.data.size == 1:
+            return _filled(lhs.handle.data.item(), lhs.type, rhs.type), rhs
         return broadcast(lhs, rhs)
 
     return broadcast_impl_value
@@ -331,9 +369,11 @@ def _types_agree(check: Callable) -> Callable:
                     if other.name == name or (allow_rhs_ptr and name in _OFFSETS and other.is_ptr()):
                         return semantic.broadcast_impl_value(lhs, rhs)
                 elif takes(scalar, rhs if left else lhs):
-                    if left:
-                        return semantic.broadcast_impl_value(lhs, semantic.scalar_constant(rhs, scalar))
-                    return semantic.broadcast_impl_value(semantic.scalar_constant(lhs, scalar), rhs)
+                    if _sizes((lhs if left else rhs).type) is None or name == "bf16":  # whose bits NumPy cannot make
+                        constant = semantic.scalar_constant(rhs if left else lhs, scalar)
+                        pair = (lhs, constant) if left else (constant, rhs)
+                        return semantic.broadcast_impl_value(*pair)
+                    return (lhs, _filled(rhs, scalar, lhs.type)) if left else (_filled(lhs, scalar, rhs.type), rhs)
             elif left and right and allow_lhs_ptr and scalar.is_ptr() and rhs.type.scalar.name in _OFFSETS:
                 return semantic.broadcast_impl_value(lhs, rhs)
         return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
@@ -341,8 +381,14 @@ def _types_agree(check: Callable) -> Callable:
     return binary_op_type_checking_impl
 
 
+_ASKS_FOR_SEMANTIC = tl.core.builtin(lambda: None).__code__
+
+
 def _with_semantic(obj: object, name: str, member: Callable, builder: Any, scope: Any) -> None:
-    """A function of the language as the interpreter calls it, without a copy of its arguments' names."""
+    """A function of the language as the interpreter calls it: without a copy of its arguments' names, and without the
+    question whether it was given what it is given here."""
+    if getattr(member, "__code__", None) is _ASKS_FOR_SEMANTIC:
+        member = member.__wrapped__
 
     def new_member(*args: Any, **kwargs: Any) -> Any:
         kwargs["_semantic"] = upstream.interpreter_semantic
@@ -361,6 +407,44 @@ def _by_name(equal: Callable) -> Callable:
     return __eq__
 
 
+def _plain_values_at_once(unwrap: Callable) -> Callable:
+    """Most of what is unwrapped is a tensor, a number or nothing, and is what it is."""
+    plain = frozenset({tl.tensor, int, float, bool, str, type(None)})
+
+    @functools.wraps(unwrap)
+    def _unwrap_if_constexpr(o: Any) -> Any:
+        return o if type(o) in plain else unwrap(o)
+
+    return _unwrap_if_constexpr
+
+
+def _remembered_elements(with_element_ty: Callable) -> Callable:
+    """A block's type with other elements, made once for each kind of number."""
+
+    @functools.wraps(with_element_ty)
+    def of_block(self: tl.block_type, scalar_ty: tl.dtype) -> tl.block_type:
+        if type(scalar_ty) is not tl.dtype:
+            return with_element_ty(self, scalar_ty)
+        known = self.__dict__.setdefault("_with_elements", {})
+        if scalar_ty.name not in known:
+            known[scalar_ty.name] = with_element_ty(self, scalar_ty)
+        return known[scalar_ty.name]
+
+    return of_block
+
+
+def _unless_small_enough(post_init: Callable) -> Callable:
+    """Values that take no more bytes than a number of their type need not be checked for it."""
+    sizes = {"int1": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+
+    @functools.wraps(post_init)
+    def __post_init__(self: upstream.TensorHandle) -> None:
+        if self.data.itemsize > sizes.get(self.dtype.name, 0):
+            post_init(self)
+
+    return __post_init__
+
+
 def _remembered_shapes(init: Callable) -> Callable:
     """Work a block's type out once: all types of the same elements and shape have the same attributes."""
     known: dict[tuple, dict[str, Any]] = {}
@@ -375,6 +459,7 @@ def _remembered_shapes(init: Callable) -> Callable:
         attributes = known.get(key)
         if attributes is None:
             init(self, element_ty, shape)
+            self._sizes = sizes
             known[key] = self.__dict__
         else:
             self.__dict__ = attributes
