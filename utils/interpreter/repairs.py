@@ -45,6 +45,7 @@ slow device functions
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,7 @@ def repair() -> None:
     builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
     upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
     upstream._patch_attr = _with_semantic
+    upstream._patch_builtin = _patch_known_builtins
     upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
     executor = upstream.GridExecutor
     executor._init_args_hst = copies.sparse_arguments(executor._init_args_hst)
@@ -395,6 +397,20 @@ def _with_semantic(obj: object, name: str, member: Callable, builder: Any, scope
         return member(*args, **kwargs)
 
     scope.set_attr(obj, name, new_member)
+
+
+#: A module or class of the language -> how many members it had when its functions were looked for, and their names.
+_builtins: dict[Any, tuple[int, list[str]]] = {}
+
+
+def _patch_known_builtins(pkg: Any, builder: Any, scope: Any) -> None:
+    """Patch the language's functions in a module or class: looked for once, and again when it has other members."""
+    size = len(vars(pkg))
+    if _builtins.get(pkg, (None,))[0] != size:
+        _builtins[pkg] = size, [name for name, member in inspect.getmembers(pkg) if tl.core.is_builtin(member)]
+    for name in _builtins[pkg][1]:
+        if tl.core.is_builtin(member := getattr(pkg, name)):
+            upstream._patch_attr(pkg, name, member, builder, scope)
 
 
 def _by_name(equal: Callable) -> Callable:
