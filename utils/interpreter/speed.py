@@ -149,11 +149,12 @@ def _types_agree(check: Callable) -> Callable:
                     if other.name == name or (allow_rhs_ptr and name in _OFFSETS and other.is_ptr()):
                         return semantic.broadcast_impl_value(lhs, rhs)
                 elif takes(scalar, rhs if left else lhs):
-                    if _sizes((lhs if left else rhs).type) is None or name == "bf16":  # whose bits NumPy cannot make
-                        constant = semantic.scalar_constant(rhs if left else lhs, scalar)
-                        pair = (lhs, constant) if left else (constant, rhs)
-                        return semantic.broadcast_impl_value(*pair)
-                    return (lhs, _filled(rhs, scalar, lhs.type)) if left else (_filled(lhs, scalar, rhs.type), rhs)
+                    tensor, number = (lhs, rhs) if left else (rhs, lhs)
+                    if _sizes(tensor.type) is None or name == "bf16":  # whose bits NumPy cannot make
+                        constant = semantic.scalar_constant(number, scalar)
+                    else:
+                        constant = _filled(number, scalar, tensor.type)
+                    return semantic.broadcast_impl_value(*((tensor, constant) if left else (constant, tensor)))
             elif left and right and allow_lhs_ptr and scalar.is_ptr() and rhs.type.scalar.name in _OFFSETS:
                 return semantic.broadcast_impl_value(lhs, rhs)
         return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
