@@ -240,19 +240,22 @@ def measure(
 
 
 def watched(tools: Sequence[str], workers: int) -> dict[str, Any]:
-    """``sanitizer``: what each tool of compute-sanitizer says of its cases, which are compiled first; ``controls``:
-    what racecheck, if it is among them, says of its controls.
+    """``sanitizer``: what each tool of compute-sanitizer says of its cases, which are compiled first; ``beside``: what
+    racecheck, if it is among them, says of other kernels.
 
     Raises:
         RuntimeError: a case is wrong outside the tools.
     """
     from benchmarks import hopper_sanitize  # which takes its cases from here
 
-    if tools and hopper_sanitize.run_cases(workers=workers):
-        raise RuntimeError("the sanitizer's cases are not right, see above")
+    races = "racecheck" in tools
+    for atomic_starts in [False] * bool(tools) + [True] * races:
+        if hopper_sanitize.run_cases(workers=workers, atomic_starts=atomic_starts):
+            raise RuntimeError("the sanitizer's cases are not right, see above")
     with concurrent.futures.ThreadPoolExecutor() as pool:
+        beside = pool.submit(hopper_sanitize.beside) if races else None
         said = dict(zip(tools, pool.map(hopper_sanitize.inside, tools)))
-    return {"sanitizer": said, "controls": hopper_sanitize.controls() if "racecheck" in tools else {}}
+    return {"sanitizer": said, "beside": beside.result() if beside else {}}
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -274,8 +277,7 @@ def table(results: Mapping[str, Any]) -> str:
         lines.append(f"{words(item)}: {item['bad']} of {item['elements']:,} elements bad in poisoned memory")
     for tool, item in results["sanitizer"].items():
         lines.append(f"{tool}: status {item['status']}, {item['cases']} cases, {item['summary']}")
-    for name, item in results["controls"].items():
-        lines.append(f"racecheck's control that {name}: {item['own']} reports of its own")
+    lines += [f"racecheck, beside, {name}: {races} reports" for name, races in results["beside"].items()]
     return "\n".join(lines)
 
 

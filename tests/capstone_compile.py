@@ -19,6 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from benchmarks import hopper_races
+
 FOLDER = Path(__file__).resolve().parent.parent / "solutions" / "capstone_hopper"
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -98,6 +100,7 @@ def compiled(kernel, types_: dict, constants: dict, at_start: int, warps: int = 
         "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said)),
         "serialised": "wgmma.mma_async instructions are serialized" in said,
         "shared": made.metadata.shared,
+        "atomic_starts": hopper_races.atomic_starts(made.asm["ptx"], warps).count("atom.shared.or.b32"),
         "instructions": [
             name
             for name in ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "setmaxnreg")

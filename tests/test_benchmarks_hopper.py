@@ -272,22 +272,25 @@ def test_memory_is_full_of_nan_inside_and_pytorch_is_as_before_afterwards():
 
 
 def test_what_the_sanitizer_says_is_recorded_and_wrong_cases_are_not(monkeypatch):
-    said = {"status": 0, "summary": "ERROR SUMMARY: 0 errors", "cases": 24, "triton": 0}
-    heard = {"waits": {"own": 0, "triton": 1}, "does not wait": {"own": 1, "triton": 1}}
-    monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers: 0)
+    said = {"status": 0, "summary": "ERROR SUMMARY: 0 errors", "cases": 24, "races": 0}
+    heard = {"as compiled": 40, "waits": 0, "does not wait": 1}
+    ways = []
+    monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers, atomic_starts: ways.append(atomic_starts))
     monkeypatch.setattr(hopper_sanitize, "inside", lambda tool: said)
-    monkeypatch.setattr(hopper_sanitize, "controls", lambda: heard)
+    monkeypatch.setattr(hopper_sanitize, "beside", lambda: heard)
     options = {"count": 1, "longest": 5, "repeat": [TINY], "poison": [TINY], "runs": 1, "workers": 1}
     results = hopper_errors.measure(**options, tools=["memcheck", "racecheck"])
-    assert problems("hopper_errors", results) == [] and results["controls"] == heard
+    assert problems("hopper_errors", results) == [] and results["beside"] == heard and ways == [False, True]
     assert results["sanitizer"] == {"memcheck": said, "racecheck": said}
     table = hopper_errors.table(results)
     assert "memcheck: status 0, 24 cases, ERROR SUMMARY: 0 errors" in table
-    assert "racecheck's control that does not wait: 1 reports of its own" in table
-    assert hopper_errors.watched(["memcheck"], 1) == {"sanitizer": {"memcheck": said}, "controls": {}}
-    monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers: 1)
-    with pytest.raises(RuntimeError, match="cases are not right"):
-        hopper_errors.watched(["memcheck"], 1)
+    assert "racecheck, beside, as compiled: 40 reports" in table and "does not wait: 1 reports" in table
+    assert hopper_errors.watched(["memcheck"], 1) == {"sanitizer": {"memcheck": said}, "beside": {}}
+    assert hopper_errors.watched([], 1) == {"sanitizer": {}, "beside": {}} and ways == [False, True, False]
+    for wrong in (False, True):
+        monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers, atomic_starts: int(atomic_starts == wrong))
+        with pytest.raises(RuntimeError, match="cases are not right"):
+            hopper_errors.watched(["racecheck"], 1)
 
 
 def test_a_check_that_fails_is_named_with_what_was_tried(monkeypatch):

@@ -138,6 +138,7 @@ def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers
     for case, used in zip(cases, compile_orders(*orders)):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
         assert used["spilled"] == 0, (case, used)
+        assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
         assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
 
@@ -148,6 +149,7 @@ def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_regist
     for case, used in zip(cases, compile_orders(*[("backward", d, True, "fp16", sum_dq) for d, sum_dq in cases])):
         assert used["shared"] <= SHARED_MEMORY, (case, used)
         assert used["spilled"] == 0, (case, used)
+        assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
         assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == case[1]
 

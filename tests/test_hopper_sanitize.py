@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import types
+
 import pytest
+import triton
 
 from benchmarks import hopper_races
 from benchmarks import hopper_sanitize as sanitize
@@ -70,71 +74,100 @@ def test_without_the_tool_or_a_gpu_the_sanitizer_says_so(monkeypatch, capsys):
     assert sanitize.main([]) == 1 and "needs a CUDA GPU" in capsys.readouterr().out
 
 
-def report(*places: tuple[str, int]) -> str:
-    """A report of racecheck's on these places."""
-    first, *others = (f"access at kernel+0x1d0 in {file}:{line}" for file, line in places)
-    lines = [f"========= Error: Race reported between Read {first}"]
-    return "\n".join([*lines, *(f"=========     and Write {other} [3 hazards]" for other in others), "========= "])
+REPORT = "========= Error: Race reported between Read access at kernel+0x1d0 in forward.py:3"
 
 
-def starting(line: str) -> tuple[str, int]:
-    """Where the forward kernel's file has the first line that begins like this."""
-    [path] = [path for path in hopper_races.FILES if path.name == "forward.py"]
-    return path.name, 1 + [each.startswith(line) for each in path.read_text().splitlines()].index(True)
-
-
-KERNEL = starting("def hopper_forward_kernel(")
-BRANCH = starting("    if G == 2:")
-TILE = starting("    s = step % S")
-
-
-def test_how_partitions_start_is_told_from_what_kernels_do():
-    said = "\n".join([report(KERNEL, KERNEL, BRANCH), report(KERNEL, TILE), report(("elsewhere.py", 3), KERNEL)])
-    found = hopper_races.reports(said.splitlines())
-    assert found == ([(KERNEL, TILE), (("elsewhere.py", 3), KERNEL)], 1)
-    assert hopper_races.reports(["ok    a case", "========= RACECHECK SUMMARY: 0 hazards"]) == ([], 0)
-    with pytest.raises(ValueError, match="no place in racecheck's line"):
-        hopper_races.reports(["========= Error: Race reported between Read access at kernel+0x1d0"])
-
-
-def test_every_kernel_with_partitions_is_known_and_no_other_function():
-    known = {path.name: hopper_races.start_places(path) for path in hopper_races.FILES}
-    assert {name for name, places in known.items() if places} == {
-        "forward.py", "backward.py", "backward_wide.py", "hopper_control.py",
-    }  # fmt: skip
-    assert KERNEL in known["forward.py"] and BRANCH in known["forward.py"] and TILE not in known["forward.py"]
-
-
-@pytest.mark.parametrize(("place", "status"), [(BRANCH, 0), (TILE, 99)])
-def test_racecheck_fails_for_reports_of_the_kernels_own_alone(monkeypatch, tmp_path, capsys, place, status):
+def test_racecheck_is_given_kernels_that_start_by_atomics_and_every_report_counts(monkeypatch, tmp_path, capsys):
     tool = tmp_path / "compute-sanitizer"
-    said = f"ok    a case\n{report(KERNEL, place)}\n========= RACECHECK SUMMARY: 1 hazard displayed"
-    tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {sanitize.FOUND}\n")
+    lines = ["ok    a case", "ok    another", REPORT, "=========     and Write access at kernel+0x20 in forward.py:7"]
+    clean = "ok    a case\nok    another\n========= RACECHECK SUMMARY: 0 hazards displayed"
+    dirty = "\n".join([*lines, REPORT, "========= RACECHECK SUMMARY: 2 hazards displayed"])
+    tool.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *atomic-starts*) echo '{clean}';; "
+        f"*) echo '{dirty}'; exit {sanitize.FOUND};; esac\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
-    assert sanitize.inside("racecheck", [64, 256]) == {
-        "status": status, "summary": "RACECHECK SUMMARY: 1 hazard displayed", "cases": 2, "triton": 2 * (not status),
-    }  # fmt: skip
-    assert ("Race reported" in capsys.readouterr().out) == bool(status)
-    found = sanitize.controls()
-    assert {name: item["own"] for name, item in found.items()} == dict.fromkeys(hopper_races.CONTROLS, bool(status))
+    summary = "RACECHECK SUMMARY: 0 hazards displayed"
+    assert sanitize.inside("racecheck", [64, 256]) == {"status": 0, "summary": summary, "cases": 4, "races": 0}
+    as_compiled = sanitize.inside("racecheck", [64, 256], atomic_starts=False)
+    assert (as_compiled["status"], as_compiled["cases"], as_compiled["races"]) == (sanitize.FOUND, 4, 4)
+    assert "Race reported between Read" in capsys.readouterr().out
+    assert sanitize.beside() == {"as compiled": 6, **dict.fromkeys(hopper_races.CONTROLS, 0)}
+    assert sanitize.inside("memcheck", [64])["races"] == 2  # whose kernels are as they were compiled
+
+
+@pytest.fixture
+def compiler():
+    """Triton's settings, which are put back."""
+    hook, folder = triton.knobs.runtime.add_stages_inspection_hook, triton.knobs.cache.dir
+    yield triton.knobs
+    triton.knobs.runtime.add_stages_inspection_hook, triton.knobs.cache.dir = hook, folder
+
+
+def test_cases_run_with_kernels_that_start_by_atomics(monkeypatch, compiler):
+    monkeypatch.setattr(sanitize, "SIZES", ((1, 1, 1, 4, 4, True),))
+    folder = compiler.cache.dir
+    assert sanitize.run_cases([64]) == 0 and compiler.runtime.add_stages_inspection_hook is None
+    for _ in range(2):
+        assert sanitize.run_cases([64], atomic_starts=True) == 0
+        assert compiler.runtime.add_stages_inspection_hook is hopper_races._hook
+        assert compiler.cache.dir == f"{folder}/atomic_starts"
+
+
+#: What Triton makes of a start, in a few lines: six bytes of three words, and those of the end.
+PTX = """
+	st.shared.b32 	[global_smem+900], 7;
+	st.shared.v2.b32 	[global_smem+1004], {0, 50397698};
+	st.shared.b32 	[global_smem+1012], -2;
+	barrier.sync 	1;
+$L__BB0_2:
+	barrier.sync 	1;
+	mov.b32 	%r9, global_smem;
+	add.s32 	%r8, %r9, %r3;
+	ld.shared.b8 	%r7, [%r8+1000];
+	brx.idx 	%r7, $L_brx_0;
+$L__BB0_3:
+	ld.shared.b8 	%r1, [%r8+2000];
+	st.shared.v2.b32 	[global_smem+1004], {67372036, 67372036};
+	st.shared.v4.b32 	[global_smem+1036], {1, 2, 3, 4};
+"""
+
+
+def test_nothing_but_the_bytes_that_start_partitions_becomes_atomic():
+    before, after = PTX.splitlines(), hopper_races.atomic_starts(PTX, 4).splitlines()
+    changed = [index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+    assert [before[index].split()[0] for index in changed] == [
+        "st.shared.v2.b32", "st.shared.b32", "ld.shared.b8", "st.shared.v2.b32",
+    ]  # fmt: skip
+    first, second, read, end = (after[index] for index in changed)
+    assert re.findall(r"mov\.b32 new, (-?\d+); atom\.shared\.exch\.b32 old, \[global_smem\+(\d+)\]", first) == [
+        ("0", "1004"), ("50397698", "1008"),
+    ]  # fmt: skip
+    assert "new, -2; atom.shared.exch.b32 old, [global_smem+1012], new;" in second and end.count("exch") == 2
+    assert "add.u32 place, %r8, 1000;" in read and "and.b32 %r7, word, 255;" in read and "ld.shared" not in read
+    without = PTX.replace("brx.idx", "bra")
+    assert hopper_races.atomic_starts(without, 4) == without
 
 
 @pytest.mark.parametrize(
-    ("lines", "status"),
+    ("old", "new", "error"),
     [
-        (["ok    a case", report(KERNEL, BRANCH)], 0),
-        (["WRONG a case o is off by 2, allowed 0.03", report(KERNEL, BRANCH)], 1),
-        (["ok    a case", *[report(KERNEL, BRANCH)] * (sanitize.PRINTED - 1)], 0),
-        (["ok    a case", *[report(KERNEL, BRANCH)] * sanitize.PRINTED], 99),
-        (["ok    a case"], 99),
+        ("ld.shared.b8 \t%r7", "ld.shared.b8 \t%r6", "1 branches to partitions and 0 reads"),
+        ("st.shared.b32 \t[global_smem+1012]", "st.shared.b16 \t[global_smem+1012]", "written as b16"),
+        ("[global_smem+1004]", "[global_smem+904]", "written 1 times"),
+        ("$L__BB0_3:", "brx.idx \t%r1, $L_brx_1;", "2 branches to partitions and 1 reads"),
     ],
-    ids=["as Triton starts", "wrong result", "all printed", "perhaps cut", "found but not said"],
 )
-def test_reports_of_how_partitions_start_excuse_nothing_else(monkeypatch, tmp_path, lines, status):
-    tool = tmp_path / "compute-sanitizer"
-    said = "\n".join([*lines, "========= RACECHECK SUMMARY: some hazards displayed"])
-    tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {sanitize.FOUND}\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(sanitize.shutil, "which", lambda name: str(tool))
-    assert sanitize.inside("racecheck", [64])["status"] == status
+def test_a_start_of_another_form_is_refused(old, new, error):
+    assert old in PTX
+    with pytest.raises(ValueError, match=error):
+        hopper_races.atomic_starts(PTX.replace(old, new), 4)
+
+
+def test_triton_compiles_through_the_hook_and_keeps_it_apart():
+    stages = {"ttgir": str, "ptx": lambda source, metadata: source}
+    options = types.SimpleNamespace(num_warps=4)
+    assert hopper_races._hook(None, stages, options, "gluon", 90) is None
+    assert stages["ptx"](PTX, {}) == hopper_races.atomic_starts(PTX, 4) != PTX and stages["ttgir"] is str
+    assert hopper_races._hook() == ("atomic_starts", "atomic_starts")

@@ -772,7 +772,7 @@ LAYOUTS: dict[str, object] = {
         "repeats": [
             {**_TRIED, "runs": SIZE, "differ": {"o": COUNT, "lse": COUNT, "dq": COUNT, "dk": COUNT, "dv": COUNT}}
         ],
-        "sanitizer": {str: {"status": COUNT, "summary": TEXT, "cases": COUNT, "triton": COUNT}},
-        "controls": {str: {"own": COUNT, "triton": COUNT}},
+        "sanitizer": {str: {"status": COUNT, "summary": TEXT, "cases": COUNT, "races": COUNT}},
+        "beside": {str: COUNT},
     },
 }
