@@ -7,16 +7,17 @@ launch of any kernel with ``warp_specialize``: its own trace of synchronisation 
 Delays in the kernel, the barrier's other spellings and the tool's options change how many blocks it reports, no more.
 
 What racecheck does follow is atomics. So the kernels that it watches are compiled as always, but for these bytes
-(:func:`atomic_starts`): the first warps exchange them, and a waiting warp reads its own by an atomic OR with 0. Barriers
-and every access of the kernel's own stay as they were. The same kernels without that change are watched too, and
-counted: that the reports are gone when nothing but these bytes has changed says what they were about, and that the tool
-does look.
+(:func:`atomic_starts`): the first warps exchange them, and a waiting warp reads its own by an atomic OR with 0. The
+barriers and every access of the kernel's own stay as they were. The same kernels without that change are watched too,
+and counted: that the reports are gone when nothing but these bytes has changed says what they were about, and that the
+tool does look.
 
-Controls say what its silence is worth: kernels of which one is right and two have a race. They are written down beside
-the kernels' reports, not asked for, for on an H100 racecheck is wrong about all three: it reports the tile that is
-handed over with an ``mbarrier``, and not the ones that are read without a wait. The emulator in the course's tests is
-there for that: it plays the kernels in random orders, with tiles that are poison until their copy has come, and finds
-planted mistakes.
+Controls say what its silence is worth: small kernels of which it is known whether they have a race. They are written
+down beside the kernels' reports, not asked for, for racecheck is not right about all of them on an H100: where warps of
+one partition meet at a barrier of the block it says nothing, and it finds that barrier missing; but it reports a tile
+that one partition hands to another with an ``mbarrier``, and not the ones that are read without a wait. The emulator in
+the course's tests is there for those: it plays the kernels in random orders, with tiles that are poison until their
+copy has come, and finds planted mistakes.
 """
 
 from __future__ import annotations
@@ -24,16 +25,41 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 
-#: The controls' names -> whether the reader waits, and whether the tile moves by instructions for matrices.
-CONTROLS = {"waits": (True, False), "does not wait": (False, False), "does not wait, matrices": (False, True)}
-#: Bytes after the first start's in which there may be others: a block has 32 warps at most.
+
+class Control(NamedTuple):
+    """What is known of a control: is there a race, does a tile go from one partition to another by an ``mbarrier``, by
+    instructions for matrices."""
+
+    race: bool
+    mbarrier: bool = True
+    matrices: bool = False
+
+    @property
+    def barrier_removed(self) -> bool:
+        """Whether a race is to be made by taking out the block's barriers."""
+        return self.race and not self.mbarrier
+
+
+#: By what they do.
+CONTROLS = {
+    "meets at a barrier": Control(race=False, mbarrier=False),
+    "does not meet": Control(race=True, mbarrier=False),
+    "waits": Control(race=False),
+    "does not wait": Control(race=True),
+    "does not wait, matrices": Control(race=True, matrices=True),
+}
+#: A block has so many warps at most, and a start for each has a byte.
 WARPS = 32
 
-_BRANCH = re.compile(r"\bbrx\.idx\s+(%\w+),")
+_PARTITIONS = re.compile(r"\bbarrier\.sync\s+1;")
+_READ = re.compile(
+    r"(\bbarrier\.sync\s+1;(?:\s+(?:\.loc\s[^\n]*|//[^\n]*|(?:mov|add|cvt)\.[^;\n]*;))*\s+)"
+    r"ld\.shared\.[bu]8\s+%(rs?)(\d+), \[(%\w+)\+(\d+)\];"
+)
 _WRITE = re.compile(r"\bst\.shared(?:\.v[24])?\.(\w+)\s+\[global_smem\+(\d+)\], (\{[^}]*\}|[^;\s]+);")
 
 
@@ -47,14 +73,12 @@ def atomic_starts(ptx: str, warps: int) -> str:
     Raises:
         ValueError: the kernel has partitions, and the byte's reads and writes are not what they are known to be.
     """
-    branches = _BRANCH.findall(ptx)
-    if not branches:
+    if not _PARTITIONS.search(ptx):
         return ptx
-    read = re.compile(rf"\bld\.shared\.[bu]8\s+{re.escape(branches[0])}, \[(%\w+)\+(\d+)\];")
-    found = read.findall(ptx)
-    if len(branches) != 1 or len(found) != 1:
-        raise ValueError(f"{len(branches)} branches to partitions and {len(found)} reads of a byte that says which")
-    first = int(found[0][1]) + warps
+    found = _READ.findall(ptx)
+    if len(found) != 1:
+        raise ValueError(f"waiting warps read {len(found)} bytes that say what to run, and not one")
+    first = int(found[0][4]) + warps
     written = 0
 
     def exchanged(match: re.Match[str]) -> str:
@@ -71,34 +95,56 @@ def atomic_starts(ptx: str, warps: int) -> str:
         )
         return f"{{ .reg .b32 new, old; {words}}}"
 
-    ptx = _WRITE.sub(exchanged, ptx)
+    def read(match: re.Match[str]) -> str:
+        before, kind, number, base, offset = match.groups()
+        take = "cvt.u16.u32" if kind == "rs" else "mov.b32"
+        return (
+            f"{before}{{ .reg .b32 place, word, bits; add.u32 place, {base}, {offset}; and.b32 word, place, -4; "
+            f"and.b32 bits, place, 3; shl.b32 bits, bits, 3; atom.shared.or.b32 word, [word], 0; "
+            f"shr.u32 word, word, bits; and.b32 word, word, 255; {take} %{kind}{number}, word; }}"
+        )
+
+    ptx = _READ.sub(read, _WRITE.sub(exchanged, ptx))
     if written < 2:
         raise ValueError(f"starts are written {written} times, and not for the partitions and for the end")
-    return read.sub(
-        rf"{{ .reg .b32 place, word, bits; add.u32 place, \1, \2; and.b32 word, place, -4; and.b32 bits, place, 3; "
-        rf"shl.b32 bits, bits, 3; atom.shared.or.b32 word, [word], 0; shr.u32 word, word, bits; "
-        rf"and.b32 {branches[0]}, word, 255; }}",
-        ptx,
-    )
+    return ptx
 
 
-def install() -> None:
-    """From here on, kernels of this process are compiled with :func:`atomic_starts`, and kept in a cache of their own."""
-    if triton.knobs.runtime.add_stages_inspection_hook is not _hook:
-        triton.knobs.runtime.add_stages_inspection_hook = _hook
-        triton.knobs.cache.dir = os.path.join(triton.knobs.cache.dir, "atomic_starts")
+def without_barriers(ptx: str) -> str:
+    """A kernel without the barriers at which some of a block's warps meet.
+
+    Raises:
+        ValueError: it has none.
+    """
+    changed, count = re.subn(r"\bbar\.sync\s+\d+, \d+;", "", ptx)
+    if not count:
+        raise ValueError("there is no barrier to take out")
+    return changed
 
 
-def _hook(
-    backend: Any = None, stages: dict[str, Callable[..., str]] | None = None, options: Any = None, *others: Any
-) -> tuple[str, str] | None:
-    """Called by Triton with a compilation's stages; without them, for its part of the cache's key (since 3.7)."""
-    if stages is None:
-        return "atomic_starts", "atomic_starts"
-    make_ptx = stages["ptx"]
+def install(change: Callable[[str], str] | None = None) -> None:
+    """From here on, kernels of this process are compiled with :func:`atomic_starts`, and kept in a cache of their own.
 
-    def made(source: Any, metadata: Mapping[str, Any]) -> str:
-        return atomic_starts(make_ptx(source, metadata), options.num_warps)
+    Args:
+        change: Made to them as well.
+    """
+    name = "_".join(["atomic_starts", *([change.__name__] if change else [])])
 
-    stages["ptx"] = made
-    return None
+    def hook(
+        backend: Any = None, stages: dict[str, Callable[..., str]] | None = None, options: Any = None, *others: Any
+    ) -> tuple[str, str] | None:
+        """Called by Triton with a compilation's stages; without them, for its part of the cache's key (since 3.7)."""
+        if stages is None:
+            return name, name
+        make_ptx = stages["ptx"]
+
+        def made(source: Any, metadata: Mapping[str, Any]) -> str:
+            ptx = atomic_starts(make_ptx(source, metadata), options.num_warps)
+            return change(ptx) if change else ptx
+
+        stages["ptx"] = made
+        return None
+
+    triton.knobs.runtime.add_stages_inspection_hook = hook
+    if os.path.basename(triton.knobs.cache.dir) != name:
+        triton.knobs.cache.dir = os.path.join(triton.knobs.cache.dir, name)

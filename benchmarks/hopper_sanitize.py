@@ -11,9 +11,9 @@ tensor's end: the variable gives every tensor an allocation of its own. Inputs a
 CPU, so that nearly all that the tool watches is ours. Run it once without a tool first, so that Triton has compiled its
 kernels (``--workers 14`` does that in as many processes, and ``--tool`` before it starts the tool).
 
-racecheck does not follow how Triton starts partitions, and reports it in every kernel that has any. It is given kernels
-that start them by atomics (``--atomic-starts``, :mod:`benchmarks.hopper_races`), and beside them the kernels as they are
-and three controls.
+racecheck does not follow how Triton starts partitions, and reports it in every kernel that has any. It is given
+kernels that start them by atomics (``--atomic-starts``, :mod:`benchmarks.hopper_races`), and beside them the kernels as
+they are and controls, small kernels of which the answer is known.
 """
 
 from __future__ import annotations
@@ -185,9 +185,9 @@ def beside(timeout: float = 540) -> dict[str, int]:
     program = installed()
     found = {"as compiled": inside("racecheck", timeout=timeout, atomic_starts=False)["races"]}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        orders = [["--control", name, "--atomic-starts"] for name in hopper_races.CONTROLS]
-        results = pool.map(lambda order: watched(program, "racecheck", order, timeout), orders)
-        found |= {name: each["races"] for name, each in zip(hopper_races.CONTROLS, results, strict=True)}
+        names = list(hopper_races.CONTROLS)
+        results = pool.map(lambda name: watched(program, "racecheck", ["--control", name], timeout), names)
+        found |= {name: each["races"] for name, each in zip(names, results, strict=True)}
     print(f"racecheck, beside: {found}", flush=True)
     return found
 
@@ -237,9 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.control:
         from benchmarks.hopper_control import control  # a kernel, which needs a GPU to be there
 
-        if options.atomic_starts:
-            hopper_races.install()
-        control(*hopper_races.CONTROLS[options.control])
+        control(options.control)
         return 0
     workers = options.workers or (WORKERS if options.tool else 1)
     ways = sorted({options.atomic_starts or tool == "racecheck" for tool in options.tool} or {options.atomic_starts})

@@ -288,7 +288,9 @@ def test_what_the_sanitizer_says_is_recorded_and_wrong_cases_are_not(monkeypatch
     assert hopper_errors.watched(["memcheck"], 1) == {"sanitizer": {"memcheck": said}, "beside": {}}
     assert hopper_errors.watched([], 1) == {"sanitizer": {}, "beside": {}} and ways == [False, True, False]
     for wrong in (False, True):
-        monkeypatch.setattr(hopper_sanitize, "run_cases", lambda workers, atomic_starts: int(atomic_starts == wrong))
+        monkeypatch.setattr(
+            hopper_sanitize, "run_cases", lambda workers, atomic_starts, wrong=wrong: int(atomic_starts == wrong)
+        )
         with pytest.raises(RuntimeError, match="cases are not right"):
             hopper_errors.watched(["racecheck"], 1)
 

@@ -83,7 +83,7 @@ def test_racecheck_is_given_kernels_that_start_by_atomics_and_every_report_count
     clean = "ok    a case\nok    another\n========= RACECHECK SUMMARY: 0 hazards displayed"
     dirty = "\n".join([*lines, REPORT, "========= RACECHECK SUMMARY: 2 hazards displayed"])
     tool.write_text(
-        f"#!/bin/sh\ncase \"$*\" in *atomic-starts*) echo '{clean}';; "
+        f"#!/bin/sh\ncase \"$*\" in *atomic-starts* | *waits*) echo '{clean}';; "
         f"*) echo '{dirty}'; exit {sanitize.FOUND};; esac\n"
     )
     tool.chmod(0o755)
@@ -93,7 +93,7 @@ def test_racecheck_is_given_kernels_that_start_by_atomics_and_every_report_count
     as_compiled = sanitize.inside("racecheck", [64, 256], atomic_starts=False)
     assert (as_compiled["status"], as_compiled["cases"], as_compiled["races"]) == (sanitize.FOUND, 4, 4)
     assert "Race reported between Read" in capsys.readouterr().out
-    assert sanitize.beside() == {"as compiled": 6, **dict.fromkeys(hopper_races.CONTROLS, 0)}
+    assert sanitize.beside() == {"as compiled": 6, **dict.fromkeys(hopper_races.CONTROLS, 2), "waits": 0}
     assert sanitize.inside("memcheck", [64])["races"] == 2  # whose kernels are as they were compiled
 
 
@@ -111,7 +111,7 @@ def test_cases_run_with_kernels_that_start_by_atomics(monkeypatch, compiler):
     assert sanitize.run_cases([64]) == 0 and compiler.runtime.add_stages_inspection_hook is None
     for _ in range(2):
         assert sanitize.run_cases([64], atomic_starts=True) == 0
-        assert compiler.runtime.add_stages_inspection_hook is hopper_races._hook
+        assert compiler.runtime.add_stages_inspection_hook() == ("atomic_starts", "atomic_starts")
         assert compiler.cache.dir == f"{folder}/atomic_starts"
 
 
@@ -125,9 +125,11 @@ $L__BB0_2:
 	barrier.sync 	1;
 	mov.b32 	%r9, global_smem;
 	add.s32 	%r8, %r9, %r3;
+	.loc	1 30 5
 	ld.shared.b8 	%r7, [%r8+1000];
-	brx.idx 	%r7, $L_brx_0;
+	setp.eq.b32 	%p1, %r7, 0;
 $L__BB0_3:
+	bar.sync 	3, 128;
 	ld.shared.b8 	%r1, [%r8+2000];
 	st.shared.v2.b32 	[global_smem+1004], {67372036, 67372036};
 	st.shared.v4.b32 	[global_smem+1036], {1, 2, 3, 4};
@@ -145,18 +147,21 @@ def test_nothing_but_the_bytes_that_start_partitions_becomes_atomic():
         ("0", "1004"), ("50397698", "1008"),
     ]  # fmt: skip
     assert "new, -2; atom.shared.exch.b32 old, [global_smem+1012], new;" in second and end.count("exch") == 2
-    assert "add.u32 place, %r8, 1000;" in read and "and.b32 %r7, word, 255;" in read and "ld.shared" not in read
-    without = PTX.replace("brx.idx", "bra")
+    assert "add.u32 place, %r8, 1000;" in read and "and.b32 word, word, 255;" in read and "ld.shared" not in read
+    narrow = hopper_races.atomic_starts(PTX.replace("%r7", "%rs7"), 4)
+    assert "cvt.u16.u32 %rs7, word; }" in narrow and "mov.b32 %r7, word; }" in read
+    without = PTX.replace("barrier.sync", "bar.sync")
     assert hopper_races.atomic_starts(without, 4) == without
 
 
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [
-        ("ld.shared.b8 \t%r7", "ld.shared.b8 \t%r6", "1 branches to partitions and 0 reads"),
+        ("ld.shared.b8 \t%r7", "ld.shared.b32 \t%r7", "read 0 bytes"),
+        ("\tld.shared.b8 \t%r1, [%r8+2000];", "\tbarrier.sync 1;\n\tld.shared.b8 \t%r1, [%r8+2000];", "read 2 bytes"),
+        ("mov.b32 \t%r9, global_smem;", "ld.shared.b32 \t%r9, [%r3];", "read 0 bytes"),
         ("st.shared.b32 \t[global_smem+1012]", "st.shared.b16 \t[global_smem+1012]", "written as b16"),
         ("[global_smem+1004]", "[global_smem+904]", "written 1 times"),
-        ("$L__BB0_3:", "brx.idx \t%r1, $L_brx_1;", "2 branches to partitions and 1 reads"),
     ],
 )
 def test_a_start_of_another_form_is_refused(old, new, error):
@@ -165,9 +170,19 @@ def test_a_start_of_another_form_is_refused(old, new, error):
         hopper_races.atomic_starts(PTX.replace(old, new), 4)
 
 
-def test_triton_compiles_through_the_hook_and_keeps_it_apart():
-    stages = {"ttgir": str, "ptx": lambda source, metadata: source}
-    options = types.SimpleNamespace(num_warps=4)
-    assert hopper_races._hook(None, stages, options, "gluon", 90) is None
-    assert stages["ptx"](PTX, {}) == hopper_races.atomic_starts(PTX, 4) != PTX and stages["ttgir"] is str
-    assert hopper_races._hook() == ("atomic_starts", "atomic_starts")
+def test_triton_compiles_through_the_hook_and_keeps_it_apart(compiler):
+    folder = compiler.cache.dir
+    kernel = hopper_races.atomic_starts(PTX, 4)
+    for change, name, wanted in (
+        (None, "atomic_starts", kernel),
+        (hopper_races.without_barriers, "atomic_starts_without_barriers", kernel.replace("bar.sync \t3, 128;", "")),
+    ):
+        compiler.cache.dir = folder
+        hopper_races.install(change)
+        hook = compiler.runtime.add_stages_inspection_hook
+        stages = {"ttgir": str, "ptx": lambda source, metadata: source}
+        assert hook(None, stages, types.SimpleNamespace(num_warps=4), "gluon", 90) is None
+        assert stages["ptx"](PTX, {}) == wanted != PTX and stages["ttgir"] is str
+        assert hook() == (name, name) and compiler.cache.dir == f"{folder}/{name}"
+    with pytest.raises(ValueError, match="no barrier to take out"):
+        hopper_races.without_barriers("barrier.sync 1;")
