@@ -13,11 +13,11 @@ and counted: that the reports are gone when nothing but these bytes has changed 
 tool does look.
 
 Controls say what its silence is worth: small kernels of which it is known whether they have a race. They are written
-down beside the kernels' reports, not asked for, for racecheck is not right about all of them on an H100: where warps of
-one partition meet at a barrier of the block it says nothing, and it finds that barrier missing; but it reports a tile
-that one partition hands to another with an ``mbarrier``, and not the ones that are read without a wait. The emulator in
-the course's tests is there for those: it plays the kernels in random orders, with tiles that are poison until their
-copy has come, and finds planted mistakes.
+down beside the kernels' reports, not asked for, for on an H100 racecheck is right about one of five. It is silent where
+warps of a partition meet at a barrier of the block, and as silent where that barrier is taken out; it reports a tile
+that one partition hands to another with an ``mbarrier``, and none that is read without a wait. The emulator in the
+course's tests is there for that: it plays the kernels in random orders, with tiles that are poison until their copy has
+come, and finds planted mistakes.
 """
 
 from __future__ import annotations
