@@ -1,7 +1,7 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
     python -m tests.grading_class [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N]
-    python -m tests.grading_class --killed [300] [--seed N]
+    python -m tests.grading_class --killed [300] [--run-at-all 12] [--seed N]
 
 For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then the
 grader is killed in the middle of a second run, started again, and must come to the same gradebook. In the end nothing
@@ -128,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="leave out those that take long")
     parser.add_argument("--hostile", type=int, metavar="N", help="about so many of the hostile ones, evenly spread")
     parser.add_argument("--killed", type=int, nargs="?", const=300, help="a class of so many, killed again and again")
+    parser.add_argument("--run-at-all", type=int, default=grading_killed.RUN_AT_ALL, metavar="N", help="of that class")
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which the grader is killed")
     given = parser.parse_args(arguments)
     wrong = []
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="mlf-class-") as place:
             folder = Path(place)
             if given.killed:
-                found = grading_killed.run(lab, folder, given.killed, given.jobs, given.seed)
+                found = grading_killed.run(lab, folder, given.killed, given.jobs, given.seed, given.run_at_all)
             else:
                 members = build(lab, folder / "submissions", given.students, not given.quick, given.hostile)
                 found = grade_class(lab, folder, members, given.jobs)

@@ -18,8 +18,8 @@ from nbgrader.api import Gradebook
 
 from grading.lab import Lab
 
-EACH = 3
-"""Submissions of every kind that is really run; the rest cannot be read and cost no more than their bookkeeping."""
+RUN_AT_ALL = 12
+"""Submissions that are really run, of all kinds alike; the rest cannot be read and costs only its bookkeeping."""
 
 KILLS = 8
 PATIENCE = 3600.0
@@ -85,10 +85,10 @@ READ: tuple[Callable[[Path, Lab], None], ...] = (
 )
 
 
-def run(lab: Lab, folder: Path, size: int, jobs: int, seed: int) -> list[str]:
+def run(lab: Lab, folder: Path, size: int, jobs: int, seed: int, run_at_all: int = RUN_AT_ALL) -> list[str]:
     """Grade a class of ``size`` in peace and then under kills at random moments; returns what differs, a line each."""
     draw = random.Random(seed)
-    build(lab, folder / "submissions", size, draw)
+    build(lab, folder / "submissions", size, draw, run_at_all)
     before = Surroundings()
     started = time.monotonic()
     peaceful = grade(lab, folder / "submissions", folder / "in-peace", "--jobs", str(jobs))
@@ -96,7 +96,8 @@ def run(lab: Lab, folder: Path, size: int, jobs: int, seed: int) -> list[str]:
     if peaceful.returncode:
         return [f"the grader ended with {peaceful.returncode}: {output[-1500:]}"]
     seconds = time.monotonic() - started
-    print(f"\n{lab.name}: {size} submissions, in peace in {seconds:.0f} s", flush=True)
+    ran = min(size, run_at_all)
+    print(f"\n{lab.name}: {size} submissions, {ran} of them run, in peace in {seconds:.0f} s", flush=True)
     again = folder / "killed"
     again.mkdir()
     shutil.copyfile(folder / "in-peace" / "seeds.json", again / "seeds.json")
@@ -112,10 +113,10 @@ def run(lab: Lab, folder: Path, size: int, jobs: int, seed: int) -> list[str]:
     return wrong + faults
 
 
-def build(lab: Lab, folder: Path, size: int, draw: random.Random) -> None:
-    """Write a class: :data:`EACH` of every kind in :data:`RUN`, the rest of the kinds in :data:`READ`, in any order."""
+def build(lab: Lab, folder: Path, size: int, draw: random.Random, run_at_all: int) -> None:
+    """Write a class: ``run_at_all`` of the kinds in :data:`RUN`, the rest of those in :data:`READ`, in any order."""
     folder.mkdir(parents=True)
-    kinds = [*RUN * EACH][:size]
+    kinds = [RUN[index % len(RUN)] for index in range(min(size, run_at_all))]
     kinds += [READ[index % len(READ)] for index in range(size - len(kinds))]
     draw.shuffle(kinds)
     for index, kind in enumerate(kinds):
