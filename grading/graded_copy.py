@@ -40,7 +40,7 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
     for needed in ("setup", "imports"):
         if needed not in cells:
             raise ValueError(f"{lab.notebook.name} has no cell {needed!r}")
-    imports = "\n".join(line for line in cells["imports"].source.split("\n") if not line.startswith("%"))
+    imports = undrawn("\n".join(line for line in cells["imports"].source.split("\n") if not line.startswith("%")))
     prelude = [cells["setup"].source, course_imports(imports), SEAL]
     made = [_cell(source, PRELUDE, f"prelude-{index}") for index, source in enumerate(prelude)]
     made.append(_cell(imports, STUDENT, "imports"))
@@ -59,6 +59,18 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
 def shown(exercise: Exercise) -> str:
     """The source of an exercise's check cell as students have it."""
     return strip_source(exercise.source, exercise.grade_id)
+
+
+def undrawn(imports: str) -> str:
+    """The statements of the imports cell without those of ``utils.plots``: no check draws, and it takes its time."""
+    kept = []
+    for node in ast.parse(imports).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "utils":
+            node.names = [alias for alias in node.names if alias.name != "plots"]
+        draws = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("utils.plots")
+        if not draws and getattr(node, "names", True):
+            kept.append(ast.unparse(node))
+    return "\n".join(kept)
 
 
 def course_imports(imports: str) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
 import pytest
 
 from grading import sandbox, worker
-from grading.graded_copy import graded_copy, notebook_notes
+from grading.graded_copy import graded_copy, notebook_notes, undrawn
 from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
 from grading.seeds import Seeds, seeds_of
@@ -135,11 +137,36 @@ def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
     roles = [cell.metadata.grading["role"] for cell in cells]
     assert roles == ["prelude"] * 3 + ["student"] + ["check"] * len(lab.exercises)
     assert "snapshot()" in cells[2].source and lab.name not in cells[1].source and lab.name in cells[3].source
-    assert "utils.checks" in cells[1].source
+    assert "utils.checks" in cells[1].source and not any("plots" in cell.source for cell in cells[1:])
     for exercise, cell in zip(lab.exercises, cells[4:], strict=True):
         assert cell.id == exercise.grade_id and f"seed={seeds[exercise.number]})" in cell.source
     shown = graded_copy(lab, None, [lab.exercises[0].number]).cells
     assert shown[-1].source == lab.exercises[0].source and len(shown) == 5
+
+
+def test_what_draws_is_not_imported_for_a_grade():
+    imports = (
+        "import sys\nfrom utils import plots\nfrom utils import gpt, plots, roofline\nfrom utils.plots import show"
+    )
+    assert undrawn(f"{imports}\nsys.path.insert(0, '..')\nimport torch") == (
+        "import sys\nfrom utils import gpt, roofline\nsys.path.insert(0, '..')\nimport torch"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lab1", "lab2", "lab3", "lab5"])
+def test_a_graded_copy_imports_nothing_that_takes_its_time_and_that_no_check_needs(name):
+    lab = find_lab(name)
+    first = next(exercise for exercise in lab.exercises if exercise.number.endswith(".1"))
+    cells = graded_copy(lab, None, [first.number]).cells
+    source = "\n".join(cell.source for cell in cells if cell.id != "prelude-2")  # without the seal
+    said = "import sys; print('loaded:', [name for name in ('matplotlib', 'torch._dynamo') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{source}\n{said}"], cwd=lab.solution, capture_output=True, text=True,
+        env={**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(lab.solution.parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
 def test_what_was_done_to_the_notebook_is_told_and_changes_nothing():

@@ -157,6 +157,10 @@ class _Functions(TorchFunctionMode):
 class _Operators(TorchDispatchMode):
     """Notes the operators that run and the memory they allocate, and marks fresh memory as never written."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what torch.compile makes is refused, and skipping it here would import it: two seconds
+
     def __init__(self, seen: Watch) -> None:
         super().__init__()
         self.seen = seen
