@@ -41,7 +41,7 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
         if needed not in cells:
             raise ValueError(f"{lab.notebook.name} has no cell {needed!r}")
     imports = undrawn("\n".join(line for line in cells["imports"].source.split("\n") if not line.startswith("%")))
-    prelude = [cells["setup"].source, course_imports(imports), SEAL]
+    prelude = [cells["setup"].source, f"import utils.runtime\n{course_imports(imports)}", SEAL]
     made = [_cell(source, PRELUDE, f"prelude-{index}") for index, source in enumerate(prelude)]
     made.append(_cell(imports, STUDENT, "imports"))
     for exercise in lab.exercises:

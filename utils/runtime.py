@@ -16,6 +16,7 @@ there is a GPU.
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import os
@@ -24,10 +25,18 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+# PyTorch stays once it is loaded, so it is set aside from Python's garbage collector: that would look through all of it
+# several times while it loads, and once more when the process ends, for half a second together.
+_collects = gc.isenabled()
+gc.disable()
 try:
     import torch
 except ImportError:  # `python -m utils.runtime` then says so in words
     torch = None
+finally:
+    gc.freeze()
+    if _collects:
+        gc.enable()
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

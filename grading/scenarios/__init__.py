@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-import torch
+import utils.runtime  # noqa: F401  (first: PyTorch takes less time through it)
+
+import torch  # isort: skip
 
 #: What a scenario returns under each name: a tensor, a number, a text, a truth value, None, or lists of them.
 Observation = Any

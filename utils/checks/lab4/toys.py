@@ -7,6 +7,7 @@ buffer. Its trainable elements do not divide by two, three or four.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ class Memory:
 
     def __init__(self) -> None:
         gc.collect()
-        self._thaws = not gc.get_freeze_count()  # on a rank what it started with is set aside already, and stays so
+        self._thaws = "utils.distributed.frozen" not in sys.modules  # a rank was started with all of it set aside
         self._known = [weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
         gc.freeze()
         self._before = self._bytes()
@@ -182,7 +183,7 @@ class Memory:
         return self._bytes() - self._before
 
     def close(self) -> None:
-        """Let the garbage collector look at everything again that it looked at before."""
+        """Let the garbage collector look at everything again, but on a rank."""
         if self._thaws:
             gc.unfreeze()
 
