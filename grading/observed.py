@@ -6,6 +6,7 @@ lab and a seed. What the submission gives comes out of its sandbox as files, and
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from grading import die_with
 from grading.lab import ROOT, Lab
 from grading.results import Verdict
 from grading.sandbox import Limits, Sandbox
@@ -43,16 +45,20 @@ def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float =
     environment = {**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*_program(lab.name, lab.solution.parent, seed, made)]
     try:
+        # whatever ends the grader ends what it waits for
+        with_us = functools.partial(die_with, os.getpid())
         ran = subprocess.run(
-            command, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False
-        )
+            command, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False,
+            preexec_fn=with_us,
+        )  # fmt: skip
         if ran.returncode:
             raise SolutionFails(f"{lab.name}: the scenarios end with {ran.returncode}:\n{ran.stderr[-2000:]}")
         # not here: a process that has computed with torch must not fork, and this one forks the workers
         check = [sys.executable, "-P", "-c", CHECK, str(made), lab.name]
         ran = subprocess.run(
-            check, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False
-        )
+            check, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False,
+            preexec_fn=with_us,
+        )  # fmt: skip
         if ran.returncode:
             raise SolutionFails(f"{lab.name}: {ran.stderr[-2000:]}")
         os.rename(made, folder)

@@ -7,7 +7,6 @@ nursery and its workers die with it, and their sandboxes with them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import logging
@@ -26,12 +25,11 @@ from pathlib import Path
 
 import psutil
 
-from grading import gradebook, outputs, worker
+from grading import die_with, gradebook, outputs, worker
 from grading.lab import ROOT
 from grading.results import write_json
 from grading.worker import Job
 
-PR_SET_PDEATHSIG = 1
 LONGEST = 3  # times the budget of a submission's checks: they run at most twice, and the scenarios once
 
 
@@ -75,19 +73,13 @@ def nurse(told: int, parent: int) -> None:
         told: file descriptor that takes the name of each submission that ended, as JSON, one a line.
         parent: process that must be alive.
     """
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted too, and ends this process
     job, pending, out, jobs = pickle.load(sys.stdin.buffer)
     importlib.import_module("grading.scenarios.compare")  # once here, with torch, and not in each worker
     with open(told, "w", encoding="utf-8") as ended:
         for student in _fork_all(job, pending, out, jobs):
             print(json.dumps(student), file=ended, flush=True)
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _fork_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs: int) -> Iterator[str]:
@@ -116,7 +108,7 @@ def _fork_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs
 
 def _work(job: Job, student: str, path: Path, digest: str, out: Path, parent: int) -> None:
     """The worker: grade, and write the result last, when everything else of it is in place."""
-    _die_with(parent)
+    die_with(parent)
     log = outputs.log_path(out, job.lab, student)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", buffering=1, encoding="utf-8", errors="replace") as file:

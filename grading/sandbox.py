@@ -81,12 +81,22 @@ def remove_leftovers() -> None:
     """
     for folder in Path(RUNTIME).glob("mlf-*-*"):
         pid = folder.name.split("-")[1]
-        if not pid.isdigit() or psutil.pid_exists(int(pid)) or folder.stat().st_uid != os.getuid():
+        if not pid.isdigit() or _is_made_by(folder, int(pid)) or folder.stat().st_uid != os.getuid():
             continue
         for process in psutil.process_iter(["cmdline"]):
             if any(str(folder) in word for word in process.info["cmdline"] or ()):
                 kill_tree(process.pid)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_made_by(folder: Path, pid: int) -> bool:
+    """Whether the process of this number may still work in ``folder``: it has not ended, nor begun long afterwards."""
+    try:
+        process = psutil.Process(pid)
+        # a minute, for the clock that dates files may have been set meanwhile
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < folder.stat().st_mtime + 60
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
 
 
 class Sandbox:

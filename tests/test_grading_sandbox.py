@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -153,16 +154,33 @@ def test_a_sandbox_dies_with_the_process_that_made_it(submission):
     assert not list(Path(module.RUNTIME).glob(name))
 
 
-@needs_sandbox
-def test_what_a_killed_grader_left_is_ended_by_the_next_one():
+@pytest.mark.parametrize("maker", ["has ended", "is a zombie", "has its number used by a later process"])
+def test_what_a_killed_grader_left_is_ended_by_the_next_one(maker):
     dead = subprocess.Popen(["true"])
-    dead.wait()
-    folder = Path(module.RUNTIME) / f"mlf-{dead.pid}-left"
+    if maker == "has ended":
+        dead.wait()
+    pid = os.getpid() if maker.startswith("has its number") else dead.pid
+    folder = Path(module.RUNTIME) / f"mlf-{pid}-left"
     folder.mkdir()
+    if pid != dead.pid:
+        os.utime(folder, (psutil.Process().create_time() - 100,) * 2)
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder)])
+    while maker == "is a zombie" and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     module.remove_leftovers()
     assert left.wait(timeout=10) == -9
     assert not folder.exists()
+    dead.wait()
+
+
+def test_what_a_grader_works_in_is_left_alone_by_another():
+    folder = Path(module.RUNTIME) / f"mlf-{os.getpid()}-kept"
+    folder.mkdir()
+    try:
+        module.remove_leftovers()
+        assert folder.exists()
+    finally:
+        folder.rmdir()
 
 
 def test_a_machine_without_bubblewrap_is_told_what_to_install(monkeypatch):

@@ -21,6 +21,7 @@ from types import ModuleType, TracebackType
 
 import torch
 
+from grading import die_with
 from grading.scenarios import Scenario, chosen
 from grading.scenarios.observations import write, write_error
 
@@ -41,8 +42,9 @@ def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out
     while left:
         sys.stdout.flush()
         sys.stderr.flush()
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
+            die_with(parent)
             with contextlib.suppress(OSError):
                 os.setsid()  # the leader of what it starts, which ends with it
             try:
