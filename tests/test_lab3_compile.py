@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import re
@@ -9,6 +10,7 @@ import re
 import pytest
 import torch
 
+from solutions.capstone_hopper.steps import wall_kernel
 from utils import runtime
 from utils.compile_only import Request, resource_usages
 
@@ -31,9 +33,11 @@ SPILLS = {
     ("dkdv_kernel", "bf16", 192): 272,  # 17 to 26 %
     ("dkdv_kernel", "bf16", 256): 272,
 }
+#: Kernel, head_dims and mask whose products the assembler runs one after another on Hopper with some Triton.
+SERIALIZED = {("dkdv_kernel", head_dim, False) for head_dim in (40, 64, 80, 128)}
 #: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
 OLD_TRITON_SM100 = 24 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0
-HEAD_DIMS = (16, 40, 64, 80, 128, 192, 256)
+HEAD_DIMS = (40, 64, 80, 128, 192, 256)
 #: The architecture that tiles were measured on.
 MEASURED = 90
 
@@ -83,8 +87,9 @@ def request(tuning, name, capability, dtype, head_dim, causal, group=1, whole=Tr
         if kind.startswith("*") or key.startswith("stride") or key in ("Nq", "Nk")
     ]
     return Request(
-        kernel(module, name), signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers
-    )
+        kernel(module, name), signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers,
+        warnings=capability == MEASURED,
+    )  # fmt: skip
 
 
 def assert_fit(requests):
@@ -92,6 +97,9 @@ def assert_fit(requests):
     for asked, used in zip(requests, resource_usages(requests), strict=True):
         case = {key: asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL", "BLOCK_M", "BLOCK_N", "GROUP")}
         case |= {"q": asked.signature["q_ptr"], "capability": asked.capability}
+        serial = any("serialized" in words for words in used.warnings)
+        known = (used.name, *(asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL"))) in SERIALIZED
+        assert known or not serial, f"{used.warnings}: {case}"
         assert used.registers * used.threads <= 65536, f"{used.name} does not fit an SM: {used}"
         assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{used.name} takes too much shared memory: {used}"
         dtype = re.search(r"(bf16|fp16|fp32)", asked.signature["q_ptr"])[0]
@@ -123,7 +131,7 @@ def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability,
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_no_kernel_of_float32_spills(tuned, capability, name):
-    head_dims = (16, 64, 128, 256) if capability == MEASURED else (64, 256)
+    head_dims = (64, 128, 256) if capability == MEASURED else (64, 256)
     requests = [request(tuned, name, capability, "fp32", D, causal) for D in head_dims for causal in masks(capability)]
     assert_fit(requests)
 
@@ -140,3 +148,20 @@ def test_hopper_multiplies_by_warpgroups_and_loads_tiles_by_its_copy_engine(tune
         products = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\b", ptx.read_text()))
         assert products == {"wgmma.mma_async"}, products
         assert "cp.async.bulk.tensor" in ptx.read_text() and "cp.async.cg" not in ptx.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_the_assembler_warns_of_is_told_if_it_is_asked(overlap):
+    signature = dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), "tensordesc<bf16[128, 128]>")
+    signature |= {"k_desc": "tensordesc<bf16[64, 128]>", "v_desc": "tensordesc<bf16[64, 128]>"}
+    asked = Request(
+        wall_kernel.attention_kernel, {**signature, "scale": "fp32", "length": "i32"},
+        {"D": 128, "M": 128, "N": 64, "OVERLAP": overlap}, num_stages=2, divisible_by_16=["length"], warnings=True,
+    )  # fmt: skip
+    again, unasked = (
+        resource_usages([asked, asked])[1],
+        resource_usages([dataclasses.replace(asked, warnings=False)])[0],
+    )
+    assert [bool(re.match(r"\(C75\d\d\).* serialized", words)) for words in again.warnings] == [True] * overlap
+    assert unasked == dataclasses.replace(again, warnings=())

@@ -5,7 +5,9 @@ It imports nothing of the course, so that Triton is here as on a GPU, whatever t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -48,7 +50,10 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
         constexprs={name: _value(value) for name, value in order["constexprs"].items()},
         attrs={(index,): [["tt.divisibility", 16]] for index in order["divisible"]},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", order["capability"], 32), options=order["options"])
+    triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = order["warnings"]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        compiled = triton.compile(source, target=GPUTarget("cuda", order["capability"], 32), options=order["options"])
     cubin = folder / f"kernel_{number}.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
     registers, stack, static = _resources(cubin)
@@ -60,6 +65,7 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
         "threads": 32 * warps,
         "capability": order["capability"],
         "name": order["name"],
+        "warnings": re.findall(r"(?:warning|info)\s*: (\(C\d+\).*)", said.getvalue()),
     }
 
 

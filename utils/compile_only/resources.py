@@ -41,6 +41,7 @@ class ResourceUsage:
         threads: Threads per program, warps x 32 (more than asked for where the compiler adds warps of its own).
         capability: What it was compiled for: 90 is sm_90.
         name: Name of the kernel.
+        warnings: What ``ptxas`` warns of, such as products that it serialises; empty if it was not asked.
     """
 
     registers: int
@@ -49,6 +50,7 @@ class ResourceUsage:
     threads: int
     capability: int
     name: str
+    warnings: tuple[str, ...] = ()
 
     @property
     def spills(self) -> bool:
@@ -68,6 +70,7 @@ class Request:
     num_stages: int = 3
     divisible_by_16: Sequence[str] | None = None
     maxnreg: int | None = None
+    warnings: bool = False
 
 
 def resource_usage(
@@ -79,6 +82,7 @@ def resource_usage(
     num_stages: int = 3,
     divisible_by_16: Sequence[str] | None = None,
     maxnreg: int | None = None,
+    warnings: bool = False,
 ) -> ResourceUsage:
     """Registers, stack and shared memory of ``kernel`` compiled for one GPU architecture.
 
@@ -93,13 +97,16 @@ def resource_usage(
         divisible_by_16: Arguments that a launch would find to be multiples of 16; by default all pointers, as
             PyTorch aligns its memory.
         maxnreg: Registers that a thread may take, from 24 to 255; by default the compiler's choice.
+        warnings: Whether to ask ``ptxas`` for its warnings. The kernel is compiled anew then, whatever is cached.
 
     Raises:
         TypeError, ValueError: An argument is missing, unknown, or not what it should be.
         CompileError: The kernel does not compile.
     """
     constexprs = constexprs or {}
-    request = Request(kernel, signature, constexprs, capability, num_warps, num_stages, divisible_by_16, maxnreg)
+    request = Request(
+        kernel, signature, constexprs, capability, num_warps, num_stages, divisible_by_16, maxnreg, warnings
+    )
     return resource_usages([request])[0]
 
 
@@ -126,7 +133,7 @@ def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
         if "error" in answer:
             name = _function(request.kernel).__name__
             raise CompileError(f"{name} does not compile for sm_{request.capability}: {answer['error']}")
-        results.append(ResourceUsage(**answer))
+        results.append(ResourceUsage(**{**answer, "warnings": tuple(answer["warnings"])}))
     return results
 
 
@@ -181,6 +188,7 @@ def _order(request: Request) -> dict[str, Any]:
         "divisible": [arguments.index(name) for name in aligned],
         "capability": request.capability,
         "options": {"num_warps": request.num_warps, "num_stages": request.num_stages, "maxnreg": request.maxnreg},
+        "warnings": bool(request.warnings),
     }
 
 
