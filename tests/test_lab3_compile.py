@@ -30,14 +30,17 @@ KERNELS = {
 #: were measured faster than those without.
 SPILLS = {
     ("flash_forward_kernel", "fp32", 128): 520,  # takes 30 to 45 % less time all the same, as tuning.py says
+    # addresses, kept from the beginning of a program to its end and not in its loops: 20 to 30 % less time, anchored
+    **{("flash_forward_kernel", dtype, head_dim): 24 for dtype in ("bf16", "fp16") for head_dim in (80, 128)},
     ("dkdv_kernel", "bf16", 192): 272,  # 17 to 26 %
     ("dkdv_kernel", "bf16", 256): 272,
+    # through pointers: 17 to 70 % less time than tiles that keep more registers free
+    **{("dkdv_kernel", "bf16", head_dim): spilled for head_dim, spilled in ((60, 16), (100, 48), (180, 80))},
+    ("dq_kernel", "bf16", 180): 8,
 }
-#: Kernel, head_dims and mask whose products the assembler runs one after another on Hopper with some Triton.
-SERIALIZED = {("dkdv_kernel", head_dim, False) for head_dim in (40, 64, 80, 128)}
 #: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
 OLD_TRITON_SM100 = 24 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0
-HEAD_DIMS = (40, 64, 80, 128, 192, 256)
+HEAD_DIMS = (16, 40, 64, 80, 128, 192, 256)
 #: The architecture that tiles were measured on.
 MEASURED = 90
 
@@ -62,10 +65,15 @@ def kernel(module, name):
     return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
 
 
-def request(tuning, name, capability, dtype, head_dim, causal, group=1, whole=True):
-    """One kernel as its launch specialises it for large contiguous tensors: sizes are multiples of 16."""
+def request(tuning, name, capability, dtype, head_dim, causal, group=1, whole=True, strided=False, single=False):
+    """One kernel as its launch specialises it for large tensors: sizes are multiples of 16.
+
+    Tensors are contiguous; ``strided``: the columns of q lie apart, so that nothing has a descriptor. ``single``: there
+    is one query and one key, numbers that Triton compiles in.
+    """
     module, tensors, tiled, sizes, table = KERNELS[name]
-    tile = getattr(tuning, table)(head_dim, DTYPES[dtype], causal, divmod(capability, 10))
+    fewer = (False,) if single and table == "forward" else ()  # so short a row is not anchored
+    tile = getattr(tuning, table)(head_dim, DTYPES[dtype], causal, divmod(capability, 10), not strided, *fewer)
     block_d = tuning.block_d(head_dim)
     signature = {f"{x}_ptr": f"*{dtype}" for x in tensors.split()}
     if tile.descriptors:
@@ -74,17 +82,26 @@ def request(tuning, name, capability, dtype, head_dim, causal, group=1, whole=Tr
     signature |= {"lse_ptr": "*fp32"} | ({} if table == "forward" else {"delta_ptr": "*fp32", "scale": "fp32"})
     signature |= {f"stride_{x}{axis}": "i32" for x in tensors.split() for axis in "bhn"}
     signature |= dict.fromkeys(sizes.split(), "i32") | {"scale_log2": "fp32"}
-    constants = {f"stride_{x}d": 1 for x in tensors.split()} | {
+    constants = {f"stride_{x}d": 1 for x in tensors.split()}
+    if strided:
+        signature["stride_qd"] = "i32"
+        del constants["stride_qd"]
+    if single:
+        constants |= {length: signature.pop(length) and 1 for length in ("Nq", "Nk")}
+    constants |= {
         "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GROUP": group,
         "CAUSAL": causal, "WHOLE_M" if table == "dkdv" else "WHOLE_N": whole, "PRECISION": "ieee", "WIDE": False,
         "DESCRIPTORS": tile.descriptors,
     }  # fmt: skip
     if table == "forward":
-        constants["PRESCALE"] = False
+        constants |= {"PRESCALE": False, "ANCHORED": tile.anchored}
+    if table == "dkdv":
+        constants |= {"LOADS_FIRST": tile.loads_first, "MASKED": tile.masked or not whole}
     aligned = [
         key
         for key, kind in signature.items()
         if kind.startswith("*") or key.startswith("stride") or key in ("Nq", "Nk")
+        if not (strided and key.startswith("stride_q"))
     ]
     return Request(
         kernel(module, name), signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers,
@@ -97,9 +114,7 @@ def assert_fit(requests):
     for asked, used in zip(requests, resource_usages(requests), strict=True):
         case = {key: asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL", "BLOCK_M", "BLOCK_N", "GROUP")}
         case |= {"q": asked.signature["q_ptr"], "capability": asked.capability}
-        serial = any("serialized" in words for words in used.warnings)
-        known = (used.name, *(asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL"))) in SERIALIZED
-        assert known or not serial, f"{used.warnings}: {case}"
+        assert not any("serialized" in words for words in used.warnings), f"{used.warnings}: {case}"
         assert used.registers * used.threads <= 65536, f"{used.name} does not fit an SM: {used}"
         assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{used.name} takes too much shared memory: {used}"
         dtype = re.search(r"(bf16|fp16|fp32)", asked.signature["q_ptr"])[0]
@@ -131,9 +146,36 @@ def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability,
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_no_kernel_of_float32_spills(tuned, capability, name):
-    head_dims = (64, 128, 256) if capability == MEASURED else (64, 256)
+    head_dims = (16, 64, 128, 256) if capability == MEASURED else (64, 256)
     requests = [request(tuned, name, capability, "fp32", D, causal) for D in head_dims for causal in masks(capability)]
     assert_fit(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_kernel_of_tensors_without_descriptors_spills(tuned, name):
+    cases = [(D, causal) for D in (60, 100, 180) for causal in masks(MEASURED)]
+    asked = [request(tuned, name, MEASURED, "bf16", *case, whole=False, strided=True) for case in cases]
+    assert not any(each.constexprs["DESCRIPTORS"] for each in asked)
+    assert_fit(asked)
+
+
+@pytest.mark.parametrize("table", ["forward", "dkdv", "dq"])
+def test_tensors_without_descriptors_have_tiles_of_their_own(tuned, table):
+    for head_dim in (60, 100, 180):
+        for causal in (False, True):
+            hopper, pointers, blackwell, ampere = (
+                getattr(tuned, table)(head_dim, torch.bfloat16, causal, capability, described)
+                for capability, described in (((9, 0), True), ((9, 0), False), ((10, 0), False), ((8, 0), True))
+            )
+            assert hopper.descriptors and not pointers.descriptors and blackwell == ampere
+            assert pointers[5:] == tuned.Tile(0, 0, 0, 0)[5:]  # nothing that was measured with descriptors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_of_one_query_and_one_key_fit(tuned, name):
+    assert_fit([request(tuned, name, MEASURED, "bf16", D, False, whole=False, single=True) for D in (64, 128, 256)])
 
 
 @pytest.mark.slow

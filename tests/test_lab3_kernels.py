@@ -10,6 +10,7 @@ import torch
 from benchmarks import attention_errors
 from solutions import lab3_flash_attention as lab
 from solutions.lab3_flash_attention import tiles, tuning
+from solutions.lab3_flash_attention.flash_forward import anchored_row
 from utils import reference, runtime
 from utils.checks import cases
 from utils.kernel_profile import profile_kernel
@@ -54,6 +55,18 @@ def descriptors(request, monkeypatch):
             tuning, name, lambda *args, chosen=chosen: chosen(*args)._replace(descriptors=request.param)
         )
     return request.param
+
+
+def take_loop(monkeypatch, anchored):
+    """Let the forward kernel try its anchored loop first, or leave it out; the tile is the same."""
+    chosen = tuning.forward
+    monkeypatch.setattr(tuning, "forward", lambda *args: chosen(*args)._replace(anchored=anchored))
+
+
+@pytest.fixture
+def anchored(monkeypatch):
+    """The forward kernel with its anchored loop, which the interpreter leaves out by default."""
+    take_loop(monkeypatch, True)
 
 
 # ---- right ---------------------------------------------------------------------------------------------------------
@@ -250,7 +263,8 @@ def test_merging_parts_in_any_order_gives_the_softmax_of_the_whole():
 
 def forward_bytes(B, Hq, Nq, Nk, D, dtype, causal):
     """Bytes that the forward kernel loads and stores, by argument: q, o and L once, k and v once a tile of queries."""
-    tile = tuning.forward(D, dtype, causal, tuning.capability_of(runtime.DEVICE))
+    anchored = Nk >= tuning.ANCHORED_FROM
+    tile = tuning.forward(D, dtype, causal, tuning.capability_of(runtime.DEVICE), True, anchored)
     element_size = dtype.itemsize
     keys = 0
     for first in range(0, Nq, tile.m):
@@ -271,6 +285,20 @@ def test_forward_traffic_is_the_formula_exactly(Hq, Hkv, Nq, Nk, D, causal, dtyp
         lab.flash_forward(q, k, v, causal)
     assert not profile.findings, profile.report()
     loaded, stored = forward_bytes(2, Hq, Nq, Nk, D, dtype, causal)
+    assert {name: profile.by_argument[name].bytes_loaded for name in LOADED} == loaded
+    assert profile.bytes_loaded == sum(loaded.values()) and profile.bytes_stored == stored
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("Hq", "Hkv", "Nq", "Nk", "D"), [(4, 2, 50, 70, 40), *slowly((2, 2, 64, 64, 16), (1, 1, 70, 33, 24))]
+)
+def test_the_anchored_loop_moves_the_same_bytes_and_has_no_finding(Hq, Hkv, Nq, Nk, D, causal, descriptors, anchored):
+    q, k, v, _, _ = inputs(2, Hq, Hkv, Nq, Nk, D)
+    with profile_kernel(check_races=True) as profile:
+        lab.flash_forward(q, k, v, causal)
+    loaded, stored = forward_bytes(2, Hq, Nq, Nk, D, q.dtype, causal)
+    assert not profile.findings, profile.report()
     assert {name: profile.by_argument[name].bytes_loaded for name in LOADED} == loaded
     assert profile.bytes_loaded == sum(loaded.values()) and profile.bytes_stored == stored
 
@@ -306,12 +334,128 @@ def test_what_is_kept_for_the_backward_pass_grows_linearly_with_the_length():
 
 @pytest.mark.parametrize("together", [2, *slowly(1, 5, 100)])
 def test_every_tile_has_one_program_however_many_heads_run_side_by_side(together, monkeypatch):
-    monkeypatch.setattr(tuning, "heads_together", lambda bytes_per_head: together)
+    monkeypatch.setattr(tuning, "heads_together", lambda kernel, rows, causal: together)
     q, k, v, _, _ = inputs(1, 7, 7, 100, 40, 16)
     with profile_kernel(check_races=True) as profile:
         o, _ = lab.flash_forward(q, k, v)
     assert not profile.findings and profile.by_argument["o_ptr"].bytes_stored == 4 * q.numel()
     torch.testing.assert_close(o.cpu().double(), reference.attention(q, k, v)[0], rtol=1e-5, atol=1e-5)
+
+
+# ---- anchored ------------------------------------------------------------------------------------------------------
+
+
+def forward_both(monkeypatch, q, k, v, causal=False):
+    """o and L of the anchored loop, those of the inner loop, and the bytes of keys that the first one loaded."""
+    take_loop(monkeypatch, True)
+    with profile_kernel() as profile:
+        found = lab.flash_forward(q, k, v, causal)
+    assert not profile.findings, profile.report()
+    if not runtime.INTERPRET:  # what is profiled is interpreted
+        found = lab.flash_forward(q, k, v, causal)
+    take_loop(monkeypatch, False)
+    return found, lab.flash_forward(q, k, v, causal), profile.by_argument["k_ptr"].bytes_loaded
+
+
+@pytest.mark.parametrize("number", [*range(2), *slowly(*range(2, 8))])
+def test_anchored_random_cases_err_no_more_than_twice_what_pytorch_does(number, anchored):
+    point = attention_errors.case(20_000 + number, longest=runtime.pick(cpu=50, gpu=512))
+    assert attention_errors.within(point), point
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("Nq", "Nk"), [(50, 70), *slowly((1, 1), (1, 90), (90, 1), (33, 16), (64, 48), (70, 33), (40, 64))]
+)
+def test_an_anchor_gives_what_a_running_maximum_gives(Nq, Nk, causal, dtype, descriptors, monkeypatch):
+    q, k, v, _, _ = inputs(2, 4, 2, Nq, Nk, 24, dtype)
+    (o, lse), (right, right_lse), _ = forward_both(monkeypatch, q, k, v, causal)
+    roundings = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    torch.testing.assert_close(o, right, rtol=roundings, atol=roundings)
+    torch.testing.assert_close(lse, right_lse, rtol=1e-6, atol=2e-6)
+
+
+def outgrowing(dtype, growth):
+    """q, k and v of two tiles of queries; for the second alone, the last key's score is 2^growth times the first's."""
+    tile = tuning.forward(16, dtype, False, tuning.capability_of(runtime.DEVICE))
+    q, k, v, _, _ = inputs(1, 1, 1, 2 * tile.m, 3 * tile.n, 16, dtype)
+    q[..., 0], k[..., 0] = 0, 0
+    q[:, :, tile.m :, 0] = 4  # the scale is 1/4: the score is the key's first number
+    k[:, :, -1, 0] = growth / math.log2(math.e)
+    return q, k, v
+
+
+@pytest.mark.parametrize(
+    ("dtype", "growth", "again"),
+    [
+        (torch.float32, 40, False), (torch.float32, 90, True), (torch.float32, 200, True),
+        (torch.bfloat16, 40, False), (torch.bfloat16, 90, True), (torch.bfloat16, 200, True),
+        (torch.float16, 5, False), (torch.float16, 30, True), (torch.float16, 200, True),
+    ],
+)  # fmt: skip
+def test_a_tile_whose_scores_outgrow_the_anchor_and_no_other_is_computed_again(dtype, growth, again, monkeypatch):
+    q, k, v = outgrowing(dtype, growth)
+    (o, lse), (right, right_lse), loaded = forward_both(monkeypatch, q, k, v)
+    assert loaded == (3 if again else 2) * k.numel() * k.element_size()
+    half = q.shape[2] // 2
+    if again:
+        assert torch.equal(o[:, :, half:], right[:, :, half:]) and torch.equal(lse[:, :, half:], right_lse[:, :, half:])
+    torch.testing.assert_close(o, right, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse, right_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_values_that_overflow_beside_an_anchor_alone_are_computed_again(monkeypatch):
+    q, k, v = outgrowing(torch.bfloat16, 40)
+    v *= 1e30
+    (o, _), (right, _), loaded = forward_both(monkeypatch, q, k, v)
+    assert right.isfinite().all() and loaded == 3 * k.numel() * k.element_size()
+    torch.testing.assert_close(o, right, rtol=2e-2, atol=1e28)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("tensor", ["k", "v"])
+def test_what_is_not_finite_is_the_same_with_an_anchor(tensor, value, monkeypatch):
+    q, k, v, _, _ = inputs(1, 1, 1, 50, 70, 16)
+    {"k": k, "v": v}[tensor][0, 0, 40, 3] = value
+    (o, lse), (right, right_lse), _ = forward_both(monkeypatch, q, k, v, causal=True)
+    torch.testing.assert_close(o, right, rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(lse, right_lse, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_the_loads_of_the_next_tile_come_first_and_the_gradients_stay(monkeypatch):
+    args = inputs(2, 4, 2, 50, 70, 24)
+    right = five(*args, causal=True)
+    chosen = tuning.dkdv
+    for change in ({"loads_first": True}, {"masked": False}, {"loads_first": True, "masked": False}):
+        monkeypatch.setattr(tuning, "dkdv", lambda *args, change=change: chosen(*args)._replace(**change))
+        assert all(torch.equal(a, b) for a, b in zip(five(*args, causal=True), right, strict=True))
+
+
+def test_a_tile_is_chosen_by_what_descriptors_can_describe_and_short_rows_are_not_anchored(monkeypatch):
+    asked = []
+    for name in ("forward", "dkdv", "dq"):
+        chosen = getattr(tuning, name)
+        monkeypatch.setattr(tuning, name, lambda *args, chosen=chosen: asked.append(args[4:]) or chosen(*args))
+    for Nk, D, lay_out, described in (
+        (128, 16, lambda x: x, True),
+        (129, 16, lambda x: x, True),
+        (40, 20, lambda x: x, False),  # rows of 40 bytes
+        (40, 16, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), True),
+        (40, 16, lambda x: x.mT.contiguous().mT, False),
+    ):
+        q, k, v, do, dlse = inputs(1, 2, 2, 40, Nk, D, torch.bfloat16)
+        five(lay_out(q), k, v, do, dlse)
+        assert asked == [(described, Nk >= 129), (described,), (described,)], (Nk, D)
+        asked.clear()
+
+
+def test_an_exercise_that_is_still_to_be_filled_is_seen():
+    def open_place(x):
+        raise NotImplementedError("Lab 3, exercise 3.9: a row")
+
+    assert not tiles.is_filled(open_place) and tiles.is_filled(anchored_row)
+    assert not tiles.is_filled(anchored_row, open_place)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
