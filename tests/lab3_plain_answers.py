@@ -21,6 +21,12 @@ def _rows(
 
 K_ROWS = _rows("k", "key_head", "start", "Nk", "BLOCK_N")
 V_ROWS = _rows("v", "key_head", "start", "Nk", "BLOCK_N")
+LAST_V_ROWS = _rows("v", "key_head", "last", "Nk", "BLOCK_N")
+#: A call of the lab's own function, for the tile from ``{start}`` on.
+SCORES = (
+    "masked_scores(q, k_ptr, batch, key_head, {start}, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh, "
+    "stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE, DESCRIPTORS)"
+)
 Q_ROWS = _rows("q", "head", "start", "Nq", "BLOCK_M")
 DO_ROWS = _rows("do", "head", "start", "Nq", "BLOCK_M")
 O_ROWS = _rows("o", "head", "first", "Nq", "BLOCK_M", more="False")
@@ -106,6 +112,34 @@ ANSWERS: dict[str, str] = {
         """,
     "3.4: the causal mask": """
         return (column < Nk) & (column <= row + Nk - Nq)
+        """,
+    "3.9: scores of one tile": f"""
+        k = {K_ROWS}
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        column = start + tl.arange(0, BLOCK_N)
+        return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        """,
+    "3.9: a row of tiles with an anchor": f"""
+        m = tl.zeros((BLOCK_M,), tl.float32)
+        d = tl.zeros((BLOCK_M,), tl.float32)
+        o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        last = (seen_by_one - 1) // BLOCK_N * BLOCK_N
+        if seen_by_one > 0:
+            s = {SCORES.format(start="0")}
+            m = tl.maximum(tl.max(s, 1), -1e30)
+            for start in range(0, last, BLOCK_N):
+                p = tl.exp2(s - m[:, None])
+                v = {V_ROWS}
+                o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+                d = d + tl.sum(p, 1)
+                s = {SCORES.format(start="start + BLOCK_N")}
+            p = tl.exp2(s - m[:, None])
+            v = {LAST_V_ROWS}
+            o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+            d = d + tl.sum(p, 1)
+        limit = 30000.0 if q.dtype == tl.float16 else 1e19
+        bad = tl.where(d < limit, 0.0, 1.0) + tl.where(tl.sum(o * 0.0, 1) == 0.0, 0.0, 1.0)
+        return o, m, d, tl.max(bad, 0) == 0.0
         """,
     "3.5: delta": f"""
         o = {O_ROWS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lab3_plain_answers import K_ROWS
+from lab3_plain_answers import K_ROWS, LAST_V_ROWS, SCORES, V_ROWS
 from lab_places import WrongAnswer
 
 WRONG_ANSWERS: list[WrongAnswer] = []
@@ -711,4 +711,97 @@ wrong(
     "one query too late",
     "only causal attention goes wrong",
     edits={"first - (Nk - Nq)) //": "first - (Nk - Nq) + 1) //"},
+)
+
+# ---- 3.9 the anchored loop
+SCORES_OF_A_TILE, ANCHOR = "3.9: scores of one tile", "3.9: a row of tiles with an anchor"
+FIRST_SCORES, LOOK = SCORES.format(start="0"), "return o, m, d, tl.max(bad, 0) == 0.0"
+wrong(
+    ANCHOR,
+    "values of the next tile",
+    "a step adds the values of the tile before",
+    '"classic wrong answers" 1',
+    edits={V_ROWS: V_ROWS.replace("start", "start + BLOCK_N")},
+)
+wrong(
+    ANCHOR,
+    "last tile left",
+    "the last tile is missing",
+    '"classic wrong answers" 2',
+    edits={f"v = {LAST_V_ROWS}": f"p = p * 0.0\n            v = {LAST_V_ROWS}"},
+)
+wrong(ANCHOR, "nobody looks", '"classic wrong answers" 3', edits={LOOK: "return o, m, d, tl.max(bad, 0) >= 0.0"})
+wrong(
+    ANCHOR,
+    "sum alone looked at, and for infinity",
+    '"classic wrong answers" 3',
+    edits={
+        "limit = 30000.0 if q.dtype == tl.float16 else 1e19": "limit = float('inf')",
+        "tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0",
+    },
+)
+wrong(
+    ANCHOR,
+    "first row alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.max(bad, 0) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"},
+)
+wrong(
+    ANCHOR,
+    "anchored at zero",
+    "only low scores go wrong",
+    '"classic wrong answers" 3',
+    edits={"m = tl.maximum(tl.max(s, 1), -1e30)": "m = tl.zeros((BLOCK_M,), tl.float32)"},
+)
+wrong(
+    ANCHOR,
+    "always again",
+    "each row is computed again although nothing outgrew",
+    '"classic wrong answers" 4',
+    edits={LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+)
+wrong(
+    ANCHOR,
+    "one limit",
+    "each row is computed again although nothing outgrew",
+    '"classic wrong answers" 4',
+    edits={"30000.0 if q.dtype == tl.float16 else 1e19": "30000.0"},
+)
+wrong(
+    ANCHOR,
+    "never tried",
+    "only one of the two loops has run",
+    '"classic wrong answers" 4',
+    edits={"if seen_by_one > 0:": "if seen_by_one > 1000000:", LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+)
+wrong(
+    ANCHOR,
+    "maximum in another unit",
+    "only the logsumexp goes wrong",
+    '"classic wrong answers" 7',
+    edits={LOOK: "return o, m * 2.0, d, tl.max(bad, 0) == 0.0"},
+)
+wrong(
+    ANCHOR,
+    "first tile not masked",
+    "the first tile of scores is masked",
+    '"classic wrong answers" 5',
+    edits={FIRST_SCORES: FIRST_SCORES.replace("CAUSAL, WHOLE_N", "False, WHOLE_N")},
+)
+wrong(
+    SCORES_OF_A_TILE,
+    "no mask",
+    "scores past the last key",
+    '"classic wrong answers" 5',
+    edits={'return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))': "return s"},
+)
+wrong(
+    SCORES_OF_A_TILE,
+    "scaled in the exponent alone",
+    "a negative scale",
+    '"classic wrong answers" 6',
+    edits={" * scale_log2": ""},
+    also={
+        ANCHOR: {"s - m[:, None]": "(s - m[:, None]) * scale_log2", "return o, m, d,": "return o, m * scale_log2, d,"}
+    },
 )

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_blocks, attention_memory, attention_stability, attention_traffic, attention_ways, truth
+from benchmarks import (
+    attention_anchor,
+    attention_blocks,
+    attention_memory,
+    attention_stability,
+    attention_traffic,
+    attention_ways,
+    head_start,
+    power,
+    truth,
+)
 from solutions.lab3_flash_attention import flash_forward
 from utils import record_layouts, reference, runtime, timing
 from utils.attention_math import AttentionShape, attention_flops, flash2_traffic
+from utils.kernel_profile import profile_kernel
 
 ON_CPU = ("eager", "ours", "flash")
 
@@ -123,6 +135,53 @@ def test_the_longest_sequences_are_measured_for_memory_only(known_times, monkeyp
         published={"ours": ("ours", False, 0.0)},
     )  # fmt: skip
     assert {p["seq_len"] for p in results["times"]} == {16} and {p["seq_len"] for p in results["memory"]} == {16, 32}
+
+
+# ---- anchor ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_anchors_worth_fills_its_layout(known_times, monkeypatch):
+    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    readings = ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
+    monkeypatch.setattr(
+        power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: lambda: readings)
+    )
+    results = attention_anchor.measure(
+        shapes=[(1, 2, 32, 16, False), (1, 2, 32, 16, True)],
+        rounds=3,
+        seconds=0,
+        lap_seconds=0,
+        alone=(1, 1, 16, 16, False),
+    )
+    assert problems("attention_anchor", results) == []
+    ways = {attention_anchor.ANCHORED, attention_anchor.INNER, attention_anchor.OUTGROWN}
+    assert all(set(p["timed"]) - {attention_anchor.CUDNN} == ways for p in results["points"])
+    assert all(set(p["anchored_over"]) == set(p["timed"]) - {attention_anchor.ANCHORED} for p in results["points"])
+    text = attention_anchor.table(results)
+    assert "D 16, N 32, causal" in text and "x inner loop" in text
+
+
+def test_outgrown_rows_are_computed_twice_and_others_once(monkeypatch):
+    chosen = attention_anchor._tuning.forward  # in the interpreter no tile asks for the anchored loop
+
+    def with_an_anchor(*args, anchored=True):
+        return chosen(*args)._replace(anchored=anchored and all(args[5:]))
+
+    monkeypatch.setattr(attention_anchor._tuning, "forward", with_an_anchor)
+    q, k, v = (normal(1, 1, 160, 16) for _ in range(3))
+
+    def keys_loaded(q, k):
+        with profile_kernel() as profile:
+            o, _ = flash_forward(q, k, v)
+        torch.testing.assert_close(o.double().cpu(), reference.attention(q, k, v)[0], rtol=1e-4, atol=1e-4)
+        return profile.by_argument["k_ptr"].bytes_loaded
+
+    once = keys_loaded(q, k)
+    assert keys_loaded(*attention_anchor.outgrowing(q, k)) == 2 * once
+    with attention_anchor.with_a_running_maximum():
+        assert not attention_anchor._tuning.forward(16, q.dtype, False, (0, 0)).anchored
+        assert keys_loaded(*attention_anchor.outgrowing(q, k)) == once
+    assert attention_anchor._tuning.forward(16, q.dtype, False, (0, 0)).anchored
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------

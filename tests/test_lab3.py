@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from solutions import lab3_flash_attention as solution
 from utils import reference
 from utils.checks import tensors
 from utils.checks.core import CheckFailed
-from utils.checks.lab3 import backward, forward, gradients, shapes, walk
+from utils.checks.lab3 import backward, forward, gradients, operator, shapes, walk
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,10 +43,8 @@ EXERCISES: dict[str, tuple[Callable, tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Exercises whose checks take seconds and resemble another one's: `make test` runs them.
 BROAD = ("3.4", "3.7", "3.8")
-#: Exercises with places of their own.
-WRITTEN = [exercise for exercise in EXERCISES if exercise != "3.9"]
 #: What an exercise's check meets first before anything is solved.
-FIRST = {**{exercise: exercise for exercise in EXERCISES}, "3.4": "3.3", "3.9": "3.8"}
+FIRST = {**{exercise: exercise for exercise in EXERCISES}, "3.4": "3.3"}
 
 
 def run_check(exercise: str, lab: object, seed: int) -> None:
@@ -133,7 +131,7 @@ def message(wrong: WrongAnswer, folder: Path, seed: int) -> str:
 
 
 def first_of_each_exercise() -> list:
-    first = {exercise: next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in WRITTEN}
+    first = {exercise: next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in EXERCISES}
     return [
         pytest.param(wrong, marks=[pytest.mark.slow] if exercise in BROAD else []) for exercise, wrong in first.items()
     ]
@@ -238,8 +236,46 @@ def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 16), (16, 64), (128, 64), (64, 128)])
 def test_the_last_query_of_a_tile_is_alone_in_a_tile_of_keys_on_every_seed(block_m, block_n):
     for seed in range(10):
-        sizes = [case.sizes for case in forward._causal_cases(seed, block_m, block_n)]
+        sizes = [case.sizes for case in forward.causal_cases(seed, block_m, block_n)]
         assert any(s["Nq"] % block_m == 0 and s["Nk"] % block_n == 1 and s["Nk"] >= s["Nq"] for s in sizes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gpu_compiles_a_third_of_the_cases_with_an_anchor_and_all_that_outgrow_it(monkeypatch, seed):
+    blocks = {torch.float32: (32, 16), torch.bfloat16: (32, 16), torch.float16: (64, 128)}
+    everything = operator._anchored_cases(seed, blocks)
+    monkeypatch.setattr(operator, "runtime", SimpleNamespace(pick=lambda cpu, gpu: gpu))
+    some = operator._anchored_cases(seed, blocks)
+    assert set(map(repr, some)) < set(map(repr, everything)) and len(some) < len(everything) / 2
+    assert [case.kind for case in some[-7:]] == [case.kind for case in everything[-7:]]
+
+
+def take_tiles_of_a_gpu(monkeypatch, lab: ModuleType, capability: tuple[int, int]) -> None:
+    """Let a package's kernels have the tiles of a GPU, and the check of 3.9 the cases that it has there."""
+    tuning = importlib.import_module(f"{lab.__name__}.tuning")
+    monkeypatch.setattr(tuning, "runtime", SimpleNamespace(INTERPRET=False, pick=lambda cpu, gpu: gpu))
+    monkeypatch.setattr(tuning, "capability_of", lambda device: capability)
+    monkeypatch.setattr(operator, "runtime", SimpleNamespace(pick=lambda cpu, gpu: gpu))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_the_anchored_loop_passes_with_the_tiles_of_a_gpu(capability, monkeypatch, capsys):
+    take_tiles_of_a_gpu(monkeypatch, solution, capability)
+    for seed in (4, 39):  # 39 found tiles that held all keys of a case in which some must outgrow the first
+        run_check("3.9", solution, seed)
+    assert capsys.readouterr().out.count("✓ exercise 3.9 (") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sum alone looked at, and for infinity", "always again", "never tried"])
+def test_an_anchored_loop_that_is_wrong_is_named_with_the_tiles_of_a_gpu(name, tmp_path, monkeypatch):
+    wrong = next(wrong for wrong in WRONG_ANSWERS if wrong.name == name)
+    with lab_with(LAB, tmp_path, f"lab3_gpu_{WRONG_ANSWERS.index(wrong)}", wrong.answers(ANSWERS)) as lab:
+        take_tiles_of_a_gpu(monkeypatch, lab, (9, 0))
+        with pytest.raises(CheckFailed) as failed:
+            run_check("3.9", lab, seed=39)
+    assert all(words in str(failed.value) for words in wrong.says), failed.value
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 32), (32, 16), (16, 16), (128, 64), (64, 128)])
@@ -260,7 +296,7 @@ def test_low_scores_are_no_reason_to_refuse_the_solution_on_any_seed():
 
 
 def test_every_exercise_has_at_least_six_wrong_answers():
-    for exercise in WRITTEN:
+    for exercise in EXERCISES:
         assert sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS) >= 6, exercise
     assert len({str(wrong) for wrong in WRONG_ANSWERS}) == len(WRONG_ANSWERS)
 

@@ -217,7 +217,8 @@ def test_the_counters_are_shown_for_the_shape_that_they_were_read_for():
     assert start.counted == (rows["eager"], rows["ours"])
     assert [length.n for length in hero.lengths() if length.counted] == [start.n]
     assert start.counted[0] == pytest.approx(start.eager_bytes, rel=0.05)
-    assert start.counted[1] == pytest.approx(start.least, rel=0.1)
+    # what is written stays in the L2 cache for a while, and some of it until the counters are read
+    assert 0.99 * (start.least - start.writes) <= start.counted[1] <= 1.1 * start.least
 
 
 def test_the_still_figure_has_every_number_its_device_and_its_date():

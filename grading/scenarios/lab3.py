@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from types import ModuleType
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 
 from grading.scenarios import Draw, Observation, Observed, Scenario, Tolerance
 from grading.scenarios.tensors import leaves_alone, normal, placed, words
+from utils.checks.lab3.operator import anchored
 
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 #: A layout per tensor, each with strides of its own.
@@ -351,14 +353,37 @@ def flash_attention(package: ModuleType, seed: int) -> Observed:
 
 # ---- 3.9
 def challenge(package: ModuleType, seed: int) -> Observed:
-    """3.9: what must stay right while it becomes fast: both widths, both 16-bit dtypes, causal or not."""
+    """3.9: with the anchored loop: both widths, both 16-bit dtypes, causal or not, ragged, scores that outgrow it."""
     draw = Draw(seed, "3.9")
     observed = Observed()
-    for dtype, D, causal in ((HALF, 64, True), (HALF, 128, False), (BRAIN, 64, False), (BRAIN, 128, True)):
-        n = draw.between(66, 100)
-        q, k, v, _ = _inputs(draw, Sizes(1, 2, 1, n, n, D), dtype, "heads")
-        kind = "causal, " if causal else ""
-        observed[f"flash_attention, {kind}D = {D}, {str(dtype)[6:]}"] = package.flash_attention(q, k, v, causal)
+    cases = [
+        (f"{'causal, ' if causal else ''}D = {D}", Sizes(1, 2, 1, n, n, D), {"causal": causal}, dtype, 0.0)
+        for dtype, D, causal in ((HALF, 64, True), (HALF, 128, False), (BRAIN, 64, False), (BRAIN, 128, True))
+        for n in [draw.between(66, 100)]
+    ]
+    few, some = draw.between(34, 60), draw.between(65, 90)
+    cases += [
+        ("more keys, causal", Sizes(1, 2, 1, few, some, 16), {"causal": True}, SINGLE, 0.0),
+        ("more queries, causal", Sizes(1, 1, 1, some + 40, few, 16), {"causal": True}, SINGLE, 0.0),
+        ("one tile", Sizes(1, 1, 1, few, draw.between(3, 14), 16), {}, SINGLE, 0.0),
+        ("a negative scale", Sizes(1, 1, 1, few, some, 16), {"scale": -0.3}, SINGLE, 0.0),
+        ("scores that grow by 30", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 30.0),
+        ("scores that grow by 88", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 88.0),
+        ("scores that grow by 150", Sizes(1, 1, 1, few, some, 16), {}, BRAIN, 150.0),
+        ("scores that grow by 40", Sizes(1, 1, 1, few, some, 16), {}, HALF, 40.0),
+    ]
+    with anchored(importlib.import_module(f"{package.__name__}.tuning")):
+        for what, sizes, options, dtype, growth in cases:
+            q, k, v, _ = _inputs(draw, sizes, dtype, "heads")
+            if growth:  # of the later keys' scores, for every other query
+                q[..., 0] = torch.tensor([0.0, 4.0]).repeat(sizes.Nq)[: sizes.Nq]
+                k[..., 0] = torch.where(torch.arange(sizes.Nk) < sizes.Nk // 2, 0.0, growth)
+            o, lse = package.flash_attention_with_lse(q, k, v, **options)
+            case = _case(what, dtype, "whole")
+            observed |= {f"o of flash_attention_with_lse, {case}": o, f"lse of flash_attention_with_lse, {case}": lse}
+        q, k, v, _ = _low(_inputs(draw, Sizes(1, 1, 1, few, some, 16)))
+        o, lse = package.flash_attention_with_lse(q, k, v, False, 0.25)
+        observed |= {"o of flash_attention_with_lse, low scores": o, "lse of flash_attention_with_lse, low scores": lse}
     return observed
 
 
@@ -381,5 +406,5 @@ SCENARIOS = (
     Scenario("3.6", flash_dkdv, ATTENTION, {"dk and dv of flash_dkdv, low scores": LOW}),
     Scenario("3.7", flash_dq, ATTENTION, {"dq of flash_dq, low scores": LOW}),
     Scenario("3.8", flash_attention, ATTENTION),
-    Scenario("3.9", challenge, ATTENTION),
+    Scenario("3.9", challenge, ATTENTION, {"o of flash_attention_with_lse, low scores": LOW}),
 )

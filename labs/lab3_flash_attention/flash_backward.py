@@ -12,7 +12,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, add_product, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import LOG2_E, add_product, describable, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -49,6 +49,16 @@ def probabilities(s, lse, scale, scale_log2, dtype: tl.constexpr):
     return p
 
 
+@triton.jit
+def load_numbers(ptr, row, N, MASKED: tl.constexpr):
+    """The numbers of rows ``row`` of N; MASKED: 0 beyond the last."""
+    if MASKED:
+        numbers = tl.load(ptr + row, mask=row < N, other=0.0)
+    else:
+        numbers = tl.load(ptr + row)
+    return numbers
+
+
 @triton.jit(do_not_specialize=["together"])
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
@@ -58,7 +68,7 @@ def dkdv_kernel(
     key_heads, sequences, Nq, Nk, scale, scale_log2, together,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, LOADS_FIRST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see them.
 
@@ -175,7 +185,7 @@ def flash_dkdv(
     dk, dv = empty_in_order(k), empty_in_order(v)
     if not lse.numel():
         return dk.zero_(), dv.zero_()
-    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device))
+    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
     group = Hq // Hkv
     (q_source, do_source, k_source, v_source), described = sources(
         tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
@@ -183,10 +193,10 @@ def flash_dkdv(
     dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
         q_source, k_source, v_source, do_source, lse, delta, dk, dv,
         *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-        Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nq * D * q.element_size() * group),
+        Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_M=Nq % tile.m == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dk, dv),
-        DESCRIPTORS=described,
+        DESCRIPTORS=described, LOADS_FIRST=tile.loads_first, MASKED=tile.masked or Nq % tile.m > 0,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
@@ -207,7 +217,7 @@ def flash_dq(
     dq = empty_in_order(q)
     if not lse.numel():
         return dq
-    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device))
+    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
     group = Hq // Hkv
     (q_source, do_source, k_source, v_source), described = sources(
         tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
@@ -215,7 +225,7 @@ def flash_dq(
     dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
         q_source, k_source, v_source, do_source, lse, delta, dq,
         *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
-        Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
+        Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dq),
         DESCRIPTORS=described,

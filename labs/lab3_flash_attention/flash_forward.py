@@ -1,4 +1,9 @@
-"""The forward pass of FlashAttention: the inner loop (exercise 3.3), and causal with blocks skipped (exercise 3.4)."""
+"""The forward pass of FlashAttention: the inner loop (exercise 3.3), causal (3.4), and with an anchor (3.9).
+
+The inner loop keeps a running maximum and rescales what it has summed whenever the maximum grows. The anchored loop
+takes the maximum of a row's first tile for the whole row, which is right as long as nothing overflows: at the end it is
+looked at whether anything did, and if so the tile goes through the inner loop.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,18 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_attention, softmax_scale
-from .tiles import LOG2_E, add_product, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import (
+    LOG2_E,
+    add_product,
+    describable,
+    empty_in_order,
+    is_filled,
+    is_wide,
+    load_rows,
+    sources,
+    store_rows,
+    tile_of,
+)
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -32,6 +48,38 @@ def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
         return (column < Nk) & (row >= 0)
 
 
+@triton.jit
+def masked_scores(
+    q, k_ptr, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh, stride_kn, stride_kd,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start`` on: (BLOCK_M, BLOCK_N) float32,
+    -inf where a query sees no key."""
+    raise NotImplementedError("Lab 3, exercise 3.9: scores of one tile")
+
+
+@triton.jit
+def anchored_row(
+    q, k_ptr, v_ptr, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+    stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """A row of tiles with one reference, the maximum of its first tile: no other maximum is taken, nothing is rescaled.
+
+    Each step adds the values of one tile and multiplies the keys of the next: what a step loads arrives while the next
+    one computes its exponentials.
+
+    Returns:
+        o (BLOCK_M, BLOCK_D), m and d (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not if
+        anything overflowed.
+    """
+    raise NotImplementedError("Lab 3, exercise 3.9: a row of tiles with an anchor")
+
+
 @triton.jit(do_not_specialize=["together"])
 def flash_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
@@ -40,7 +88,7 @@ def flash_forward_kernel(
     heads, sequences, Nq, Nk, scale_log2, together,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, ANCHORED: tl.constexpr,
 ):  # fmt: skip
     """One program: ``BLOCK_M`` queries of one head, against all keys that they see, ``BLOCK_N`` at a time.
 
@@ -66,7 +114,20 @@ def flash_forward_kernel(
     # a scale that is not positive would not keep the order of the scores: there they are scaled before the maximum
     factor = 1.0 if PRESCALE else scale_log2
     seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
-    for start in range(0, seen_by_one, BLOCK_N):
+    end = seen_by_one
+    if ANCHORED:  # exercise 3.9, voluntary
+        o, m, d, done = anchored_row(
+            q, k_ptr, v_ptr, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+            stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE, DESCRIPTORS,
+        )  # fmt: skip
+        if done:
+            end = 0
+        else:  # something overflowed: the whole row again
+            m = tl.full((BLOCK_M,), -1e30, tl.float32)
+            d = tl.zeros((BLOCK_M,), tl.float32)
+            o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start in range(0, end, BLOCK_N):
         raise NotImplementedError("Lab 3, exercise 3.3: one step of the inner loop")
     raise NotImplementedError("Lab 3, exercise 3.3: the end of a row of tiles")
     store_rows(
@@ -101,15 +162,17 @@ def flash_forward(
     lse = torch.empty((B, Hq, Nq), dtype=torch.float32, device=q.device)
     if not lse.numel():
         return o, lse
-    tile = tuning.forward(D, q.dtype, causal, tuning.capability_of(q.device))
+    anchored = Nk >= tuning.ANCHORED_FROM and is_filled(masked_scores, anchored_row)
+    capability = tuning.capability_of(q.device)
+    tile = tuning.forward(D, q.dtype, causal, capability, describable(q, k, v), anchored)
     group = Hq // Hkv
     (q_source, k_source, v_source), described = sources(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
     flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
         q_source, k_source, v_source, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-        Hq, B * Hq, Nq, Nk, scale * LOG2_E, tuning.heads_together(2 * Nk * D * q.element_size()) * group,
+        Hq, B * Hq, Nq, Nk, scale * LOG2_E, tuning.heads_together("forward", Nk, causal) * group,
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
         CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRESCALE=scale <= 0, PRECISION="ieee", WIDE=is_wide(q, k, v, o),
-        DESCRIPTORS=described,
+        DESCRIPTORS=described, ANCHORED=tile.anchored,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return o, lse

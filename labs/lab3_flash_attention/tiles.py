@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+
 import torch
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
@@ -96,6 +100,12 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     return total
 
 
+@functools.cache
+def is_filled(*functions: Callable[..., object]) -> bool:
+    """Whether no place in these functions of a kernel is still to be filled."""
+    return all("raise NotImplementedError" not in inspect.getsource(getattr(f, "fn", f)) for f in functions)
+
+
 def is_wide(*tensors: torch.Tensor, rows: int = 256) -> bool:
     """Whether an offset inside one head of a (B, H, N, D) tensor, a tile's padding included, passes 2^31."""
     return any((x.shape[2] + rows) * abs(x.stride(2)) + 512 * abs(x.stride(3)) >= 2**31 for x in tensors)
@@ -106,11 +116,17 @@ def empty_in_order(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.preserve_format)
 
 
-def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.Tensor | TensorDescriptor], bool]:
-    """What the kernels load from: descriptors of all tensors where that is ``wanted`` and possible, else the tensors.
+def describable(*tensors: torch.Tensor) -> bool:
+    """Whether each of these (B, H, N, D) tensors may have a descriptor.
 
     The hardware asks of a descriptor for a last stride of 1, and for the start and all other strides at multiples of
     16 bytes.
+    """
+    return all(map(_describable, tensors))
+
+
+def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.Tensor | TensorDescriptor], bool]:
+    """What the kernels load from: descriptors of all tensors where that is ``wanted`` and possible, else the tensors.
 
     Args:
         wanted: Whether the table of tuned numbers chooses descriptors.
@@ -120,7 +136,7 @@ def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.
         The sources in order, and whether they are descriptors.
     """
     tensors = [x for x, _ in tiles]
-    if not wanted or not all(map(_describable, tensors)):
+    if not wanted or not describable(*tensors):
         return tensors, False
     return [_describe(x, rows) for x, rows in tiles], True
 

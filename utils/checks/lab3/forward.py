@@ -25,6 +25,8 @@ from utils.checks.traffic import Budget, Times
 
 FORWARD = "flash_forward_kernel"
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+#: Tokens of a sequence that is timed.
+TIMED = 4096
 
 #: What the functions of this lab may not do.
 RULES = forbid.Rules(largest=lambda case: largest(case))
@@ -44,9 +46,9 @@ def blocks_of(attention: Callable[..., Any], *args: Any, kernel: str = FORWARD) 
     return found["BLOCK_M"], found["BLOCK_N"]
 
 
-def small() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def small(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v of one tile, to ask a function for its tile sizes."""
-    x = torch.zeros(1, 1, 16, 16, device=runtime.DEVICE)
+    x = torch.zeros(1, 1, 16, 16, device=runtime.DEVICE, dtype=dtype)
     return x, x, x
 
 
@@ -148,7 +150,7 @@ def flash_peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool =
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def large(causal: bool, head_dim: int = 64, seq_len: int = 4096) -> tuple[Any, ...]:
+def large(causal: bool, head_dim: int = 64, seq_len: int = TIMED) -> tuple[Any, ...]:
     """16,384 tokens of width 2048 in bfloat16, as arguments of an attention function."""
     shape = (2**14 // seq_len, 2048 // head_dim, seq_len, head_dim)
     return *(torch.randn(shape, device=runtime.DEVICE, dtype=torch.bfloat16) for _ in range(3)), causal
@@ -178,7 +180,8 @@ def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None
     )
 
 
-def _causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
+def causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
+    """What a causal kernel with these tiles is tried on, simplest first."""
     draw = generator(seed)
     few, extra = block_m + draw.randint(1, block_m - 1), draw.randint(1, 2 * block_n)
     square = 2 * max(block_m, block_n)
@@ -209,7 +212,7 @@ def check_flash_causal(flash_forward: Forward, seed: int | None = None) -> None:
         Exercise("3.4", "causal forward kernel"),
         flash_forward,
         shapes.attention,
-        _causal_cases(seed, *blocks_of(flash_forward, *small())),
+        causal_cases(seed, *blocks_of(flash_forward, *small())),
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=TILING,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from utils import runtime
 from utils.checks.cases import Case
-from utils.checks.core import Exercise, draw_seed, generator
+from utils.checks.core import CheckFailed, Exercise, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.kernel import check_kernel
-from utils.checks.lab2.launches import no_atomics
+from utils.checks.lab2.launches import launched, no_atomics
 from utils.checks.lab2.shapes import classic
 from utils.checks.lab3 import forward, gradients, shapes, tiles, walk
 from utils.checks.lab3.shapes import sizes
@@ -329,16 +336,158 @@ def _peer_step(q, k, v, do, dlse, causal, scale, upstream):
     return torch.autograd.grad(forward.flash_peer(q, k, v, causal), (q, k, v), do)
 
 
-def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
-    """Exercise 3.9: the forward pass beside PyTorch's FlashAttention-2, for two head dimensions.
+def _need_both_places(kernels: ModuleType) -> None:
+    """Look whether the places of the anchored loop are filled.
 
-    Without a GPU the tiles are checked to be right, and nothing is timed.
+    Raises:
+        NotImplementedError: of the first place of that loop that is still to be filled.
+        CheckFailed: the stub's line still stands in a comment, which leaves the loop out on a GPU.
+    """
+    for name in ("masked_scores", "anchored_row"):
+        source = textwrap.dedent(inspect.getsource(getattr(kernels, name).fn))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                raise NotImplementedError(*(ast.literal_eval(argument) for argument in node.exc.args))
+        if "raise NotImplementedError" in source:
+            raise CheckFailed(
+                f"exercise 3.9 (speed challenge): in {name} the stub's `raise NotImplementedError` still stands in a "
+                "comment, and the kernel leaves out a loop that is not filled: delete that line"
+            )
+
+
+@contextlib.contextmanager
+def anchored(tuning: ModuleType) -> Iterator[None]:
+    """Inside, each tile of the forward kernel asks for the anchored loop, in the interpreter and on any GPU.
+
+    Where a GPU has a tile of its own for that loop, short rows of keys get it, too.
+    """
+    chosen, least = tuning.forward, tuning.ANCHORED_FROM
+    tuning.forward, tuning.ANCHORED_FROM = lambda *args: chosen(*args)._replace(anchored=True), 1
+    try:
+        yield
+    finally:
+        tuning.forward, tuning.ANCHORED_FROM = chosen, least
+
+
+def _tried(kernels: ModuleType, tuning: ModuleType) -> forward.Forward:
+    """The forward pass of these modules: with its anchored loop, but where it is timed as the table has it."""
+
+    def flash_forward(q: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with contextlib.nullcontext() if q.shape[2] >= forward.TIMED else anchored(tuning):
+            return kernels.flash_forward(q, *rest, **options)
+
+    return flash_forward
+
+
+def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) -> list[Case]:
+    """Those of exercises 3.3 and 3.4, and scores that outgrow the first tile's maximum or nearly do.
+
+    A GPU, for which each is compiled in seconds, has every third of the former. ``blocks``: the tile, (queries, keys),
+    that each dtype takes. Only past the first tile of keys can anything outgrow it.
+    """
+    kinds = [("outgrown", torch.float32), ("outgrown by 88", torch.float32), ("grown by 30", torch.float32)]
+    kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF)]
+    past = {dtype: (2 * block_m + 3, 3 * block_n + 5) for dtype, (block_m, block_n) in blocks.items()}
+    block_m, block_n = blocks[torch.float32]
+    blind = sizes(1, 1, 1, 3 * block_m, block_m // 2 + 1, 16)
+    former = [*shapes.drawn(seed, block_m, block_n, causal=False), *forward.causal_cases(seed, block_m, block_n)]
+    return [
+        *runtime.pick(cpu=former, gpu=former[seed % 3 :: 3]),
+        Case("a tile without keys", blind, options={"causal": True}, seed=seed),
+        Case(shapes.LOW, sizes(1, 1, 1, *past[torch.float32], 16), seed=seed),
+        *(Case(kind, sizes(1, 2, 1, *past[dtype], 16), dtype, seed=seed) for kind, dtype in kinds),
+    ]
+
+
+def _read(trial: Trial) -> Problem | None:
+    """An inspection: keys and values are read once, and a second time where scores outgrow the anchor."""
+    found, case = launched([trial], forward.FORWARD), trial.case
+    if found is None:
+        return None
+    once = case.numel("B", "Hq", "D") * case.element_size
+    once *= forward.keys_read(case, found["BLOCK_M"], found["BLOCK_N"])
+    twice_at_least = case.kind in ("outgrown", "outgrown by 40")
+    twice_at_most = twice_at_least or case.kind == "outgrown by 88" or case.magnitude > 1
+    least, most = once * (1 + twice_at_least), once * (1 + twice_at_most)
+    for name in ("k_ptr", "v_ptr"):
+        launches = (x for x in trial.profile.launches if x.kernel == forward.FORWARD and name in x.by_argument)
+        read = sum(x.by_argument[name].bytes_loaded for x in launches)
+        if not least <= read <= most:
+            return Problem(f"{name}: {read:,} bytes loaded, {least:,} expected", _why(case, read, once, least))
+    return None
+
+
+def _why(case: Case, read: int, once: int, least: int) -> str:
+    if read < least:
+        return classic("scores outgrow the anchor, and only one of the two loops has run", 4)
+    if case.kind == shapes.NEGATIVE:
+        return classic("with a negative scale each row is computed again: scale before the mask and the maximum", 6)
+    if read == 2 * once:
+        return classic("each row is computed again although nothing outgrew its anchor", 4)
+    if case.options.get("causal"):
+        return classic("the loop does not end with the last key that a query of the tile sees", 5)
+    return classic("tiles are loaded that no step needs", 5)
+
+
+def _without_last_tile(e: Evidence) -> bool:
+    """Whether an output is that of all tiles of keys but the last, which of one tile leaves nothing."""
+    block_n = tiles.blocks(e, forward.FORWARD)["block_n"]
+    q, k, v = e.args64[:3]
+    left = (k.shape[2] - 1) // block_n * block_n
+    if e.case.options.get("causal"):
+        return False
+    if not left:
+        return e.difference.name == "o" and not bool(e.got.count_nonzero())
+    return e.close(shapes.attention(q, k[:, :, :left], v[:, :, :left], **e.case.options)[e.position])
+
+
+_ANCHOR_MISTAKES = (
+    Diagnosis(
+        lambda e: e.difference.name == "lse",
+        classic(
+            "only the logsumexp goes wrong: d is the sum, and m has the unit in which your inner loop leaves it", 7
+        ),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind in shapes.GROWTHS or case.magnitude > 1),
+        classic("only scores that outgrow the first tile's maximum go wrong: is it looked at, behind the loop?", 3),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == shapes.LOW),
+        classic("only low scores go wrong: the anchor is each row's own maximum over its first tile", 3),
+    ),
+    Diagnosis(_without_last_tile, classic("the last tile is missing: its values are added behind the loop", 2)),
+    *tiles.only_where({"negative": 6, "empty": 5}),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+        classic("only causal attention goes wrong: the first tile of scores is masked as all others are", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
+        classic("only a last tile that keys do not fill goes wrong: scores past the last key are -inf", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind != "one tile"),
+        classic("only rows of more than one tile go wrong: a step adds the values of the tile before", 1),
+    ),
+)
+
+
+def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
+    """Exercise 3.9: the anchored loop, and the forward pass beside PyTorch's FlashAttention-2, for two head dimensions.
+
+    Output and logsumexp are looked at, through ``flash_forward`` of the same package. Without a GPU nothing is timed.
 
     Raises:
         CheckFailed: the answer is wrong or too slow; the text says where and why.
     """
     seed = draw_seed(seed)
     draw = generator(seed)
+    package = flash_attention.__module__.rpartition(".")[0]
+    kernels, tuning = (importlib.import_module(f"{package}.{name}") for name in ("flash_forward", "tuning"))
+    tried = _tried(kernels, tuning)
+    blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BRAIN, shapes.HALF)}
+    _need_both_places(kernels)
     for head_dim in (64, 128):
         n = draw.randint(130, 200)
         cases = [
@@ -348,13 +497,15 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         ]
         check_kernel(
             Exercise("3.9", f"speed challenge, D = {head_dim}"),
-            flash_attention,
-            lambda *args, **options: shapes.attention(*args, **options)[0],
-            cases,
+            tried,
+            shapes.attention,
+            [*(_anchored_cases(seed, blocks) if head_dim == 64 else ()), *cases],
             shapes.qkv,
-            outputs=("o",),
-            tiling={"o": tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})("b h row col")},
+            outputs=("o", "lse"),
+            tiling=forward.TILING,
+            inspections=[_read],
             forbidden=forward.RULES,
+            diagnose=_ANCHOR_MISTAKES,
             speed=Speed(
                 lambda head_dim=head_dim: forward.large(True, head_dim),
                 forward.flash_peer,
@@ -362,5 +513,5 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
                 "PyTorch's FlashAttention-2",
             ),
             seed=seed,
-            notice="causal, bfloat16, 16,384 tokens: the loop and the tile decide, the algorithm is the same",
+            notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
         )

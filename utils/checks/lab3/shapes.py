@@ -22,6 +22,9 @@ DRIFTING = "drifting"
 STEPS = 16
 #: Kind of the cases whose scores grow from the first key to the last, so that each tile brings a new maximum.
 GROWING = "growing"
+#: Kinds of the cases whose last key has a score far above the others', for every other query, and how far. e^150 is no
+#: float32, e^88 times a value need not be one, e^40 is no float16; e^30 is far below the limits of the others.
+GROWTHS = {"outgrown": 150.0, "outgrown by 88": 88.0, "outgrown by 40": 40.0, "grown by 30": 30.0}
 #: Kind of the cases whose scores all lie near -105: e^-L overflows where a key past the end counts with score 0.
 LOW = "low scores"
 #: Kind of the cases with a scale below 0, for which the largest product is the smallest score.
@@ -59,6 +62,10 @@ def qkv(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     v = tensor(case, "v", "B", "Hkv", "Nk", "D", layout=near)
     if case.kind == GROWING:  # in place, so that the layout stays
         k *= torch.linspace(0.2, 2.5, case.sizes["Nk"], dtype=torch.float32, device=k.device).to(k.dtype)[:, None]
+    if case.kind in GROWTHS:
+        q[..., 0], k[..., 0] = 0.0, 0.0
+        q[:, :, 1::2, 0] = case.sizes["D"] ** 0.5
+        k[:, :, -1, 0] = GROWTHS[case.kind]
     if case.kind == LOW:  # every score is shifted alike, so that the softmax stays
         q[..., 0], k[..., 0] = 105.0 * case.sizes["D"] ** 0.5, -1.0
     if case.kind == DRIFTING:
