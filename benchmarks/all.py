@@ -41,6 +41,7 @@ FAMILIES = (
     "attention_speed",
     "attention_determinism",
     "attention_memory",
+    "attention_anchor",
     "attention_blocks",
     "attention_stability",
     "attention_traffic",

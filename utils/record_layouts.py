@@ -106,6 +106,16 @@ _ATTENTION = {
     "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
     "ours_over": {str: RATIO},
 }
+#: An attention function with the card for itself.
+_ALONE = {
+    "name": TEXT,
+    **_ATTENTION_SHAPE,
+    "seconds": POSITIVE,
+    "flops_per_second": POSITIVE,
+    "clock_hz": POSITIVE,
+    "watts": POSITIVE,
+    "celsius": POSITIVE,
+}
 #: A point of the capstone: its dtype, and how its second mode compares.
 _HOPPER = {"dtype": TEXT, **_ATTENTION, "fast_over": {str: RATIO}}
 #: What a check of the capstone was tried on.
@@ -397,17 +407,7 @@ LAYOUTS: dict[str, object] = {
         "dtype": TEXT,
         "points": [_ATTENTION],
         "long": _ATTENTION,
-        "alone": [
-            {
-                "name": TEXT,
-                **_ATTENTION_SHAPE,
-                "seconds": POSITIVE,
-                "flops_per_second": POSITIVE,
-                "clock_hz": POSITIVE,
-                "watts": POSITIVE,
-                "celsius": POSITIVE,
-            }
-        ],
+        "alone": [_ALONE],
         "unavailable": {str: TEXT},
     },
     "attention_determinism": {
@@ -441,6 +441,22 @@ LAYOUTS: dict[str, object] = {
             "dtype": TEXT,
             "ways": [{"name": TEXT, "peak_bytes": SIZE, "flops": SIZE, **TIMING, **RATIO}],
         },
+    },
+    "attention_anchor": {
+        "dtype": TEXT,
+        "first_keys": SIZE,
+        "growth": POSITIVE,
+        "points": [
+            {
+                **_ATTENTION_SHAPE,
+                "flops": SIZE,
+                "calls_a_lap": SIZE,
+                "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+                "anchored_over": {str: RATIO},
+            }
+        ],
+        "alone": [_ALONE],
+        "unavailable": {str: TEXT},
     },
     "attention_blocks": {
         "dtype": TEXT,
@@ -698,17 +714,7 @@ LAYOUTS: dict[str, object] = {
                 "consumer_registers": SIZE,
             }
         ],
-        "alone": [
-            {
-                "name": TEXT,
-                **_ATTENTION_SHAPE,
-                "seconds": POSITIVE,
-                "flops_per_second": POSITIVE,
-                "clock_hz": POSITIVE,
-                "watts": POSITIVE,
-                "celsius": POSITIVE,
-            }
-        ],
+        "alone": [_ALONE],
     },
     "attention_steps": {
         "dtype": TEXT,

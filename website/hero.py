@@ -227,7 +227,8 @@ def captions() -> tuple[str, str]:
         f"HBM traffic is by formula: eager attention reads and writes every matrix of each of its kernels; "
         f"FlashAttention reads Q, K and V at least once and writes O once, and what it reads again comes from the L2 "
         f"cache. At N = {number(start.n)} the GPU’s own counters saw {_show(start.counted[0])} and "
-        f"{_show(start.counted[1])} ({traffic.results['dtype']}, {traffic.label})."
+        f"{_show(start.counted[1])} ({traffic.results['dtype']}, {traffic.label}); what was written last may "
+        f"still be in the L2 cache then, and is not counted."
     )
     return label, reading
 
