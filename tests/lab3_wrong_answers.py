@@ -742,6 +742,12 @@ wrong(
 )
 wrong(
     ANCHOR,
+    "sum alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0"},
+)
+wrong(
+    ANCHOR,
     "first row alone looked at",
     '"classic wrong answers" 3',
     edits={"tl.max(bad, 0) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"},

@@ -101,7 +101,7 @@ def anchored_row(
     d = tl.zeros((BLOCK_M,), tl.float32)
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     begin = tl.where(seen_by_one > 0, 0, Nk)  # where no key is seen, none is loaded
-    # always with the question of what is masked: it lets go of the memory of these keys
+    # WHOLE_N False: from Nk on there is no key; and behind the branch of the mask the memory of these keys is free
     s = masked_scores(q, k_ptr, batch, key_head, begin, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh,
                       stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, False, PRESCALE, PRECISION, WIDE,
                       DESCRIPTORS)  # fmt: skip

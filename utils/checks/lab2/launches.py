@@ -46,6 +46,12 @@ def launched(trials: Sequence[Trial], kernel: str) -> dict[str, Any] | None:
     return None
 
 
+def never_launched(kernel: str, trial: Trial) -> Problem:
+    """What to say of a trial that should have launched a kernel and did not."""
+    ran = ", ".join(dict.fromkeys(launch.kernel for launch in trial.profile.launches)) or "none"
+    return Problem(f"{kernel} is never launched", f"these kernels are: {ran}; keep the names of the stub")
+
+
 class _Kernel:
     """All launches of one kernel, as :func:`utils.checks.traffic.over_budget` looks at a profile."""
 
@@ -66,10 +72,7 @@ def within(kernel: str, budget: BudgetOf) -> Callable[[Trial], Problem | None]:
     def inspect(trial: Trial) -> Problem | None:
         launches = [launch for launch in trial.profile.launches if launch.kernel == kernel]
         if not launches:
-            if trial.case.numel(*trial.case.sizes) == 0:
-                return None
-            ran = ", ".join(dict.fromkeys(launch.kernel for launch in trial.profile.launches)) or "none"
-            return Problem(f"{kernel} is never launched", f"these kernels are: {ran}; keep the names of the stub")
+            return never_launched(kernel, trial) if trial.case.numel(*trial.case.sizes) else None
         return over_budget(budget(trial.case, sizes(launches[0])), _Kernel(launches), trial.case)
 
     return inspect

@@ -31,7 +31,8 @@ TIMED = 4096
 #: What the functions of this lab may not do.
 RULES = forbid.Rules(largest=lambda case: largest(case))
 _TILES = tiles.query_tiles(FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
-_ALONE = tiles.one_launch(FORWARD, "o_ptr", "lse_ptr")
+#: One launch does a whole call, and nothing but its results leaves it.
+ALONE = tiles.one_launch(FORWARD, "o_ptr", "lse_ptr")
 TILING = {"o": _TILES("b h row col"), "lse": _TILES("b h row")}
 
 
@@ -171,7 +172,7 @@ def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=TILING,
-        inspections=[within(FORWARD, _budget), _ALONE],
+        inspections=[within(FORWARD, _budget), ALONE],
         forbidden=RULES,
         diagnose=_FORWARD_MISTAKES,
         speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
@@ -216,7 +217,7 @@ def check_flash_causal(flash_forward: Forward, seed: int | None = None) -> None:
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=TILING,
-        inspections=[skips_blocks(), within(FORWARD, _budget), _ALONE],
+        inspections=[skips_blocks(), within(FORWARD, _budget), ALONE],
         forbidden=RULES,
         diagnose=_CAUSAL_MISTAKES,
         speed=Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2"),

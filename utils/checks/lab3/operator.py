@@ -18,7 +18,7 @@ from utils.checks.cases import Case
 from utils.checks.core import CheckFailed, Exercise, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, Trial
 from utils.checks.kernel import check_kernel
-from utils.checks.lab2.launches import launched, no_atomics
+from utils.checks.lab2.launches import launched, never_launched, no_atomics
 from utils.checks.lab2.shapes import classic
 from utils.checks.lab3 import forward, gradients, shapes, tiles, walk
 from utils.checks.lab3.shapes import sizes
@@ -355,14 +355,24 @@ def _need_both_places(kernels: ModuleType) -> None:
             )
 
 
+def compiles_anchored(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Whether Triton compiles the anchored loop: from sm_100 on, 3.6 and 3.7 do not if its products are of 16 bits."""
+    return dtype == torch.float32 or capability[0] < 10
+
+
 @contextlib.contextmanager
 def anchored(tuning: ModuleType) -> Iterator[None]:
-    """Inside, each tile of the forward kernel asks for the anchored loop, in the interpreter and on any GPU.
+    """Inside, each tile of the forward kernel asks for the anchored loop wherever Triton compiles it.
 
     Where a GPU has a tile of its own for that loop, short rows of keys get it, too.
     """
     chosen, least = tuning.forward, tuning.ANCHORED_FROM
-    tuning.forward, tuning.ANCHORED_FROM = lambda *args: chosen(*args)._replace(anchored=True), 1
+
+    def forward_tile(head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int], *rest: Any) -> Any:
+        tile = chosen(head_dim, dtype, causal, capability, *rest)
+        return tile._replace(anchored=compiles_anchored(dtype, capability))
+
+    tuning.forward, tuning.ANCHORED_FROM = forward_tile, 1
     try:
         yield
     finally:
@@ -370,23 +380,23 @@ def anchored(tuning: ModuleType) -> Iterator[None]:
 
 
 def _tried(kernels: ModuleType, tuning: ModuleType) -> forward.Forward:
-    """The forward pass of these modules: with its anchored loop, but where it is timed as the table has it."""
+    """The forward pass of these modules, with its anchored loop."""
 
-    def flash_forward(q: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        with contextlib.nullcontext() if q.shape[2] >= forward.TIMED else anchored(tuning):
-            return kernels.flash_forward(q, *rest, **options)
+    def flash_forward(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with anchored(tuning):
+            return kernels.flash_forward(*args, **options)
 
     return flash_forward
 
 
 def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) -> list[Case]:
-    """Those of exercises 3.3 and 3.4, and scores that outgrow the first tile's maximum or nearly do.
+    """Those of exercises 3.3 and 3.4, scores that outgrow the first tile's maximum or nearly do, and large values.
 
     A GPU, for which each is compiled in seconds, has every third of the former. ``blocks``: the tile, (queries, keys),
     that each dtype takes. Only past the first tile of keys can anything outgrow it.
     """
     kinds = [("outgrown", torch.float32), ("outgrown by 88", torch.float32), ("grown by 30", torch.float32)]
-    kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF)]
+    kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF), (shapes.LARGE, torch.float32)]
     past = {dtype: (2 * block_m + 3, 3 * block_n + 5) for dtype, (block_m, block_n) in blocks.items()}
     block_m, block_n = blocks[torch.float32]
     blind = sizes(1, 1, 1, 3 * block_m, block_m // 2 + 1, 16)
@@ -399,22 +409,38 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     ]
 
 
-def _read(trial: Trial) -> Problem | None:
-    """An inspection: keys and values are read once, and a second time where scores outgrow the anchor."""
-    found, case = launched([trial], forward.FORWARD), trial.case
-    if found is None:
+def _moved(tuning: ModuleType) -> Callable[[Trial], Problem | None]:
+    """An inspection: q is read and o and L are written once; keys and values once, or twice where an anchor fails."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        case = trial.case
+        if trial.profile is None or not case.numel(*case.sizes):
+            return None
+        found = launched([trial], forward.FORWARD)
+        if found is None:
+            return never_launched(forward.FORWARD, trial)
+        once = case.numel("B", "Hq", "D") * case.element_size
+        once *= forward.keys_read(case, found["BLOCK_M"], found["BLOCK_N"])
+        tried = compiles_anchored(case.dtype, tuning.capability_of(runtime.DEVICE))
+        twice_at_least = tried and case.kind in ("outgrown", "outgrown by 40", shapes.LARGE)
+        twice_at_most = twice_at_least or case.kind == "outgrown by 88" or case.magnitude > 1
+        least, most = once * (1 + twice_at_least), once * (1 + twice_at_most)
+        by_argument = next(x for x in trial.profile.launches if x.kernel == forward.FORWARD).by_argument
+        for name in ("k_ptr", "v_ptr"):
+            read = by_argument[name].bytes_loaded if name in by_argument else 0
+            if not least <= read <= most:
+                return Problem(f"{name}: {read:,} bytes loaded, {least:,} expected", _why(case, read, once, least))
+        rows = case.numel("B", "Hq", "Nq")
+        queries = rows * case.sizes["D"] * case.element_size
+        for name, what, bytes_expected in (
+            ("q_ptr", "loaded", queries), ("o_ptr", "stored", queries), ("lse_ptr", "stored", 4 * rows)
+        ):  # fmt: skip
+            moved = getattr(by_argument[name], f"bytes_{what}") if name in by_argument else 0
+            if moved != bytes_expected:
+                return Problem(f"{name}: {moved:,} bytes {what}, {bytes_expected:,} expected", "once is enough")
         return None
-    once = case.numel("B", "Hq", "D") * case.element_size
-    once *= forward.keys_read(case, found["BLOCK_M"], found["BLOCK_N"])
-    twice_at_least = case.kind in ("outgrown", "outgrown by 40")
-    twice_at_most = twice_at_least or case.kind == "outgrown by 88" or case.magnitude > 1
-    least, most = once * (1 + twice_at_least), once * (1 + twice_at_most)
-    for name in ("k_ptr", "v_ptr"):
-        launches = (x for x in trial.profile.launches if x.kernel == forward.FORWARD and name in x.by_argument)
-        read = sum(x.by_argument[name].bytes_loaded for x in launches)
-        if not least <= read <= most:
-            return Problem(f"{name}: {read:,} bytes loaded, {least:,} expected", _why(case, read, once, least))
-    return None
+
+    return inspect
 
 
 def _why(case: Case, read: int, once: int, least: int) -> str:
@@ -449,8 +475,10 @@ _ANCHOR_MISTAKES = (
         ),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.kind in shapes.GROWTHS or case.magnitude > 1),
-        classic("only scores that outgrow the first tile's maximum go wrong: is it looked at, behind the loop?", 3),
+        lambda e: e.only(lambda case: case.kind in (*shapes.GROWTHS, shapes.LARGE) or case.magnitude > 1),
+        classic(
+            "only scores that outgrow the first tile's maximum go wrong: are d and o looked at, behind the loop?", 3
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == shapes.LOW),
@@ -476,7 +504,8 @@ _ANCHOR_MISTAKES = (
 def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
     """Exercise 3.9: the anchored loop, and the forward pass beside PyTorch's FlashAttention-2, for two head dimensions.
 
-    Output and logsumexp are looked at, through ``flash_forward`` of the same package. Without a GPU nothing is timed.
+    The loop is tried through ``flash_forward`` of the same package, output and logsumexp. ``flash_attention`` is then
+    held to the right output and timed with the tiles of the table, on a GPU.
 
     Raises:
         CheckFailed: the answer is wrong or too slow; the text says where and why.
@@ -488,24 +517,39 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
     tried = _tried(kernels, tuning)
     blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BRAIN, shapes.HALF)}
     _need_both_places(kernels)
-    for head_dim in (64, 128):
-        n = draw.randint(130, 200)
-        cases = [
+    ragged = {
+        head_dim: [
             Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
             for dtype in (shapes.BRAIN, shapes.HALF)
             for causal in (False, True)
         ]
+        for head_dim in (64, 128)
+        for n in [draw.randint(130, 200)]
+    }
+    check_kernel(
+        Exercise("3.9", "anchored loop"),
+        tried,
+        shapes.attention,
+        [*_anchored_cases(seed, blocks), *ragged[64], *ragged[128]],
+        shapes.qkv,
+        outputs=("o", "lse"),
+        tiling=forward.TILING,
+        inspections=[_moved(tuning), forward.ALONE],
+        forbidden=forward.RULES,
+        diagnose=_ANCHOR_MISTAKES,
+        seed=seed,
+        notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
+    )
+    for head_dim, cases in ragged.items():
         check_kernel(
             Exercise("3.9", f"speed challenge, D = {head_dim}"),
-            tried,
-            shapes.attention,
-            [*(_anchored_cases(seed, blocks) if head_dim == 64 else ()), *cases],
+            flash_attention,
+            lambda *args, **options: shapes.attention(*args, **options)[0],
+            cases,
             shapes.qkv,
-            outputs=("o", "lse"),
-            tiling=forward.TILING,
-            inspections=[_read],
+            outputs=("o",),
+            tiling={"o": forward.TILING["o"]},
             forbidden=forward.RULES,
-            diagnose=_ANCHOR_MISTAKES,
             speed=Speed(
                 lambda head_dim=head_dim: forward.large(True, head_dim),
                 forward.flash_peer,
@@ -513,5 +557,5 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
                 "PyTorch's FlashAttention-2",
             ),
             seed=seed,
-            notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
+            notice="causal, bfloat16, 16,384 tokens: the loop and the tile decide, the algorithm is the same",
         )
