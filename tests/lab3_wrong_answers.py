@@ -748,6 +748,26 @@ wrong(
 )
 wrong(
     ANCHOR,
+    "output alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.where(d < limit, 0.0, 1.0)": "tl.where(d < limit, 0.0, 0.0)"},
+)
+wrong(
+    ANCHOR,
+    "first column alone looked at",
+    '"classic wrong answers" 3',
+    edits={
+        "tl.sum(o * 0.0, 1) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, o * 0.0, 0.0), 1) == 0.0"
+    },
+)
+wrong(
+    ANCHOR,
+    "output compared with plus infinity",
+    '"classic wrong answers" 3',
+    edits={"tl.sum(o * 0.0, 1) == 0.0": "tl.max(o, 1) < float('inf')"},
+)
+wrong(
+    ANCHOR,
     "first row alone looked at",
     '"classic wrong answers" 3',
     edits={"tl.max(bad, 0) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"},

@@ -234,13 +234,19 @@ def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["sum alone looked at", pytest.param("sum alone looked at, and for infinity", marks=pytest.mark.slow)]
+    ("name", "kind"),
+    [
+        ("sum alone looked at", shapes.LARGE),
+        pytest.param("sum alone looked at, and for infinity", shapes.LARGE, marks=pytest.mark.slow),
+        pytest.param("first column alone looked at", shapes.LARGE, marks=pytest.mark.slow),
+        pytest.param("output compared with plus infinity", shapes.LARGE, marks=pytest.mark.slow),
+        ("output alone looked at", shapes.TOGETHER),
+    ],
 )
-def test_an_output_that_overflows_beside_an_anchor_is_named_on_every_seed(name, tmp_path, monkeypatch):
+def test_what_overflows_beside_an_anchor_is_named_on_every_seed(name, kind, tmp_path, monkeypatch):
     everything = operator._anchored_cases
-    monkeypatch.setattr(
-        operator, "_anchored_cases", lambda *args: [case for case in everything(*args) if case.kind == shapes.LARGE]
-    )
+    alone = lambda *args: [case for case in everything(*args) if case.kind == kind]  # noqa: E731
+    monkeypatch.setattr(operator, "_anchored_cases", alone)
     assert_named(name, tmp_path, range(1, 7))
 
 
@@ -258,7 +264,7 @@ def test_a_gpu_compiles_a_third_of_the_cases_with_an_anchor_and_all_that_outgrow
     monkeypatch.setattr(operator, "runtime", SimpleNamespace(pick=lambda cpu, gpu: gpu))
     some = operator._anchored_cases(seed, blocks)
     assert set(map(repr, some)) < set(map(repr, everything)) and len(some) < len(everything) / 2
-    assert [case.kind for case in some[-8:]] == [case.kind for case in everything[-8:]]
+    assert [case.kind for case in some[-9:]] == [case.kind for case in everything[-9:]]
 
 
 def take_tiles_of_a_gpu(monkeypatch, lab: ModuleType, capability: tuple[int, int]) -> None:

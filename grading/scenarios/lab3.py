@@ -372,6 +372,7 @@ def challenge(package: ModuleType, seed: int) -> Observed:
         ("scores that grow by 150", Sizes(1, 1, 1, few, some, 16), {}, BRAIN, 150.0),
         ("scores that grow by 40", Sizes(1, 1, 1, few, some, 16), {}, HALF, 40.0),
         ("large values", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 40.0),
+        ("many scores that grow by 87", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 87.0),
     ]
     with anchored(importlib.import_module(f"{package.__name__}.tuning")):
         for what, sizes, options, dtype, growth in cases:
@@ -379,8 +380,10 @@ def challenge(package: ModuleType, seed: int) -> Observed:
             if growth:  # of the later keys' scores, for every other query
                 q[..., 0] = torch.tensor([0.0, 4.0]).repeat(sizes.Nq)[: sizes.Nq]
                 k[..., 0] = torch.where(torch.arange(sizes.Nk) < sizes.Nk // 2, 0.0, growth)
-            if what == "large values":  # whose products with e^40 are no float32
-                v *= 1e25
+            if what == "large values":  # a column whose products with e^40 are no float32
+                v[..., 9] = -1e35 * (1 + v[..., 9].abs())
+            if what.startswith("many"):  # whose powers, and their products with values, are float32, and the sum is not
+                q[..., 1:], v = 0.0, v / 1000
             o, lse = package.flash_attention_with_lse(q, k, v, **options)
             case = _case(what, dtype, "whole")
             observed |= {f"o of flash_attention_with_lse, {case}": o, f"lse of flash_attention_with_lse, {case}": lse}

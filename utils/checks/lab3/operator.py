@@ -397,6 +397,7 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     """
     kinds = [("outgrown", torch.float32), ("outgrown by 88", torch.float32), ("grown by 30", torch.float32)]
     kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF), (shapes.LARGE, torch.float32)]
+    kinds += [(shapes.TOGETHER, torch.float32)]
     past = {dtype: (2 * block_m + 3, 3 * block_n + 5) for dtype, (block_m, block_n) in blocks.items()}
     block_m, block_n = blocks[torch.float32]
     blind = sizes(1, 1, 1, 3 * block_m, block_m // 2 + 1, 16)
@@ -422,7 +423,7 @@ def _moved(tuning: ModuleType) -> Callable[[Trial], Problem | None]:
         once = case.numel("B", "Hq", "D") * case.element_size
         once *= forward.keys_read(case, found["BLOCK_M"], found["BLOCK_N"])
         tried = compiles_anchored(case.dtype, tuning.capability_of(runtime.DEVICE))
-        twice_at_least = tried and case.kind in ("outgrown", "outgrown by 40", shapes.LARGE)
+        twice_at_least = tried and case.kind in ("outgrown", "outgrown by 40", shapes.LARGE, shapes.TOGETHER)
         twice_at_most = twice_at_least or case.kind == "outgrown by 88" or case.magnitude > 1
         least, most = once * (1 + twice_at_least), once * (1 + twice_at_most)
         by_argument = next(x for x in trial.profile.launches if x.kernel == forward.FORWARD).by_argument
@@ -452,7 +453,7 @@ def _why(case: Case, read: int, once: int, least: int) -> str:
         return classic("each row is computed again although nothing outgrew its anchor", 4)
     if case.options.get("causal"):
         return classic("the loop does not end with the last key that a query of the tile sees", 5)
-    return classic("tiles are loaded that no step needs", 5)
+    return classic("some rows are computed again although nothing outgrew their anchor", 4)
 
 
 def _without_last_tile(e: Evidence) -> bool:
@@ -467,6 +468,7 @@ def _without_last_tile(e: Evidence) -> bool:
     return e.close(shapes.attention(q, k[:, :, :left], v[:, :, :left], **e.case.options)[e.position])
 
 
+_OUTGROWN = (*shapes.GROWTHS, shapes.LARGE, shapes.TOGETHER)
 _ANCHOR_MISTAKES = (
     Diagnosis(
         lambda e: e.difference.name == "lse",
@@ -475,7 +477,7 @@ _ANCHOR_MISTAKES = (
         ),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.kind in (*shapes.GROWTHS, shapes.LARGE) or case.magnitude > 1),
+        lambda e: e.only(lambda case: case.kind in _OUTGROWN or case.magnitude > 1),
         classic(
             "only scores that outgrow the first tile's maximum go wrong: are d and o looked at, behind the loop?", 3
         ),

@@ -25,9 +25,12 @@ GROWING = "growing"
 #: Kinds of the cases whose last key has a score far above the others', for every other query, and how far. e^150 is no
 #: float32, e^88 times a value need not be one, e^40 is no float16; e^30 is far below the limits of the others.
 GROWTHS = {"outgrown": 150.0, "outgrown by 88": 88.0, "outgrown by 40": 40.0, "grown by 30": 30.0}
-#: Kind of the cases whose last key outgrows the others by e^40, beside values of 10^25: each power is far below any
-#: limit, and its product with a value is no float32.
+#: Kind of the cases whose last key outgrows the others by e^40, beside one column of values near -10^35: each power is
+#: far below any limit, and its product with such a value is no float32.
 LARGE = "large values"
+#: Kind of the cases whose last five keys outgrow the others by e^87.5, beside small values: each power is a float32, as
+#: is its product with a value, and the sum of the five is not.
+TOGETHER = "outgrown together"
 #: Kind of the cases whose scores all lie near -105: e^-L overflows where a key past the end counts with score 0.
 LOW = "low scores"
 #: Kind of the cases with a scale below 0, for which the largest product is the smallest score.
@@ -65,12 +68,16 @@ def qkv(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     v = tensor(case, "v", "B", "Hkv", "Nk", "D", layout=near)
     if case.kind == GROWING:  # in place, so that the layout stays
         k *= torch.linspace(0.2, 2.5, case.sizes["Nk"], dtype=torch.float32, device=k.device).to(k.dtype)[:, None]
-    if case.kind in (*GROWTHS, LARGE):
+    if case.kind in (*GROWTHS, LARGE, TOGETHER):
         q[..., 0], k[..., 0] = 0.0, 0.0
         q[:, :, 1::2, 0] = case.sizes["D"] ** 0.5
         k[:, :, -1, 0] = GROWTHS.get(case.kind, 40.0)
     if case.kind == LARGE:
-        v *= 1e25
+        v[..., 5] = -1e35 * (1 + v[..., 5].abs())
+    if case.kind == TOGETHER:
+        q[..., 1:] = 0.0
+        k[:, :, -5:, 0] = 87.5
+        v /= 1000
     if case.kind == LOW:  # every score is shifted alike, so that the softmax stays
         q[..., 0], k[..., 0] = 105.0 * case.sizes["D"] ** 0.5, -1.0
     if case.kind == DRIFTING:
