@@ -1,6 +1,7 @@
 """Measures every family, each in its own process, so that one failure leaves the others: ``python -m benchmarks.all``.
 
-``--quick`` measures little and records nothing; names on the command line choose families.
+``--quick`` measures little and records nothing; names on the command line choose families. ``attention_tutorial`` needs
+a file that ``TRITON_TUTORIAL`` names, and fails without it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ FAMILIES = (
     "tiling",
     "attention_errors",
     "attention_speed",
+    "attention_tutorial",
     "attention_determinism",
     "attention_memory",
     "attention_anchor",

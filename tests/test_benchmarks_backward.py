@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_determinism, attention_speed, head_start, power, preheat, sustained
+from benchmarks import (
+    attention_determinism,
+    attention_speed,
+    attention_tutorial,
+    head_start,
+    power,
+    preheat,
+    sustained,
+)
 from utils import record_layouts, reference, runtime, timing
 
 
@@ -126,6 +136,93 @@ def test_an_error_of_ours_is_not_taken_for_a_missing_backend(monkeypatch):
 
     with pytest.raises(RuntimeError, match="a bug"):
         attention_speed.calls((1, 1, 16, 16, False), {attention_speed.OURS: broken})
+
+
+# ---- attention_tutorial ----------------------------------------------------------------------------------------------
+
+SMALL = ((2, 2, 24, 16, False), (1, 2, 24, 16, True))
+#: A stand-in for the tutorial's file: one axis of heads, its precision by name, and gradients of causal attention only.
+STAND_IN = """
+import torch
+import types
+tl = types.SimpleNamespace(float16=torch.float16, bfloat16=torch.bfloat16)
+loaded = []
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, sm_scale):
+        assert q.shape[0] == 1 and q.dtype == tl.float16
+        ctx.save_for_backward(q, k, v)
+        ctx.sm_scale = sm_scale
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=sm_scale)
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        with torch.enable_grad():
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=ctx.sm_scale)
+        return *torch.autograd.grad(o, (q, k, v), do), None, None
+
+
+attention = Attention.apply
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    file = tmp_path / "06-fused-attention.py"
+    file.write_text(STAND_IN)
+    return file
+
+
+def beside(path, shapes=SMALL):
+    return attention_tutorial.measure(path=path, shapes=shapes, rounds=2, seconds=0, lap_seconds=0)
+
+
+def test_the_tutorial_is_timed_where_its_results_are_ours_and_named_where_they_are_not(known_times, stand_in):
+    results = beside(stand_in)
+    assert problems("attention_tutorial", results) == []
+    rows = [(p["direction"], p["causal"]) for p in results["points"]]
+    assert rows == [("forward", False), ("forward", True), ("backward", True)]
+    assert all(set(p["timed"]) == {"ours", "tutorial"} == {*p["ours_over"], "ours"} for p in results["points"])
+    assert list(results["left_out"]) == ["backward, D 16, N 24, full"]
+    assert results["sha256"] == hashlib.sha256(STAND_IN.encode()).hexdigest()
+    assert 0 < results["farthest"] <= attention_tutorial.FAR
+    text = attention_tutorial.table(results)
+    assert "backward, D 16, N 24, full: not timed, its gradients are" in text and results["sha256"][:16] in text
+    assert all(name in text for name in ("forward, D 16, N 24, causal", "x tutorial"))
+
+
+def test_every_shape_has_a_tutorial_of_its_own_whose_copy_is_gone_afterwards(stand_in):
+    with attention_tutorial.loaded(stand_in) as one, attention_tutorial.loaded(stand_in) as other:
+        assert one is not other and one.loaded is not other.loaded
+        copies = [Path(module.__file__) for module in (one, other)]
+        assert all("tl.bfloat16" in copy.read_text() and "tl.float16" not in copy.read_text() for copy in copies)
+    assert not any(copy.exists() for copy in copies) and stand_in.read_text() == STAND_IN
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("is_causal=causal", "is_causal=not causal", "its output for .* is .* of its size away from lab 3's"),
+        ("tl.float16", "tl.float32", "no tl.float16 in it"),
+        ("attention = Attention", "other = Attention", "no function attention"),
+    ],
+)
+def test_a_file_that_is_not_the_tutorial_or_computes_something_else_is_refused(stand_in, old, new, problem):
+    stand_in.write_text(STAND_IN.replace(old, new))
+    with pytest.raises((RuntimeError, ValueError), match=problem):
+        beside(stand_in, SMALL[:1])
+
+
+def test_the_tutorials_file_is_named_by_a_variable_and_asked_for(monkeypatch, stand_in, capsys):
+    monkeypatch.setenv("TRITON_TUTORIAL", str(stand_in))
+    assert attention_tutorial.tutorial_file() == stand_in
+    for value, problem in (("", "TRITON_TUTORIAL is not set"), ("nowhere.py", "nowhere.py is not a file")):
+        monkeypatch.setenv("TRITON_TUTORIAL", value)
+        assert attention_tutorial.main([]) == 1
+        assert problem in capsys.readouterr().out
 
 
 # ---- sustained -------------------------------------------------------------------------------------------------------

@@ -410,6 +410,13 @@ LAYOUTS: dict[str, object] = {
         "alone": [_ALONE],
         "unavailable": {str: TEXT},
     },
+    "attention_tutorial": {
+        "dtype": TEXT,
+        "sha256": TEXT,
+        "farthest": POSITIVE,
+        "points": [_ATTENTION],
+        "left_out": {str: TEXT},
+    },
     "attention_determinism": {
         "dtype": TEXT,
         "points": [
