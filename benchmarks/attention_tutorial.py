@@ -14,8 +14,8 @@ things let it take part in what :mod:`benchmarks.attention_speed` measures:
   which its key leaves out.
 
 Its results are compared with lab 3's before anything is timed. An output that is not the same stops the benchmark. A
-direction whose gradients are not the same is not timed, and the record says why: the backward pass of many editions is
-that of causal attention whatever was asked for.
+direction whose gradients are not the same is not timed, and the record says why: there are editions whose backward pass
+masks as causal attention does, whatever was asked for.
 """
 
 from __future__ import annotations
