@@ -413,7 +413,7 @@ LAYOUTS: dict[str, object] = {
     "attention_tutorial": {
         "dtype": TEXT,
         "sha256": TEXT,
-        "farthest": POSITIVE,
+        "farthest": NOT_NEGATIVE,
         "points": [_ATTENTION],
         "left_out": {str: TEXT},
     },
