@@ -62,6 +62,21 @@ def test_a_notebook_has_one_title_and_its_links_lead_somewhere(path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", ["05", "06", "07"])
+def test_each_displayed_equation_of_part_iii_is_checked_before_the_next_one(number):
+    (path,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
+    waiting, equations = None, 0
+    for cell in notebooks.read(path).cells:
+        if cell.cell_type == "code":
+            if re.search(r"\b(holds|claim|close)\(|\bassert\b", cell.source):
+                waiting = None
+        elif "$$" in re.sub(r"(?s)<details>.*?</details>", "", cell.source):  # an answer's are checked with the others
+            assert waiting is None, f"nothing checks the equations of cell {waiting}"
+            waiting, equations = cell.id, equations + 1
+    assert waiting is None, f"nothing checks the equations of cell {waiting}"
+    assert equations > 10
+
+
 def test_a_stripped_cell_is_noticed_although_nbval_passes_it(tmp_path):
     path = small_notebook(tmp_path, "print(6 * 7)")
     assert notebooks.problems(path) == []
