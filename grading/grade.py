@@ -1,8 +1,8 @@
 """Grades a class: ``python -m grading.grade LAB --submissions DIR``, or ``make grade LAB=lab2 SUBMISSIONS=DIR``.
 
-One process a submission, several at a time. What is done is done: a result is kept with a digest of all that it was
-made from, so a second run grades what changed and nothing else, and a run that was killed goes on where it was. Only
-this process writes the class's gradebook, and everything in the folder of grades can be made again from the results.
+One process per submission, several at a time. Each result is stored with a digest of everything that it was made from,
+so a second run grades what changed and nothing else, and a run that was killed continues where it was. At the end the
+gradebook, the feedback pages and the table are written from the results.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ import importlib.metadata
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from nbgrader.converters.base import NbGraderException
 from tqdm import tqdm
 
-from grading import gradebook, outputs
+from grading import outputs
 from grading.lab import ROOT, Lab, find_lab
 from grading.observed import SolutionFails, expected_observations
 from grading.pool import run_all
 from grading.results import digest_of, files_below, read_result
-from grading.sandbox import RUNTIME, SandboxUnavailable, remove_leftovers, require
+from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import Seeds, seeds_of
 from grading.submission import UnreadableSubmission, collect, students
 from grading.worker import Job
 
-SHOWS_ONLY = ("feedback.py", "gradescope.py", "outputs.py", "check_lab.py")  # what changes no grade
-VERSIONED = ("torch", "triton", "numpy", "nbgrader", "ipykernel")
+#: Modules that change no grade.
+SHOWS_ONLY = ("feedback.py", "gradescope.py", "gradebook.py", "nbgrader_config.py", "outputs.py", "check_lab.py")
+VERSIONED = ("torch", "triton", "numpy", "nbclient", "ipykernel")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require()
         with _only_one(given.out):
             return _grade_class(lab, given)
-    except (ValueError, SandboxUnavailable, SolutionFails, NbGraderException) as error:
+    except (ValueError, SandboxUnavailable, SolutionFails) as error:
         print(f"grading.grade: {error}", file=sys.stderr)
         if isinstance(error, SandboxUnavailable):
             print("Untrusted code is not run without it, unless you say --no-sandbox.", file=sys.stderr)
@@ -62,61 +61,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
+    from grading import gradebook  # nbgrader takes seconds to import, and a worker does without
+
     out: Path = given.out.resolve()
     if given.submissions.resolve().is_relative_to(out / "submitted"):
         raise ValueError(f"{out / 'submitted'} holds this grader's own copies: choose another --out, or move it away")
     remove_leftovers()
-    found = students(given.submissions.resolve())
-    if unknown := set(given.students or ()) - set(found):
-        raise ValueError(f"no submission of {', '.join(sorted(unknown))} in {given.submissions}")
-    if given.students:
-        found = {student: path for student, path in found.items() if student in given.students}
-    if not found:
-        raise ValueError(f"no submission in {given.submissions}: it holds a folder or a .zip for each student")
+    found = _submissions(given.submissions, given.students)
+    gradebook.register(out / "gradebook.db", lab)
+    outputs.write_config(out)
     seeds = seeds_of(out, lab, fresh=given.fresh_seeds)
     grader = _grader_digest(lab)
-    with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-", dir=RUNTIME) as scratch:
-        job = _job(lab, seeds, grader, out, Path(scratch), isolated=not given.no_sandbox)
-        pending: dict[str, tuple[Path, str]] = {}
-        finished: dict[str, dict[str, Any]] = {}
-        for student, path in found.items():
-            digest = digest_of(grader, seeds.name, f"isolated={job.isolated}", _contents(path, lab))
-            kept = None if given.regrade else read_result(outputs.result_path(out, lab, student))
-            if kept is not None and kept["digest"] == digest and kept["student"] == student:
-                finished[student] = kept
+    job = Job(lab, seeds, _expected(lab, seeds, grader, out), isolated=not given.no_sandbox)
+    results: dict[str, dict[str, Any]] = {}
+    pending: dict[str, tuple[Path, str]] = {}
+    for student, path in found.items():
+        digest = digest_of(grader, seeds.name, f"isolated={job.isolated}", _contents(path, lab))
+        kept = None if given.regrade else _result_of(digest, out, lab, student)
+        if kept is None:
+            pending[student] = (path, digest)
+        else:
+            results[student] = kept
+    failed: list[str] = []
+    label, bar_off = lab.name, not sys.stderr.isatty() and not given.progress
+    with tqdm(total=len(found), initial=len(results), desc=label, unit="submission", disable=bar_off) as bar:
+        for student in run_all(job, pending, out, given.jobs):
+            result = _result_of(pending[student][1], out, lab, student)
+            if result is None:
+                failed.append(student)
             else:
-                pending[student] = (path, digest)
-        for result in finished.values():
-            outputs.publish(out, lab, result)
-        gradebook.merge(out / "gradebook.db", lab, finished)
-        failed: list[str] = []
-        label, bar_off = lab.name, not sys.stderr.isatty() and not given.progress
-        with tqdm(total=len(found), initial=len(finished), desc=label, unit="submission", disable=bar_off) as bar:
-            for student in run_all(job, pending, out, given.jobs):
-                result = read_result(outputs.result_path(out, lab, student))
-                if result is None or result["digest"] != pending[student][1]:
-                    failed.append(student)
-                else:
-                    finished[student] = result
-                    outputs.publish(out, lab, result)
-                    gradebook.merge(out / "gradebook.db", lab, {student: result})
-                bar.update()
-    outputs.write_csv(out, lab)
-    print(outputs.table(lab, finished))
-    print(f"{len(found)} submissions: {len(pending) - len(failed)} graded now, {len(found) - len(pending)} as before")
-    print(f"{out / lab.name}: grades.csv, feedback/, gradescope/, results/; gradebook: {out / 'gradebook.db'}")
-    for student in failed:
-        log = outputs.log_path(out, lab, student)
-        print(f"NOT GRADED: {student} (the grader failed, see {log}); run again to retry", file=sys.stderr)
+                results[student] = result
+            bar.update()
+    outputs.publish(out, lab, results)
+    gradebook.enter(out, lab, results)
+    _report(out, lab, results, len(pending) - len(failed), failed)
     return 1 if failed else 0
 
 
-def _job(lab: Lab, seeds: Seeds, grader: str, out: Path, scratch: Path, *, isolated: bool) -> Job:
-    """What all submissions share: gradebooks with the lab in them, and what the solution gives."""
-    template = scratch / "template.db"
-    gradebook.register(template, lab, scratch / "release")
-    gradebook.register(out / "gradebook.db", lab, scratch / "release")
-    outputs.write_config(out)
+def _submissions(folder: Path, chosen: Sequence[str] | None) -> dict[str, Path]:
+    """The submissions in ``folder`` by student: all, or those of the ``chosen``.
+
+    Raises:
+        ValueError: there is none, or one that was chosen is missing.
+    """
+    found = students(folder.resolve())
+    if unknown := set(chosen or ()) - set(found):
+        raise ValueError(f"no submission of {', '.join(sorted(unknown))} in {folder}")
+    if chosen:
+        found = {student: path for student, path in found.items() if student in chosen}
+    if not found:
+        raise ValueError(f"no submission in {folder}: it must hold a folder or a .zip for each student")
+    return found
+
+
+def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any] | None:
+    """The stored result of a student if it was made from what ``digest`` stands for, else None."""
+    result = read_result(outputs.result_path(out, lab, student))
+    return result if result and (result["digest"], result["student"]) == (digest, student) else None
+
+
+def _expected(lab: Lab, seeds: Seeds, grader: str, out: Path) -> Path:
+    """The folder of what the solution gives in the hidden scenarios; older ones are removed."""
     expected = out / lab.name / "expected" / digest_of(grader, seeds.name)[:20]
     if expected.parent.is_dir():
         for old in expected.parent.iterdir():
@@ -124,7 +129,17 @@ def _job(lab: Lab, seeds: Seeds, grader: str, out: Path, scratch: Path, *, isola
                 shutil.rmtree(old, ignore_errors=True)
     expected_observations(lab, seeds.scenarios, expected)
     expected.parent.chmod(0o700)
-    return Job(lab, seeds, template, expected, isolated)
+    return expected
+
+
+def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, failed: Sequence[str]) -> None:
+    total = len(results) + len(failed)
+    print(outputs.table(lab, results))
+    print(f"{total} submissions: {graded} graded, {len(results) - graded} up to date")
+    print(f"{out / lab.name}: grades.csv, feedback/, gradescope/, results/; gradebook: {out / 'gradebook.db'}")
+    for student in failed:
+        log = outputs.log_path(out, lab, student)
+        print(f"NOT GRADED: {student} (the grader failed, see {log}); run again to retry", file=sys.stderr)
 
 
 def _contents(path: Path, lab: Lab) -> dict[str, bytes]:

@@ -1,57 +1,58 @@
-"""nbgrader's gradebook of a class: made from the release, filled by one process from the results."""
+"""nbgrader's gradebook of a class, written from the results: nbgrader shows and exports them, and runs nothing."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nbformat
+from nbformat import NotebookNode
 from nbgrader import api
 from nbgrader.api import Gradebook
-from nbgrader.converters import GenerateAssignment
-from nbgrader.coursedir import CourseDirectory
 from sqlalchemy.exc import SAWarning
 
-from grading.lab import ROOT, Lab
-from grading.nbgrader_config import course_config
+from grading import outputs
+from grading.lab import Lab
+from grading.results import write_atomically
 
 # trap: nbgrader calls the program `alembic` by its bare name when it makes a gradebook
 _programs = str(Path(sys.executable).parent)
 if _programs not in os.environ.get("PATH", "").split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join((_programs, os.environ.get("PATH", os.defpath)))
 
-# It takes that program seconds to say the version of nbgrader's tables, which is the same for every gradebook.
+# That program takes seconds to name the version of nbgrader's tables, which is the same for every gradebook.
 api.get_alembic_version = functools.cache(api.get_alembic_version)
 
-# nbgrader adds rows in an order that SQLAlchemy warns of, harmlessly
+# nbgrader adds rows in an order that SQLAlchemy warns about, harmlessly
 warnings.filterwarnings("ignore", category=SAWarning)
 
-QUIET = logging.getLogger("grading.nbgrader")
 
-
-def register(gradebook: Path, lab: Lab, scratch: Path, course: Path = ROOT) -> None:
-    """Put a lab, its check cells and their points into a gradebook; nothing changes when they are there already.
-
-    nbgrader does it, by generating the assignment; the release itself goes to ``scratch``.
+def register(gradebook: Path, lab: Lab) -> None:
+    """Put a lab, its check cells and their points into a gradebook; nothing changes if they are there already.
 
     Raises:
-        NbGraderException: the lab's check cells are not those that submissions in the gradebook were graded with.
+        ValueError: the gradebook holds submissions that were graded with other exercises.
     """
-    config = course_config(scratch, gradebook, course)
-    config.CourseDirectory.assignment_id = lab.name
-    config.CourseDirectory.ignore = config.GenerateAssignmentApp.CourseDirectory.ignore
-    shutil.rmtree(scratch / "labs" / lab.name, ignore_errors=True)
-    scratch.mkdir(parents=True, exist_ok=True)
-    converter = GenerateAssignment(coursedir=CourseDirectory(config=config), config=config)
-    converter.log = QUIET
-    converter.start()
+    with Gradebook(f"sqlite:///{gradebook}") as book:
+        assignment = book.update_or_create_assignment(lab.name)
+        notebook = book.update_or_create_notebook(lab.name, lab.name)
+        known, wanted = {cell.name for cell in notebook.grade_cells}, {e.grade_id for e in lab.exercises}
+        if known != wanted and assignment.submissions:
+            raise ValueError(
+                f"{gradebook} holds submissions graded with other exercises ({', '.join(sorted(known ^ wanted))} "
+                "differ): choose another --out, or move the gradebook away"
+            )
+        if known - wanted:
+            book.remove_notebook(lab.name, lab.name)
+            book.update_or_create_notebook(lab.name, lab.name)
+        for exercise in lab.exercises:
+            points = exercise.points
+            book.update_or_create_grade_cell(exercise.grade_id, lab.name, lab.name, max_score=points, cell_type="code")
 
 
 def scores(gradebook: Path, lab: Lab, student: str) -> dict[str, float]:
@@ -66,41 +67,42 @@ def scores(gradebook: Path, lab: Lab, student: str) -> dict[str, float]:
         return {numbers[grade.name]: grade.score for grade in notebook.grades}
 
 
-def merge(gradebook: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Enter results by student into the class's gradebook. Doing it again changes nothing.
+def enter(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Enter results by student into the gradebook in ``out``, and write the notebooks that the formgrader shows.
 
-    What a person entered in the formgrader (a manual score, extra credit, a comment) stays.
+    Entering them again changes nothing. What a person entered in the formgrader (a manual score, extra credit, a
+    comment) stays; where the automatic score has changed since, nbgrader asks for a second look.
     """
-    with Gradebook(f"sqlite:///{gradebook}") as book:
+    released = nbformat.read(lab.notebook, as_version=4)
+    with Gradebook(f"sqlite:///{out / 'gradebook.db'}") as book:
         for student, result in results.items():
+            exercises = {exercise["number"]: exercise for exercise in result["exercises"]}
+            by_id = {exercise.grade_id: exercises[exercise.number] for exercise in lab.exercises}
+            path = outputs.autograded_path(out, lab, student) / lab.notebook.name
+            write_atomically(path, nbformat.writes(_with_verdicts(released, by_id)).encode())
             book.update_or_create_student(student)
             book.update_or_create_submission(lab.name, student)
-            by_id = {f"check-{e['number'].replace('.', '-')}": e for e in result["exercises"]}
             for grade in book.find_submission_notebook(lab.name, lab.name, student).grades:
                 score = float(by_id[grade.name]["score"])
-                if grade.auto_score != score or grade.needs_manual_grade:
-                    # a manual score wins over ours; nbgrader then asks the instructor to look again
-                    grade.needs_manual_grade = grade.manual_score is not None and grade.auto_score != score
+                if grade.auto_score != score:
+                    grade.needs_manual_grade = grade.manual_score is not None
                     grade.auto_score = score
             book.db.commit()
 
 
-def keep_submission(files: Mapping[str, bytes], destination: Path) -> None:
-    """Keep what a student handed in where nbgrader looks for submissions: the formgrader counts them by it."""
-    with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-") as scratch:
-        for name, content in files.items():
-            (Path(scratch) / name).write_bytes(content)
-        put_folder(Path(scratch), destination)
+def _with_verdicts(notebook: NotebookNode, by_id: Mapping[str, Mapping[str, Any]]) -> NotebookNode:
+    """The released notebook, in place, with what became of each exercise as the output of its check cell."""
+    for cell in notebook.cells:
+        grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
+        if grade_id in by_id:
+            cell.outputs = [_output(by_id[grade_id])]
+    return notebook
 
 
-def put_folder(source: Path, destination: Path) -> None:
-    """Make ``destination`` a copy of ``source``; whoever looks finds the old folder or the new one in full."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (destination.parent / f".{destination.name}.{end}" for end in ("new", "old"))
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(source, fresh)
-    if destination.exists():
-        os.rename(destination, old)
-    os.rename(fresh, destination)
-    shutil.rmtree(old, ignore_errors=True)
+def _output(exercise: Mapping[str, Any]) -> NotebookNode:
+    """One output in a form that nbgrader itself would score the same: text for full points, an error for none."""
+    if exercise["outcome"] == "passed":
+        return nbformat.v4.new_output("stream", name="stdout", text="passed\n")
+    text = exercise["message"] or exercise["outcome"]
+    name = exercise["outcome"].title().replace(" ", "")
+    return nbformat.v4.new_output("error", ename=name, evalue=text, traceback=text.split("\n"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -18,9 +18,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from nbgrader.preprocessors import Execute
+from nbformat.v4 import new_code_cell
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Float, Integer
 
 from grading.graded_copy import CHECK, PRELUDE, STUDENT
 from grading.sandbox import Sandbox
@@ -58,113 +57,134 @@ class SandboxedKernelManager(AsyncKernelManager):
         self.sandbox.watch(self.provisioner.process)
 
 
-class SandboxedExecute(Execute):
-    """nbgrader's preprocessor that executes a notebook, in a sandbox, as long as there is a cell left to try.
+def run_checks(
+    notebook: NotebookNode,
+    make_sandbox: Callable[[], Sandbox],
+    *,
+    verify: str = "",
+    seconds: int = 120,
+    import_seconds: int = 60,
+    budget: float = 900.0,
+) -> None:
+    """Execute the check cells of ``notebook`` in place, in sandboxed kernels, until none is left to try.
 
-    The notebook's cells carry ``metadata.grading["role"]``: ``prelude`` cells (the course's own) and ``student`` cells
-    (imports of the submission) run first in every kernel; each ``check`` cell runs after them. When a check kills its
-    kernel or takes longer than ``timeout``, a new kernel runs these again and goes on with the next check. What
-    became of a check is in ``metadata.grading["ran"]``: ``outcome`` (``ok``, ``error``, ``timed out`` or ``crashed``),
-    ``why``, ``seconds``, ``whole`` (whether the seal was, afterwards) and ``imported`` (False: the submission's import
-    failed).
+    Cells carry ``metadata.grading["role"]``: ``prelude`` cells (the course's own) and ``student`` cells (imports of the
+    submission) run first in every kernel; each ``check`` cell runs after them. When a check ends its kernel or takes
+    too long, a new kernel runs these again and goes on with the next check. ``metadata.grading["ran"]`` of a check
+    holds ``outcome`` (``ok``, ``error``, ``timed out`` or ``crashed``), ``why``, ``seconds``, ``intact`` (whether the
+    course still was, afterwards) and ``imported`` (False: the import of the submission failed).
+
+    Args:
+        notebook: the cells to run; see :func:`grading.graded_copy.graded_copy`.
+        make_sandbox: makes a fresh sandbox for each kernel.
+        verify: source that is run after each check; it raises if the course was changed.
+        seconds: time limit of a check.
+        import_seconds: time limit of the cell that imports the submission.
+        budget: seconds for all cells together, kernel starts included.
+
+    Raises:
+        KernelUnavailable: no kernel starts, or the course's own cells fail in it.
     """
+    pending = [cell for cell in notebook.cells if _role(cell) == CHECK]
+    deadline = time.monotonic() + budget
+    failures = 0
+    while pending:
+        if time.monotonic() > deadline:
+            _skip(pending, "timed out", f"the submission took more than {budget:g} seconds")
+            break
+        with make_sandbox() as sandbox:
+            try:
+                _Kernel(notebook, sandbox, {CHECK: seconds, STUDENT: import_seconds}).run(pending, verify)
+            except KernelUnavailable:
+                failures += 1
+                if failures == STARTS:
+                    raise
 
-    sandbox_factory = AnyTrait(help="Makes a fresh Sandbox for a kernel.").tag(config=True)
-    verify = AnyTrait("", help="Source that is run after each check; it raises if the course was changed.").tag(
-        config=True
-    )
-    budget = Float(900.0, help="Seconds for all cells together, kernels' starts included.").tag(config=True)
-    timeout = Integer(120, allow_none=True).tag(config=True)
-    import_timeout = Integer(60, help="Seconds for a cell that imports the submission.").tag(config=True)
-    startup_timeout = Integer(120).tag(config=True)
-    interrupt_on_timeout = Bool(False).tag(config=True)
 
-    def preprocess(self, nb: NotebookNode, resources: Any, km: Any = None) -> tuple[NotebookNode, Any]:
-        """Execute the checks of ``nb`` in place.
+class _Kernel(NotebookClient):
+    """One kernel in one sandbox; ``seconds`` holds the time limit of a cell by its role."""
+
+    def __init__(self, notebook: NotebookNode, sandbox: Sandbox, seconds: Mapping[str, int]) -> None:
+        super().__init__(
+            notebook,
+            SandboxedKernelManager(sandbox=sandbox),
+            allow_errors=True,
+            startup_timeout=120,
+            raise_on_iopub_timeout=True,
+            timeout_func=lambda cell: seconds.get(_role(cell), seconds[CHECK]),
+            on_cell_executed=self._note_reply,
+        )
+        self._sandbox, self._printed = sandbox, 0
+        self._reply: Mapping[str, Any] = {}
+
+    def run(self, pending: list[NotebookNode], verify: str) -> None:
+        """Run as many of the ``pending`` cells as this kernel survives; they are taken off the list.
 
         Raises:
-            KernelUnavailable: no kernel starts, or the course's own cells fail in it.
+            KernelUnavailable: the kernel does not start, or the course's own cells fail in it.
         """
-        self.resources = resources
-        pending = [cell for cell in nb.cells if _role(cell) == CHECK]
-        deadline = time.monotonic() + self.budget
-        failures = 0
-        while pending:
-            if time.monotonic() > deadline:
-                _skip(pending, "timed out", f"the submission took more than {self.budget:g} seconds")
-                break
-            with self.sandbox_factory() as sandbox:
-                try:
-                    self._one_kernel(nb, sandbox, pending)
-                except KernelUnavailable:
-                    failures += 1
-                    if failures == STARTS:
-                        raise
-        return nb, resources
-
-    def _one_kernel(self, nb: NotebookNode, sandbox: Sandbox, pending: list[NotebookNode]) -> None:
-        """Run as many of the ``pending`` cells as one kernel survives; they are taken off the list."""
-        self._sandbox = sandbox
-        NotebookClient.__init__(self, nb, SandboxedKernelManager(sandbox=sandbox, config=self.config))
-        self.reset_execution_trackers()
         ready = False
         try:
             with self.setup_kernel():
                 self.wait_for_reply(self.kc.kernel_info())
-                for cell in (cell for cell in nb.cells if _role(cell) in (PRELUDE, STUDENT)):
+                for cell in (cell for cell in self.nb.cells if _role(cell) in (PRELUDE, STUDENT)):
                     ran = self._try(cell)
+                    if ran["outcome"] != "ok" and _role(cell) == PRELUDE:
+                        raise KernelUnavailable(f"the course's own cell {cell.id} {ran['outcome']}: {ran['why']}")
                     if ran["outcome"] != "ok":
-                        if _role(cell) == PRELUDE:
-                            raise KernelUnavailable(f"the course's own cell {cell.id} {ran['outcome']}: {ran['why']}")
                         _skip(pending, ran["outcome"], ran["why"])
                         pending.clear()
                         return
-                    ready = ready or _role(cell) == STUDENT
-                while pending:
-                    cell = pending.pop(0)
-                    cell.metadata.grading["ran"] = {"outcome": "crashed", "why": "its kernel ended", "seconds": 0.0}
-                    ran = self._try(cell)
-                    ran["whole"] = ran["outcome"] in ("ok", "error") and (not self.verify or self._whole())
-                    cell.metadata.grading["ran"] = ran  # a copy is stored
-                    if not ran["whole"]:
-                        return
+                ready = True
+                while pending and self._check(pending.pop(0), verify):
+                    pass
         except KernelUnavailable:
             raise
         except Exception as error:  # the kernel did not start, or would not stop
             if not ready:
                 raise KernelUnavailable(f"the kernel did not start: {type(error).__name__}: {error}") from error
         finally:
-            sandbox.kill()
+            self._sandbox.kill()
 
-    def _try(self, cell: NotebookNode) -> dict[str, Any]:
-        started, outcome, why = time.monotonic(), "ok", ""
-        self._printed = 0
-        cell.outputs, cell.execution_count = [], None
-        seconds = self.import_timeout if _role(cell) == STUDENT else self.timeout
-        self.timeout_func = lambda _: seconds
-        try:
-            self.execute_cell(cell, self.nb.cells.index(cell), store_history=False)
-            errors = [output for output in cell.outputs if output.output_type == "error"]
-            if errors:
-                outcome, why = "error", f"{errors[0].ename}: {errors[0].evalue}"
-        except CellTimeoutError:
-            outcome, why = "timed out", f"it ran longer than {seconds} seconds"
-        except DeadKernelError:
-            outcome, why = "crashed", "it ended Python itself"
-        except Exception as error:  # whoever runs inside the kernel can send any message
-            outcome, why = "crashed", f"its kernel could not be understood any more ({type(error).__name__})"
-        if self._sandbox.killed:
-            outcome = "timed out" if "longer" in self._sandbox.killed else "crashed"
-            why = self._sandbox.killed
-        return {"outcome": outcome, "why": why, "seconds": time.monotonic() - started}
+    def _check(self, cell: NotebookNode, verify: str) -> bool:
+        """Run a check cell; returns whether the kernel can go on."""
+        cell.metadata.grading["ran"] = {"outcome": "crashed", "why": "its kernel ended", "seconds": 0.0}
+        ran = self._try(cell)
+        ran["intact"] = ran["outcome"] in ("ok", "error") and (not verify or self._is_intact(verify))
+        cell.metadata.grading["ran"] = ran  # a copy is stored
+        return ran["intact"]
 
-    def _whole(self) -> bool:
-        cell = NotebookNode(cell_type="code", source=self.verify, metadata={}, outputs=[], execution_count=None)
+    def _is_intact(self, verify: str) -> bool:
+        cell = new_code_cell(verify)
         self.nb.cells.append(cell)
         try:
             return self._try(cell)["outcome"] == "ok"
         finally:
             self.nb.cells.remove(cell)
+
+    def _try(self, cell: NotebookNode) -> dict[str, Any]:
+        started, outcome, why = time.monotonic(), "ok", ""
+        self._printed, self._reply = 0, {}
+        try:
+            self.execute_cell(cell, self.nb.cells.index(cell), store_history=False)
+            # code that disables the display of errors still has an error in the reply
+            errors = [output for output in cell.outputs if output.output_type == "error"]
+            errors += [self._reply] if self._reply.get("status") == "error" else []
+            if errors:
+                outcome, why = "error", f"{errors[0]['ename']}: {errors[0]['evalue']}"
+        except CellTimeoutError:
+            outcome, why = "timed out", f"it ran longer than {self.timeout_func(cell)} seconds"
+        except DeadKernelError:
+            outcome, why = "crashed", "it ended Python itself"
+        except Exception as error:  # code inside the kernel can send any message
+            outcome, why = "crashed", f"its kernel sent messages that cannot be read ({type(error).__name__})"
+        if self._sandbox.killed:
+            outcome = "timed out" if "longer" in self._sandbox.killed else "crashed"
+            why = self._sandbox.killed
+        return {"outcome": outcome, "why": why, "seconds": time.monotonic() - started}
+
+    def _note_reply(self, execute_reply: Mapping[str, Any], **_: Any) -> None:
+        self._reply = execute_reply["content"]
 
     def process_message(self, msg: dict, cell: NotebookNode, cell_index: int) -> Any:
         """Count what a cell prints; a flood ends its kernel."""

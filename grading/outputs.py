@@ -18,9 +18,9 @@ CONFIG = '''"""nbgrader's configuration in this folder of grades: nbgrader finds
 
 from pathlib import Path
 
-from grading.nbgrader_config import course_config
+from grading.nbgrader_config import grades_config
 
-get_config().merge(course_config(Path(__file__).resolve().parent))  # noqa: F821 (nbgrader provides get_config)
+get_config().merge(grades_config(Path(__file__).resolve().parent))  # noqa: F821 (nbgrader provides get_config)
 '''
 
 
@@ -30,12 +30,12 @@ def result_path(out: Path, lab: Lab, student: str) -> Path:
 
 
 def log_path(out: Path, lab: Lab, student: str) -> Path:
-    """What nbgrader and the grader said while they graded a submission."""
+    """What the grader printed while it graded a submission."""
     return out / lab.name / "logs" / f"{student}.log"
 
 
 def autograded_path(out: Path, lab: Lab, student: str) -> Path:
-    """nbgrader's copy of a graded submission."""
+    """Where nbgrader looks for the graded notebook of a submission."""
     return out / "autograded" / student / lab.name
 
 
@@ -44,11 +44,13 @@ def submitted_path(out: Path, lab: Lab, student: str) -> Path:
     return out / "submitted" / student / lab.name
 
 
-def publish(out: Path, lab: Lab, result: Mapping[str, Any]) -> None:
-    """Write a student's feedback page and Gradescope's file from the result."""
-    folder, student = out / lab.name, result["student"]
-    write_atomically(folder / "feedback" / f"{student}.html", page(result).encode())
-    write_json(folder / "gradescope" / f"{student}.json", gradescope_results(result))
+def publish(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write each student's feedback page and Gradescope's file, and ``grades.csv``."""
+    folder = out / lab.name
+    for student, result in results.items():
+        write_atomically(folder / "feedback" / f"{student}.html", page(result).encode())
+        write_json(folder / "gradescope" / f"{student}.json", gradescope_results(result))
+    write_csv(out, lab)
 
 
 def write_csv(out: Path, lab: Lab) -> None:

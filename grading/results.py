@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,6 @@ def result(
     student: str,
     digest: str,
     verdicts: Mapping[str, Verdict],
-    scores: Mapping[str, float],
     notes: Iterable[str] = (),
     seconds: float = 0.0,
     status: Literal["graded", "unreadable"] = "graded",
@@ -49,24 +49,21 @@ def result(
         student: whose submission it is.
         digest: what it was made from: the submission, the lab, the grader and the seeds.
         verdicts: by exercise number, one for each exercise of the lab.
-        scores: the points by exercise number, from nbgrader's gradebook.
         notes: what the student should know about the submission as a whole.
         seconds: wall time.
         status: ``unreadable`` when there was nothing to grade.
 
     Raises:
-        ValueError: an exercise without verdict or score, or a score that its verdict does not give.
+        KeyError: an exercise without a verdict.
     """
     exercises = []
     for exercise in lab.exercises:
-        verdict, score = verdicts[exercise.number], scores[exercise.number]
-        if score != (exercise.points if verdict.passed else 0):
-            raise ValueError(f"exercise {exercise.number} {verdict.outcome}, but nbgrader gave {score} points")
+        verdict = verdicts[exercise.number]
         exercises.append(
             {
                 "number": exercise.number,
                 "title": exercise.title,
-                "score": _number(score),
+                "score": _number(exercise.points if verdict.passed else 0),
                 "max_score": _number(exercise.points),
                 "outcome": verdict.outcome,
                 "message": verdict.message,
@@ -112,6 +109,21 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make ``path`` a folder of these files; a reader finds the old folder or the new one, never a part of either."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (path.parent / f".{path.name}.{ending}" for ending in ("new", "old"))
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir()
+    for name, content in files.items():
+        (fresh / name).write_bytes(content)
+    if path.exists():
+        os.rename(path, old)
+    os.rename(fresh, path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

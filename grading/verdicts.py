@@ -29,7 +29,7 @@ def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], left_out: Mapping[str,
 
     Args:
         lab: the lab.
-        ran: what became of each check (see :class:`grading.kernel.SandboxedExecute`), by exercise number.
+        ran: what became of each check (see :func:`grading.kernel.run_checks`), by exercise number.
         left_out: the verdict on what is written in each module that the handed out one stood in for, by file name.
     """
     instead = {number: verdict for name, verdict in left_out.items() for number in exercises_in(lab, name)}
@@ -38,10 +38,8 @@ def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], left_out: Mapping[str,
 
 def _verdict(number: str, ran: Mapping[str, Any], instead: Mapping[str, Verdict]) -> Verdict:
     outcome, why, seconds = ran["outcome"], ran["why"], ran["seconds"]
-    if outcome == "ok" and not ran.get("whole"):
-        return Verdict(
-            "tampered", "Your code changed what the course's checks rely on, so they prove nothing.", seconds
-        )
+    if outcome == "ok" and not ran.get("intact"):
+        return Verdict("tampered", "Your code modified the checks or their libraries; this result is invalid.", seconds)
     if outcome == "ok":
         return Verdict("passed", "", seconds)
     if number in instead:

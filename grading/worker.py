@@ -1,7 +1,7 @@
 """Grades one submission, from its files to its result; runs in a process of its own.
 
-Every step that could go wrong for one student goes wrong for that student only: the worker has its own scratch folder,
-its own gradebook (a copy of a template) and its own sandboxes, and the class's gradebook is not in its reach.
+A failure costs one submission only: the worker has its own scratch folder and its own sandboxes, and writes nothing
+but this submission's result and copy. The gradebook is written afterwards, by another process.
 """
 
 from __future__ import annotations
@@ -16,22 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbgrader.converters import Autograde
-from nbgrader.coursedir import CourseDirectory
-
-from grading import gradebook
 from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
-from grading.kernel import SandboxedExecute
+from grading.kernel import run_checks
 from grading.lab import ROOT, Lab
-from grading.nbgrader_config import course_config, graders
 from grading.observed import compared, observe, scenario_limits
 from grading.policy import violations
-from grading.preprocessors import GradeCells
-from grading.results import Verdict, files_below, result, write_json
+from grading.results import Verdict, files_below, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
 from grading.seeds import Seeds
-from grading.submission import Submission, UnreadableSubmission, collect
+from grading.submission import Submission, UnreadableSubmission, collect, student_of
 from grading.verdicts import attempted, explain, judge, not_graded
 
 UNTOUCHED = "untouched.json"
@@ -44,46 +38,35 @@ class Job:
 
     lab: Lab
     seeds: Seeds
-    template: Path
     expected: Path
     isolated: bool = True
     limits: Limits = field(default_factory=Limits)
     cell_seconds: int = 120
     import_seconds: int = 60
-    course: Path = ROOT
 
 
-def grade(
-    job: Job, path: Path, digest: str, autograded: Path | None = None, submitted: Path | None = None
-) -> dict[str, Any]:
+def grade(job: Job, path: Path, digest: str, submitted: Path) -> dict[str, Any]:
     """Grade the submission at ``path`` and return its result.
 
     Args:
         job: the run that it belongs to.
         path: a folder or a zip, named after the student.
         digest: what the result is filed under.
-        autograded: where nbgrader's copy of the graded submission goes.
-        submitted: where its copy of what was handed in goes.
+        submitted: the folder for a copy of the files that were read.
     """
     started = time.monotonic()
     try:
         submission = collect(path, job.lab)
-        if submitted is not None:
-            gradebook.keep_submission(submission.files, submitted)
     except UnreadableSubmission as error:
-        for place in filter(None, (autograded, submitted)):
-            gradebook.keep_submission({}, place)
-        from grading.submission import student_of
-
-        return unreadable(job.lab, student_of(path), digest, str(error), time.monotonic() - started)
+        write_folder(submitted, {})
+        verdicts, seconds = not_graded(job.lab, str(error)), time.monotonic() - started
+        return result(job.lab, student_of(path), digest, verdicts, [str(error)], seconds, "unreadable")
+    write_folder(submitted, submission.files)
     with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-", dir=RUNTIME) as scratch:
-        return _Grading(job, submission, Path(scratch).resolve()).result(digest, autograded, started)
-
-
-def unreadable(lab: Lab, student: str, digest: str, why: str, seconds: float = 0.0) -> dict[str, Any]:
-    """The result of a submission in which there is nothing to grade."""
-    verdicts = not_graded(lab, why)
-    return result(lab, student, digest, verdicts, dict.fromkeys(verdicts, 0.0), [why], seconds, "unreadable")
+        grading = _Grading(job, submission, Path(scratch).resolve())
+        verdicts = grading.verdicts()
+    seconds = time.monotonic() - started
+    return result(job.lab, submission.student, digest, verdicts, grading.notes, seconds)
 
 
 def _modules(folder: Path) -> dict[str, bytes]:
@@ -107,18 +90,30 @@ class _Grading:
         self.files = scratch / "files"
         self.left_out: dict[str, Verdict] = {}
         self.notes = [*submission.notes, *notebook_notes(submission.files.get(job.lab.notebook.name), job.lab)]
-        self.verdicts: dict[str, Verdict] = {}
 
-    def result(self, digest: str, autograded: Path | None, started: float) -> dict[str, Any]:
-        """Do all of it."""
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdict of each exercise, by its number.
+
+        Checks with hidden seeds come first, then hidden scenarios for what passed them, then a run without anything
+        hidden for the messages.
+        """
         self._lay_out()
-        self._nbgrader()
-        points = gradebook.scores(self.scratch / "gradebook.db", self.lab, self.submission.student)
-        if autograded is not None:
-            made = self.scratch / "autograded" / self.submission.student / self.lab.name
-            gradebook.put_folder(made, autograded)
-        seconds = time.monotonic() - started
-        return result(self.lab, self.submission.student, digest, self.verdicts, points, self.notes, seconds)
+        lab, job = self.lab, self.job
+        ran = self._checks()
+        verdicts = judge(lab, ran, self.left_out)
+        passing = [number for number, verdict in verdicts.items() if verdict.passed]
+        if passing:
+            observed = self.scratch / "observed"
+            limits = scenario_limits(job.limits, job.cell_seconds, len(passing))
+            ended = observe(
+                lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
+            )
+            finished = [number for number in passing if number not in ended]
+            verdicts |= ended | compared(lab, job.expected, observed, finished)
+        wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
+        if wanted:
+            verdicts |= explain(verdicts, self._execute(None, wanted))
+        return verdicts
 
     def _lay_out(self) -> None:
         """The package that is imported: the release, with every module of the student's that the policy accepts."""
@@ -137,41 +132,6 @@ class _Grading:
             first = f"{name} was not run: {found[0]}"
             self.notes.append(first + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
 
-    def _nbgrader(self) -> None:
-        """Have nbgrader grade it in a course folder of its own."""
-        student, name = self.submission.student, self.lab.name
-        submitted = self.scratch / "submitted" / student / name
-        shutil.copytree(self.files / name, submitted)
-        shutil.copyfile(self.lab.notebook, submitted / self.lab.notebook.name)
-        shutil.copyfile(self.job.template, self.scratch / "gradebook.db")
-        config = course_config(self.scratch, course=self.job.course)
-        config.CourseDirectory.assignment_id, config.CourseDirectory.student_id = name, student
-        config.RestoreCells.released = str(self.lab.notebook)
-        converter = Autograde(coursedir=CourseDirectory(config=config), config=config)
-        converter.autograde_preprocessors = graders(GradeCells(grade=self._grade, config=config))
-        converter.log = gradebook.QUIET
-        converter.start()
-
-    def _grade(self) -> Mapping[str, Verdict]:
-        """Checks with hidden seeds, scenarios of what passed them, and messages from a run without anything hidden."""
-        lab, job = self.lab, self.job
-        ran = self._checks()
-        verdicts = judge(lab, ran, self.left_out)
-        passing = [number for number, verdict in verdicts.items() if verdict.passed]
-        if passing:
-            observed = self.scratch / "observed"
-            limits = scenario_limits(job.limits, job.cell_seconds, len(passing))
-            ended = observe(
-                lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
-            )
-            finished = [number for number in passing if number not in ended]
-            verdicts |= ended | compared(lab, job.expected, observed, finished)
-        wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
-        if wanted:
-            verdicts |= explain(verdicts, self._execute(None, wanted))
-        self.verdicts = verdicts
-        return {exercise.grade_id: verdicts[exercise.number] for exercise in lab.exercises}
-
     def _checks(self) -> dict[str, dict[str, Any]]:
         """What became of each check with its hidden seed.
 
@@ -184,7 +144,7 @@ class _Grading:
         ran = self._execute(self.job.seeds.checks)
         if not any(one.get("imported", True) for one in ran.values()) and self._replace_broken():
             return self._checks()
-        if untouched and all(one["outcome"] == "error" and one.get("whole") for one in ran.values()):
+        if untouched and all(one["outcome"] == "error" and one.get("intact") for one in ran.values()):
             write_json(kept, ran)
         return ran
 
@@ -220,13 +180,7 @@ class _Grading:
         def sandbox() -> Sandbox:
             return Sandbox(self.files, shown=SHOWN, limits=job.limits, isolated=job.isolated)
 
-        execute = SandboxedExecute(
-            sandbox_factory=sandbox,
-            verify=VERIFY,
-            timeout=job.cell_seconds,
-            import_timeout=job.import_seconds,
-            budget=job.limits.seconds,
-        )
-        execute.preprocess(notebook, {})
+        seconds, budget = job.cell_seconds, job.limits.seconds
+        run_checks(notebook, sandbox, verify=VERIFY, seconds=seconds, import_seconds=job.import_seconds, budget=budget)
         numbers_by_id = {exercise.grade_id: exercise.number for exercise in self.lab.exercises}
         return {numbers_by_id[c.id]: c.metadata.grading["ran"] for c in notebook.cells if c.id in numbers_by_id}

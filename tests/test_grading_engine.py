@@ -27,7 +27,7 @@ needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no 
 
 def ran(**special: dict) -> dict[str, dict]:
     """Every check passed, but for those named (``e1_2`` for exercise 1.2)."""
-    fine = {"outcome": "ok", "why": "", "seconds": 0.1, "whole": True}
+    fine = {"outcome": "ok", "why": "", "seconds": 0.1, "intact": True}
     return {number: fine | special.get("e" + number.replace(".", "_"), {}) for number in NUMBERS}
 
 
@@ -201,7 +201,7 @@ def test_each_way_a_check_ends_has_its_verdict():
     verdicts = judge(
         LAB,
         ran(
-            e1_1={"whole": False},
+            e1_1={"intact": False},
             e1_2={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.2: FLOPs"},
             e1_3={"outcome": "error", "why": "NotImplementedError: Lab 1, exercise 1.2: FLOPs"},
             e1_4={"outcome": "error", "why": "CheckFailed: exercise 1.4: wrong for n=123456"},
@@ -248,17 +248,20 @@ def test_a_message_holds_no_seed_and_has_an_end():
     assert len(clean("x" * 10**6)) < 10**4
 
 
-def test_a_result_whose_points_are_not_its_verdicts_is_refused(tmp_path):
-    verdicts = {number: Verdict("passed") for number in NUMBERS}
-    points = {exercise.number: float(exercise.points) for exercise in LAB.exercises}
-    made = result(LAB, "ada", "d", verdicts, points)
+def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path):
+    made = result(LAB, "ada", "d", {number: Verdict("passed") for number in NUMBERS})
     assert (made["score"], made["max_score"]) == (100, 100)
     write_json(tmp_path / "ada.json", made)
     assert read_result(tmp_path / "ada.json") == made
-    with pytest.raises(ValueError, match=r"exercise 1\.2 failed, but nbgrader gave 5"):
-        result(LAB, "ada", "d", verdicts | {"1.2": Verdict("failed")}, points)
     (tmp_path / "cut.json").write_text('{"format": 1, ')
     assert read_result(tmp_path / "cut.json") is None
+
+
+@pytest.mark.parametrize("outcome", ["failed", "not attempted", "refused", "timed out", "crashed", "tampered"])
+def test_every_verdict_but_passed_gives_no_points(outcome):
+    verdicts = {number: Verdict("passed") for number in NUMBERS} | {"1.1": Verdict(outcome)}
+    made = result(LAB, "ada", "d", verdicts)
+    assert made["exercises"][0]["score"] == 0 and made["score"] == 100 - LAB.exercises[0].points
 
 
 def test_a_digest_tells_any_difference():
@@ -269,7 +272,7 @@ def test_a_digest_tells_any_difference():
 def test_what_leaves_nothing_to_run_is_run_once_and_everything_else_for_itself(tmp_path, monkeypatch):
     worked: list[str] = []
     stub = {
-        number: {"outcome": "error", "why": "NotImplementedError", "seconds": 1, "whole": True} for number in NUMBERS
+        number: {"outcome": "error", "why": "NotImplementedError", "seconds": 1, "intact": True} for number in NUMBERS
     }
 
     def execute(self, seeds):
@@ -277,7 +280,7 @@ def test_what_leaves_nothing_to_run_is_run_once_and_everything_else_for_itself(t
         return stub if self.submission.student != "eve" else stub | {"1.1": stub["1.1"] | {"outcome": "crashed"}}
 
     monkeypatch.setattr(worker._Grading, "_execute", execute)
-    job = worker.Job(LAB, Seeds(dict.fromkeys(NUMBERS, 1), 1, "x"), tmp_path / "template.db", tmp_path / "expected")
+    job = worker.Job(LAB, Seeds(dict.fromkeys(NUMBERS, 1), 1, "x"), tmp_path / "expected")
     handed_in = {"eve": {}, "ada": {}, "bob": {"waves.py": b"import os\n"}, "cyd": {"waves.py": b"x = 1\n"}}
     handed_in |= {"dan": {"waves.py": (LAB.released / "waves.py").read_bytes()}, "fay": {"helper.py": b"x = 1\n"}}
     for student, files in handed_in.items():
@@ -295,7 +298,7 @@ def test_what_leaves_nothing_to_run_is_run_once_and_everything_else_for_itself(t
 def test_a_cell_that_kills_hangs_or_floods_the_kernel_costs_itself_only(tmp_path):
     import nbformat
 
-    from grading.kernel import SandboxedExecute
+    from grading.kernel import run_checks
     from grading.sandbox import Sandbox
 
     def cell(source: str, role: str = "check") -> nbformat.NotebookNode:
@@ -309,12 +312,14 @@ def test_a_cell_that_kills_hangs_or_floods_the_kernel_costs_itself_only(tmp_path
         "1 / 0",
         "raise SystemExit",
         "x + 1",
+        "import sys; print('slow', file=sys.stderr)",
+        "0.0",
+        "get_ipython().showtraceback = lambda *_, **__: None; 1 / 0",
     ]
     notebook = nbformat.v4.new_notebook(cells=[cell("x = 1", "student"), *map(cell, checks)])
-    execute = SandboxedExecute(sandbox_factory=lambda: Sandbox(tmp_path), timeout=5, verify="assert x == 1")
-    execute.preprocess(notebook, {})
+    run_checks(notebook, lambda: Sandbox(tmp_path), seconds=5, verify="assert x == 1")
     found = [each.metadata.grading["ran"] for each in notebook.cells[1:]]
     outcomes = [each["outcome"] for each in found]
-    assert outcomes == ["ok", "crashed", "timed out", "crashed", "error", "error", "ok"]
+    assert outcomes == ["ok", "crashed", "timed out", "crashed", "error", "error", "ok", "ok", "ok", "error"]
     assert found[3]["why"] == "it printed more than 1,024 KiB"
-    assert all(each["whole"] for each in (found[0], found[4], found[6]))
+    assert all(each["intact"] for each in (found[0], *found[4:]))

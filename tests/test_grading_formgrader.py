@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 from grading import gradebook, outputs
 from grading.lab import ROOT, Lab, find_lab
-from grading.preprocessors import GradeCells
-from grading.results import Verdict, result
+from grading.results import Verdict, result, write_folder
 
 #: Student -> how many of the lab's first exercises passed.
 CLASS = {"ada": 10, "alan": 0, "grace": 4}
@@ -74,25 +72,21 @@ def lab() -> Lab:
 def folder_of_grades(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make grade` leaves for three students: gradebook, nbgrader's copies of the submissions, configuration."""
     out = tmp_path_factory.mktemp("grades")
-    gradebook.register(out / "gradebook.db", lab, tmp_path_factory.mktemp("release"))
+    gradebook.register(out / "gradebook.db", lab)
     outputs.write_config(out)
-    results = {}
     for student, passed in CLASS.items():
-        verdicts = {
-            exercise.number: Verdict("passed") if index < passed else Verdict("failed", MESSAGE)
-            for index, exercise in enumerate(lab.exercises)
-        }
-        points = {e.number: e.points if verdicts[e.number].passed else 0.0 for e in lab.exercises}
-        results[student] = result(lab, student, "digest", verdicts, points)
-        by_id = {exercise.grade_id: verdicts[exercise.number] for exercise in lab.exercises}
-        graded, _ = GradeCells(grade=lambda by_id=by_id: by_id).preprocess(nbformat.read(lab.notebook, 4), {})
-        copy = outputs.autograded_path(out, lab, student)
-        copy.mkdir(parents=True)
-        nbformat.write(graded, copy / lab.notebook.name)
-        handed_in = {"waves.py": b"x = 1\n"} if passed else {}
-        gradebook.keep_submission(handed_in, outputs.submitted_path(out, lab, student))
-    gradebook.merge(out / "gradebook.db", lab, results)
+        write_folder(outputs.submitted_path(out, lab, student), {"waves.py": b"x = 1\n"} if passed else {})
+    gradebook.enter(out, lab, {student: made(lab, student, passed) for student, passed in CLASS.items()})
     return out
+
+
+def made(lab: Lab, student: str, passed: int) -> dict[str, Any]:
+    """The result of a student whose first exercises passed."""
+    verdicts = {
+        exercise.number: Verdict("passed") if index < passed else Verdict("failed", MESSAGE)
+        for index, exercise in enumerate(lab.exercises)
+    }
+    return result(lab, student, "digest", verdicts)
 
 
 class Tab:
@@ -177,9 +171,7 @@ def test_a_score_that_the_instructor_enters_is_kept_when_the_class_is_graded_aga
     with tab.page.expect_response(lambda response: "/api/grade/" in response.url and response.request.method == "PUT"):
         tab.page.fill("#check-1-1", "3")
         tab.page.press("#check-1-1", "Tab")
-    scores = {exercise.number: 0.0 for exercise in lab.exercises}
-    verdicts = {exercise.number: Verdict("failed", MESSAGE) for exercise in lab.exercises}
-    gradebook.merge(folder_of_grades / "gradebook.db", lab, {"alan": result(lab, "alan", "d", verdicts, scores)})
+    gradebook.enter(folder_of_grades, lab, {"alan": made(lab, "alan", 0)})
     tab.open(f"/formgrader/manage_submissions/{lab.name}", "td:has-text('grace')")
     assert {row[1]: row[4] for row in tab.rows()}["alan"] == "3 / 100"
     assert tab.errors() == []

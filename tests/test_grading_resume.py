@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nbgrader.api import Gradebook
 
-from grading import grade, gradebook, outputs, pool, sandbox
+from grading import grade, gradebook, outputs, sandbox
 from grading.lab import ROOT, find_lab
-from grading.results import Verdict, result, write_json
+from grading.results import Verdict, result, write_folder, write_json
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
@@ -40,8 +41,7 @@ def quick(monkeypatch, tmp_path) -> list[str]:
             worked.append(student)
             if student != "the-worker-dies":
                 verdicts = {exercise.number: Verdict("passed") for exercise in LAB.exercises}
-                points = {exercise.number: exercise.points for exercise in LAB.exercises}
-                write_json(outputs.result_path(out, LAB, student), result(LAB, student, digest, verdicts, points))
+                write_json(outputs.result_path(out, LAB, student), result(LAB, student, digest, verdicts))
             yield student
 
     monkeypatch.setattr(grade, "run_all", run_all)
@@ -72,7 +72,7 @@ def test_a_second_run_grades_only_what_changed(submissions, quick, capsys):
     (submissions / "bob" / "warp.py").write_text("x = 1\n")
     assert run(submissions) == 0
     assert quick[3:] == ["bob"]
-    assert "1 graded now, 2 as before" in capsys.readouterr().out
+    assert "1 graded, 2 up to date" in capsys.readouterr().out
     assert book(submissions) == {"ada": 100, "bob": 100, "cyd": 100}
 
 
@@ -98,8 +98,6 @@ def test_a_worker_that_dies_leaves_its_submission_to_the_next_run(submissions, q
 
 @pytest.mark.slow
 def test_a_score_that_a_person_gave_stays_when_the_results_are_entered_again(submissions, quick):
-    from nbgrader.api import Gradebook
-
     run(submissions)
     path = submissions.parent / "grades" / "gradebook.db"
     with Gradebook(f"sqlite:///{path}") as opened:
@@ -108,6 +106,28 @@ def test_a_score_that_a_person_gave_stays_when_the_results_are_entered_again(sub
         opened.db.commit()
     run(submissions, "--regrade")
     assert gradebook.scores(path, LAB, "bob")["1.1"] == 3
+
+
+@pytest.mark.slow
+def test_a_score_that_a_person_gave_is_to_be_looked_at_again_when_the_automatic_one_changes(tmp_path):
+    def made(outcome: str) -> dict[str, dict]:
+        return {"bob": result(LAB, "bob", "d", {exercise.number: Verdict(outcome) for exercise in LAB.exercises})}
+
+    def marked() -> list[str]:
+        with Gradebook(f"sqlite:///{path}") as opened:
+            grades = opened.find_submission_notebook(LAB.name, LAB.name, "bob").grades
+            return [grade.name for grade in grades if grade.needs_manual_grade]
+
+    path = tmp_path / "gradebook.db"
+    gradebook.register(path, LAB)
+    gradebook.enter(tmp_path, LAB, made("failed"))
+    assert marked() == []
+    with Gradebook(f"sqlite:///{path}") as opened:
+        opened.find_grade("check-1-1", LAB.name, LAB.name, "bob").manual_score = 3
+        opened.db.commit()
+    for outcome, expected in (("failed", []), ("passed", ["check-1-1"]), ("passed", ["check-1-1"])):
+        gradebook.enter(tmp_path, LAB, made(outcome))
+        assert marked() == expected and gradebook.scores(path, LAB, "bob")["1.1"] == 3
 
 
 def test_a_lab_or_folder_that_is_not_there_is_named(tmp_path, capsys):
@@ -176,21 +196,17 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_gradebook(submissio
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     again = subprocess.run(called, cwd=ROOT, env=path, capture_output=True, text=True, timeout=170)
     assert "status 0" in again.stdout, again.stdout + again.stderr
-    assert "1 graded now, 1 as before" in again.stdout
+    assert "1 graded, 1 up to date" in again.stdout
     assert json.loads((results / "ada.json").read_text()) == before
     assert book(submissions) == {"ada": 100, "bob": 0}
     assert (out / LAB.name / "feedback" / "ada.html").exists() and (out / LAB.name / "gradescope" / "bob.json").exists()
 
 
-def test_a_folder_is_put_in_place_whole(tmp_path):
-    source, there = tmp_path / "made", tmp_path / "kept" / "lab"
-    source.mkdir()
-    (source / "new").write_text("1")
-    there.mkdir(parents=True)
-    (there / "old").write_text("0")
-    gradebook.put_folder(source, there)
-    assert [path.name for path in there.iterdir()] == ["new"]
-    assert [path.name for path in there.parent.iterdir()] == ["lab"]
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    for files in ({"waves.py": b"x = 1"}, {"warp.py": b"y = 1"}):
+        write_folder(tmp_path / "submitted" / "ada" / "lab1", files)
+    kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == ["submitted/ada/lab1/warp.py"]
 
 
 @pytest.mark.slow
@@ -201,16 +217,15 @@ def test_submissions_in_the_place_of_the_graders_own_copies_are_refused(tmp_path
     assert "holds this grader's own copies" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_what_was_handed_in_is_kept_whole_or_not_at_all(tmp_path):
-    gradebook.keep_submission({"waves.py": b"x = 1"}, tmp_path / "submitted" / "ada" / "lab1")
-    gradebook.keep_submission({"warp.py": b"y = 1"}, tmp_path / "submitted" / "ada" / "lab1")
-    kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
-    assert kept == ["submitted/ada/lab1/warp.py"]
-
-
-def test_a_nursery_that_dies_leaves_its_submissions_to_the_next_run(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONHOME", str(tmp_path / "nowhere"))
-    ended = list(pool.run_all(None, {"bob": (tmp_path, "1"), "ada": (tmp_path, "2")}, tmp_path, 1))
-    assert ended == ["ada", "bob"] and not any(tmp_path.iterdir())
-    assert list(pool.run_all(None, {}, tmp_path, 1)) == []
+def test_a_fork_server_that_cannot_start_leaves_its_submissions_to_the_next_run(tmp_path):
+    pending = "{'bob': (Path('.'), '1'), 'ada': (Path('.'), '2')}"
+    code = (
+        "import os; from pathlib import Path; from grading import pool; os.environ['PYTHONHOME'] = '/nowhere'; "
+        f"print(list(pool.run_all(None, {pending}, Path('.'), 1)), list(pool.run_all(None, {{}}, Path('.'), 1)))"
+    )
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ran.stdout == "['bob', 'ada'] []\n", ran.stderr
+    assert not any(tmp_path.iterdir())

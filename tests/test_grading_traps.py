@@ -1,58 +1,90 @@
-"""Each trap of nbgrader that a class could fall into, sprung on purpose."""
+"""What nbgrader would get wrong about a class, tried on purpose: nbgrader only shows the grades here."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbgrader.converters import Autograde
+from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import determine_grade
+from traitlets.config import Config
 
-from grading import grade, gradebook, sandbox
-from grading.lab import ROOT, find_lab
-from grading.nbgrader_config import course_config
-from grading.preprocessors import GradeCells, RestoreCells
-from grading.results import Verdict
+from grading import grade, gradebook, outputs, sandbox
+from grading.lab import find_lab
+from grading.nbgrader_config import course_config, grades_config
+from grading.results import Verdict, result
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
-FAILED = Verdict("failed", "exercise 1.1: wrong")
+OUTCOMES = ("failed", "not attempted", "refused", "timed out", "crashed", "tampered", "passed")
 
 
-def graded(outputs: list, verdict: Verdict) -> float:
-    """The points that nbgrader reads off a check cell after ours, whatever a submission had made it print."""
-    notebook = nbformat.read(LAB.notebook, as_version=4)
-    cell = next(cell for cell in notebook.cells if cell.id == "check-1-1")
-    cell.outputs = outputs
-    verdicts = {exercise.grade_id: FAILED for exercise in LAB.exercises} | {"check-1-1": verdict}
-    GradeCells(grade=lambda: verdicts).preprocess(notebook, {})
-    return determine_grade(cell)[0]
+def convert(converter: type, config: Config) -> None:
+    config.CourseDirectory.assignment_id, config.CourseDirectory.student_id = LAB.name, "ada"
+    converter(coursedir=CourseDirectory(config=config), config=config).start()
 
 
-def test_text_on_stderr_does_not_cost_the_points_of_a_right_answer():
-    warned = nbformat.v4.new_output("stream", name="stderr", text="UserWarning: slow\n")
-    assert graded([warned], Verdict("passed")) == 5
+@pytest.mark.slow
+def test_nbgraders_own_autograde_refuses_to_run_a_submission(tmp_path):
+    gradebook.register(tmp_path / "gradebook.db", LAB)
+    shutil.copytree(LAB.released, tmp_path / "submitted" / "ada" / LAB.name)
+    with pytest.raises(NbGraderException):
+        convert(Autograde, grades_config(tmp_path))
+    assert not [*(tmp_path / "autograded" / "ada").rglob("*")]
 
 
-def test_a_check_cell_that_ends_in_a_number_gets_no_partial_credit():
-    number = nbformat.v4.new_output("execute_result", data={"text/plain": "5.0"}, execution_count=1)
-    assert graded([number], FAILED) == 0
-    half = nbformat.v4.new_output("execute_result", data={"text/plain": "2.5"}, execution_count=1)
-    assert graded([half], Verdict("passed")) == 5
+@pytest.mark.slow
+def test_nbgraders_own_release_holds_no_solution(tmp_path):
+    gradebook.register(tmp_path / "gradebook.db", LAB)
+    convert(GenerateAssignment, grades_config(tmp_path))
+    made = [path for path in (tmp_path / "release").rglob("*") if path.is_file()]
+    assert {path.name for path in made} == {path.name for path in LAB.released.iterdir() if path.is_file()}
+    assert not [path for path in made if b"BEGIN SOLUTION" in path.read_bytes()]
+    shutil.copytree(LAB.solution, tmp_path / "solutions" / LAB.name)
+    shutil.copytree(LAB.released, tmp_path / "labs" / LAB.name)
+    with pytest.raises(NbGraderException):
+        convert(GenerateAssignment, course_config(tmp_path, release_directory=tmp_path / "labs"))
+    waves = f"labs/{LAB.name}/waves.py"
+    assert (tmp_path / waves).read_bytes() == (LAB.released / "waves.py").read_bytes()
 
 
-@pytest.mark.parametrize("outcome", ["failed", "not attempted", "refused", "timed out", "crashed", "tampered"])
-def test_every_verdict_but_passed_is_no_points_without_any_output(outcome):
-    assert graded([], Verdict(outcome)) == 0
+@pytest.mark.slow
+def test_the_notebook_that_nbgrader_shows_has_the_scores_of_the_gradebook(tmp_path):
+    verdicts = {e.number: Verdict(OUTCOMES[index % len(OUTCOMES)]) for index, e in enumerate(LAB.exercises)}
+    gradebook.register(tmp_path / "gradebook.db", LAB)
+    gradebook.enter(tmp_path, LAB, {"ada": result(LAB, "ada", "d", verdicts)})
+    shown = nbformat.read(outputs.autograded_path(tmp_path, LAB, "ada") / LAB.notebook.name, as_version=4)
+    read = {cell.id: determine_grade(cell)[0] for cell in shown.cells if cell.metadata.get("nbgrader", {}).get("grade")}
+    entered = gradebook.scores(tmp_path / "gradebook.db", LAB, "ada")
+    points = {e.number: e.points if verdicts[e.number].passed else 0 for e in LAB.exercises}
+    assert {e.number: read[e.grade_id] for e in LAB.exercises} == entered == points
 
 
-def test_whatever_was_done_to_the_check_cells_is_undone():
+@pytest.mark.slow
+def test_exercises_may_change_until_a_submission_is_entered(tmp_path):
+    path, fewer = tmp_path / "gradebook.db", replace(LAB, exercises=LAB.exercises[:-1])
+    gradebook.register(path, fewer)
+    gradebook.register(path, LAB)
+    gradebook.register(path, fewer)
+    verdicts = {exercise.number: Verdict("passed") for exercise in fewer.exercises}
+    gradebook.enter(tmp_path, fewer, {"ada": result(fewer, "ada", "d", verdicts)})
+    assert gradebook.scores(path, fewer, "ada") == {e.number: e.points for e in fewer.exercises}
+    with pytest.raises(ValueError, match=r"other exercises \(check-1-10 differ\): choose another --out"):
+        gradebook.register(path, LAB)
+
+
+WRONG = "\n\ndef useful_fraction(*arguments, **options):\n    return 1.0\n"
+
+
+def tampered_notebook() -> nbformat.NotebookNode:
+    """Check cells that are edited, renamed, deleted, doubled, worth a thousand points, or followed by the end."""
     theirs = nbformat.read(LAB.notebook, as_version=4)
     cells = {cell.id: cell for cell in theirs.cells}
     cells["check-1-1"].source = "print('passed')"
@@ -60,38 +92,7 @@ def test_whatever_was_done_to_the_check_cells_is_undone():
     cells["check-1-3"].metadata.nbgrader.grade_id = "check-1-1"
     theirs.cells.remove(cells["check-1-4"])
     theirs.cells += [cells["check-1-5"], nbformat.v4.new_code_cell("import os; os._exit(0)")]
-    restored, _ = RestoreCells(released=str(LAB.notebook)).preprocess(theirs, {})
-    assert nbformat.writes(restored) == nbformat.writes(nbformat.read(LAB.notebook, as_version=4))
-
-
-@pytest.mark.slow
-def test_nbgraders_release_is_what_make_labs_writes_and_holds_no_solution(tmp_path):
-    for name in ("lab1", "lab4"):
-        lab = find_lab(name)
-        gradebook.register(tmp_path / "gradebook.db", lab, tmp_path)
-        made = tmp_path / "labs" / lab.name
-        files = {path.name for path in lab.released.iterdir() if path.is_file()}
-        assert {path.name for path in made.iterdir()} == files
-        for file in files:
-            assert (made / file).read_bytes() == (lab.released / file).read_bytes(), file
-            assert b"BEGIN SOLUTION" not in (made / file).read_bytes()
-
-
-@pytest.mark.slow
-def test_nbgraders_own_autograde_refuses_to_run_a_submission(tmp_path):
-    gradebook.register(tmp_path / "gradebook.db", LAB, tmp_path)
-    shutil.copytree(LAB.released, tmp_path / "submitted" / "ada" / LAB.name)
-    config = course_config(tmp_path)
-    config.CourseDirectory.assignment_id, config.CourseDirectory.student_id = LAB.name, "ada"
-    converter = Autograde(coursedir=CourseDirectory(config=config), config=config)
-    converter.log = gradebook.QUIET
-    with pytest.raises(NbGraderException):
-        converter.start()
-    kept = {path.name for path in (tmp_path / "autograded" / "ada").rglob("*")}
-    assert not kept  # an exception in a hook would have been swallowed, and the submission graded
-
-
-WRONG = "\n\ndef useful_fraction(*arguments, **options):\n    return 1.0\n"
+    return theirs
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,9 @@ def graded_class(tmp_path_factory) -> Path:
     warp = folder / "cyd" / "warp.py"
     warp.write_text(warp.read_text() + WRONG)
     with zipfile.ZipFile(folder / "dan.zip", "w") as archive:
-        for path in sorted(LAB.released.iterdir()):
-            if path.is_file():
-                archive.write(path, f"dan/labs/{LAB.name}/{path.name}")
+        for path in sorted(LAB.released.glob("*.py")):
+            archive.write(path, f"dan/labs/{LAB.name}/{path.name}")
+        archive.writestr(f"dan/labs/{LAB.name}/{LAB.notebook.name}", nbformat.writes(tampered_notebook()))
     (folder / "eve.zip").write_bytes(b"PK\x03\x04 and no more")
     status = grade.main(["lab1", "--submissions", str(folder), "--out", str(out), "--jobs", "2"])
     assert status == 0
@@ -123,10 +124,10 @@ def results(out: Path, student: str) -> dict:
 @needs_sandbox
 @pytest.mark.slow
 def test_the_students_modules_are_graded_and_not_the_solutions(graded_class):
-    """nbgrader would have written the course's own files over the submitted ones, and cyd and dan would have passed."""
+    """nbgrader would write the course's own files over the submitted ones, so cyd and dan would pass."""
     scores = {student: results(graded_class, student)["score"] for student in ("ada", "bob", "cyd", "dan", "eve")}
     assert scores == {"ada": 100, "bob": 85, "cyd": 90, "dan": 0, "eve": 0}
-    handed_in = (graded_class / "autograded" / "cyd" / LAB.name / "warp.py").read_text()
+    handed_in = (graded_class / "submitted" / "cyd" / LAB.name / "warp.py").read_text()
     assert handed_in.endswith(WRONG)
 
 
@@ -149,7 +150,9 @@ def test_a_module_that_is_no_python_costs_its_own_exercises(graded_class):
 def test_a_malformed_submission_does_not_stop_the_class(graded_class):
     eve = results(graded_class, "eve")
     assert eve["status"] == "unreadable" and "cannot be read" in eve["notes"][0]
-    assert {e["outcome"] for e in results(graded_class, "dan")["exercises"]} == {"not attempted"}
+    dan = results(graded_class, "dan")
+    assert {e["outcome"] for e in dan["exercises"]} == {"not attempted"} and dan["max_score"] == 100
+    assert any("1.1 is edited" in note or "1.4 is missing" in note for note in dan["notes"])
 
 
 @needs_sandbox
@@ -174,8 +177,3 @@ def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
         student, *points = line.split(",")[0:1] + line.split(",")[3:-1]
         kept = gradebook.scores(graded_class / "gradebook.db", LAB, student)
         assert [kept[e.number] for e in LAB.exercises] == [float(value) for value in points]
-
-
-def test_students_files_are_never_named_for_overwriting():
-    kept = course_config(ROOT).Autograde.exclude_overwriting[LAB.name]
-    assert {path.name for path in LAB.solution.glob("*.py")} <= set(kept)

@@ -2,8 +2,10 @@
 
 A reader without a GPU sees these figures, and a notebook's claims rest on them. Each family of measurements is one JSON
 file in ``utils/records/``, written by a script in ``benchmarks/`` on a machine with a GPU and never by hand: the file
-keeps a digest of all else that it says, so that a figure, a device or a date that was edited is refused, and a
-fingerprint of the measured source, so that a test fails when the source has changed since (:func:`stale`).
+keeps a digest of what it says, so that a figure, a device or a date that was edited is refused, and a fingerprint of
+the measured source, so that a test fails when the source has changed since (:func:`stale`). The digest leaves out the
+sources' paths: when a measured file is renamed, its record may name it so, and the fingerprint tells whether it is the
+same source.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from utils import record_layouts
+from utils.course_modules import Course
 from utils.fingerprint import fingerprint
 
 __all__ = ["DIRECTORY", "Record", "RecordError", "families", "fingerprint", "load", "path_of", "save", "stale"]
@@ -192,10 +195,11 @@ def save(family: str, results: Any, sources: Sequence[str], command: str) -> Pat
 def stale() -> list[str]:
     """What is out of date, one sentence a record: its measured source has changed or gone since it was measured."""
     problems = []
+    course = Course()
     for family in families():
         record = load(family)
         try:
-            current = fingerprint(record.sources)
+            current = fingerprint(record.sources, course)
         except (ValueError, FileNotFoundError) as error:
             problems.append(f"{family}: {error}")
             continue
@@ -208,8 +212,8 @@ def stale() -> list[str]:
 
 
 def digest(raw: Mapping[str, Any]) -> str:
-    """SHA-256 of a record but its key ``"digest"``, independent of how the file is laid out."""
-    rest = {key: value for key, value in raw.items() if key != "digest"}
+    """SHA-256 of a record but its keys ``"digest"`` and ``"sources"``, independent of how the file is laid out."""
+    rest = {key: value for key, value in raw.items() if key not in ("digest", "sources")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -294,7 +298,7 @@ def _problems(raw: object, family: str) -> list[str]:
     problems = record_layouts.check(raw["results"], record_layouts.LAYOUTS[family], "results")
     if not problems and digest(raw) != raw["digest"]:
         header = ", ".join(
-            f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "family", "digest", "results")
+            f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "family", "sources", "digest", "results")
         )
         problems.append(
             f"the file was edited after it was measured: {header} and the results do not match digest "
