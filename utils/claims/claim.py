@@ -18,8 +18,10 @@ MIME = "application/vnd.making-llms-fast.claim+json"
 KINDS = ("derive", "measure", "state")
 #: A float that should equal another exactly may still differ by rounding, which depends on the machine's libm.
 ROUNDING = 1e-12
-#: Significant digits kept in the stored copy: far more than any claim states, fewer than machines disagree in.
+#: Significant digits in the stored copy of a float. Where a tolerance or a range says how exact a claim is, the digits
+#: behind the sixth are those in which two processors' exp() may disagree.
 STORED_DIGITS = 10
+STORED_DIGITS_WITH_TOLERANCE = 6
 
 _ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 Value = float | int | bool | str
@@ -104,11 +106,13 @@ class Claim:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored in the notebook's output; floats keep :data:`STORED_DIGITS` significant digits."""
+        """What is stored in the notebook's output; floats keep as many digits as two machines agree in."""
         stored = {k: v for k, v in asdict(self).items() if k not in ("notebook", "cell")}
-        stored["computed"] = _rounded(self.computed)
         expected = self.expected
-        stored["expected"] = [_rounded(v) for v in expected] if isinstance(expected, tuple) else _rounded(expected)
+        is_range = isinstance(expected, tuple)
+        digits = STORED_DIGITS_WITH_TOLERANCE if self.tolerance or is_range else STORED_DIGITS
+        stored["computed"] = _rounded(self.computed, digits)
+        stored["expected"] = [_rounded(v) for v in expected] if is_range else _rounded(expected)
         return stored
 
     @classmethod
@@ -273,9 +277,9 @@ def _show(value: Value, unit: str) -> str:
     return quantity(value, unit)
 
 
-def _rounded(value: Value) -> Value:
+def _rounded(value: Value, digits: int = STORED_DIGITS) -> Value:
     if isinstance(value, float):
-        return float(f"{value:.{STORED_DIGITS}g}")
+        return float(f"{value:.{digits}g}")
     return value
 
 
