@@ -18,10 +18,11 @@ MIME = "application/vnd.making-llms-fast.claim+json"
 KINDS = ("derive", "measure", "state")
 #: A float that should equal another exactly may still differ by rounding, which depends on the machine's libm.
 ROUNDING = 1e-12
-#: Significant digits in the stored copy of a float. Where a tolerance or a range says how exact a claim is, the digits
-#: behind the sixth are those in which two processors' exp() may disagree.
+#: Significant digits in the stored copy of a float: ten, but six where a range or a tolerance of at least 0.01 % leaves
+#: room, since two processors' exp() may disagree in those behind.
 STORED_DIGITS = 10
-STORED_DIGITS_WITH_TOLERANCE = 6
+STORED_DIGITS_WITH_ROOM = 6
+ROOM = 1e-4
 
 _ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 Value = float | int | bool | str
@@ -110,7 +111,7 @@ class Claim:
         stored = {k: v for k, v in asdict(self).items() if k not in ("notebook", "cell")}
         expected = self.expected
         is_range = isinstance(expected, tuple)
-        digits = STORED_DIGITS_WITH_TOLERANCE if self.tolerance or is_range else STORED_DIGITS
+        digits = STORED_DIGITS_WITH_ROOM if is_range or self.tolerance >= ROOM else STORED_DIGITS
         stored["computed"] = _rounded(self.computed, digits)
         stored["expected"] = [_rounded(v) for v in expected] if is_range else _rounded(expected)
         return stored
