@@ -69,8 +69,8 @@ class Claim:
 
     @property
     def computed_text(self) -> str:
-        """The computed value with its unit, as people read it."""
-        return _show(self.computed, self.unit)
+        """The computed value with its unit, as people read it: the stored copy's digits, here and in the ledger."""
+        return _show(self._stored_computed, self.unit)
 
     @property
     def expected_text(self) -> str:
@@ -110,11 +110,14 @@ class Claim:
         """What is stored in the notebook's output; floats keep as many digits as two machines agree in."""
         stored = {k: v for k, v in asdict(self).items() if k not in ("notebook", "cell")}
         expected = self.expected
-        is_range = isinstance(expected, tuple)
-        digits = STORED_DIGITS_WITH_ROOM if is_range or self.tolerance >= ROOM else STORED_DIGITS
-        stored["computed"] = _rounded(self.computed, digits)
-        stored["expected"] = [_rounded(v) for v in expected] if is_range else _rounded(expected)
+        stored["computed"] = self._stored_computed
+        stored["expected"] = [_rounded(v) for v in expected] if isinstance(expected, tuple) else _rounded(expected)
         return stored
+
+    @property
+    def _stored_computed(self) -> Value:
+        has_room = isinstance(self.expected, tuple) or self.tolerance >= ROOM
+        return _rounded(self.computed, STORED_DIGITS_WITH_ROOM if has_room else STORED_DIGITS)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], notebook: str = "", cell: int = -1) -> Claim:
