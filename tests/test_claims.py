@@ -12,7 +12,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from utils.claims import MIME, Claim, ClaimError, LedgerError, claim, ledger, missing, owed, page, problems
+from utils.claims import MIME, Claim, ClaimError, LedgerError, claim, ledger, page, problems
 from utils.claims.__main__ import main
 from utils.claims.page import PAGE
 from utils.units import number, quantity, scale
@@ -157,23 +157,13 @@ def write_notebook(folder, name, claims, *, sources=None, title="The roofline"):
     return path
 
 
-def write_owed(folder, *entries):
-    text = "".join(
-        f'[[claim]]\nid = "{id}"\nnotebook = "{notebook}"\nkind = "{kind}"\ntext = "what {id} says"\n\n'
-        for id, notebook, kind in entries
-    )
-    (folder / "claims_owed.toml").write_text(text)
-    return folder / "claims_owed.toml"
-
-
 TILES = Claim("mystery.tiles", 98, 98, "tiles")
 
 
 @pytest.fixture
 def course(tmp_path):
-    """A folder with one notebook that makes both claims it owes, and its page."""
+    """A folder with one notebook that makes two claims, and its page."""
     write_notebook(tmp_path, "02_roofline", [RIDGE, TILES])
-    write_owed(tmp_path, ("roofline.ridge", "02_roofline", "derive"), ("mystery.tiles", "02_roofline", "derive"))
     assert main(["--notebooks", str(tmp_path)]) == 0
     return tmp_path
 
@@ -194,12 +184,6 @@ def test_the_ledger_reads_stored_outputs_in_order(course):
 def test_a_complete_course_passes_the_check(course, capsys):
     assert check(course) == 0
     assert "[ok] 2 claims" in capsys.readouterr().out
-
-
-def test_removing_one_claim_from_a_notebook_fails(course, capsys):
-    write_notebook(course, "02_roofline", [RIDGE])
-    assert check(course) == 1
-    assert "owed claim 'mystery.tiles' (02_roofline, derive) is made by no executed cell" in capsys.readouterr().out
 
 
 def test_a_changed_number_makes_the_page_out_of_date(course, capsys):
@@ -224,9 +208,14 @@ def test_a_claim_whose_output_was_cleared_fails(course, capsys):
 
 def test_an_output_whose_claim_left_the_source_fails(tmp_path):
     write_notebook(tmp_path, "02_roofline", [TILES], sources=['claim("mystery.other", 98, 98)'])
-    write_owed(tmp_path)
-    found = "\n".join(problems([tmp_path / "02_roofline.ipynb"], tmp_path / "claims_owed.toml"))
+    found = "\n".join(problems([tmp_path / "02_roofline.ipynb"]))
     assert "source claims 'mystery.other'" in found and "outputs claim 'mystery.tiles'" in found
+
+
+def test_a_stored_claim_that_does_not_hold_fails(tmp_path):
+    path = write_notebook(tmp_path, "02_roofline", [Claim("mystery.tiles", 120, 98, "tiles")])
+    (problem,) = problems([path])
+    assert "claim 'mystery.tiles' in 02_roofline does not hold: ✗ mystery.tiles: 120 tiles" in problem
 
 
 def test_ids_built_in_a_loop_or_a_function_are_recognised(tmp_path):
@@ -237,8 +226,7 @@ def test_ids_built_in_a_loop_or_a_function_are_recognised(tmp_path):
                  "claim(id='gpu.latency.' + k, computed=1)",
                  "%time 1\ndef show(x):\n    claim('mystery.tiles', x, 98)\nshow(98)"],
     )  # fmt: skip
-    write_owed(tmp_path)
-    assert problems([path], tmp_path / "claims_owed.toml") == []
+    assert problems([path]) == []
 
 
 def test_one_id_with_two_values_is_an_error_and_twice_the_same_is_not(tmp_path):
@@ -250,34 +238,6 @@ def test_one_id_with_two_values_is_an_error_and_twice_the_same_is_not(tmp_path):
         LedgerError, match=r"98 tiles \(01_gpu_model, cell 1\) and 120 tiles \(03_five_tricks, cell 1\)"
     ):
         ledger([first, other])
-
-
-def test_an_owed_claim_of_another_kind_or_notebook_is_still_missing(tmp_path):
-    made = ledger([write_notebook(tmp_path, "02_roofline", [TILES])])
-    listed = owed(
-        write_owed(
-            tmp_path, ("mystery.tiles", "02_roofline", "measure"), ("mystery.tiles.other", "01_gpu_model", "derive")
-        )
-    )
-    assert missing(listed, made) == listed
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [('[[claim]]\nid = "a.b"\n', "needs"), ("[[claim", "not valid TOML"),
-     ('[[claim]]\nid="a.b"\nnotebook="n"\nkind="guess"\ntext="t"\n', "guess"),
-     (2 * '[[claim]]\nid="a.b"\nnotebook="n"\nkind="state"\ntext="t"\n', "listed twice"),
-     ('[[claim]]\nid=3\nnotebook="n"\nkind="state"\ntext="t"\n', "got {'id': 3"), ("claim = 3", "got claim = 3")],
-)  # fmt: skip
-def test_a_damaged_owed_list_is_refused(tmp_path, text, words):
-    (tmp_path / "owed.toml").write_text(text)
-    with pytest.raises(LedgerError, match=words):
-        owed(tmp_path / "owed.toml")
-
-
-def test_an_owed_list_that_is_not_there_is_refused_by_name(tmp_path):
-    with pytest.raises(LedgerError, match=r"owed\.toml: cannot be read: No such file"):
-        owed(tmp_path / "owed.toml")
 
 
 @pytest.mark.parametrize(
@@ -308,11 +268,11 @@ def test_a_damaged_notebook_or_output_is_named(tmp_path):
 
 
 def test_the_page_is_one_readable_table_a_notebook(course):
-    text = page([course / "02_roofline.ipynb"], course / "claims_owed.toml")
+    text = page([course / "02_roofline.ipynb"])
     assert "## [The roofline](02_roofline.ipynb)" in text
     row = "| Ridge point<br>`roofline.ridge` | 295.22 | 295 | ± 0.2 % | FLOP/B | derive | data sheet |"
     assert row in text
-    assert "what mystery.tiles says<br>`mystery.tiles`" in text and "Still owed" not in text
+    assert "| `mystery.tiles` | 98 | 98 | exact | tiles | derive | derivation |" in text
     assert text == (course / "CLAIMS.md").read_text()
 
 
@@ -321,19 +281,13 @@ def test_the_page_puts_both_values_of_a_row_in_one_unit(tmp_path):
     path = write_notebook(
         tmp_path, "02_roofline", [copy, Claim("copy.bytes", 4_325_376, 4_325_376, "B"), Claim("a.b", True, True)]
     )
-    text = page([path], write_owed(tmp_path))
+    text = page([path])
     assert "| 2.95 | 2.8 to 3.35 | exact | TB/s | measure | record \\| data sheet |" in text
     assert "| 4,325,376 | 4,325,376 | exact | B | derive | derivation |" in text
     assert "| yes | yes | exact | – | derive |" in text
 
 
-def test_every_claim_that_the_course_owes_is_listed_with_a_text():
-    listed = owed()
-    assert len(listed) >= 40
-    assert all(len(o.text) > 15 for o in listed)
-
-
-def test_the_courses_own_ledger_is_complete_and_its_page_up_to_date():
+def test_the_courses_own_ledger_holds_and_its_page_is_up_to_date():
     assert problems() == []
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m utils.claims`"
 

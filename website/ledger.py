@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from utils.claims import KINDS, Claim, ledger, owed
+from utils.claims import KINDS, Claim, ledger
 from utils.claims.page import in_one_unit, title
 from website.places import lectures, page_of
 
@@ -53,13 +53,12 @@ def write(source: Path) -> None:
 def page() -> str:
     """The page of claims as MyST Markdown; LedgerError when the stored outputs cannot be read."""
     made = ledger()
-    texts = {promised.id: promised.text for promised in owed()}
     parts = [_HEAD, _counts(made)]
     for path in lectures():
         claims = [c for c in made if c.notebook == path.stem]
         if claims:
             link = f"[{markdown(title(path))}](/{page_of(path)}.ipynb)"
-            parts += [f"## {title(path).split(':')[0]}\n", f"{link}: {_kinds(claims)}.\n", _table(claims, texts)]
+            parts += [f"## {title(path).split(':')[0]}\n", f"{link}: {_kinds(claims)}.\n", _table(claims)]
     parts.append(script("_static"))
     return "\n".join(parts)
 
@@ -124,12 +123,12 @@ def _kinds(claims: Sequence[Claim]) -> str:
     return ", ".join(f"{count} {kind}" for kind in KINDS if (count := sum(c.kind == kind for c in claims)))
 
 
-def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
+def _table(claims: Sequence[Claim]) -> str:
     lines = [
         ":::{div} claims",
         "| claim | computed | expected, tolerance | unit | kind, source |",
         "|:---|---:|---:|:---|:---|",
-        *(_row(c, c.statement or texts.get(c.id, c.id)) for c in claims),
+        *(_row(c, c.statement or c.id) for c in claims),
         ":::",
     ]
     return "\n".join(lines) + "\n"

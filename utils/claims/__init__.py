@@ -5,14 +5,14 @@ the figure, shows one line in the notebook, and leaves a machine-readable copy i
 (``notebooks/CLAIMS.md``) is built from those stored outputs, never from prose:
 
     python -m utils.claims            write notebooks/CLAIMS.md
-    python -m utils.claims --check    fail when it is out of date, or when a claim is missing
+    python -m utils.claims --check    fail when it is out of date, or sources and outputs disagree
 
 A claim is about a value that is the same on every machine: a derived one, or a *recorded* measurement
 (:mod:`utils.records`) held against its prediction. What this machine measures live is shown beside it, never claimed.
 """
 
 from utils.claims.claim import KINDS, MIME, Claim, ClaimError, LedgerError, claim, keep_quiet
-from utils.claims.ledger import Owed, ledger, missing, owed, problems
+from utils.claims.ledger import ledger, problems
 from utils.claims.page import page
 
 __all__ = [
@@ -21,11 +21,8 @@ __all__ = [
     "Claim",
     "ClaimError",
     "LedgerError",
-    "Owed",
     "claim",
     "ledger",
-    "missing",
-    "owed",
     "page",
     "problems",
 ]

@@ -1,4 +1,4 @@
-"""``python -m utils.claims``: write the ledger page, or with ``--check`` prove that it is complete and up to date."""
+"""``python -m utils.claims``: write the ledger page, or with ``--check`` prove that it is up to date."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from utils.claims.page import page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when all is well, 1 when something is missing or out of date (each on a line of its own)."""
+    """Return 0 when all is well, 1 when a claim or the page is out of date (each on a line of its own)."""
     parser = argparse.ArgumentParser(prog="python -m utils.claims", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail when a claim or the page is out of date"
     )
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="folder of the notebooks and of the page")
     options = parser.parse_args(arguments)
-    target, listed = options.notebooks / "CLAIMS.md", options.notebooks / "claims_owed.toml"
+    target = options.notebooks / "CLAIMS.md"
     paths = notebook_paths(options.notebooks)
-    found = problems(paths, listed)
+    found = problems(paths)
     try:
-        text = page(paths, listed)
+        text = page(paths)
     except LedgerError as error:
         print(f"[fail] {error}")
         return 1

@@ -1,57 +1,18 @@
-"""The ledger: the claims that executed notebooks made, and those that the course still owes."""
+"""The ledger: the claims that executed notebooks made, as their stored outputs have them."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.claims.claim import KINDS, MIME, Claim, LedgerError, is_claim
+from utils.claims.claim import MIME, Claim, LedgerError, is_claim
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-OWED = NOTEBOOKS / "claims_owed.toml"
-
-
-@dataclass(frozen=True)
-class Owed:
-    """A claim that the course promises: its id, the notebook (file name without ending) that makes it, its kind."""
-
-    id: str
-    notebook: str
-    kind: str
-    text: str
-
-
-def owed(path: Path | str = OWED) -> list[Owed]:
-    """Read the list of owed claims.
-
-    Raises:
-        LedgerError: the file cannot be read, or an entry is incomplete, of unknown kind, or listed twice.
-    """
-    try:
-        entries = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LedgerError(f"{path}: not valid TOML: {error}") from error
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise LedgerError(f"{path}: claims are tables that start with [[claim]], got claim = {entries!r}")
-    names = {f.name for f in fields(Owed)}
-    listed: dict[str, Owed] = {}
-    for entry in entries:
-        texts = all(isinstance(value, str) for value in entry.values())
-        if set(entry) != names or not texts or entry["kind"] not in KINDS:
-            raise LedgerError(f"{path}: a claim needs {', '.join(sorted(names))} and a kind of {KINDS}, got {entry}")
-        if entry["id"] in listed:
-            raise LedgerError(f"{path}: {entry['id']!r} is listed twice")
-        listed[entry["id"]] = Owed(**entry)
-    return list(listed.values())
 
 
 def notebook_paths(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -84,25 +45,14 @@ def ledger(notebooks: Iterable[Path | str] | None = None) -> list[Claim]:
     return list(made.values())
 
 
-def missing(owed: Sequence[Owed], ledger: Sequence[Claim]) -> list[Owed]:
-    """The owed claims that no executed cell makes: none of that id, from that notebook, of that kind."""
-    made = {(c.id, c.notebook, c.kind) for c in ledger}
-    return [o for o in owed if (o.id, o.notebook, o.kind) not in made]
-
-
-def problems(notebooks: Iterable[Path | str] | None = None, owed_path: Path | str = OWED) -> list[str]:
-    """Everything that is wrong between owed list, notebooks' sources and their stored outputs, in plain sentences."""
+def problems(notebooks: Iterable[Path | str] | None = None) -> list[str]:
+    """Everything that is wrong between the notebooks' sources and their stored outputs, in plain sentences."""
     paths = notebook_paths() if notebooks is None else [Path(p) for p in notebooks]
     try:
-        made, promised = ledger(paths), owed(owed_path)
+        made = ledger(paths)
     except LedgerError as error:
         return [str(error)]
     found = []
-    by_id = {c.id: c for c in made}
-    for entry in missing(promised, made):
-        other = by_id.get(entry.id)
-        why = f"made in {other.notebook} as {other.kind!r}" if other else f"made by no executed cell: {entry.text}"
-        found.append(f"owed claim {entry.id!r} ({entry.notebook}, {entry.kind}) is {why}")
     for path in paths:
         found += _unexecuted(path)
     found += [f"claim {c.id!r} in {c.notebook} does not hold: {c.line()}" for c in made if not c.holds]

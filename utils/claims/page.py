@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from utils.claims.claim import KINDS, Claim
-from utils.claims.ledger import NOTEBOOKS, OWED, Owed, ledger, missing, notebook_paths, owed
+from utils.claims.ledger import NOTEBOOKS, ledger, notebook_paths
 from utils.units import number, scale
 
 PAGE = NOTEBOOKS / "CLAIMS.md"
@@ -24,19 +24,16 @@ relative to the expected value.
 """
 
 
-def page(notebooks: Iterable[Path | str] | None = None, owed_path: Path | str = OWED) -> str:
+def page(notebooks: Iterable[Path | str] | None = None) -> str:
     """The ledger as Markdown, the same text on every machine; LedgerError when the stored outputs cannot be read."""
     paths = notebook_paths() if notebooks is None else [Path(p) for p in notebooks]
-    made, promised = ledger(paths), owed(owed_path)
-    texts = {o.id: o.text for o in promised}
+    made = ledger(paths)
     counts = ", ".join(f"{sum(c.kind == kind for c in made)} {kind}" for kind in KINDS)
     parts = [_HEAD, f"{len(made)} claims: {counts}.\n"]
     for path in paths:
         claims = [c for c in made if c.notebook == path.stem]
         if claims:
-            parts += [f"## [{title(path)}]({path.name})\n", _table(claims, texts)]
-    if gaps := missing(promised, made):
-        parts += ["## Still owed\n", _owed_list(gaps)]
+            parts += [f"## [{title(path)}]({path.name})\n", _table(claims)]
     return "\n".join(parts)
 
 
@@ -50,14 +47,13 @@ def title(path: Path) -> str:
     return path.stem
 
 
-def _table(claims: Sequence[Claim], texts: dict[str, str]) -> str:
+def _table(claims: Sequence[Claim]) -> str:
     lines = [
         "| claim | computed | expected | tolerance | unit | kind | source |",
         "|:---|---:|---:|---:|:---|:---|:---|",
     ]
     for c in claims:
-        text = c.statement or texts.get(c.id, "")
-        name = f"{_cell(text)}<br>`{c.id}`" if text else f"`{c.id}`"
+        name = f"{_cell(c.statement)}<br>`{c.id}`" if c.statement else f"`{c.id}`"
         computed, expected, unit = in_one_unit(c)
         cells = (computed, expected, c.tolerance_text, unit or "–", c.kind, c.source or "derivation")
         lines.append(f"| {name} | " + " | ".join(map(_cell, cells)) + " |")
@@ -73,10 +69,6 @@ def in_one_unit(c: Claim) -> tuple[str, str, str]:
     factor, unit = (1, c.unit) if whole else scale(max(abs(v) for v in (c.computed, *bounds)), c.unit)
     texts = [number(v if factor == 1 else v / factor) for v in (c.computed, *bounds)]
     return texts[0], " to ".join(texts[1:]), unit
-
-
-def _owed_list(gaps: Sequence[Owed]) -> str:
-    return "".join(f"- `{o.id}` ({o.notebook}, {o.kind}): {_cell(o.text)}\n" for o in gaps)
 
 
 def _cell(text: str) -> str:
