@@ -24,11 +24,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_errors, family
+from benchmarks import attention_errors, family, hopper_sanitize
 from benchmarks.attention_determinism import bits
+from benchmarks.hopper_sanitize import MODES, Shape, attention, described, tensors, words
 from benchmarks.hopper_ways import KERNELS, need_hopper
-from solutions import capstone_hopper
-from utils import runtime
 
 SOURCES = [
     "benchmarks/hopper_errors.py",
@@ -41,7 +40,6 @@ SOURCES = [
     *(source for source in attention_errors.SOURCES if source.startswith("solutions/")),
 ]
 
-MODES = ("deterministic", "fast")
 #: Cases of each mode: every dtype, head_dim and pair of fixed lengths occurs.
 CASES = 180
 WORKERS = 15
@@ -50,8 +48,6 @@ RUNS = 1000
 DTYPES = (torch.float16, torch.bfloat16, torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256, 128, 256, 64, 256, 64, 128)
 
-#: (batch, query heads, key heads, queries, keys, head_dim, causal)
-Shape = tuple[int, int, int, int, int, int, bool]
 REPEATED: tuple[Shape, ...] = tuple(
     (*sizes, head_dim, causal)
     for head_dim in (64, 128, 256)
@@ -65,25 +61,6 @@ POISONED: tuple[Shape, ...] = tuple(
         (2, 6, 2, 640, 512, False),
     )
 )  # fmt: skip
-
-
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None,
-    causal: bool = False, scale: float | None = None, mode: str = "deterministic",
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """(o, lse, dq, dk, dv) by the capstone; arguments as :func:`benchmarks.attention_errors.our_attention`'s.
-
-    Raises:
-        ValueError: another mode.
-    """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    with torch.enable_grad():
-        o, lse = capstone_hopper.flash_attention_with_lse(*leaves, causal, scale, mode == "deterministic")
-        if dlse is None:
-            return o, lse, *torch.autograd.grad(o, leaves, do)
-        return o, lse, *torch.autograd.grad((o, lse), leaves, (do, dlse))
 
 
 @contextlib.contextmanager
@@ -102,21 +79,6 @@ def case(number: int, mode: str, longest: int = 1024) -> dict[str, Any]:
     """One random case in one mode: as :func:`benchmarks.attention_errors.case`, and ``mode``."""
     with in_lab_3s_suite(mode):
         return {"mode": mode, **attention_errors.case(number, longest)}
-
-
-def tensors(shape: Shape, dtype: torch.dtype, seed: int = 9) -> list[torch.Tensor]:
-    """q, k, v and do of a shape."""
-    B, Hq, Hkv, Nq, Nk, D, _ = shape
-    source = torch.Generator().manual_seed(seed)
-    sizes = ((B, Hq, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, D), (B, Hq, Nq, D))
-    return [torch.randn(size, generator=source).to(dtype).to(runtime.DEVICE) for size in sizes]
-
-
-def described(shape: Shape, dtype: torch.dtype, mode: str) -> dict[str, Any]:
-    """The part of a result that says what was tried."""
-    B, Hq, Hkv, Nq, Nk, D, causal = shape
-    words = f"B={B} Hq={Hq} Hkv={Hkv} Nq={Nq} Nk={Nk} D={D}"
-    return {"mode": mode, "dtype": str(dtype).removeprefix("torch."), "shape": words, "head_dim": D, "causal": causal}
 
 
 def repeated(shape: Shape, dtype: torch.dtype, mode: str, runs: int = RUNS) -> dict[str, Any]:
@@ -246,8 +208,6 @@ def watched(tools: Sequence[str], workers: int) -> dict[str, Any]:
     Raises:
         RuntimeError: a case is wrong outside the tools.
     """
-    from benchmarks import hopper_sanitize  # which takes its cases from here
-
     races = "racecheck" in tools
     for atomic_starts in [False] * bool(tools) + [True] * races:
         if hopper_sanitize.run_cases(workers=workers, atomic_starts=atomic_starts):
@@ -279,11 +239,6 @@ def table(results: Mapping[str, Any]) -> str:
         lines.append(f"{tool}: status {item['status']}, {item['cases']} cases, {item['summary']}")
     lines += [f"racecheck, beside, {name}: {races} reports" for name, races in results["beside"].items()]
     return "\n".join(lines)
-
-
-def words(item: Mapping[str, Any]) -> str:
-    """What was tried."""
-    return f"{item['mode']}, {item['dtype']}, {item['shape']}, {'causal' if item['causal'] else 'full'}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,10 +32,14 @@ from typing import Any
 import torch
 
 from benchmarks import attention_errors, family, hopper_races
-from benchmarks.hopper_errors import MODES, Shape, attention, described, tensors, words
 from benchmarks.hopper_ways import WORKERS, need_hopper
+from solutions import capstone_hopper
 from utils import runtime
 from utils.fingerprint import ROOT
+
+MODES = ("deterministic", "fast")
+#: (batch, query heads, key heads, queries, keys, head_dim, causal)
+Shape = tuple[int, int, int, int, int, int, bool]
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 HEAD_DIMS = (64, 128, 256)
@@ -53,6 +57,45 @@ TOLERANCE = 0.03
 FOUND = 99
 #: Reports that compute-sanitizer prints at most, and which are counted.
 PRINTED = 200
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None,
+    causal: bool = False, scale: float | None = None, mode: str = "deterministic",
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """(o, lse, dq, dk, dv) by the capstone; arguments as :func:`benchmarks.attention_errors.our_attention`'s.
+
+    Raises:
+        ValueError: another mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        o, lse = capstone_hopper.flash_attention_with_lse(*leaves, causal, scale, mode == "deterministic")
+        if dlse is None:
+            return o, lse, *torch.autograd.grad(o, leaves, do)
+        return o, lse, *torch.autograd.grad((o, lse), leaves, (do, dlse))
+
+
+def tensors(shape: Shape, dtype: torch.dtype, seed: int = 9) -> list[torch.Tensor]:
+    """q, k, v and do of a shape."""
+    B, Hq, Hkv, Nq, Nk, D, _ = shape
+    source = torch.Generator().manual_seed(seed)
+    sizes = ((B, Hq, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, D), (B, Hq, Nq, D))
+    return [torch.randn(size, generator=source).to(dtype).to(runtime.DEVICE) for size in sizes]
+
+
+def described(shape: Shape, dtype: torch.dtype, mode: str) -> dict[str, Any]:
+    """The part of a result that says what was tried."""
+    B, Hq, Hkv, Nq, Nk, D, causal = shape
+    words = f"B={B} Hq={Hq} Hkv={Hkv} Nq={Nq} Nk={Nk} D={D}"
+    return {"mode": mode, "dtype": str(dtype).removeprefix("torch."), "shape": words, "head_dim": D, "causal": causal}
+
+
+def words(item: Mapping[str, Any]) -> str:
+    """What was tried."""
+    return f"{item['mode']}, {item['dtype']}, {item['shape']}, {'causal' if item['causal'] else 'full'}"
 
 
 def cases(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[tuple[Shape, torch.dtype, str]]:

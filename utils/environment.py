@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from utils import runtime
+from utils import device
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -175,13 +175,13 @@ def _numpy(facts: Facts) -> list[Line]:
 
 def _gpu(facts: Facts) -> Line:
     if facts.has_gpu:
-        usable = next((d for d in facts.devices if d.capability >= runtime.OLDEST_CAPABILITY), facts.devices[0])
+        usable = next((d for d in facts.devices if d.capability >= device.OLDEST_CAPABILITY), facts.devices[0])
         others = f" (and {len(facts.devices) - 1} more)" if len(facts.devices) > 1 else ""
         return Line("ok", f"kernels run on the GPU: {_device(usable)}{others}")
     if facts.missing:
         return Line("warn", f"no kernel runs here yet: {' and '.join(facts.missing)} must be installed first")
     text = f"kernels run in Triton's interpreter, on the CPU: {facts.reason}"
-    too_old = [d for d in facts.devices if d.capability < runtime.OLDEST_CAPABILITY]
+    too_old = [d for d in facts.devices if d.capability < device.OLDEST_CAPABILITY]
     if too_old and len(too_old) == len(facts.devices):
         advice = (
             f"{_device(too_old[0])} is too old for Triton; PyTorch may still use it. Every notebook and lab works; "
@@ -198,9 +198,9 @@ def _gpu(facts: Facts) -> Line:
     return Line("ok", f"{text}. Every notebook and lab works; measured plots show the recorded H100")
 
 
-def _device(device: Device) -> str:
-    memory = f", {device.memory / 2**30:.0f} GiB" if device.memory else ""
-    return f"{device.name}, compute capability {device.capability[0]}.{device.capability[1]}{memory}"
+def _device(gpu: Device) -> str:
+    memory = f", {gpu.memory / 2**30:.0f} GiB" if gpu.memory else ""
+    return f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}{memory}"
 
 
 def _repairs(facts: Facts) -> list[Line]:
@@ -233,14 +233,12 @@ def _memory(facts: Facts) -> list[Line]:
 
 def gather() -> Facts:
     """Look at this machine. Imports Triton, where it is installed, to see that the interpreter is repaired."""
-    torch = runtime.torch
+    torch = device.torch
     triton_version, numpy_version = _installed("triton"), _installed("numpy")
     repairs: tuple[str, ...] = ()
     repair_error = None
-    if runtime.INTERPRET and None not in (torch, triton_version, numpy_version):
+    if device.INTERPRET and None not in (torch, triton_version, numpy_version):
         try:
-            import triton  # noqa: F401  (the import itself puts the repairs in place)
-
             from utils import interpreter
 
             repairs = interpreter.repairs()
@@ -257,11 +255,11 @@ def gather() -> Facts:
         numpy=numpy_version,
         devices=tuple(
             Device(name, capability, torch.cuda.get_device_properties(i).total_memory)
-            for i, (name, capability) in enumerate(runtime._visible_gpus())
+            for i, (name, capability) in enumerate(device.visible_gpus())
         ),
         nvidia_driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
-        has_gpu=runtime.HAS_GPU,
-        reason=runtime._DECISION.reason,
+        has_gpu=device.HAS_GPU,
+        reason=device.DECISION.reason,
         nvcc=_nvcc_version(),
         memory=_physical_memory(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

@@ -8,7 +8,7 @@ The only package of the course that touches Triton's private interpreter classes
 
 from __future__ import annotations
 
-from utils import runtime  # before triton: it decides between GPU and interpreter
+from utils import device  # first of all: it decides between GPU and interpreter, before Triton is imported
 from utils.interpreter.observation import Access, Argument, Launch, Observer, in_launch, observe
 from utils.interpreter.repairs import repair, repairs
 from utils.interpreter.twin import Tuning, configuration, twins
@@ -27,5 +27,5 @@ __all__ = [
     "twins",
 ]
 
-if runtime.INTERPRET:
+if device.INTERPRET:
     repair()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton.language as tl  # isort: skip

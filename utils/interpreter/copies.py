@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-
 import triton  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 

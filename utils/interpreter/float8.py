@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-
 import triton.language as tl  # isort: skip
 
 _TORCH = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}

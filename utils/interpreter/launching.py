@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter import observation
 
 import triton  # isort: skip

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter.bfloat16 import narrow
 
 import triton  # isort: skip

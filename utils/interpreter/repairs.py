@@ -45,7 +45,6 @@ from typing import Any
 
 import numpy as np
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter import atomics, copies, float8, launching, observation, speed
 from utils.interpreter.bfloat16 import narrow, widen
 

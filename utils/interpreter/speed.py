@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-
 import triton.language as tl  # isort: skip
 from triton.runtime import interpreter as upstream  # isort: skip
 

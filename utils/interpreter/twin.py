@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.interpreter import observation
 from utils.interpreter.repairs import repair
 

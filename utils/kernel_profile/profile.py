@@ -104,7 +104,7 @@ class Profile:
 
     def report(self) -> str:
         """A table of what moved, by kernel and argument, and what was found wrong, with advice."""
-        return as_text(self)
+        return as_text(self._opened())
 
     def __str__(self) -> str:
         return self.report()
@@ -113,7 +113,7 @@ class Profile:
         return self.report() if self._stack is not None else "<Profile, not opened>"
 
     def _repr_html_(self) -> str | None:
-        return as_html(self) if self._stack is not None else None
+        return as_html(self._recorder) if self._stack is not None else None
 
 
 def _counter(name: str) -> property:

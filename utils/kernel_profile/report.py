@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from html import escape
 from math import prod
-from typing import TYPE_CHECKING
 
 from utils.kernel_profile.counters import Counters
-
-if TYPE_CHECKING:
-    from utils.kernel_profile.launches import LaunchProfile
-    from utils.kernel_profile.profile import Profile
+from utils.kernel_profile.findings import Finding, OutOfBounds, Race, UninitializedRead
+from utils.kernel_profile.launches import LaunchProfile
+from utils.kernel_profile.recorder import Recorder
 
 _HEAD = ("argument", "loaded B", "stored B", "reads/elem", "sectors in", "sectors out", "coalescing")
 _SHOWN = 5  # findings of a kind
@@ -21,31 +19,31 @@ _ADVICE = {
 }
 
 
-def as_text(profile: Profile) -> str:
+def as_text(recorder: Recorder) -> str:
     """The whole report, plain text."""
-    if not profile.launches:
+    if not recorder.launches:
         return "no kernel was launched inside the block"
-    blocks = [_launch_text(title, rows) for title, rows in _tables(profile)]
-    for kind, findings in _kinds(profile):
+    blocks = [_launch_text(title, rows) for title, rows in _tables(recorder)]
+    for kind, findings in _kinds(recorder):
         lines = [f"{kind}: {len(findings)}"]
         lines += [f"  {finding}" for finding in findings[:_SHOWN]]
         if len(findings) > _SHOWN:
             lines.append(f"  ... and {len(findings) - _SHOWN} more")
         lines.append(f"  -> {_ADVICE[kind]}")
         blocks.append("\n".join(lines))
-    if profile.findings_left_out:
-        blocks.append(_left_out(profile))
-    if not profile.findings:
+    if recorder.findings_left_out:
+        blocks.append(_left_out(recorder))
+    if not recorder.findings:
         blocks.append("no access out of bounds, no uninitialised read, no race")
     return "\n\n".join(blocks)
 
 
-def as_html(profile: Profile) -> str:
+def as_html(recorder: Recorder) -> str:
     """The whole report as HTML without styles of its own beyond alignment."""
-    if not profile.launches:
+    if not recorder.launches:
         return "<p>no kernel was launched inside the block</p>"
     parts = []
-    for title, rows in _tables(profile):
+    for title, rows in _tables(recorder):
         head = "".join(f'<th style="text-align:{_side(i)}">{escape(text)}</th>' for i, text in enumerate(_HEAD))
         body = "".join(
             "<tr>"
@@ -56,40 +54,37 @@ def as_html(profile: Profile) -> str:
         parts.append(
             f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
-    for kind, findings in _kinds(profile):
+    for kind, findings in _kinds(recorder):
         items = "".join(f"<li>{escape(str(finding))}</li>" for finding in findings[:_SHOWN])
         if len(findings) > _SHOWN:
             items += f"<li>... and {len(findings) - _SHOWN} more</li>"
         parts.append(f"<p><b>{escape(kind)}: {len(findings)}</b></p><ul>{items}</ul><p>{escape(_ADVICE[kind])}</p>")
-    if profile.findings_left_out:
-        parts.append(f"<p>{escape(_left_out(profile))}</p>")
-    if not profile.findings:
+    if recorder.findings_left_out:
+        parts.append(f"<p>{escape(_left_out(recorder))}</p>")
+    if not recorder.findings:
         parts.append("<p>no access out of bounds, no uninitialised read, no race</p>")
     return "".join(parts)
 
 
-def _left_out(profile: Profile) -> str:
-    kept = len(profile.findings)
-    return f"these are the first {kept:,} findings; {profile.findings_left_out:,} later occurrences are not listed"
+def _left_out(recorder: Recorder) -> str:
+    kept = len(recorder.findings)
+    return f"these are the first {kept:,} findings; {recorder.findings_left_out:,} later occurrences are not listed"
 
 
 def _side(column: int) -> str:
     return "left" if column == 0 else "right"
 
 
-def _kinds(profile: Profile) -> list[tuple[str, list]]:
-    kinds = (
-        ("out of bounds", profile.out_of_bounds),
-        ("uninitialised reads", profile.uninitialized_reads),
-        ("races", profile.races),
-    )
-    return [(kind, findings) for kind, findings in kinds if findings]
+def _kinds(recorder: Recorder) -> list[tuple[str, list[Finding]]]:
+    kinds = (("out of bounds", OutOfBounds), ("uninitialised reads", UninitializedRead), ("races", Race))
+    found = [(name, [f for f in recorder.findings.values() if isinstance(f, kind)]) for name, kind in kinds]
+    return [(name, findings) for name, findings in found if findings]
 
 
-def _tables(profile: Profile) -> list[tuple[str, list[tuple[str, ...]]]]:
+def _tables(recorder: Recorder) -> list[tuple[str, list[tuple[str, ...]]]]:
     """One table per kernel and grid: a title and rows of cells. Launches on tensors of equal shapes are added up."""
     groups: dict[tuple, list[LaunchProfile]] = {}
-    for launch in profile.launches:
+    for launch in recorder.launches:
         groups.setdefault((launch.kernel, launch.grid, launch.tensors), []).append(launch)
     tables = []
     for (kernel, grid, tensors), launches in groups.items():

@@ -13,7 +13,6 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from utils.plots.show import checked_alt, palette_of, png
+from utils.plots.show import Animation, checked_alt, palette_of, png
 from utils.plots.sm import IDLE, check_schedule, sm_waves
 from utils.plots.style import ARITHMETIC, RC, WIDTH, figure, mix, styled
 from utils.units import number
@@ -34,22 +33,6 @@ LARGEST = 300_000  # bytes
 MOST_FRAMES = 120
 _PLAYER = Path(__file__).with_name("player.js")
 _TRANSPARENT = 255
-
-
-@dataclass(frozen=True)
-class Animation:
-    """An animation that a notebook shows when it is a cell's last value, or through :func:`utils.plots.show`."""
-
-    html: str = field(repr=False)
-    poster: bytes = field(repr=False)
-    alt: str
-
-    def __repr__(self) -> str:
-        return "<animation>"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
-        data = {"text/html": self.html, "image/png": base64.b64encode(self.poster).decode(), "text/plain": repr(self)}
-        return data, {"image/png": {"alt": self.alt}}
 
 
 def animate(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,12 +14,25 @@ from PIL import Image
 
 from utils.plots.style import DPI
 
-if TYPE_CHECKING:
-    from utils.plots.animate import Animation
-
 SHORTEST_ALT = 20
 #: A stored figure has the same plain text on every machine; its pixels are not compared.
 PLAIN = "<figure>"
+
+
+@dataclass(frozen=True)
+class Animation:
+    """An animation that a notebook shows when it is a cell's last value, or through :func:`show`."""
+
+    html: str = field(repr=False)
+    poster: bytes = field(repr=False)
+    alt: str
+
+    def __repr__(self) -> str:
+        return "<animation>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+        data = {"text/html": self.html, "image/png": base64.b64encode(self.poster).decode(), "text/plain": repr(self)}
+        return data, {"image/png": {"alt": self.alt}}
 
 
 def checked_alt(alt: Any) -> str:
@@ -69,7 +83,7 @@ def show(fig: Figure | Animation, alt: str | None = None) -> None:
         TypeError: ``fig`` is not a figure or ``alt`` is not a string.
         ValueError: there is no alternative text, or it is too short to be one.
     """
-    if hasattr(fig, "_repr_mimebundle_") and not isinstance(fig, Figure):
+    if isinstance(fig, Animation):
         return display(*fig._repr_mimebundle_())
     if not isinstance(fig, Figure):
         raise TypeError(f"show takes a matplotlib figure, got {type(fig).__name__}")
