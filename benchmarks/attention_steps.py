@@ -37,7 +37,7 @@ SOURCES = [
     "benchmarks/preheat.py",
     "benchmarks/sustained.py",
     *(f"{_STEPS}/{each.path.name}" for each in steps.EVERYONE),
-    *(f"{_STEPS}/{name}.py" for name in ("compiler", "host", "ladder", "ring", "trace", "traced")),
+    *(f"{_STEPS}/{name}.py" for name in ("compiler", "host", "ladder", "patch", "ring", "trace", "traced")),
     *(
         f"solutions/capstone_hopper/{path.name}"
         for path in sorted((ROOT / "solutions" / "capstone_hopper").glob("*.py"))

@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from gluon_machine import Barrier, Descriptor, Machine, Pointer, Shared, either, larger, smaller
 
+from solutions.capstone_hopper.steps.patch import source_of
+
 #: Functions of the capstone that are instructions or views here.
 OURS = ("exp2", "matrix")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
@@ -246,7 +248,7 @@ def kernel_of(path: Path, names: dict[str, object], constants: bool = True) -> d
     Args:
         constants: Whether its constants come along.
     """
-    text = path.read_text(encoding="utf-8").replace(".type.layout", ".layout").replace(".to(gl.int64)", "")
+    text = source_of(path).replace(".type.layout", ".layout").replace(".to(gl.int64)", "")
     tree = ast.parse(text)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level and node.module:

@@ -1,5 +1,6 @@
 """The capstone's ladder: each step is right, a small change, and compiles for Hopper; traces and the wall."""
 
+import inspect
 import re
 
 import gluon_emulator
@@ -8,7 +9,7 @@ import torch
 from gluon_machine import Pointer, Stuck
 
 from solutions.capstone_hopper import steps
-from solutions.capstone_hopper.steps import compiler, host, ladder, trace
+from solutions.capstone_hopper.steps import compiler, host, ladder, patch, trace
 from utils import runtime
 from utils.runtime import DEVICE
 
@@ -70,6 +71,22 @@ def test_a_try_without_order_is_step_11_less_one_line():
     assert steps.new_lines(11, "without order") == []
     (line,) = steps.new_lines("without order", 11)
     assert line.strip().startswith("total = settled(total)")
+
+
+@pytest.mark.parametrize("each", steps.TRIES, ids=lambda each: each.name)
+def test_the_compiler_finds_the_source_of_a_try(each):
+    pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
+    softmax = inspect.getsource(each.load().online_softmax.fn)
+    assert softmax in each.source and softmax.startswith("@gluon.jit\ndef online_softmax(")
+
+
+@pytest.mark.parametrize(("base", "times"), [("x = 1\n", 0), ("x = 2\nx = 2\n", 2)])
+def test_an_edit_whose_text_is_not_there_once_is_refused(base, times, tmp_path):
+    (tmp_path / "base.py").write_text(f'"""A base."""\n{base}')
+    edits = tmp_path / "edits.py"
+    edits.write_text('"""A try."""\nBASE = "base.py"\nEDITS = (("x = 2", "x = 3"),)\n')
+    with pytest.raises(ValueError, match=rf"edits\.py: base\.py must have this once, not {times} times: 'x = 2'"):
+        patch.source_of(edits)
 
 
 @pytest.mark.parametrize("each", steps.STEPS, ids=lambda each: each.name)

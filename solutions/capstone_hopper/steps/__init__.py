@@ -2,7 +2,8 @@
 
 Each step is one file: its kernel, and ``forward(q, k, v, causal) -> (o, lse)`` for contiguous (B, H, N, D) tensors in
 float16 or bfloat16, D 64 or 128, N a multiple of 128. Steps 1 to 6 are plain Triton and run in the interpreter too;
-from step 7 on they are written in Gluon, which needs a Hopper GPU to run, though none to be read or compiled.
+from step 7 on they are written in Gluon, which needs a Hopper GPU to run, though none to be read or compiled. A try
+holds its edits of step 11 (:mod:`.patch`).
 
 ::
 

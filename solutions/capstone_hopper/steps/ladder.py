@@ -12,6 +12,8 @@ from types import ModuleType
 
 import torch
 
+from .patch import source_of
+
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -40,8 +42,8 @@ class Step:
 
     @property
     def source(self) -> str:
-        """Tile table and kernel, as in the file, without imports and launch."""
-        text = self.path.read_text(encoding="utf-8")
+        """Tile table and kernel, with a try's edits made, without imports and launch."""
+        text = source_of(self.path)
         lines = text.splitlines()
         body = ast.parse(text).body
         launch = next(node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == "forward")
