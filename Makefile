@@ -78,12 +78,14 @@ check-lab: $(VENV)/.lab  ## the points of your answers, as the class grader woul
 check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
