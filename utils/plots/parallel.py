@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -177,20 +178,7 @@ def mesh_plot(
     fig, ax = figure(title, subtitle=subtitle, height=max(1.6, size * d * high + 0.95), grid="none")
     bare(ax)
     ax.set_aspect("equal")
-    numbered = size > 0.058 * max(2, len(str(mesh.max()))) + 0.03
-    corners, colours = [], []
-    for stage, replica, part in np.ndindex(mesh.shape):
-        x, y = stage * wide + part % across, replica * high + part // across
-        same = [stage == at[0], replica == at[1], part == at[2]]
-        colour = _group_colour(same)
-        corners.append([(x + 0.06, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.94), (x + 0.06, y + 0.94)])
-        colours.append(colour)
-        if all(same):
-            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=LIMIT, linewidth=1.6, zorder=4))
-        if numbered:
-            text, points = str(mesh[stage, replica, part]), min(SMALL, 30 * size)
-            ax.text(x + 0.5, y + 0.53, text, ha="center", va="center", size=points, color=_readable(colour))
-    ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none", zorder=2))
+    _draw_ranks(ax, mesh, at, across, wide, high, size)
     for stage, replica in np.ndindex(p, d):
         corner = (stage * wide - 0.12, replica * high - 0.12)
         ax.add_patch(
@@ -220,6 +208,29 @@ def mesh_plot(
         f"{_listed(replicas)}, and passes activations along {_listed(line)}."
     )
     return fig
+
+
+def _draw_ranks(
+    ax: Axes, mesh: np.ndarray, at: tuple[int, ...], across: int, wide: float, high: float, size: float
+) -> None:
+    """A square for each rank of ``mesh`` (stages, replicas, parts), coloured by what it shares with the one ``at``.
+
+    A cell has ``across`` squares in a row and takes ``wide`` by ``high`` of them; a square has ``size`` inches.
+    """
+    numbered = size > 0.058 * max(2, len(str(mesh.max()))) + 0.03
+    corners, colours = [], []
+    for place in np.ndindex(mesh.shape):
+        stage, replica, part = place
+        x, y = stage * wide + part % across, replica * high + part // across
+        colour = _group_colour([index == mine for index, mine in zip(place, at)])
+        corners.append([(x + 0.06, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.94), (x + 0.06, y + 0.94)])
+        colours.append(colour)
+        if place == at:
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=LIMIT, linewidth=1.6, zorder=4))
+        if numbered:
+            text, points = str(mesh[place]), min(SMALL, 30 * size)
+            ax.text(x + 0.5, y + 0.53, text, ha="center", va="center", size=points, color=_readable(colour))
+    ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none", zorder=2))
 
 
 def _group_colour(same: Sequence[bool]) -> str:

@@ -126,6 +126,31 @@ def roofline_plot(
     ax.set_xlim(low, high)
     ax.set_ylim(bottom, ceiling)
 
+    lines = _draw_roofs(ax, top, measured, lower, low, high, bottom)
+    for (point, rate), memory in zip(placed, bound, strict=True):
+        colour = HBM if memory else ARITHMETIC
+        face = "white" if point.rate is None else colour
+        ax.plot(point.intensity, rate, "o", ms=6.5, mfc=face, mec=colour, mew=1.4, zorder=4, clip_on=False)
+    quantity_axis(ax.xaxis, "FLOP/B", "arithmetic intensity")
+    quantity_axis(ax.yaxis, "FLOP/s", "rate")
+    boxes = _write_roofs(ax, top, measured, lower, low, high, bottom, [p.intensity for p, _ in placed])
+    texts = [p.name for p in points]
+    colours = [mix(HBM if m else ARITHMETIC, 0.85, "#000000") for m in bound]
+    label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
+    fig.alt = fig_alt(top, measured, lower, placed, bound)
+    return fig
+
+
+def _draw_roofs(
+    ax: Axes,
+    top: Ceilings,
+    measured: Ceilings | None,
+    lower: Mapping[str, Ceilings],
+    low: float,
+    high: float,
+    bottom: float,
+) -> list:
+    """Shade both regions and draw the roofs and the ridge; return the lines as (xs, ys)."""
     xs = np.array([low, top.ridge, high])
     ys = np.array([top.attainable(x) for x in xs])
     for under, colour in ((xs[:2], HBM), (xs[1:], ARITHMETIC)):
@@ -142,19 +167,7 @@ def roofline_plot(
         ax.plot(*lines[-1], color=LIMIT, linewidth=0.6, zorder=1.8)
     lines.append(([top.ridge] * 2, [bottom, top.flops]))
     ax.plot(*lines[-1], color=LIMIT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
-
-    for (point, rate), memory in zip(placed, bound, strict=True):
-        colour = HBM if memory else ARITHMETIC
-        face = "white" if point.rate is None else colour
-        ax.plot(point.intensity, rate, "o", ms=6.5, mfc=face, mec=colour, mew=1.4, zorder=4, clip_on=False)
-    quantity_axis(ax.xaxis, "FLOP/B", "arithmetic intensity")
-    quantity_axis(ax.yaxis, "FLOP/s", "rate")
-    boxes = _write_roofs(ax, top, measured, lower, low, high, bottom, [p.intensity for p, _ in placed])
-    texts = [p.name for p in points]
-    colours = [mix(HBM if m else ARITHMETIC, 0.85, "#000000") for m in bound]
-    label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
-    fig.alt = fig_alt(top, measured, lower, placed, bound)
-    return fig
+    return lines
 
 
 def _write_roofs(
