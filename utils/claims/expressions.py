@@ -5,7 +5,7 @@
     table:[step=ping_pong].cycles_a_tile
 
 A claim's id is what its cell computed; ``family:path`` is a field of a record (:mod:`utils.records`); ``table:path``
-is a column of the stored tables of the nearest cell above that shows any. In a path a name is a key, with ``_`` for
+is a column of the nearest stored table above that has such rows. In a path a name is a key, with ``_`` for
 all that is neither letter nor digit, and ``*`` every key; ``[key=value]`` keeps the elements of a list that have it
 (``value/value``: one of these) and ``[0]`` takes one; ``(a/b)`` is the quotient of two paths. Each element that is left
 gives one value. Around them: numbers, ``+ - * / **``, ``[a, b]`` and the functions of :data:`FUNCTIONS`. Nothing else
@@ -67,7 +67,8 @@ def evaluate(expression: str, claims: Mapping[str, Any], results: Callable[[str]
     Args:
         expression: see the module.
         claims: id -> value in SI units.
-        results: What lies below ``family:``, lists and dicts as in a record's results.
+        results: What lies below ``family:``, lists and dicts as in a record's results; for ``table`` the rows of each
+            cell above, the nearest first.
 
     Raises:
         ValueError: the expression is none, or names a claim or a field that is not there or is no number.
@@ -110,8 +111,14 @@ def field(path: str, results: Callable[[str], Any]) -> list[Any]:
         above, below = (field(path.replace(quotient[0], quotient[n]), results) for n in (1, 2))
         return [a / b for a, b in zip(above, below, strict=True)]
     family, _, rest = path.partition(":")
-    nodes = [results(family)]
-    for step in re.findall(r"\w+|\*|\[[^\]]*\]", rest):
+    if family == "table":
+        return next((values for rows in results(family) if (values := _followed(rows, rest))), [])
+    return _followed(results(family), rest)
+
+
+def _followed(start: Any, path: str) -> list[Any]:
+    nodes = [start]
+    for step in re.findall(r"\w+|\*|\[[^\]]*\]", path):
         if step[0] == "[":
             nodes = _kept(nodes, step[1:-1])
         elif step == "*":

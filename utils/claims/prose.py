@@ -29,7 +29,7 @@ from utils.claims.ledger import notebook_paths
 from utils.units import number
 
 _MASKED = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]+`|^#[^\n]*|\]\([^)\n]*\)", re.S | re.M)
-_NUMBER = r"(?<![\w.,])[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*\d)"
+_NUMBER = r"(?<![\w.,-])[+−]?\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*\d)"
 _UNIT = (
     r"(?:\s?(?:%|×|x\b(?!\s?\d))|\s(?:times|percent|cycles|[kMG]?Hz|W|[µnm]?s|[kKMGT]i?B|"
     r"[kMGTP]?(?:FLOPs?(?:/s)?|B/s)|tokens/s)(?![\w/]))"
@@ -38,11 +38,13 @@ _PRINTED = re.compile(
     rf"(?:(?P<first>{_NUMBER})(?P<join> to | and ))?(?P<last>{_NUMBER})(?P<unit>{_UNIT})?"
     r"\**(?:<!--\s*(?P<bound>.*?)\s*-->)?"
 )
-_NAMED = re.compile(r"(?:exercises?|sections?|equations?|version|Triton|CUDA|PyTorch|Python) $", re.I)
+_NAMED = re.compile(
+    r"(?:exercises?|sections?|equations?|corollary|figures?|tables?|version|Triton|CUDA|PyTorch|Python) $", re.I
+)
 _ROUGHLY = re.compile(r"\b(?:some|about|roughly|almost|nearly|around|a good) $", re.I)
 _BOUNDS = (
-    (re.compile(r"\b(?:more than|above|over) $", re.I), operator.gt),
-    (re.compile(r"\b(?:less than|below|under|within) $", re.I), operator.lt),
+    (re.compile(r"\b(?:more than|above) $", re.I), operator.gt),
+    (re.compile(r"\b(?:less than|below|within) $", re.I), operator.lt),
 )
 
 
@@ -66,11 +68,11 @@ def problems(
     claims = claim_values() if claims is None else claims
     found = []
     for path in notebook_paths() if notebooks is None else map(Path, notebooks):
-        shown: list[dict[str, Any]] = []
+        shown: list[list[dict[str, Any]]] = []
         for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
             if cell["cell_type"] == "code":
                 texts = ["".join(o.get("data", {}).get("text/plain", "")) for o in cell["outputs"]]
-                shown = [row for text in texts for row in tables(text)] or shown
+                shown = [[row for text in texts for row in tables(text)], *shown]
             elif cell["cell_type"] == "markdown":
                 where = f"notebook {path.stem.partition('_')[0]}, cell {index}"
                 wrong = text_problems("".join(cell["source"]), claims, _results(shown, load))
@@ -78,7 +80,7 @@ def problems(
     return found
 
 
-def _results(shown: list[dict[str, Any]], load: Callable[[str], records.Record]) -> Callable[[str], Any]:
+def _results(shown: list[list[dict[str, Any]]], load: Callable[[str], records.Record]) -> Callable[[str], Any]:
     return lambda family: shown if family == "table" else load(family).results
 
 
