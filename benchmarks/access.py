@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks import cuda_program, family
 from utils import simt
+from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
-SOURCES = ["benchmarks/access.py", *cuda_program.sources("access")]
+SOURCES = cuda_program.sources("access")
 
 _WARPS = 32  # a pattern repeats after this many warps for every stride, offset and element size here
 
@@ -39,6 +40,21 @@ def sector_efficiency(pattern: str, element_size: int, stride: int, offset: int)
     read = simt.access_pattern([i * read_stride + offset for i in lanes], element_size)
     write = simt.access_pattern([i * write_stride for i in lanes], element_size)
     return (read.bytes_requested + write.bytes_requested) / (read.bytes_moved + write.bytes_moved)
+
+
+LAYOUT = {
+    "points": [
+        {
+            "pattern": TEXT,
+            "level": TEXT,
+            **each(SIZE, "element_size", "count", "stride"),
+            "offset": COUNT,
+            **TIMING,
+            "useful_bytes_per_second": POSITIVE,
+            "sector_efficiency": POSITIVE,
+        }
+    ]
+}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -78,4 +94,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("access", measure, table, SOURCES))
+    raise SystemExit(family.run("access", measure, table, LAYOUT))

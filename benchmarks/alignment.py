@@ -14,14 +14,29 @@ import torch
 
 from benchmarks import family, trace
 from utils import runtime, timing
-
-SOURCES = ["benchmarks/alignment.py"]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 BASE = 4096
 AXES = ("k", "n", "m", "all")
 #: 4096 + 1 is odd, 4096 + 2 is divisible by 2 and no more, ...
 DIVISORS = (1, 2, 4, 8, 16, 32, 64, 128)
 QUICK_DIVISORS = (1, 2, 8, 64)
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "base": SIZE,
+    "points": [
+        {
+            "axis": TEXT,
+            **each(SIZE, "divisor", "m", "k", "n"),
+            **TIMING,
+            "flops_per_second": POSITIVE,
+            **RATIO,
+            "kernel": TEXT,
+        }
+    ],
+}
 
 
 def measure(
@@ -81,4 +96,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("alignment", measure, table, SOURCES))
+    raise SystemExit(family.run("alignment", measure, table, LAYOUT))

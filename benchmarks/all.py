@@ -12,70 +12,26 @@ import sys
 import time
 from collections.abc import Sequence
 
+from benchmarks import family
 from utils import runtime
 from utils.fingerprint import ROOT
-
-FAMILIES = (
-    "ceilings",
-    "latency",
-    "bandwidth",
-    "access",
-    "operators",
-    "matmul_sweep",
-    "alignment",
-    "vocabulary",
-    "operator_classes",
-    "tuning",
-    "tile_order",
-    "weight_gradient",
-    "profiler_truth",
-    "fused_operators",
-    "gemm",
-    "kernel_errors",
-    "number_formats",
-    "chains",
-    "gelu_five_ways",
-    "checkpointing",
-    "recomputation",
-    "tiling",
-    "attention_errors",
-    "attention_speed",
-    "attention_tutorial",
-    "attention_determinism",
-    "attention_memory",
-    "attention_anchor",
-    "attention_blocks",
-    "attention_stability",
-    "attention_traffic",
-    "collectives",
-    "parallel_training",
-    "model_parallel",
-    "paged_attention",
-    "decoding",
-    "serving_throughput",
-    "batching",
-    "speculation",
-    "hopper_errors",
-    "hopper_attention",
-    "hopper_limits",
-    "attention_steps",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the families and print a summary; return 1 when any of them failed."""
+    known = family.families()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.all", description="Measure every family and record it.")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, a few seconds each, nothing recorded")
-    parser.add_argument("families", nargs="*", metavar="family", help=f"which to measure: {', '.join(FAMILIES)}")
+    parser.add_argument("families", nargs="*", metavar="family", help=f"which to measure: {', '.join(known)}")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.families if name not in FAMILIES]
+    unknown = [name for name in options.families if name not in known]
     if unknown:
-        parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+        parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(known)}")
     if not runtime.HAS_GPU:
         print("measuring needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
     outcomes = []
-    for name in options.families or FAMILIES:
+    for name in options.families or known:
         start = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if options.quick else [])]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -18,20 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, attention_ways, family, head_start, power, sustained
+from benchmarks import attention_speed, family, head_start, power, sustained
 from benchmarks.attention_speed import Shape
 from benchmarks.preheat import preheat
 from utils import timing
-
-SOURCES = [
-    "benchmarks/attention_anchor.py",
-    *(f"benchmarks/attention_speed.py::{name}" for name in ("SHAPES", "flops", "inputs")),
-    "benchmarks/head_start.py",
-    "benchmarks/power.py",
-    "benchmarks/preheat.py",
-    "benchmarks/sustained.py",
-    *attention_ways.FORWARD_SOURCES,
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 ANCHORED, INNER, OUTGROWN, CUDNN = "anchored", "inner loop", "outgrown", "cudnn"
 #: Keys at the start of a row whose scores lie below the others', and by how much.
@@ -105,6 +96,24 @@ def point(shape: Shape, rounds: int = ROUNDS, lap_seconds: float = sustained.LAP
     }
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "first_keys": SIZE,
+    "growth": POSITIVE,
+    "points": [
+        {
+            **attention_speed.SHAPE_LAYOUT,
+            "flops": SIZE,
+            "calls_a_lap": SIZE,
+            "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+            "anchored_over": {str: RATIO},
+        }
+    ],
+    "alone": [attention_speed.ALONE_LAYOUT],
+    "unavailable": {str: TEXT},
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False,
@@ -175,4 +184,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_anchor", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_anchor", measure, table, LAYOUT))

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ways, family, tuning
+from benchmarks import family, tuning
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
 from utils.attention_math import AttentionShape, attention_flops
-
-SOURCES = ["benchmarks/attention_blocks.py", *attention_ways.FORWARD_SOURCES]
+from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING, each
 
 #: BLOCK_M (queries), BLOCK_N (keys), warps, stages
 Tiles = tuple[int, int, int, int]
@@ -98,6 +97,16 @@ def _try_all(jobs: Sequence[tuple[AttentionShape, Tiles]], workers: int) -> list
     context = multiprocessing.get_context("spawn")  # most of the time goes into compiling: each keeps a core busy
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         return list(pool.map(try_tile, *zip(*jobs, strict=True)))
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "shapes": [each(SIZE, "batch", "heads", "seq_len", "head_dim")],
+    "points": [
+        {"head_dim": SIZE, "tile": [SIZE], **tuning.RESOURCES, **TIMING, "flops_per_second": POSITIVE, "chosen": bool}
+    ],
+    "refused": {str: TEXT},
+}
 
 
 def measure(
@@ -182,4 +191,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_blocks", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_blocks", measure, table, LAYOUT))

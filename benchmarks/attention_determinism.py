@@ -12,18 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, head_start
+from benchmarks import attention_speed, family, head_start
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import example_kernels, runtime, timing
-
-SOURCES = [
-    "benchmarks/attention_determinism.py",
-    "benchmarks/head_start.py",
-    "benchmarks/preheat.py",
-    "utils/example_kernels/attention_backward.py",
-    *(f"solutions/lab3_flash_attention/{name}.py" for name in ("flash_attention", "flash_backward", "tiles", "tuning")),
-]
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 #: (batch, heads, seq_len, head_dim, causal)
 Shape = tuple[int, int, int, int, bool]
@@ -99,6 +92,24 @@ def relative_distance(dq: torch.Tensor, other: torch.Tensor) -> float:
     return difference.item()
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "points": [
+        {
+            **attention_speed.SHAPE_LAYOUT,
+            "way": TEXT,
+            **TIMING,
+            "flops_per_second": POSITIVE,
+            **RATIO,
+            **each(SIZE, "repeats", "distinct_dq", "distinct_dk_dv", "elements"),
+            "elements_differ": COUNT,
+            "largest_difference": NOT_NEGATIVE,
+            "from_second_pass": NOT_NEGATIVE,
+        }
+    ],
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False,
@@ -167,4 +178,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_determinism", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_determinism", measure, table, LAYOUT))

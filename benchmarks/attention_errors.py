@@ -20,14 +20,7 @@ from benchmarks import family
 from solutions import lab3_flash_attention as lab
 from utils import runtime
 from utils.checks import cases, tensors
-
-SOURCES = [
-    "benchmarks/attention_errors.py",
-    *(
-        f"solutions/lab3_flash_attention/{name}.py"
-        for name in ("flash_attention", "flash_backward", "flash_forward", "tiles", "tuning")
-    ),
-]
+from utils.record_layouts import ERROR, POSITIVE, SIZE, TEXT, each
 
 CASES = 312
 WORKERS = 15
@@ -189,6 +182,22 @@ def within(point: Mapping[str, Any]) -> bool:
     return all(output["error"] <= output["allowed"] for output in point["outputs"].values())
 
 
+LAYOUT = {
+    "factor": POSITIVE,
+    "points": [
+        {
+            "dtype": TEXT,
+            "shape": TEXT,
+            "head_dim": SIZE,
+            "causal": bool,
+            "layout": TEXT,
+            "scale": TEXT,
+            "outputs": each(ERROR, "o", "lse", "dq", "dk", "dv"),
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False, count: int | None = None, longest: int = 1024, workers: int = WORKERS
 ) -> dict[str, Any]:
@@ -227,4 +236,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_errors", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_errors", measure, table, LAYOUT))

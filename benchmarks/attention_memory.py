@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ways, family
+from benchmarks import family
 from benchmarks.attention_ways import WAYS, call, forward
 from utils import runtime, timing
 from utils.attention_math import (
@@ -26,8 +26,7 @@ from utils.attention_math import (
     AttentionShape,
     attention_flops,
 )
-
-SOURCES = ["benchmarks/attention_memory.py", "benchmarks/attention_ways.py", *attention_ways.SOURCES]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 HEADS, HEAD_DIM = 16, 64
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -75,6 +74,20 @@ def step_flops(shape: AttentionShape, step: bool) -> int:
 def rounds_at(seq_len: int, quick: bool) -> int:
     """Fewer rounds where a call takes longer."""
     return 4 if quick else 3 if seq_len > 32768 else 6 if seq_len > 8192 else 20
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "shape": each(SIZE, "batch", "heads", "head_dim"),
+    "memory": [{"way": TEXT, "pass": TEXT, "seq_len": SIZE, "peak_bytes": SIZE}],
+    "times": [{"way": TEXT, "pass": TEXT, "seq_len": SIZE, **TIMING, "flops_per_second": POSITIVE}],
+    "refused": {str: TEXT},
+    "published": {
+        "shape": each(SIZE, "batch", "heads", "seq_len", "head_dim"),
+        "dtype": TEXT,
+        "ways": [{"name": TEXT, "peak_bytes": SIZE, "flops": SIZE, **TIMING, **RATIO}],
+    },
+}
 
 
 def measure(
@@ -189,4 +202,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_memory", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_memory", measure, table, LAYOUT))

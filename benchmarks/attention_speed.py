@@ -25,18 +25,7 @@ from benchmarks import family, head_start, power, sustained
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
-
-SOURCES = [
-    "benchmarks/attention_speed.py",
-    "benchmarks/head_start.py",
-    "benchmarks/power.py",
-    "benchmarks/preheat.py",
-    "benchmarks/sustained.py",
-    *(
-        f"solutions/lab3_flash_attention/{name}.py"
-        for name in ("flash_attention", "flash_backward", "flash_forward", "tiles", "tuning")
-    ),
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 TOKENS = 16384
 HIDDEN = 2048
@@ -158,6 +147,30 @@ def point(
     }
 
 
+SHAPE_LAYOUT = {**each(SIZE, "batch", "heads", "seq_len", "head_dim"), "causal": bool}
+POINT_LAYOUT = {
+    "direction": TEXT,
+    **SHAPE_LAYOUT,
+    "flops": SIZE,
+    "calls_a_lap": SIZE,
+    "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+    "ours_over": {str: RATIO},
+}
+#: An attention function with the card for itself.
+ALONE_LAYOUT = {
+    "name": TEXT,
+    **SHAPE_LAYOUT,
+    **each(POSITIVE, "seconds", "flops_per_second", "clock_hz", "watts", "celsius"),
+}
+LAYOUT = {
+    "dtype": TEXT,
+    "points": [POINT_LAYOUT],
+    "long": POINT_LAYOUT,
+    "alone": [ALONE_LAYOUT],
+    "unavailable": {str: TEXT},
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False,
@@ -244,4 +257,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_speed", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_speed", measure, table, LAYOUT))

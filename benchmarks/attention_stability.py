@@ -26,12 +26,7 @@ from torch import Tensor
 
 from benchmarks import attention_ways, family
 from utils import runtime
-
-SOURCES = [
-    "benchmarks/attention_stability.py",
-    "benchmarks/attention_ways.py",
-    *attention_ways.FORWARD_SOURCES,
-]
+from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT
 
 HEADS, HEAD_DIM = 4, 64
 SIZES = (1024, 4096, 16384)
@@ -133,6 +128,25 @@ def methods(tiles: Sequence[int], in_use: Sequence[str]) -> list[tuple[str, str,
     return found
 
 
+LAYOUT = {
+    "heads": SIZE,
+    "head_dim": SIZE,
+    "points": [
+        {
+            "inputs": TEXT,
+            "dtype": TEXT,
+            "seq_len": SIZE,
+            "method": TEXT,
+            "softmax": TEXT,
+            "tile": COUNT,
+            "rms": POSITIVE,
+            "largest": POSITIVE,
+        }
+    ],
+    "rounded_result": [{"inputs": TEXT, "dtype": TEXT, "seq_len": SIZE, "rms": POSITIVE}],
+}
+
+
 def measure(
     quick: bool = False,
     sizes: Sequence[int] | None = None,
@@ -183,4 +197,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_stability", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_stability", measure, table, LAYOUT))

@@ -27,22 +27,13 @@ from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import trace
 from utils import timing
 from utils.fingerprint import ROOT
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 _STEPS = "solutions/capstone_hopper/steps"
 SOURCES = [
-    "benchmarks/attention_steps.py",
     "benchmarks/attention_step_checks.py",
-    "benchmarks/attention_speed.py",
-    "benchmarks/head_start.py",
-    "benchmarks/preheat.py",
-    "benchmarks/sustained.py",
+    f"{_STEPS}/compiler.py",
     *(f"{_STEPS}/{each.path.name}" for each in steps.EVERYONE),
-    *(f"{_STEPS}/{name}.py" for name in ("compiler", "host", "ladder", "patch", "ring", "trace", "traced")),
-    *(
-        f"solutions/capstone_hopper/{path.name}"
-        for path in sorted((ROOT / "solutions" / "capstone_hopper").glob("*.py"))
-        if path.stem not in ("__init__", "attention") and "backward" not in path.stem
-    ),
 ]
 
 PEERS = ("cudnn", "flash")
@@ -137,6 +128,46 @@ def kind_of(each: steps.Step) -> str:
     return "package" if each is steps.PACKAGE else "try" if each in steps.TRIES else "step"
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "steps": [
+        {
+            "number": SIZE,
+            **each(TEXT, "name", "kind", "changes"),
+            "kernels": [
+                {"head_dim": SIZE, "causal": bool, "registers": SIZE, "spilled_bytes": COUNT, "shared_bytes": SIZE}
+            ],
+        }
+    ],
+    "checks": [
+        {
+            "name": TEXT,
+            "head_dim": SIZE,
+            "causal": bool,
+            **each(NOT_NEGATIVE, "largest_error", "allowed", "largest_lse_error"),
+        }
+    ],
+    "points": [
+        {
+            **attention_speed.SHAPE_LAYOUT,
+            "flops": SIZE,
+            "calls_a_lap": SIZE,
+            "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},
+            "over_cudnn": {str: RATIO},
+        }
+    ],
+    "traces": [
+        {
+            "name": TEXT,
+            **attention_speed.SHAPE_LAYOUT,
+            "program": COUNT,
+            "cost": POSITIVE,
+            "events": {str: {str: [NOT_NEGATIVE]}},
+        }
+    ],
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False,
@@ -223,4 +254,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_steps", measure, table, SOURCES))
+    raise SystemExit(family.run("attention_steps", measure, table, LAYOUT))

@@ -27,12 +27,7 @@ from solutions import lab3_flash_attention as lab
 from utils import runtime
 from utils.attention_math import AttentionShape, flash2_traffic, standard_cost
 from utils.fingerprint import ROOT
-
-SOURCES = [
-    "benchmarks/attention_traffic.py",
-    "benchmarks/attention_blocks.py::tile_of_forward",
-    *attention_ways.FORWARD_SOURCES,
-]
+from utils.record_layouts import COUNT, SIZE, TEXT, each
 
 SECTOR = 32
 DTYPE, DTYPE_NAME = torch.float16, "fp16"
@@ -225,6 +220,30 @@ def formula_bytes(name: str, shape: AttentionShape = LARGE_SHAPE) -> int:
     return flash2_traffic(shape, block_m, block_n, DTYPE_NAME).total
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "cases": [
+        {
+            "name": TEXT,
+            "size": TEXT,
+            "tile": [SIZE],
+            "formula": each(SIZE, "q", "k", "v", "o", "lse", "flops"),
+            "counted": {str: COUNT},
+            "measured": {str: COUNT},
+        }
+    ],
+    "large_shape": each(SIZE, "batch", "heads", "seq_len", "head_dim"),
+    "large": [
+        {
+            "name": TEXT,
+            "kernels": SIZE,
+            "formula_bytes": SIZE,
+            **each(COUNT, "sm_bytes_read", "sm_bytes_written", "hbm_bytes_read", "hbm_bytes_written"),
+        }
+    ],
+}
+
+
 def measure(quick: bool = False) -> dict[str, Any]:
     """All three counts (there is no quicker set).
 
@@ -300,4 +319,4 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["--count"]:
         print(json.dumps(count()))
     else:
-        raise SystemExit(family.run("attention_traffic", measure, table, SOURCES))
+        raise SystemExit(family.run("attention_traffic", measure, table, LAYOUT))

@@ -36,12 +36,7 @@ from benchmarks import attention_speed, family, sustained
 from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_speed import DIRECTIONS, OURS, Attention, Shape
 from benchmarks.preheat import preheat
-
-SOURCES = [
-    *attention_speed.SOURCES,
-    "benchmarks/attention_determinism.py::relative_distance",
-    "benchmarks/attention_tutorial.py",
-]
+from utils.record_layouts import NOT_NEGATIVE, TEXT
 
 VARIABLE = "TRITON_TUTORIAL"
 TUTORIAL = "tutorial"
@@ -107,6 +102,15 @@ def distances(shape: Shape, attention: Attention) -> dict[str, float]:
         results.append((o.detach(), *torch.autograd.grad(o, (q, k, v), do)))
     forward, *backward = (relative_distance(theirs, right) for theirs, right in zip(*results, strict=True))
     return {"forward": forward, "backward": max(backward)}
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "sha256": TEXT,
+    "farthest": NOT_NEGATIVE,
+    "points": [attention_speed.POINT_LAYOUT],
+    "left_out": {str: TEXT},
+}
 
 
 @family.quiet()
@@ -185,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(f"attention_tutorial: {error}")
         return 1
-    return family.run("attention_tutorial", measure, table, SOURCES, arguments)
+    return family.run("attention_tutorial", measure, table, LAYOUT, arguments)
 
 
 if __name__ == "__main__":

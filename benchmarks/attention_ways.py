@@ -14,11 +14,6 @@ from solutions import lab3_flash_attention as lab
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-_LAB = "solutions/lab3_flash_attention"
-#: What runs in ``ours``: the forward pass, and both passes.
-FORWARD_SOURCES = [f"{_LAB}/{name}.py" for name in ("flash_attention", "flash_forward", "tiles", "tuning")]
-SOURCES = [*FORWARD_SOURCES, f"{_LAB}/flash_backward.py"]
-
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,

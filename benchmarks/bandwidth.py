@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import cuda_program, family
+from utils.record_layouts import POSITIVE, SIZE, TIMING
 
-SOURCES = ["benchmarks/bandwidth.py", *cuda_program.sources("bandwidth")]
+SOURCES = cuda_program.sources("bandwidth")
+
+
+_POINT = {"working_set": SIZE, "bytes_per_second": POSITIVE, **TIMING, "bytes_per_cycle_per_sm": POSITIVE}
+LAYOUT = {"through_l1": [_POINT], "past_l1": [_POINT], "shared": _POINT}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -43,4 +48,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("bandwidth", measure, table, SOURCES))
+    raise SystemExit(family.run("bandwidth", measure, table, LAYOUT))

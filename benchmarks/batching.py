@@ -22,28 +22,12 @@ from benchmarks import family, serving_work
 from benchmarks.decoding import SHAPE, random_model
 from solutions.lab5_serving import ModelRunner
 from utils import timing
+from utils.record_layouts import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import ModelConfig
 from utils.serving.lengths import Draw, fixed, lognormal, poisson, uniform
 from utils.serving.metrics import Report
 from utils.serving.play import play
 from utils.serving.workload import Workload
-
-SOURCES = [
-    "benchmarks/batching.py",
-    "benchmarks/serving_work.py",
-    "benchmarks/decoding.py::SHAPE",
-    "benchmarks/decoding.py::random_model",
-    *(
-        f"solutions/lab5_serving/{name}.py"
-        for name in (
-            "batch", "block_manager", "cuda_graphs", "engine", "fused_decoder", "fused_layers", "merge", "paged_decode",
-            "paged_extend", "runner", "scheduler", "tuning",
-        )
-    ),
-    "utils/serving/lengths.py",
-    "utils/serving/play.py",
-    "utils/serving/workload.py",
-]  # fmt: skip
 
 MAX_BATCH, TOKEN_BUDGET, BLOCK_SIZE, REQUESTS = 64, 2048, 16, 512
 PROMPTS, MEAN, LONGEST = (64, 192), 128, 1024
@@ -121,6 +105,37 @@ def load(share: float, rate: float, report: Report) -> dict[str, Any]:
         "slots": report.utilisation["slots"],
         **{metric: report.percentiles(metric) for metric in LATENCIES},
     }
+
+
+#: A workload under one scheduler: its steps, and the mean share of the batch's places that were taken.
+_SCHEDULED = {**TIMING, "tokens_per_second": POSITIVE, "steps": SIZE, "slots": POSITIVE}
+LAYOUT = {
+    "dtype": TEXT,
+    **each(SIZE, "requests", "max_batch", "token_budget"),
+    "prompts": [SIZE],
+    "spreads": [
+        {
+            "name": TEXT,
+            "mean": POSITIVE,
+            "variation": NOT_NEGATIVE,
+            "longest": SIZE,
+            "output_tokens": SIZE,
+            "continuous": _SCHEDULED,
+            "static": _SCHEDULED,
+            **RATIO,
+            "steps_ratio": POSITIVE,
+        }
+    ],
+    "capacity": POSITIVE,
+    "loads": [
+        {
+            **each(POSITIVE, "share", "rate", "duration", "request_rate", "tokens_per_second", "slots"),
+            "ttft": {str: POSITIVE},
+            "tpot": {str: POSITIVE},
+            "latency": {str: POSITIVE},
+        }
+    ],
+}
 
 
 def measure(
@@ -211,4 +226,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("batching", measure, table, SOURCES))
+    raise SystemExit(family.run("batching", measure, table, LAYOUT))

@@ -9,8 +9,7 @@ import torch
 
 from benchmarks import family
 from utils import runtime, timing
-
-SOURCES = ["benchmarks/ceilings.py"]
+from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
 
 COPY_BYTES = [1 << power for power in range(20, 33)]
 LARGE_COPY = 1 << 28
@@ -67,6 +66,15 @@ def matmul_call(dtype: str, n: int) -> Callable[[], object]:
         torch.mm(a, b, out=out)
 
     return call
+
+
+LAYOUT = {
+    "copy": [{"bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
+    "matmul": [{"dtype": TEXT, "n": SIZE, **TIMING, "flops_per_second": POSITIVE}],
+    "unavailable": {str: TEXT},
+    "launch": TIMING,
+    "best": {"copy_bytes_per_second": POSITIVE, "matmul_flops_per_second": {str: POSITIVE}},
+}
 
 
 def measure(
@@ -136,4 +144,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("ceilings", measure, table, SOURCES))
+    raise SystemExit(family.run("ceilings", measure, table, LAYOUT))

@@ -16,15 +16,7 @@ import torch
 from benchmarks import family, head_start, trace
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.fusion import SCALE, SHIFT
-
-SOURCES = [
-    "benchmarks/chains.py",
-    "benchmarks/head_start.py",
-    "utils/example_kernels/fusion.py::add_kernel",
-    "utils/example_kernels/fusion.py::relu_kernel",
-    "utils/example_kernels/fusion.py::add_relu_kernel",
-    "utils/example_kernels/fusion.py::chain_kernel",
-]
+from utils.record_layouts import RATIO, SIZE, TEXT, TIMING
 
 ELEMENTS = 1 << 26
 #: Multiply-adds in the fused kernel; each is two operations an element.
@@ -93,6 +85,16 @@ def side_by_side(calls: dict[str, Callable[[], object]], rounds: int) -> list[di
     ]
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "elements": SIZE,
+    "fused": [{"operations": SIZE, **TIMING}],
+    "eager": [{"operations": SIZE, **TIMING}],
+    "relu_of_sum": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+    "sin2_cos2": [{"name": TEXT, "kernels": SIZE, **TIMING, **RATIO}],
+}
+
+
 def measure(
     quick: bool = False,
     elements: int = ELEMENTS,
@@ -139,4 +141,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("chains", measure, table, SOURCES))
+    raise SystemExit(family.run("chains", measure, table, LAYOUT))

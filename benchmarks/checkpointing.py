@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks import family
 from benchmarks.operator_classes import EncoderLayer
 from utils import runtime, timing
-
-SOURCES = ["benchmarks/checkpointing.py", "benchmarks/operator_classes.py::EncoderLayer"]
+from utils.record_layouts import COUNT, RATIO, SIZE, TEXT, TIMING, each
 
 SHAPE = {"batch": 32, "seq_len": 1024, "hidden": 1024, "heads": 16, "layers": 24}
 QUICK_SHAPE = {"batch": 4, "seq_len": 512, "hidden": 1024, "heads": 16, "layers": 8}
@@ -87,6 +86,15 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(runtime.DEVICE) - before
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "shape": each(SIZE, "batch", "seq_len", "hidden", "heads", "layers"),
+    "input_bytes": SIZE,
+    "layer_bytes": SIZE,
+    "variants": [{"segment": COUNT, "peak_bytes": SIZE, **TIMING, **RATIO}],
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False, shape: Mapping[str, int] | None = None, segments: Sequence[int] | None = None
@@ -132,4 +140,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("checkpointing", measure, table, SOURCES))
+    raise SystemExit(family.run("checkpointing", measure, table, LAYOUT))

@@ -22,14 +22,8 @@ from benchmarks.sustained import repeated
 from solutions.lab4_zero.averages import all_gather, all_reduce_mean, reduce_scatter_mean
 from solutions.lab4_zero.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from utils import distributed, timing
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 from utils.transformer_math import ring_volume
-
-SOURCES = [
-    "benchmarks/collectives.py",
-    "benchmarks/ranks.py",
-    "solutions/lab4_zero/averages.py",
-    "solutions/lab4_zero/collectives.py",
-]
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 #: Bytes of the full tensor.
@@ -103,6 +97,22 @@ def point(world_size: int, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
     }
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "points": [
+        {
+            "world_size": SIZE,
+            "kind": TEXT,
+            "bytes": SIZE,
+            "sent_bytes": POSITIVE,
+            "calls_a_lap": SIZE,
+            "timed": {str: {**TIMING, "bus_bytes_per_second": POSITIVE}},
+            **RATIO,
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     world_sizes: Sequence[int] | None = None,
@@ -140,4 +150,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("collectives", measure, table, SOURCES))
+    raise SystemExit(ranks.run("collectives", measure, table, LAYOUT))

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from benchmarks import family, operator_classes
 from utils import runtime, timing
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import Decoder, ModelConfig, attend_causally
 from utils.serving.model import rotary_frequencies
-
-SOURCES = ["benchmarks/decoding.py", "benchmarks/operator_classes.py::replayed", "utils/serving/model.py"]
 
 #: Qwen3-0.6B (its config.json), with as many positions as are measured.
 SHAPE = ModelConfig(
@@ -108,6 +107,22 @@ def step_cost(config: ModelConfig, batch: int, context: int, element_size: int =
     return flops, element_size * config.parameters + batch * context * config.kv_bytes_per_token(element_size)
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "model": {"name": TEXT, **each(SIZE, "parameters", "layers", "cache_bytes_per_token")},
+    "contexts": [{"context": SIZE, "cached": TIMING, "recomputed": TIMING, **RATIO}],
+    "steps": [
+        {
+            **each(SIZE, "batch", "context", "flops", "bytes"),
+            **TIMING,
+            "bytes_per_second": POSITIVE,
+            "tokens_per_second": POSITIVE,
+        }
+    ],
+    "launched": {"batch": SIZE, "context": SIZE, **TIMING},
+}
+
+
 @family.quiet()
 @torch.no_grad()
 def measure(
@@ -182,4 +197,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("decoding", measure, table, SOURCES))
+    raise SystemExit(family.run("decoding", measure, table, LAYOUT))

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from utils import records, runtime
+from utils import record_layouts, records, runtime
+
+FOLDER = Path(__file__).resolve().parent
 
 
 def run(
     family: str,
     measure: Callable[..., dict[str, Any]],
     table: Callable[[dict[str, Any]], str],
-    sources: Sequence[str],
+    layout: object,
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Measure one family on this machine's GPU, print its table and renew its record; return an exit status.
@@ -24,9 +29,9 @@ def run(
 
     Args:
         family: Name of the record.
-        measure: Returns the results in the record's layout; takes ``quick``.
+        measure: Returns the results; takes ``quick``.
         table: Results as a short text.
-        sources: The measured source, as paths relative to the course.
+        layout: Of the results (:mod:`utils.record_layouts`).
         arguments: Command line; the process's own by default.
     """
     parser = argparse.ArgumentParser(
@@ -41,9 +46,29 @@ def run(
     results = measure(quick=options.quick)
     print(table(results))
     if not options.quick:
-        path = records.save(family, results, sources, f"python -m benchmarks.{family}")
+        path = records.save(family, results, layout, sources(family), f"python -m benchmarks.{family}")
         print(f"recorded in utils/records/{path.name}")
     return 0
+
+
+def families() -> list[str]:
+    """The benchmarks that make a record, by name: those that have its ``LAYOUT``."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if "\nLAYOUT = " in path.read_text(encoding="utf-8"))
+
+
+def layout(family: str) -> object:
+    """The layout of a family's results."""
+    return importlib.import_module(f"benchmarks.{family}").LAYOUT
+
+
+def problems(family: str, results: object) -> list[str]:
+    """How results differ from their family's layout, as sentences; empty when a record of them would be taken."""
+    return record_layouts.check(json.loads(json.dumps(results)), layout(family), "results")
+
+
+def sources(family: str) -> list[str]:
+    """What a family measures: its benchmark, and in ``SOURCES`` what that does not lead to by name."""
+    return [f"benchmarks/{family}.py", *getattr(importlib.import_module(f"benchmarks.{family}"), "SOURCES", ())]
 
 
 @contextlib.contextmanager

@@ -16,17 +16,7 @@ import torch.nn.functional as F
 from benchmarks import family, head_start
 from solutions import lab2_triton_kernels as lab
 from utils import runtime, timing
-
-SOURCES = [
-    "benchmarks/fused_operators.py",
-    "benchmarks/head_start.py",
-    *(
-        f"solutions/lab2_triton_kernels/{name}.py"
-        for name in (
-            "bias_relu", "column_sums", "gelu", "rows", "softmax", "spread_softmax", "tuning", "weighted_sum"
-        )
-    ),
-]  # fmt: skip
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 #: Elements of every large input: 1 GiB in bf16, far more than any cache holds.
 ELEMENTS = 1 << 29
@@ -126,6 +116,23 @@ def point(
     }  # fmt: skip
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "elements": SIZE,
+    "points": [
+        {
+            "name": TEXT,
+            "direction": TEXT,
+            "shape": [SIZE],
+            "bytes": SIZE,
+            "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+            "of_copy": RATIO,
+            "of_peer": {str: RATIO},
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     elements: int | None = None,
@@ -162,4 +169,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("fused_operators", measure, table, SOURCES))
+    raise SystemExit(family.run("fused_operators", measure, table, LAYOUT))

@@ -14,13 +14,9 @@ import torch
 
 from benchmarks import cuda_gelu, family, head_start, trace
 from utils import example_kernels, runtime, timing
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
-SOURCES = [
-    "benchmarks/gelu_five_ways.py",
-    "benchmarks/head_start.py",
-    cuda_gelu.SOURCE,
-    "utils/example_kernels/fusion.py::gelu_tanh_kernel",
-]
+SOURCES = ["benchmarks/cuda/gelu.cu"]
 
 ELEMENTS = 1 << 27
 WAYS = ("formula", "PyTorch's operator", "CUDA C++", "Triton", "torch.compile")
@@ -50,6 +46,25 @@ def function(way: str) -> Callable[[torch.Tensor], torch.Tensor]:
         "Triton": example_kernels.gelu_tanh,
         "torch.compile": torch.compile(formula),
     }[way]
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "elements": SIZE,
+    "ways": [
+        {
+            "name": TEXT,
+            "kernels": SIZE,
+            "longest": TEXT,
+            "kernel_seconds": POSITIVE,
+            "bytes": SIZE,
+            **TIMING,
+            "bytes_per_second": POSITIVE,
+            **RATIO,
+        }
+    ],
+    "unavailable": {str: TEXT},
+}
 
 
 def measure(quick: bool = False, elements: int | None = None, ways: Sequence[str] = WAYS) -> dict[str, Any]:
@@ -109,4 +124,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("gelu_five_ways", measure, table, SOURCES))
+    raise SystemExit(family.run("gelu_five_ways", measure, table, LAYOUT))

@@ -11,12 +11,7 @@ from benchmarks import family, head_start
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
 from utils import runtime, timing
-
-SOURCES = [
-    "benchmarks/gemm.py",
-    "benchmarks/head_start.py",
-    *(f"solutions/lab2_triton_kernels/{name}.py" for name in ("grouping", "matmul", "tiled_matmul", "tuning")),
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = (2048, 4096, 8192)
 #: Which operands are stored column by column.
@@ -51,6 +46,14 @@ def point(n: int, layout: str, rounds: int) -> dict[str, Any]:
     }
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "points": [
+        {"n": SIZE, "layout": TEXT, "timed": {str: {**TIMING, "flops_per_second": POSITIVE}}, "of_cublas": RATIO}
+    ],
+}
+
+
 def measure(quick: bool = False, sizes: Sequence[int] | None = None) -> dict[str, Any]:
     """All sizes and layouts; ``quick`` takes one size and few rounds.
 
@@ -72,4 +75,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("gemm", measure, table, SOURCES))
+    raise SystemExit(family.run("gemm", measure, table, LAYOUT))

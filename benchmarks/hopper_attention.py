@@ -22,15 +22,7 @@ from benchmarks.attention_speed import Shape
 from benchmarks.hopper_ways import DTYPES, FAST, LAB, OURS, PEERS, WORKERS
 from benchmarks.preheat import preheat
 from utils import timing
-
-SOURCES = [
-    "benchmarks/hopper_attention.py",
-    *(f"benchmarks/attention_speed.py::{name}" for name in ("SHAPES", "LONG", "flops")),
-    "benchmarks/head_start.py",
-    "benchmarks/preheat.py",
-    "benchmarks/sustained.py",
-    *hopper_ways.SOURCES,
-]
+from utils.record_layouts import NOT_NEGATIVE, RATIO, TEXT
 
 SHAPES: tuple[Shape, ...] = (
     *attention_speed.SHAPES,
@@ -95,6 +87,11 @@ def point(
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
+
+
+#: A point: its dtype, and how the second mode compares.
+_POINT = {"dtype": TEXT, **attention_speed.POINT_LAYOUT, "fast_over": {str: RATIO}}
+LAYOUT = {"points": [_POINT], "long": [_POINT], "lap_seconds": {str: NOT_NEGATIVE}, "unavailable": {str: TEXT}}
 
 
 @family.quiet()
@@ -202,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lap_seconds = usual.lap_seconds if options.lap_seconds is None else options.lap_seconds / share
         effort[dtype] = Effort(rounds, lap_seconds, usual.warm_seconds)
     measured = functools.partial(measure, effort=effort, workers=options.workers)
-    return family.run("hopper_attention", measured, table, SOURCES, ["--quick"] if options.quick else [])
+    return family.run("hopper_attention", measured, table, LAYOUT, ["--quick"] if options.quick else [])
 
 
 if __name__ == "__main__":

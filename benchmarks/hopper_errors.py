@@ -27,18 +27,11 @@ import torch
 from benchmarks import attention_errors, family, hopper_sanitize
 from benchmarks.attention_determinism import bits
 from benchmarks.hopper_sanitize import MODES, Shape, attention, described, tensors, words
-from benchmarks.hopper_ways import KERNELS, need_hopper
+from benchmarks.hopper_ways import need_hopper
+from utils.record_layouts import COUNT, ERROR, POSITIVE, SIZE, TEXT, each
 
-SOURCES = [
-    "benchmarks/hopper_errors.py",
-    "benchmarks/hopper_sanitize.py",
-    "benchmarks/hopper_races.py",
-    "benchmarks/hopper_control.py",
-    "benchmarks/attention_errors.py",
-    "benchmarks/attention_determinism.py::bits",
-    *KERNELS,
-    *(source for source in attention_errors.SOURCES if source.startswith("solutions/")),
-]
+# Processes of their own.
+SOURCES = ["benchmarks/hopper_sanitize.py", "benchmarks/hopper_control.py"]
 
 #: Cases of each mode: every dtype, head_dim and pair of fixed lengths occurs.
 CASES = 180
@@ -160,6 +153,18 @@ def run_task(function: Callable[..., dict[str, Any]], arguments: tuple) -> dict[
         return f"{function.__name__}{arguments}: {type(error).__name__}: {str(error).strip()[-300:]}"
 
 
+#: What a check was tried on.
+_TRIED = {**each(TEXT, "mode", "dtype", "shape"), "head_dim": SIZE, "causal": bool}
+LAYOUT = {
+    "factor": POSITIVE,
+    "points": [{**_TRIED, "layout": TEXT, "scale": TEXT, "outputs": each(ERROR, "o", "lse", "dq", "dk", "dv")}],
+    "poisoned": [{**_TRIED, "elements": SIZE, "bad": COUNT}],
+    "repeats": [{**_TRIED, "runs": SIZE, "differ": each(COUNT, "o", "lse", "dq", "dk", "dv")}],
+    "sanitizer": {str: {"status": COUNT, "summary": TEXT, "cases": COUNT, "races": COUNT}},
+    "beside": {str: COUNT},
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False,
@@ -250,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", default=(), help="of compute-sanitizer: memcheck, racecheck...")
     options = parser.parse_args(arguments)
     measured = functools.partial(measure, tools=options.tools)
-    return family.run("hopper_errors", measured, table, SOURCES, ["--quick"] if options.quick else [])
+    return family.run("hopper_errors", measured, table, LAYOUT, ["--quick"] if options.quick else [])
 
 
 if __name__ == "__main__":

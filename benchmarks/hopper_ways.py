@@ -16,17 +16,6 @@ from benchmarks import attention_speed
 from benchmarks.attention_speed import DIRECTIONS, Attention, Shape
 from solutions import capstone_hopper
 from utils import runtime
-from utils.fingerprint import ROOT
-
-#: The capstone's own modules, without the steps that lead to it.
-KERNELS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "solutions" / "capstone_hopper").glob("*.py"))]
-#: What is measured here, as sources of a record: this module, the capstone, lab 3, and PyTorch's backends.
-SOURCES = [
-    "benchmarks/hopper_ways.py",
-    *(f"benchmarks/attention_speed.py::{name}" for name in ("ours", "peer")),
-    *KERNELS,
-    *(source for source in attention_speed.SOURCES if source.startswith("solutions/")),
-]
 
 OURS, FAST, LAB = "ours", "ours, fast", "lab 3"
 PEERS = ("flash", "cudnn")

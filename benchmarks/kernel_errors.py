@@ -19,17 +19,7 @@ from benchmarks import family
 from solutions import lab2_triton_kernels as lab
 from utils import runtime
 from utils.checks import cases, tensors
-
-SOURCES = [
-    "benchmarks/kernel_errors.py",
-    *(
-        f"solutions/lab2_triton_kernels/{name}.py"
-        for name in (
-            "bias_relu", "column_sums", "gelu", "grouping", "matmul", "rows", "softmax", "spread_softmax",
-            "tiled_matmul", "tuning", "weighted_sum",
-        )
-    ),
-]  # fmt: skip
+from utils.record_layouts import ERROR, POSITIVE, SIZE, TEXT, each
 
 CASES = 264
 WORKERS = 12
@@ -172,6 +162,13 @@ def large(elements: int, columns: int = 4096) -> list[dict[str, Any]]:
     return found
 
 
+LAYOUT = {
+    "factor": POSITIVE,
+    "points": [{**each(TEXT, "operator", "dtype", "shapes", "strides"), **ERROR}],
+    "large": [{"operator": TEXT, "elements": SIZE, **ERROR}],
+}
+
+
 def measure(
     quick: bool = False, count: int | None = None, largest: int = 1600, elements: int = 1 << 31, workers: int = WORKERS
 ) -> dict[str, Any]:
@@ -209,4 +206,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("kernel_errors", measure, table, SOURCES))
+    raise SystemExit(family.run("kernel_errors", measure, table, LAYOUT))

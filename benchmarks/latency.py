@@ -11,8 +11,25 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import cuda_program, family
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, each
 
-SOURCES = ["benchmarks/latency.py", *cuda_program.sources("latency")]
+SOURCES = cuda_program.sources("latency")
+
+
+_CYCLES = {"cycles": POSITIVE, "seconds": POSITIVE, "steps": SIZE}
+_HISTOGRAM = {"working_set": SIZE, "bin_cycles": SIZE, "counts": [COUNT]}
+LAYOUT = {
+    "through_l1": [{"working_set": SIZE, **_CYCLES}],
+    "past_l1": [{"working_set": SIZE, **_CYCLES}],
+    "pages": [{"pages": SIZE, **_CYCLES}],
+    "distribution": each(_HISTOGRAM, "l1", "l2", "hbm"),
+    "one_line_from_each_sm": [POSITIVE],
+    "by_index": {"shared_cycles": POSITIVE, "l1_cycles": POSITIVE},
+    "shared": {
+        **each(POSITIVE, "load_cycles", "store_then_load_cycles", "store_then_fence_cycles"),
+        "fence_cycles": NOT_NEGATIVE,
+    },
+}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -54,4 +71,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("latency", measure, table, SOURCES))
+    raise SystemExit(family.run("latency", measure, table, LAYOUT))

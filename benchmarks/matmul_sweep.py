@@ -18,12 +18,7 @@ import torch
 from benchmarks import family, trace
 from utils import example_kernels, runtime, simt, timing
 from utils.example_kernels.matmul import Tiles
-
-SOURCES = [
-    "benchmarks/matmul_sweep.py",
-    "utils/example_kernels/matmul.py::tiled_matmul_kernel",
-    "utils/example_kernels/matmul.py::grouped_tile",
-]
+from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
 
 #: Coarse over the whole range; every multiple of 8 where waves of 128x256 tiles change; every N in three windows.
 SIZES = sorted(
@@ -121,6 +116,15 @@ def fixed_tile_points(
     }
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "cublas": [{"n": SIZE, **TIMING, "flops_per_second": POSITIVE, "kernel": TEXT, "grid": [SIZE], "launches": SIZE}],
+    "fixed_tile": [
+        {"tile": [SIZE], "k": SIZE, "points": [{"n": SIZE, "tiles": SIZE, **TIMING, "flops_per_second": POSITIVE}]}
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     sizes: Sequence[int] | None = None,
@@ -163,4 +167,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("matmul_sweep", measure, table, SOURCES))
+    raise SystemExit(family.run("matmul_sweep", measure, table, LAYOUT))

@@ -24,25 +24,7 @@ from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.precision import MasterWeightOptimizer
 from solutions.lab4_zero.tensor_parallel_gpt import tensor_parallel_gpt
 from utils import distributed, gpt, timing
-
-SOURCES = [
-    "benchmarks/model_parallel.py",
-    "benchmarks/ranks.py",
-    *(
-        f"solutions/lab4_zero/{name}.py"
-        for name in (
-            "distributed_data_parallel",
-            "mesh",
-            "pipeline",
-            "pipeline_order",
-            "pipeline_stages",
-            "precision",
-            "tensor_parallel",
-            "tensor_parallel_gpt",
-        )
-    ),
-    "utils/gpt.py",
-]
+from utils.record_layouts import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 CONFIG = gpt.GPT_1_4B
 ROWS = 8
@@ -188,6 +170,28 @@ def points_of(
     return found
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "model": ranks.GPT_LAYOUT,
+    "rows": SIZE,
+    "points": [
+        {
+            **each(SIZE, "world_size", "tensor", "data", "pipeline"),
+            "schedule": TEXT,
+            "micro_batches": SIZE,
+            **TIMING,
+            "tokens_per_second": POSITIVE,
+            **RATIO,
+            "parameters": [SIZE],
+            "peak_bytes": [SIZE],
+            "in_flight": [SIZE],
+            "sent_elements": [NOT_NEGATIVE],
+            "collectives": ranks.COLLECTIVES_LAYOUT,
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     world_sizes: Sequence[int] | None = None,
@@ -240,4 +244,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("model_parallel", measure, table, SOURCES))
+    raise SystemExit(ranks.run("model_parallel", measure, table, LAYOUT))

@@ -17,12 +17,7 @@ import torch
 from benchmarks import family
 from benchmarks.operator_classes import EncoderLayer
 from utils import example_kernels, runtime, timing
-
-SOURCES = [
-    "benchmarks/number_formats.py",
-    "benchmarks/operator_classes.py::EncoderLayer",
-    "utils/example_kernels/elementwise.py::gelu_kernel",
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 ELEMENTS = 1 << 27
 PRODUCT_SIZE = 8192
@@ -163,6 +158,16 @@ def products(n: int, rounds: int) -> tuple[list[dict[str, Any]], dict[str, str]]
     return found, unavailable
 
 
+LAYOUT = {
+    "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+    "n": SIZE,
+    "products": [{"format": TEXT, **TIMING, "flops_per_second": POSITIVE, **RATIO, "error": POSITIVE}],
+    "unavailable": {str: TEXT},
+    "shape": each(SIZE, "batch", "seq_len", "hidden", "heads"),
+    "step": [{"format": TEXT, **TIMING, **RATIO}],
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False, elements: int | None = None, n: int | None = None, shape: Mapping[str, int] | None = None,
@@ -213,4 +218,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("number_formats", measure, table, SOURCES))
+    raise SystemExit(family.run("number_formats", measure, table, LAYOUT))

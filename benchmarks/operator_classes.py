@@ -19,8 +19,7 @@ from torch import nn
 
 from benchmarks import family, trace
 from utils import runtime, timing
-
-SOURCES = ["benchmarks/operator_classes.py"]
+from utils.record_layouts import NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
 
 CLASSES = ("contraction", "normalisation", "element-wise")
 SHAPE = {"batch": 8, "seq_len": 512, "hidden": 1024, "heads": 16}
@@ -143,6 +142,23 @@ def by_class(launches: Sequence[Sequence[trace.Kernel]]) -> dict[str, Any]:
     }
 
 
+_CLASSES = each(NOT_NEGATIVE, "contraction", "normalisation", "element-wise")
+LAYOUT = {
+    "shape": each(SIZE, "batch", "seq_len", "hidden", "heads"),
+    "dtype": TEXT,
+    "variants": {
+        str: {
+            "classes": _CLASSES,
+            "shares": _CLASSES,
+            "kernel_seconds": POSITIVE,
+            "step": TIMING,
+            "step_launched": TIMING,
+            "kernels": [{"name": TEXT, "class": TEXT, "calls": SIZE, "seconds": POSITIVE}],
+        }
+    },
+}
+
+
 @family.quiet()
 def measure(
     quick: bool = False, variants: Sequence[str] | None = None, shape: dict[str, int] | None = None, steps: int = 10
@@ -190,4 +206,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("operator_classes", measure, table, SOURCES))
+    raise SystemExit(family.run("operator_classes", measure, table, LAYOUT))

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 
 from benchmarks import family
 from utils import roofline, runtime, timing
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
 from utils.roofline import Cost
-
-SOURCES = ["benchmarks/operators.py"]
 
 Case = tuple[str, str, str, dict[str, int]]  # name, kind, dtype, parameters
 
@@ -192,6 +191,19 @@ def point(case: Case, rounds: int = 25) -> dict[str, Any]:
     }
 
 
+_OPERATOR = {
+    **each(TEXT, "name", "kind", "dtype"),
+    "params": {str: COUNT},
+    "flops": COUNT,
+    "bytes": SIZE,
+    "intensity": NOT_NEGATIVE,
+    **TIMING,
+    "flops_per_second": NOT_NEGATIVE,
+    "bytes_per_second": POSITIVE,
+}
+LAYOUT = {"points": [_OPERATOR], "held_out": [_OPERATOR]}
+
+
 def measure(
     quick: bool = False, points: Sequence[Case] | None = None, held_out: Sequence[Case] | None = None
 ) -> dict[str, Any]:
@@ -228,4 +240,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("operators", measure, table, SOURCES))
+    raise SystemExit(family.run("operators", measure, table, LAYOUT))

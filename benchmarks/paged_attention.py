@@ -24,13 +24,7 @@ from benchmarks.preheat import preheat
 from solutions.lab5_serving import tuning
 from solutions.lab5_serving.paged_decode import paged_attention_decode
 from utils import runtime, timing
-
-SOURCES = [
-    "benchmarks/paged_attention.py",
-    "benchmarks/head_start.py",
-    "benchmarks/preheat.py",
-    *(f"solutions/lab5_serving/{name}.py" for name in ("merge", "paged_decode", "tuning")),
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 DTYPE = torch.bfloat16
@@ -156,6 +150,27 @@ def by_splits(shape: Shape, splits: Sequence[int], rounds: int) -> list[dict[str
     return [{"splits": parts, **rated(timed[str(parts)], nbytes)} for parts in splits]
 
 
+#: Decode attention of a few sequences, in parts and in one.
+_SPLIT = {
+    **each(SIZE, "batch", "context", "bytes", "splits"),
+    "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+    **RATIO,
+}
+LAYOUT = {
+    "dtype": TEXT,
+    "shape": each(SIZE, "heads", "kv_heads", "head_dim", "block_size"),
+    "batched": {
+        **each(SIZE, "batch", "context", "bytes", "splits"),
+        "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
+        "of_copy": RATIO,
+        "over_gathered": RATIO,
+    },
+    "long": _SPLIT,
+    "points": [_SPLIT],
+    "by_splits": [{"splits": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
+}
+
+
 def measure(
     quick: bool = False,
     many: Shape = BATCHED,
@@ -207,4 +222,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("paged_attention", measure, table, SOURCES))
+    raise SystemExit(family.run("paged_attention", measure, table, LAYOUT))

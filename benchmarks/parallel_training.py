@@ -23,35 +23,8 @@ import torch.distributed as dist
 from benchmarks import data_parallel_methods as methods
 from benchmarks import family, overlap, ranks
 from utils import distributed, gpt, timing
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.transformer_math import communication_volume, memory_per_rank
-
-SOURCES = [
-    "benchmarks/parallel_training.py",
-    "benchmarks/data_parallel_methods.py",
-    "benchmarks/overlap.py",
-    "benchmarks/ranks.py",
-    *(
-        f"solutions/lab4_zero/{name}.py"
-        for name in (
-            "averages",
-            "buckets",
-            "distributed_data_parallel",
-            "flat_parameter",
-            "fully_sharded",
-            "gradient_hooks",
-            "nested",
-            "overlap",
-            "precision",
-            "sharded_module",
-            "sharded_optimizer",
-            "sharded_unit",
-            "unit_slots",
-            "zero1",
-            "zero2",
-        )
-    ),
-    "utils/gpt.py",
-]
 
 CONFIG = gpt.GPT_1_4B
 #: Few blocks, so that one step is few enough kernels to look at.
@@ -155,6 +128,38 @@ def point(world_size: int, parameters: int, of_ranks: Sequence[Results]) -> Resu
     }
 
 
+_SPAN = {**each(TEXT, "lane", "phase", "name"), "start": NOT_NEGATIVE, "end": POSITIVE, "kernels": SIZE}
+LAYOUT = {
+    "dtype": TEXT,
+    "model": ranks.GPT_LAYOUT,
+    "rows": SIZE,
+    "shallow_layers": SIZE,
+    "points": [
+        {
+            "world_size": SIZE,
+            "activations_bytes": SIZE,
+            "methods": [
+                {
+                    "name": TEXT,
+                    "stage": COUNT,
+                    **TIMING,
+                    "formula_bytes": SIZE,
+                    "peak_bytes": SIZE,
+                    "memory_ratio": POSITIVE,
+                    "peak_dropped_bytes": SIZE,
+                    "collectives": ranks.COLLECTIVES_LAYOUT,
+                    "sent_elements": NOT_NEGATIVE,
+                    "formula_elements": NOT_NEGATIVE,
+                }
+            ],
+            "ratios": {str: RATIO},
+            "overlap": {str: TIMING},
+            "timelines": {str: [_SPAN]},
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     world_sizes: Sequence[int] | None = None,
@@ -222,4 +227,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("parallel_training", measure, table, SOURCES))
+    raise SystemExit(ranks.run("parallel_training", measure, table, LAYOUT))

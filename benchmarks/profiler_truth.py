@@ -25,6 +25,7 @@ from benchmarks import family
 from benchmarks.truth_cases import cases
 from utils import runtime
 from utils.fingerprint import ROOT
+from utils.record_layouts import COUNT, TEXT
 
 _KERNELS = {
     "elementwise.py": ("copy_kernel", "strided_copy_kernel", "gelu_kernel", "gather_kernel"),
@@ -33,10 +34,11 @@ _KERNELS = {
     "matmul.py": ("naive_matmul_kernel", "grouped_tile", "tiled_matmul_kernel", "descriptor_matmul_kernel"),
     "attention.py": ("flash_attention_forward_kernel",),
 }
+# Cases give tiles themselves: of the example kernels it is the kernels that are measured.
 SOURCES = [
-    "benchmarks/profiler_truth.py",
-    "benchmarks/truth_cases.py",
     *(f"utils/example_kernels/{file}::{kernel}" for file, kernels in _KERNELS.items() for kernel in kernels),
+    "!utils/example_kernels/",
+    "!benchmarks/truth.py",
 ]
 
 #: What the interpreter's counters are called (utils.kernel_profile), all in sectors of 32 bytes but the last three.
@@ -210,6 +212,9 @@ def counts_in_interpreter() -> dict[str, dict[str, int]]:
     return json.loads(done.stdout)
 
 
+LAYOUT = {"kernels": [{"name": TEXT, "size": TEXT, "counted": {str: COUNT}, "measured": {str: COUNT}}]}
+
+
 def measure(quick: bool = False) -> dict[str, Any]:
     """Both counts of every case (there is no quicker set: the kernels are small).
 
@@ -248,4 +253,4 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["--count"]:
         print(json.dumps(count()))
     else:
-        raise SystemExit(family.run("profiler_truth", measure, table, SOURCES))
+        raise SystemExit(family.run("profiler_truth", measure, table, LAYOUT))

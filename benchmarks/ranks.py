@@ -21,11 +21,17 @@ import torch.distributed as dist
 from benchmarks import family
 from utils import distributed, runtime, timing
 from utils.distributed import Ledger, calls
+from utils.record_layouts import COUNT, SIZE, each
 
 #: Numbers of GPUs, of one host, on which everything is measured.
 WORLD_SIZES = (2, 4)
 #: AdamW of all methods, ours and PyTorch's: its one-kernel form.
 ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+
+#: What a model of a parallel measurement is made of.
+GPT_LAYOUT = each(SIZE, "parameters", "layers", "heads", "hidden", "vocabulary", "context")
+#: Kind of collective -> calls of one step on rank 0, elements of their full tensors, bytes.
+COLLECTIVES_LAYOUT = {str: {"calls": SIZE, "elements": COUNT, "bytes": COUNT}}
 
 _START = time.monotonic()
 
@@ -36,7 +42,7 @@ def run(
     name: str,
     measure: Callable[..., dict[str, Any]],
     table: Callable[[dict[str, Any]], str],
-    sources: Sequence[str],
+    layout: object,
     arguments: Sequence[str] | None = None,
 ) -> int:
     """As :func:`benchmarks.family.run`; a record needs a machine with as many GPUs as the largest world size.
@@ -48,7 +54,7 @@ def run(
     if runtime.HAS_GPU and "--quick" not in given and "-h" not in given and gpus < max(WORLD_SIZES):
         print(f"{name}: a record needs {max(WORLD_SIZES)} GPUs in one machine and this one has {gpus} (--quick does)")
         return 1
-    return family.run(name, measure, table, sources, arguments)
+    return family.run(name, measure, table, layout, arguments)
 
 
 def world_sizes() -> list[int]:

@@ -13,14 +13,7 @@ import torch
 
 from benchmarks import family, head_start, trace
 from utils import example_kernels, runtime, timing
-
-SOURCES = [
-    "benchmarks/recomputation.py",
-    "benchmarks/head_start.py",
-    "utils/example_kernels/sigmoids.py::sigmoids_forward_kernel",
-    "utils/example_kernels/sigmoids.py::sigmoids_backward_kept_kernel",
-    "utils/example_kernels/sigmoids.py::sigmoids_backward_kernel",
-]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 ELEMENTS = 1 << 27
 VARIANTS = ("eager", "kept", "recomputed", "compiled")
@@ -86,6 +79,13 @@ def call(variant: str, x: torch.Tensor, dy: torch.Tensor) -> tuple[Callable[[], 
     raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "elements": SIZE,
+    "variants": [{"name": TEXT, "accesses": SIZE, "kernels": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+}
+
+
 @family.quiet()
 def measure(quick: bool = False, elements: int | None = None, variants: Sequence[str] = VARIANTS) -> dict[str, Any]:
     """Time, kernels and bandwidth of each variant; ``quick`` takes an eighth of the elements.
@@ -134,4 +134,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("recomputation", measure, table, SOURCES))
+    raise SystemExit(family.run("recomputation", measure, table, LAYOUT))

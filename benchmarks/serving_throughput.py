@@ -22,22 +22,8 @@ from benchmarks import family, serving_peer, serving_work, trace
 from benchmarks.decoding import SHAPE, random_model
 from solutions.lab5_serving import ModelRunner
 from utils import hardware, runtime, timing
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import ModelConfig, SamplingParams
-
-SOURCES = [
-    "benchmarks/serving_throughput.py",
-    "benchmarks/serving_work.py",
-    "benchmarks/serving_peer.py",
-    "benchmarks/decoding.py::SHAPE",
-    "benchmarks/decoding.py::random_model",
-    *(
-        f"solutions/lab5_serving/{name}.py"
-        for name in (
-            "batch", "block_manager", "cuda_graphs", "engine", "fused_decoder", "fused_layers", "merge", "paged_decode",
-            "paged_extend", "runner", "scheduler", "tuning",
-        )
-    ),
-]  # fmt: skip
 
 REQUESTS, PROMPTS, NEW_TOKENS = 256, (100, 1024), 256
 TOKEN_BUDGET, BLOCK_SIZE = 8192, 16
@@ -91,6 +77,29 @@ def decode_kernels(engine: Any, prompts: Sequence[list[int]], params: SamplingPa
         "seconds": kinds,
         "longest": [{"name": name, "launches": len(each), "seconds": sum(each)} for name, each in longest],
     }
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "model": each(SIZE, "parameters", "layers", "cache_bytes_per_token"),
+    **each(SIZE, "requests", "prompt_tokens", "output_tokens", "token_budget", "blocks", "block_size"),
+    "logits": each(NOT_NEGATIVE, "prefill_error", "decode_error", "torch_error", "allowed"),
+    "tokens": {"checked": SIZE, "equal": COUNT, "largest_gap": NOT_NEGATIVE},
+    "ours": {**TIMING, "tokens_per_second": POSITIVE},
+    "bytes": SIZE,
+    "bandwidth": {"peak": POSITIVE, "copy": POSITIVE},
+    "bound_seconds": {"peak": POSITIVE, "copy": POSITIVE},
+    "of_bound": {"peak": POSITIVE, "copy": POSITIVE},
+    "decode": {"steps": SIZE, "seconds": POSITIVE, "bytes_per_second": POSITIVE},
+    "mixed": {"steps": SIZE, "seconds": POSITIVE},
+    "steps": [{"sequences": SIZE, "tokens": SIZE, "seconds": POSITIVE, "bytes": SIZE}],
+    "theirs": {"version": TEXT, **TIMING, "tokens_per_second": POSITIVE, "same_first_token": COUNT, **RATIO},
+    "kernels": {
+        "launches": SIZE,
+        "seconds": {str: POSITIVE},
+        "longest": [{"name": TEXT, "launches": SIZE, "seconds": POSITIVE}],
+    },
+}
 
 
 def measure(
@@ -249,4 +258,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("serving_throughput", measure, table, SOURCES))
+    raise SystemExit(family.run("serving_throughput", measure, table, LAYOUT))

@@ -21,17 +21,8 @@ from benchmarks import family
 from benchmarks.decoding import random_model, replayed
 from benchmarks.speculative_rounds import BatchCache, Rounds, prompts_of, whole_pass
 from utils import runtime, timing
+from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import MODELS, Decoder, ModelConfig, SamplingParams, load_model, load_tokenizer
-
-SOURCES = [
-    "benchmarks/speculation.py",
-    "benchmarks/speculative_rounds.py",
-    "benchmarks/decoding.py::random_model",
-    "benchmarks/decoding.py::replayed",
-    "benchmarks/operator_classes.py::replayed",
-    "solutions/lab5_serving/speculative.py",
-    "utils/serving/model.py",
-]
 
 SEED = 2023
 #: Beginnings of the books that the models were trained on, and of sentences that are in none of them.
@@ -117,6 +108,22 @@ def passes(
     return found
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "target": {"parameters": SIZE, "layers": SIZE},
+    "draft": {"parameters": SIZE, "layers": SIZE},
+    "prompt_tokens": SIZE,
+    "sequences": SIZE,
+    "acceptance": {
+        str: [{"draft_tokens": COUNT, "rounds": SIZE, "tokens_per_round": POSITIVE, "accepted": {str: NOT_NEGATIVE}}]
+    },
+    "timed_way": TEXT,
+    "rounds": [{"batch": SIZE, "draft_tokens": COUNT, **TIMING, "tokens_per_second": POSITIVE, **RATIO}],
+    "context": SIZE,
+    "passes": [{"model": TEXT, **each(SIZE, "parameters", "batch", "tokens"), **TIMING}],
+}
+
+
 @family.quiet()
 @torch.no_grad()
 def measure(
@@ -199,4 +206,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("speculation", measure, table, SOURCES))
+    raise SystemExit(family.run("speculation", measure, table, LAYOUT))

@@ -19,12 +19,7 @@ from benchmarks import family, profiler_truth
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
 from utils.fingerprint import ROOT
-
-SOURCES = [
-    "benchmarks/tile_order.py",
-    "utils/example_kernels/matmul.py::tiled_matmul_kernel",
-    "utils/example_kernels/matmul.py::grouped_tile",
-]
+from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
 SIZES = (4096, 8192, 16384)
 QUICK_SIZES = (4096, 8192)
@@ -93,6 +88,21 @@ def counters(sizes: Sequence[int], groups: Sequence[int]) -> dict[tuple[int, int
     return {key: {name: seen[str(key)][metric] for name, metric in zip(NAMES, METRICS, strict=True)} for key in keys}
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "tile": [SIZE],
+    "points": [
+        {
+            "n": SIZE,
+            "group": SIZE,
+            **each(COUNT, "dram_sectors_read", "l2_sectors_read", "l1_sectors_received"),
+            **TIMING,
+            "flops_per_second": POSITIVE,
+        }
+    ],
+}
+
+
 def measure(quick: bool = False, sizes: Sequence[int] | None = None, groups: Sequence[int] = GROUPS) -> dict[str, Any]:
     """Counters and times of each size and group; ``quick`` leaves the largest size out.
 
@@ -131,4 +141,4 @@ if __name__ == "__main__":
         split = sys.argv.index("--groups")
         launch_for_counters([int(n) for n in sys.argv[2:split]], [int(g) for g in sys.argv[split + 1 :]])
     else:
-        raise SystemExit(family.run("tile_order", measure, table, SOURCES))
+        raise SystemExit(family.run("tile_order", measure, table, LAYOUT))

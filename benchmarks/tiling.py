@@ -16,15 +16,7 @@ import torch
 from benchmarks import family
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
-
-SOURCES = [
-    "benchmarks/tiling.py",
-    "utils/example_kernels/matmul.py::naive_matmul_kernel",
-    "utils/example_kernels/matmul.py::tiled_matmul_kernel",
-    "utils/example_kernels/matmul.py::grouped_tile",
-    "utils/example_kernels/transpose.py::naive_transpose_kernel",
-    "utils/example_kernels/transpose.py::tiled_transpose_kernel",
-]
+from utils.record_layouts import COUNT, POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = [1024, 2048, 4096]
 QUICK_SIZES = [1024]
@@ -106,6 +98,22 @@ def transposes(n: int, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+LAYOUT = {
+    "matmul": [
+        {
+            "kernel": TEXT,
+            "dtype": TEXT,
+            "n": SIZE,
+            "tile": COUNT,
+            "bytes_loaded": COUNT,
+            **TIMING,
+            "flops_per_second": POSITIVE,
+        }
+    ],
+    "transpose": [{"kernel": TEXT, "n": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
+}
+
+
 def measure(
     quick: bool = False, sizes: Sequence[int] | None = None, sides: Sequence[int] | None = None,
     transpose_size: int = TRANSPOSE_SIZE,
@@ -152,4 +160,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("tiling", measure, table, SOURCES))
+    raise SystemExit(family.run("tiling", measure, table, LAYOUT))

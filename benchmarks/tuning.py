@@ -17,14 +17,7 @@ import torch
 from benchmarks import family
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
-
-SOURCES = [
-    "benchmarks/tuning.py",
-    "utils/example_kernels/matmul.py::tiled_matmul_kernel",
-    "utils/example_kernels/matmul.py::grouped_tile",
-    "utils/example_kernels/reductions.py::softmax_kernel",
-    "utils/example_kernels/elementwise.py::gelu_kernel",
-]
+from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
 _MI = 1 << 20
 #: Name -> (M, N, K): a large square, one with fewer tiles than an H100 has multiprocessors, one with few rows.
@@ -154,6 +147,23 @@ def gelu_points(n: int, blocks: Sequence[int], rounds: int) -> list[dict[str, An
     ]
 
 
+#: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
+RESOURCES = each(COUNT, "registers", "spills", "shared_bytes")
+LAYOUT = {
+    "dtype": TEXT,
+    "matmul": [
+        {
+            "name": TEXT,
+            **each(SIZE, "m", "n", "k"),
+            "points": [{"tile": [SIZE], **RESOURCES, **TIMING, "flops_per_second": POSITIVE}],
+            "refused": {str: TEXT},
+        }
+    ],
+    "softmax": [{**each(SIZE, "rows", "columns", "warps"), **RESOURCES, **TIMING, "bytes_per_second": POSITIVE}],
+    "gelu": [{"block": SIZE, "warps": SIZE, **RESOURCES, **TIMING, "bytes_per_second": POSITIVE}],
+}
+
+
 def measure(
     quick: bool = False,
     shapes: Mapping[str, tuple[int, int, int]] | None = None,
@@ -210,4 +220,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("tuning", measure, table, SOURCES))
+    raise SystemExit(family.run("tuning", measure, table, LAYOUT))

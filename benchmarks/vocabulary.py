@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from benchmarks import family, trace
 from utils import runtime, timing
-
-SOURCES = ["benchmarks/vocabulary.py"]
+from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = (50257, 50304)
 #: (tokens, hidden): GPT-2's smallest and largest hidden size, and one of a larger model.
@@ -37,6 +36,21 @@ def _calls(tokens: int, hidden: int, sizes: Sequence[int], backward: bool) -> di
             F.linear(x, weight), (x, weight), gradient
         )
     return calls
+
+
+LAYOUT = {
+    "dtype": TEXT,
+    "sizes": [SIZE],
+    "points": [
+        {
+            "tokens": SIZE,
+            "hidden": SIZE,
+            "pass": TEXT,
+            "times": [{"vocabulary": SIZE, **TIMING, "flops_per_second": POSITIVE, "kernels": [TEXT]}],
+            **RATIO,
+        }
+    ],
+}
 
 
 @family.quiet()
@@ -94,4 +108,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("vocabulary", measure, table, SOURCES))
+    raise SystemExit(family.run("vocabulary", measure, table, LAYOUT))

@@ -16,11 +16,11 @@ import torch
 from benchmarks import family
 from utils import runtime, timing
 from utils.example_kernels import cdiv
+from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
-SOURCES = ["benchmarks/weight_gradient.py"]
 
 #: (rows, columns) of x in bf16, and the rows that one program adds up: fewer rows mean more programs that meet.
 SHAPES = ((32768, 4096), (1 << 20, 128))
@@ -117,6 +117,24 @@ def distinct_results(call: Callable[[], torch.Tensor], repeats: int) -> int:
     return len({call().cpu().numpy().tobytes() for _ in range(repeats)})
 
 
+LAYOUT = {
+    "dtype": TEXT,
+    "points": [
+        {
+            "rows": SIZE,
+            "columns": SIZE,
+            "method": TEXT,
+            "rows_per_program": SIZE,
+            "programs_per_element": SIZE,
+            **TIMING,
+            "bytes_per_second": POSITIVE,
+            "repeats": SIZE,
+            "distinct_results": SIZE,
+        }
+    ],
+}
+
+
 def measure(
     quick: bool = False,
     shapes: Sequence[tuple[int, int]] = SHAPES,
@@ -167,4 +185,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("weight_gradient", measure, table, SOURCES))
+    raise SystemExit(family.run("weight_gradient", measure, table, LAYOUT))

@@ -1,6 +1,5 @@
 """The ladder's benchmark without a GPU: plain steps, known times, the layout of its record, what happens on failure."""
 
-import json
 import subprocess
 import threading
 import types
@@ -10,9 +9,9 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import attention_step_checks, attention_steps, head_start
+from benchmarks.family import problems
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import compiler
-from utils import record_layouts
 
 GOOD = ("textbook", "descriptors")
 SIZES = ((1, 2, 128),)
@@ -23,12 +22,6 @@ ONE_AT_A_TIME = threading.Lock()
 @pytest.fixture
 def known_times(monkeypatch):
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
-
-
-def problems(results):
-    return record_layouts.check(
-        json.loads(json.dumps(results)), record_layouts.LAYOUTS["attention_steps"], "results"
-    )  # fmt: skip
 
 
 def kernels():
@@ -66,14 +59,14 @@ def test_a_step_that_fails_is_named_and_stops_no_other_but_nothing_is_recorded(k
     assert [each["name"] for each in results["steps"]] == list(GOOD)
     assert set(results["failed"]) == {each.name for each in steps.EVERYONE} - set(GOOD)
     assert set(GOOD) <= set(results["points"][0]["timed"])
-    assert problems(results) == ["results.failed is not part of the layout"]
+    assert problems("attention_steps", results) == ["results.failed is not part of the layout"]
     assert "FAILED ping-pong: no Hopper GPU here" in attention_steps.table(results)
 
 
 def test_without_a_failure_the_results_fill_their_layout(known_times, monkeypatch):
     monkeypatch.setattr(steps, "EVERYONE", tuple(steps.step(name) for name in GOOD))
     results = measured(monkeypatch, checked)
-    assert problems(results) == []
+    assert problems("attention_steps", results) == []
     assert results["checks"][0]["largest_error"] <= results["checks"][0]["allowed"]
     text = attention_steps.table(results)
     assert "D64 N128 causal" in text and "textbook: D64 full 128 registers, 0 B spilled, 72 KiB" in text

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -30,8 +28,9 @@ from benchmarks import (
 from benchmarks import (
     all as every,
 )
-from utils import record_layouts, records, runtime, timing
-from utils.fingerprint import ROOT
+from benchmarks.family import problems
+from utils import records, runtime, timing
+from utils.fingerprint import files
 from utils.kernel_profile import profile_kernel
 
 
@@ -46,10 +45,6 @@ def known_times(monkeypatch):
         return [[trace.Kernel("gemm_128x256", 1e-5, (7, 1, 1))] for _ in calls]
 
     monkeypatch.setattr(trace, "kernels_of", kernels_of)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 def test_ceilings_fill_their_layout(known_times):
@@ -335,7 +330,7 @@ def test_the_cases_are_at_least_ten_kernels_and_launch_what_they_say():
 
 def test_a_family_without_a_gpu_measures_and_records_nothing(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
-    status = family.run("latency", lambda quick: pytest.fail("measured"), str, latency.SOURCES, [])
+    status = family.run("latency", lambda quick: pytest.fail("measured"), str, latency.LAYOUT, [])
     assert status == 1
     assert "needs a CUDA GPU" in capsys.readouterr().out
 
@@ -344,7 +339,7 @@ def test_quick_measures_but_records_nothing(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     monkeypatch.setattr(runtime, "gpu_name", lambda: "a GPU")
     monkeypatch.setattr(records, "save", lambda *a: pytest.fail("recorded"))
-    assert family.run("latency", lambda quick: {"quick": quick}, str, latency.SOURCES, ["--quick"]) == 0
+    assert family.run("latency", lambda quick: {"quick": quick}, str, latency.LAYOUT, ["--quick"]) == 0
     assert "{'quick': True}" in capsys.readouterr().out
 
 
@@ -358,7 +353,7 @@ def test_one_failing_family_leaves_the_others_and_makes_the_status_nonzero(monke
 
     monkeypatch.setattr(every.subprocess, "run", run)
     assert every.main([]) == 1
-    assert ran == [f"benchmarks.{name}" for name in every.FAMILIES]
+    assert ran == [f"benchmarks.{name}" for name in family.families()]
     assert re.search(r"FAIL latency .*status 1", capsys.readouterr().out)
     assert every.main(["ceilings", "--quick"]) == 0
 
@@ -369,13 +364,11 @@ def test_an_unknown_family_is_refused_by_name(capsys):
     assert "unknown family 'weather'" in capsys.readouterr().err
 
 
-def test_every_family_has_a_script_a_layout_and_sources_that_exist():
-    assert set(every.FAMILIES) == set(record_layouts.LAYOUTS)
-    for name in every.FAMILIES:
-        script = ROOT / "benchmarks" / f"{name}.py"
-        module = sys.modules.get(f"benchmarks.{name}") or __import__(f"benchmarks.{name}", fromlist=["SOURCES"])
-        assert script.is_file() and f"benchmarks/{name}.py" in module.SOURCES
-        assert len(records.fingerprint(module.SOURCES)) == 64
+def test_every_family_that_is_found_has_a_layout_and_sources_that_exist():
+    assert family.families() == records.families()
+    for name in family.families():
+        assert isinstance(family.layout(name), dict)
+        assert f"benchmarks/{name}.py" in files(family.sources(name))
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------

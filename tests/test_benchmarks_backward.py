@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,13 @@ from benchmarks import (
     preheat,
     sustained,
 )
-from utils import record_layouts, reference, runtime, timing
+from benchmarks.family import problems
+from utils import reference, runtime, timing
 
 
 @pytest.fixture
 def known_times(monkeypatch):
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 def fake_readings():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import decoding
-from utils import record_layouts, runtime, timing
+from benchmarks.family import problems
+from utils import runtime, timing
 from utils.serving import ModelConfig
 
 TINY = ModelConfig("qwen3", 32, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, tied_head=True)
@@ -20,7 +20,7 @@ TINY = ModelConfig("qwen3", 32, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, tied_head=
 def test_decoding_fills_its_layout_and_counts_what_a_step_must_read(monkeypatch):
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
     results = decoding.measure(config=TINY, contexts=(8, 32), batches=(1, 3), step_contexts=(8, 16), rounds=3)
-    assert record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS["decoding"], "results") == []
+    assert problems("decoding", results) == []
     assert [(s["context"], s["batch"]) for s in results["steps"]] == [(8, 1), (8, 3), (16, 1), (16, 3)]
     last = results["steps"][-1]
     assert last["bytes"] == 2 * TINY.parameters + 3 * 16 * 2 * 2 * 2 * 8 * 2

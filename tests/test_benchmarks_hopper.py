@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from attention_entries import plain
@@ -19,9 +17,10 @@ from benchmarks import (
     hopper_sanitize,
     hopper_ways,
 )
+from benchmarks.family import problems
 from solutions import capstone_hopper
-from utils import record_layouts, runtime, timing
-from utils.fingerprint import ROOT
+from utils import runtime, timing
+from utils.fingerprint import files
 
 SHORT = {dtype: hopper_attention.Effort(1, 0, 0) for dtype in hopper_ways.DTYPES}
 TINY = (1, 2, 2, 5, 9, 64, True)
@@ -30,10 +29,6 @@ TINY = (1, 2, 2, 5, 9, 64, True)
 @pytest.fixture
 def known_times(monkeypatch):
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 # ---- hopper_attention ------------------------------------------------------------------------------------------------
@@ -169,11 +164,12 @@ def test_the_command_line_says_how_long_to_measure(monkeypatch):
     assert hopper_attention.main([]) == 0 and asked["effort"] == hopper_attention.EFFORT
 
 
-def test_the_sources_are_the_capstones_modules_and_lab_3s():
-    assert {"solutions/capstone_hopper/forward.py", "solutions/capstone_hopper/tuning.py"} <= set(hopper_ways.KERNELS)
-    assert not any("steps" in source for source in hopper_ways.KERNELS)
-    for source in (*hopper_attention.SOURCES, *hopper_errors.SOURCES):
-        assert (ROOT / source.partition("::")[0]).is_file()
+def test_the_capstones_modules_and_lab_3s_are_measured_and_no_steps():
+    for name in ("hopper_attention", "hopper_errors"):
+        found = files(family.sources(name))
+        assert {f"solutions/capstone_hopper/{file}.py" for file in ("forward", "backward", "tuning")} <= set(found)
+        assert "solutions/lab3_flash_attention/flash_forward.py" in found
+        assert not any("steps" in file for file in found)
 
 
 # ---- hopper_errors ---------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """The reading of what holds the capstone's kernels, without a GPU: reports, the layout of the record, the table."""
 
-import json
-
 import pytest
 
 from benchmarks import hopper_limits
+from benchmarks.family import problems
 from solutions.capstone_hopper import tuning
-from utils import record_layouts, runtime
+from utils import runtime
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'hopper_forward_kernel' for 'sm_90a'
@@ -41,8 +40,7 @@ def test_the_record_has_its_layout_and_its_table_names_every_row():
     reading = {"seconds": 1e-3, "clock_hz": 1.5e9, "watts": 700.0, "celsius": 70.0}
     row = hopper_limits._row("ours", (2, 16, 8192, 128, True), reading, 10**12)
     results = {"kernels": [kernel], "alone": [row]}
-    layout = record_layouts.LAYOUTS["hopper_limits"]
-    assert record_layouts.check(json.loads(json.dumps(results)), layout, "results") == []
+    assert problems("hopper_limits", results) == []
     assert row["flops_per_second"] == 1e15
     text = hopper_limits.table(results)
     assert "forward, D 64, causal" in text and "alone, ours, D 128, causal: 1000 TFLOP/s at 1.50 GHz, 700 W" in text

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import fused_operators, gemm, head_start, kernel_errors
-from utils import record_layouts, runtime, timing
+from benchmarks.family import problems
+from utils import runtime, timing
 
 
 @pytest.fixture
 def known_times(monkeypatch):
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(fused_operators, "_compiled", lambda function: function)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 @pytest.mark.slow

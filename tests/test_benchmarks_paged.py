@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import head_start, paged_attention
-from utils import record_layouts
+from benchmarks.family import problems
 
 
 @pytest.fixture
@@ -21,8 +19,7 @@ def small(monkeypatch):
 
 def test_paged_attention_fills_its_layout(small):
     results = paged_attention.measure(many=(2, 32), long=(1, 48), contexts=(16,), splits=(1, 3), rounds=2)
-    layout = record_layouts.LAYOUTS["paged_attention"]
-    assert record_layouts.check(json.loads(json.dumps(results)), layout, "results") == []
+    assert problems("paged_attention", results) == []
     assert results["batched"]["bytes"] == 2 * 2 * 32 * 2 * 16 * 2
     shown = paged_attention.table(results)
     assert "2 x 32 tokens" in shown and "1 x 48" in shown

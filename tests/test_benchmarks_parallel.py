@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from benchmarks import collectives, family, model_parallel, overlap, parallel_training, ranks
-from utils import gpt, record_layouts, runtime, timing
+from benchmarks.family import problems
+from utils import gpt, runtime, timing
 from utils.distributed import calls
 from utils.transformer_math import ring_volume
 
 #: Two ranks share everything in it evenly, so that what is sent is the formulas' to the element.
 CONFIG = gpt.GPTConfig(vocabulary=64, context=16, layers=4, heads=4, hidden=32, tied=False, frozen_positions=False)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 # ---- two ranks -------------------------------------------------------------------------------------------------------
@@ -114,13 +109,13 @@ def test_a_record_needs_as_many_gpus_as_the_largest_world(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     measured = []
     monkeypatch.setattr(family, "run", lambda *a: measured.append(a) or 0)
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.SOURCES, []) == 1
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, []) == 1
     assert "a record needs 4 GPUs in one machine and this one has 2" in capsys.readouterr().out
     assert not measured
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.SOURCES, ["--quick"]) == 0
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, ["--quick"]) == 0
     assert ranks.world_sizes() == [2]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.SOURCES, []) == 0
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, []) == 0
     assert ranks.world_sizes() == [2, 4]
     assert len(measured) == 2
 

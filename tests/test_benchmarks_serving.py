@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,15 +9,12 @@ from serving_runs import request, right_logits, tiny_model
 
 from benchmarks import batching, serving_peer, serving_throughput, serving_work
 from benchmarks.decoding import SHAPE
+from benchmarks.family import problems
 from solutions.lab5_serving import ModelRunner, StepRecord
-from utils import record_layouts, runtime
+from utils import runtime
 from utils.serving import ModelConfig
 
 TINY = ModelConfig("qwen3", 97, 48, 80, 1, 4, 2, 16, 256, qk_norm=True, tied_head=True)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 # ---- throughput ------------------------------------------------------------------------------------------------------

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import speculation
 from benchmarks.decoding import random_model
+from benchmarks.family import problems
 from benchmarks.speculative_rounds import BatchCache, Rounds, prompts_of
-from utils import record_layouts, runtime, timing
+from utils import runtime, timing
 from utils.serving import ModelConfig, SamplingParams, attend_causally, generate
 
 TINY = ModelConfig("qwen3", 4096, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, tied_head=True)
@@ -35,8 +34,7 @@ def test_speculation_fills_its_layout_and_counts_speed_by_what_was_accepted(pair
         drafts=(0, 2), batches=(1, 3), counted=4, shapes={"tiny": TINY}, pass_batches=(2,), pass_tokens=(1, 3),
         context=16, pair=pair, rounds=3,
     )  # fmt: skip
-    layout = record_layouts.LAYOUTS["speculation"]
-    assert record_layouts.check(json.loads(json.dumps(results)), layout, "results") == []
+    assert problems("speculation", results) == []
     plain, drafting = results["acceptance"]["temperature 1"]
     assert (plain["tokens_per_round"], plain["accepted"]) == (1.0, {})
     assert drafting["tokens_per_round"] == pytest.approx(1 + sum(drafting["accepted"].values()))

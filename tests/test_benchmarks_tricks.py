@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
@@ -20,8 +18,9 @@ from benchmarks import (
     tiling,
     trace,
 )
+from benchmarks.family import problems
 from utils import example_kernels as ek
-from utils import record_layouts, runtime, timing
+from utils import runtime, timing
 from utils.compile_only import Request, resource_usages
 from utils.example_kernels.matmul import tiled_matmul, tiled_matmul_kernel
 from utils.kernel_profile import profile_kernel
@@ -35,10 +34,6 @@ def known_times(monkeypatch):
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(trace, "kernels_of", lambda calls: [[trace.Kernel("k", 1e-5, (1, 1, 1))] for _ in calls])
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 def random(*shape):

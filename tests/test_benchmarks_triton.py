@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 
 import pytest
@@ -11,17 +10,14 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import profiler_truth, tile_order, tuning, weight_gradient
-from utils import record_layouts, runtime, timing
+from benchmarks.family import problems
+from utils import runtime, timing
 from utils.kernel_profile import profile_kernel
 
 
 @pytest.fixture
 def known_times(monkeypatch):
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
-
-
-def problems(name, results):
-    return record_layouts.check(json.loads(json.dumps(results)), record_layouts.LAYOUTS[name], "results")
 
 
 # ---- tuning ----------------------------------------------------------------------------------------------------------

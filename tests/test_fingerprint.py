@@ -8,7 +8,7 @@ import re
 import pytest
 
 from utils.course_modules import Course
-from utils.fingerprint import cpp_form, fingerprint, python_form
+from utils.fingerprint import cpp_form, files, fingerprint, python_form
 
 # What Python versions parse differently: f-strings and their specs, new empty fields, defaults that a dump leaves out.
 SAMPLE = '''
@@ -337,6 +337,75 @@ def test_several_sources_count_in_any_order(tmp_path):
     assert first == of("a.py", "b.cu")
     (tmp_path / "a.py").write_text("x = 2")
     assert first != of("a.py", "b.cu")
+
+
+# A benchmark, what it measures, and what times it.
+SCRIPT = """
+import importlib
+from solutions import lab
+from utils import timing
+SOURCES = ["benchmarks/apart.py"]
+LAYOUT = {"seconds": lab.unused()}
+UNUSED = 3
+def measure():
+    return timing.seconds(lab.ours)
+if __name__ == "__main__":
+    raise SystemExit(measure())
+"""
+LAB = """
+from solutions import tiles
+TILE = tiles.of(64)
+lab_settings.cache = 2
+def ours():
+    return TILE
+def unused():
+    return 1
+"""
+FILES = {
+    "benchmarks/script.py": SCRIPT,
+    "benchmarks/apart.py": "def apart(): return 5",
+    "solutions/lab.py": LAB,
+    "solutions/tiles.py": "def of(n): return n + 1\ndef other(n): return n - 1",
+    "utils/timing.py": "def seconds(f): return f() / 7",
+}
+
+
+def of_script(folder, *more, **changes):
+    for path, text in FILES.items():
+        file = folder / path
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(text.replace(*changes.get(file.stem, ("", ""))))
+    sources = ["benchmarks/script.py", *more]
+    return fingerprint(sources, Course(folder)), files(sources, Course(folder))
+
+
+def test_what_a_script_measures_is_what_it_leads_to_by_name(tmp_path):
+    first, found = of_script(tmp_path)
+    assert found == ["benchmarks/script.py", "solutions/lab.py", "solutions/tiles.py"]
+    for counts in (
+        {"lab": ("return TILE", "return -TILE")},
+        {"tiles": ("n + 1", "n + 2")},  # by way of a constant
+        {"lab": ("cache = 2", "cache = 3")},  # what acts on import
+        {"script": ("lab.ours", "lab.ours()")},
+    ):
+        assert of_script(tmp_path, **counts)[0] != first, counts
+    for does_not in (
+        {"lab": ("return 1", "return 2")},
+        {"tiles": ("n - 1", "n - 2")},
+        {"timing": ("/ 7", "/ 8")},
+        {"apart": ("5", "6")},
+        {"script": ("UNUSED = 3", "UNUSED = 4")},
+        {"script": ('seconds"', 'hertz"')},
+    ):
+        assert of_script(tmp_path, **does_not)[0] == first, does_not
+
+
+def test_what_no_name_leads_to_is_listed_and_what_is_not_measured_is_left_out(tmp_path):
+    first, found = of_script(tmp_path, "benchmarks/apart.py", "!solutions/tiles.py")
+    assert found == ["benchmarks/apart.py", "benchmarks/script.py", "solutions/lab.py"]
+    arguments = ("benchmarks/apart.py", "!solutions/tiles.py")
+    assert of_script(tmp_path, *arguments, apart=("5", "6"))[0] != first
+    assert of_script(tmp_path, *arguments, tiles=("n + 1", "n + 2"))[0] == first
 
 
 def test_bad_sources_are_refused_by_name(tmp_path):

@@ -240,7 +240,8 @@ def test_a_record_page_says_what_when_where_and_with_what(family):
     record = records.load(family)
     page = record_pages.page(record, record_pages.digest_of(family))
     raw = json.loads(records.path_of(family).read_text(encoding="utf-8"))
-    for fact in (record.device, record.date, record.command, record.fingerprint, raw["digest"], *record.sources):
+    sources = record_pages.files_of(record.sources)
+    for fact in (record.device, record.date, record.command, record.fingerprint, raw["digest"], *sources):
         assert fact in page, fact
     assert all(version in page for version in record.versions.values())
     assert f"{{download}}`{family}.json`" in page

@@ -1,21 +1,29 @@
 """A fingerprint of measured source code: the same while the code does the same, different once it may not.
 
 A recorded measurement is worth what its source is: when the measured code has changed since, the figures are of
-something else. What counts of a Python source is said in :mod:`utils.source_form`; of CUDA C++ source every token
-counts, but comments and whitespace do not. Paths and the order of the sources do not count.
+something else. A Python source counts with whatever of the course it leads to by name (:data:`FOLLOWED`): of a script,
+what running it needs, of another file all of it. How it counts is said in :mod:`utils.source_form`; of CUDA C++ source
+every token counts, but comments and whitespace do not. Paths and the order of the sources do not count.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from utils.course_modules import ROOT, Course, Module, parse
-from utils.source_form import form
+from utils.source_form import definitions_used, form
 
-__all__ = ["ROOT", "cpp_form", "fingerprint", "python_form"]
+__all__ = ["FOLLOWED", "ROOT", "cpp_form", "files", "fingerprint", "python_form"]
+
+#: Where names are followed to: what is measured, and not what times, counts, checks or prints.
+FOLLOWED = ("benchmarks/", "solutions/", "utils/example_kernels/", "utils/gpt.py", "utils/serving/")
+_NOT_FOLLOWED = ("benchmarks/family.py",)
+#: What a benchmark says of its record: it is not measured, and does not lead anywhere.
+_SAID = {"LAYOUT", "SOURCES"}
 
 _PYTHON = (".py",)
 _CPP = (".cu", ".cuh", ".cpp", ".h")
@@ -42,7 +50,8 @@ def fingerprint(sources: Sequence[str], course: Course | None = None) -> str:
     Args:
         sources: Paths relative to the root of the course, ``"benchmarks/latency.py"``.
             ``"utils/example_kernels.py::softmax"`` means that top-level function, class or assignment only, so that
-            its neighbours may change.
+            its neighbours may change. ``"!benchmarks/truth.py"`` is left out, though a source leads to it; so is what
+            lies in ``"!solutions/lab1_roofline/"``.
         course: The files; by default those of this course, read now.
 
     Raises:
@@ -51,25 +60,75 @@ def fingerprint(sources: Sequence[str], course: Course | None = None) -> str:
             parse.
         FileNotFoundError: a source is not there.
     """
-    if isinstance(sources, str) or not all(isinstance(source, str) for source in sources):
-        raise TypeError(f"sources must be a list of paths, got {sources!r}")
-    if not sources:
-        raise ValueError("sources must name at least one file, got none")
     course = course or Course()
-    statements: set[tuple[str, int]] = set()
-    parts: list[str] = []
-    for source in dict.fromkeys(sources):
-        path, _, member = source.partition("::")
-        _check(source, course.root)
-        if Path(path).suffix in _CPP:
-            parts.append(cpp_form((course.root / path).read_text(encoding="utf-8")))
-        else:
-            statements |= {(path, i) for i in _indices(course, path, member)}
-    parts += form(course, statements)
+    statements, others = _measured(sources, course)
+    parts = form(course, statements) + [cpp_form((course.root / path).read_text(encoding="utf-8")) for path in others]
     digest = hashlib.sha256()
     for part in sorted(parts):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
+
+
+def files(sources: Sequence[str], course: Course | None = None) -> list[str]:
+    """The files that :func:`fingerprint` sees something of, sorted."""
+    statements, others = _measured(sources, course or Course())
+    return sorted({path for path, _ in statements} | set(others))
+
+
+def _measured(sources: Sequence[str], course: Course) -> tuple[set[tuple[str, int]], list[str]]:
+    """The measured statements of Python, as (path, index), and the files in C++."""
+    if isinstance(sources, str) or not all(isinstance(source, str) for source in sources):
+        raise TypeError(f"sources must be a list of paths, got {sources!r}")
+    given = list(dict.fromkeys(source for source in sources if not source.startswith("!")))
+    left_out = (*_NOT_FOLLOWED, *(source[1:] for source in sources if source.startswith("!")))
+    if not given:
+        raise ValueError("sources must name at least one file, got none")
+    others, waiting = [], []
+    for source in given:
+        path, _, member = source.partition("::")
+        _check(source, course.root)
+        if Path(path).suffix in _CPP:
+            others.append(path)
+        else:
+            waiting += [(path, i) for i in (_indices(course, path, member) if member else _run(course.module(path)))]
+    found: set[tuple[str, int]] = set()
+    while waiting:
+        where = waiting.pop()
+        if where not in found:
+            found.add(where)
+            for path, name in definitions_used(course, *where):
+                if path == where[0] or (path.startswith(FOLLOWED) and not path.startswith(left_out)):
+                    waiting += [(path, i) for i in _led_to(course.module(path), name)]
+    return found, others
+
+
+def _run(module: Module) -> set[int]:
+    """Positions of what runs with a file: of a script what its last block names, of another file everything."""
+    scripts = _scripts(module)
+    if not scripts:
+        return set(range(len(module.statements))) - _bound(module, _SAID)
+    named = {node.id for i in scripts for node in ast.walk(module.statements[i]) if isinstance(node, ast.Name)}
+    return scripts | _acts(module) | _bound(module, named - _SAID)
+
+
+def _led_to(module: Module, name: str | None) -> set[int]:
+    """Positions of what a name of a file leads to (None: the file): its definition, and what acts on import."""
+    named = module.definitions if name is None else {name}
+    return _bound(module, set(named) - _SAID) | _acts(module) - _scripts(module)
+
+
+def _acts(module: Module) -> set[int]:
+    return set(range(len(module.statements))) - _bound(module, module.definitions)
+
+
+def _scripts(module: Module) -> set[int]:
+    """Positions of ``if __name__ == "__main__"``."""
+    tests = {i: ast.unparse(node.test) for i, node in enumerate(module.statements) if isinstance(node, ast.If)}
+    return {i for i, test in tests.items() if "__name__" in test}
+
+
+def _bound(module: Module, names: Iterable[str]) -> set[int]:
+    return {i for name in names for i, _ in module.definitions.get(name, ())}
 
 
 def python_form(text: str, member: str | None = None) -> str:

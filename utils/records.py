@@ -54,7 +54,7 @@ class Record:
         command: What repeats the measurement, ``"python -m benchmarks.latency"``.
         sources: The measured source, as paths relative to the course (see :mod:`utils.fingerprint`).
         fingerprint: That source's fingerprint when it was measured.
-        results: The figures, in the layout of :data:`utils.record_layouts.LAYOUTS`; times in seconds, sizes in bytes.
+        results: The figures, in the layout that the family's benchmark gives; times in seconds, sizes in bytes.
     """
 
     family: str
@@ -93,7 +93,7 @@ def load(family: str) -> Record:
 
     Raises:
         ValueError: ``family`` is not a family's name, or nothing is recorded for it (the message lists what is).
-        RecordError: the file is damaged, was edited, or does not have the family's layout.
+        RecordError: the file is damaged or was edited.
     """
     path = path_of(family)
     if not path.is_file():
@@ -119,8 +119,7 @@ def parse(text: str, family: str, filename: str) -> Record:
         raise RecordError(f"{filename}: not valid JSON: {error}") from error
     problems = _problems(raw, family)
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise RecordError(f"{filename}: {problems[0]}{more}")
+        raise RecordError(_first(problems, filename))
     return Record(
         family=family,
         device=raw["device"],
@@ -133,37 +132,37 @@ def parse(text: str, family: str, filename: str) -> Record:
     )
 
 
-def save(family: str, results: Any, sources: Sequence[str], command: str) -> Path:
+def save(family: str, results: Any, layout: object, sources: Sequence[str], command: str) -> Path:
     """Record measurements that were made just now on this machine's GPU; return the file.
 
     The record is checked as :func:`load` would check it before the family's file is replaced, in one step: a failure
     leaves the former record as it was.
 
     Args:
-        family: A name of :data:`utils.record_layouts.LAYOUTS`.
-        results: The figures, in that layout.
+        family: Its name.
+        results: The figures.
+        layout: What they must hold, for :func:`utils.record_layouts.check`.
         sources: The measured source, as paths relative to the course.
         command: What repeats the measurement.
 
     Raises:
         RuntimeError: kernels do not run on a GPU here, so nothing can have been measured.
-        ValueError: the family has no layout, or a source is not there.
+        ValueError: ``family`` is not a family's name, or a source leads nowhere.
+        FileNotFoundError: a source is not there.
         RecordError: the results do not have the layout, or hold a number that is not finite.
     """
     from utils import runtime
 
     path = path_of(family)
-    if family not in record_layouts.LAYOUTS:
-        raise ValueError(
-            f"family {family!r} has no layout in utils/record_layouts.py; "
-            f"known: {', '.join(sorted(record_layouts.LAYOUTS))}"
-        )
     if not runtime.HAS_GPU:
         raise RuntimeError(
             f"cannot record {family!r}: no GPU is in use here, so nothing was measured "
             "(python -m utils.runtime says why)"
         )
     _refuse_non_finite(results, "results", path.name)
+    problems = record_layouts.check(json.loads(json.dumps(results)), layout, "results")
+    if problems:
+        raise RecordError(_first(problems, path.name))
     raw = {
         "format": _FORMAT,
         "family": family,
@@ -291,11 +290,6 @@ def _problems(raw: object, family: str) -> list[str]:
     for key in ("fingerprint", "digest"):
         if not isinstance(raw[key], str) or not re.fullmatch(r"[0-9a-f]{64}", raw[key]):
             problems.append(f"{key} must be 64 hexadecimal digits, got {raw[key]!r}")
-    if problems:
-        return problems
-    if family not in record_layouts.LAYOUTS:
-        return [f"family {family!r} has no layout in utils/record_layouts.py"]
-    problems = record_layouts.check(raw["results"], record_layouts.LAYOUTS[family], "results")
     if not problems and digest(raw) != raw["digest"]:
         header = ", ".join(
             f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "family", "sources", "digest", "results")
@@ -305,6 +299,10 @@ def _problems(raw: object, family: str) -> list[str]:
             f"{raw['digest']} (restore the file, or record it again on a GPU)"
         )
     return problems
+
+
+def _first(problems: list[str], filename: str) -> str:
+    return f"{filename}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
 
 def _date_problem(date: object) -> list[str]:

@@ -70,6 +70,12 @@ def written(course: Course, path: str, index: int) -> _Writer:
     return writer
 
 
+def definitions_used(course: Course, path: str, index: int) -> set[tuple[str, str | None]]:
+    """The course's own definitions that a top-level statement names, as (path, name); name None: the module itself."""
+    tokens = written(course, path, index).tokens
+    return {token.key for token in tokens if isinstance(token, Reference) and token.kind == "definition"}
+
+
 def _places(course: Course, writers: dict, hashes: dict) -> dict:
     """(kind, key) -> where the name is introduced among the measured definitions, as sorted "hash.position"."""
     places: dict[tuple, list[str]] = {}

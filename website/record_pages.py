@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 from utils import records
 from utils.claims.page import title
+from utils.course_modules import Course
+from utils.fingerprint import files
 from utils.records import Record
 from utils.units import number
 from website.ledger import markdown, script
@@ -23,6 +25,7 @@ from website.places import BRANCH, ROOT, labs, lectures, page_of, repository
 from website.record_figures import label
 from website.record_tables import Block, blocks
 
+_COURSE = Course()
 PARTS = {
     "I. The machine": ("01", "02", "lab1"),
     "II. Five tricks": ("03", "04", "lab2"),
@@ -90,11 +93,17 @@ def _list(members: Sequence[Record]) -> str:
             f"[{heading(record.family)}]({record.family}.md)<br>{_first_sentence(record)}",
             f"{record.device}<br>{record.date}",
             ", ".join(_link(path, short=True) for path in shown_in(record.family)) or "–",
-            f"`{record.command}`<br><small>{_count(len(record.sources), 'source')}, fingerprint "
+            f"`{record.command}`<br><small>{_count(len(files_of(record.sources)), 'source')}, fingerprint "
             f"`{record.fingerprint[:8]}`, digest `{digest_of(record.family)[:8]}`</small>",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ":::"]) + "\n"
+
+
+@cache
+def files_of(sources: tuple[str, ...]) -> list[str]:
+    """The files that a record's fingerprint is taken of."""
+    return files(sources, _COURSE)
 
 
 def heading(family: str) -> str:
@@ -105,7 +114,7 @@ def heading(family: str) -> str:
 def part_of(record: Record) -> str:
     """The part of the course that a record belongs to: that of the first notebook that shows it, else of its lab."""
     shown = [path.stem.split("_")[0] for path in shown_in(record.family)]
-    measured = re.findall(r"solutions/(lab\d)_", " ".join(record.sources))
+    measured = re.findall(r"solutions/(lab\d)_", " ".join(files_of(record.sources)))
     for place in (*shown, *measured):
         for part, places in PARTS.items():
             if place in places:
@@ -180,7 +189,7 @@ def _notes(results: object) -> str:
 
 
 def _provenance(record: Record, digest: str) -> str:
-    sources = "<br>".join(f"[`{source}`]({_source_url(source)})" for source in record.sources)
+    sources = "<br>".join(f"[`{source}`]({_source_url(source)})" for source in files_of(record.sources))
     rows = (
         ("measured on", markdown(record.device)),
         ("date", record.date),
@@ -200,7 +209,7 @@ def _versions(record: Record) -> str:
 
 
 def _source_url(source: str) -> str:
-    return f"{repository()}/blob/{BRANCH}/{quote(source.split('::')[0])}"
+    return f"{repository()}/blob/{BRANCH}/{quote(source)}"
 
 
 def _words(record: Record) -> str:
