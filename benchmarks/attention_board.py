@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import family
+from benchmarks.attention_speed import SHAPE_LAYOUT
 from utils import record_layouts, records
 from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 FORMAT = 1
 POINT = {
     "direction": TEXT,
-    "batch": SIZE,
-    "heads": SIZE,
-    "seq_len": SIZE,
-    "head_dim": SIZE,
-    "causal": bool,
+    **SHAPE_LAYOUT,
     "flops": SIZE,
     "calls_a_lap": SIZE,
     "timed": {str: {**TIMING, "flops_per_second": POSITIVE}},

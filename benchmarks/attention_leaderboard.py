@@ -38,6 +38,7 @@ import torch
 
 from benchmarks import attention_board, attention_entry, attention_speed, family, head_start, hopper_ways, sustained
 from benchmarks.attention_board import YOURS, BoardError
+from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_entry import Entry, EntryError
 from benchmarks.attention_speed import Shape
 from benchmarks.hopper_attention import whole_rounds
@@ -100,7 +101,7 @@ def far_off(entry: Entry, shape: Shape, dtype: torch.dtype, directions: Sequence
         o = attention(q, k, v, shape[4])
         results.append((o, *(torch.autograd.grad(o, (q, k, v), do) if "backward" in directions else ())))
     for name, mine, right in zip(("o", "dq", "dk", "dv"), *results):
-        distance = ((mine.float() - right.float()).norm() / right.float().norm()).item()
+        distance = relative_distance(mine, right)
         if not distance <= FAR_OFF:
             raise EntryError(f"{name} is {distance:.1%} away from lab 3's (rounding explains {FAR_OFF:.0%} at most)")
 
