@@ -343,9 +343,11 @@ def test_every_table_scrolls_in_a_box_that_the_keyboard_reaches():
 
 
 def test_a_made_up_record_makes_a_page():
-    record = Record("made_up", "GPU X", "2026-01-02", {"torch": "9"}, "make it", ("a.py",), "f" * 64, MADE_UP)
+    sources = ("utils/units.py",)
+    record = Record("made_up", "GPU X", "2026-01-02", {"torch": "9"}, "make it", sources, "f" * 64, MADE_UP)
     page = record_pages.page(record, "d" * 64)
     assert "# Made up" in page and "GPU X" in page and "PyTorch 9" in page and "`make it`" in page
+    assert "[`utils/units.py`]" in page
     assert "No notebook draws it" in page
 
 
