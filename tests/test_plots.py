@@ -98,11 +98,7 @@ def classes():
 
 def memory():
     rows = {"DDP": {"weights": 15e9, "optimizer": 90e9}, "ZeRO": {"weights": 15e9, "optimizer": 1e9}}
-    return plots.memory_bars(rows, limit=(80e9, "H100"), title="Sharding makes it fit")
-
-
-def truth():
-    return plots.truth_table([plots.Truth("copy", 100, 100), plots.Truth("naive matmul", 1000, 510, "L1 hits")])
+    return plots.memory_bars(rows, marks={"DDP": (80e9, "H100")}, title="Sharding makes it fit")
 
 
 def spans():
@@ -113,7 +109,7 @@ def spans():
 
 DRAWERS = {
     "warp": warp, "coalescing": coalescing, "pyramid": pyramid, "latencies": latencies, "roofline": roofline,
-    "sweep": sweep, "occupancies": occupancies, "tiles": tiles, "classes": classes, "memory": memory, "truth": truth,
+    "sweep": sweep, "occupancies": occupancies, "tiles": tiles, "classes": classes, "memory": memory,
     "spans": spans, "waves": lambda: plots.sm_waves(schedule_tiles(120, 108)),
     "generations": lambda: plots.generations([GPUS[n] for n in ("P100", "V100", "A100", "H100")]),
 }  # fmt: skip
@@ -192,14 +188,6 @@ def test_shading_colours_and_alternative_text_of_a_roofline_go_by_the_same_ridge
     assert memory.x1 == pytest.approx(ridge) == compute.x0
     assert re.search(r"between the ridges: [^,]*, [^,]*, memory-bound.* right: [^,]*, [^,]*, compute-bound", fig.alt)
     assert "Thin roof of the fp32 cores: 67 TFLOP/s" in fig.alt
-
-
-def test_drawers_draw_on_given_axes_too():
-    fig, axes = plots.figure("Two pictures of one warp", columns=2, height=3)
-    trace = run_warp([Op("Z")])
-    assert plots.warp_timeline(trace, ax=axes[0], title="left") is fig
-    plots.sm_waves(schedule_tiles(9, 4), ax=axes[1], title="right")
-    assert [ax.get_title(loc="left") for ax in axes] == ["left", "right"]
 
 
 def test_a_long_title_is_wrapped_into_lines_of_like_length():
@@ -293,8 +281,6 @@ BAD = {
     "share": (lambda: plots.class_shares({"a": {"x": -1}}), "negative"),
     "nothing": (lambda: plots.class_shares({"a": {"x": 0}}), "nothing"),
     "no memory": (lambda: plots.memory_bars({}, title="A title"), "at least one"),
-    "truth": (lambda: plots.Truth("copy", 0, 3), "counted"),
-    "no truth": (lambda: plots.truth_table([]), "at least one"),
     "span": (lambda: plots.Span("a", 2, 1), "start < end"),
     "overlap": (
         lambda: plots.timeline([plots.Span("a", 0, 2), plots.Span("a", 1, 3)], title="A title"),

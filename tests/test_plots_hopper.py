@@ -3,8 +3,7 @@
 import pytest
 
 from utils import plots
-from utils.plots import hopper
-from utils.plots.ring import ring_animation, ring_picture
+from utils.plots import hopper, ring
 from utils.simt.ring import Barrier, RingError, run_ring
 
 SEQUENTIAL = {
@@ -76,11 +75,12 @@ def test_a_producer_that_does_not_wait_overwrites_what_is_read():
 def test_the_ring_is_drawn_with_its_phases_and_who_waits():
     run = run_ring(6, 3)
     frame = run.frames[4]
-    figure = ring_picture(frame, title="A ring")
-    assert f"Tick {frame.time}: producer {frame.doing[0]}; consumer 0 {frame.doing[1]}" in figure.alt
-    written = {text.get_text() for text in figure.axes[0].texts}
+    _, ax = plots.figure("A ring")
+    ring.draw_ring(ax, frame=frame)
+    written = {text.get_text() for text in ax.texts}
     assert {"full[0]", "empty[2]", "tile 0", "producer"} <= written
-    film = ring_animation(run, title="A ring", alt="Six tiles pass through a ring of three stages", most=5)
+    film = ring.ring_animation(run, title="A ring", alt="Six tiles pass through a ring of three stages", most=5)
+    assert f"Tick {frame.time}: producer {frame.doing[0]}; consumer 0 {frame.doing[1]}" in film.html
     assert "Six tiles pass" in film.alt and len(film.poster) > 1000
 
 
@@ -118,7 +118,7 @@ def test_ratios_beside_a_peer_show_their_spread():
         (lambda: run_ring(0, 2), "tiles"),
         (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
         (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
-        (lambda: ring_animation(run_ring(8, 6), title="x", alt="x" * 30), "at most 5 stages can be drawn, got 6"),
+        (lambda: ring.ring_animation(run_ring(8, 6), title="x", alt="x" * 30), "at most 5 stages can be drawn, got 6"),
         (lambda: hopper.sm_timeline({}, title="x"), "at least one interval"),
         (lambda: hopper.sm_timeline({"a": {"b": [("sleep", 0, 0, 1)]}}, title="x"), "got 'sleep'"),
         (lambda: hopper.sm_timeline({"a": {"b": [("copy", 0, 2, 1)]}}, title="x"), "ends before it starts"),

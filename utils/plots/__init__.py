@@ -1,7 +1,7 @@
 """Every figure of the course: one look, drawn from real data, with alternative text."""
 
 from utils.plots.animate import Animation, animate, sm_waves_animation
-from utils.plots.bars import Truth, class_shares, memory_bars, truth_table
+from utils.plots.bars import class_shares, memory_bars
 from utils.plots.blocks import PoolState, block_animation, block_tables, pool_state
 from utils.plots.cache import DecodeStep, decode_animation, request_timeline
 from utils.plots.collectives import Move, collective_animation, contributions, moves_between
@@ -47,7 +47,6 @@ __all__ = [
     "StreamSpan",
     "Table",
     "TileGrid",
-    "Truth",
     "animate",
     "block_animation",
     "block_history",
@@ -95,6 +94,5 @@ __all__ = [
     "tidy",
     "tile_map",
     "timeline",
-    "truth_table",
     "warp_timeline",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.hardware import GPU
+from utils.plots.marks import box, centred
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, bare, figure, mix, styled
 from utils.units import quantity
 
@@ -16,9 +16,9 @@ _ROWS = 12  # SMs in a column of the drawing
 def _box(
     ax: Axes, x: float, y: float, width: float, height: float, colour: str, text: str = "", ink: str = INK
 ) -> None:
-    ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=0.8))
+    box(ax, x, y, width, height, colour, edgecolor="white", linewidth=0.8)
     if text:
-        ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", size=SMALL, color=ink, linespacing=1.25)
+        centred(ax, x + width / 2, y + height / 2, text, color=ink, linespacing=1.25)
 
 
 def _tensor_cores(gpu: GPU) -> str:
@@ -82,7 +82,7 @@ def _draw_chip(ax: Axes, gpu: GPU) -> None:
     _box(ax, left + 0.15, 0, cache - 0.3, _ROWS, ON_CHIP)
     text = f"L2 cache, {gpu.l2_bytes / 2**20:,.0f} MiB"
     middle = left + cache / 2
-    ax.text(middle, _ROWS / 2, text, rotation=90, ha="center", va="center", color="white", size=SMALL)
+    centred(ax, middle, _ROWS / 2, text, rotation=90, color="white")
     width = columns + cache
     memory = f"memory: {quantity(gpu.memory_bytes, 'B')}, {quantity(gpu.memory_bandwidth, 'B/s')}"
     _box(ax, 0, -1.9, width, 1.5, HBM, memory, "white")

@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from utils.plots.show import Animation, checked_alt, palette_of, png
-from utils.plots.sm import IDLE, check_schedule, sm_waves
-from utils.plots.style import ARITHMETIC, RC, WIDTH, figure, mix, styled
+from utils.plots.sm import check_schedule, sm_waves
+from utils.plots.style import ARITHMETIC, IDLE, RC, WIDTH, figure, mix, styled
 from utils.units import number
 
 #: An animation is stored in a notebook of at most 2 MB, beside its figures.

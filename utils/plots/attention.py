@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
-from utils.plots.sm import IDLE
+from utils.plots.bars import memory_bars
+from utils.plots.marks import box, centred
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
@@ -26,12 +27,10 @@ from utils.plots.style import (
     TEXT,
     WASTE_HATCH,
     bare,
-    canvas,
     figure,
     mix,
     styled,
-)  # fmt: skip
-from utils.plots.ticks import quantity_axis
+)
 from utils.units import number, quantity
 
 if TYPE_CHECKING:
@@ -202,12 +201,6 @@ def _draw_walk(
     pale = mix(HBM, 0.28)
     left, right = -gap - thick, width + gap
 
-    def block(x: float, y: float, w: float, h: float, **look: object) -> None:
-        ax.add_patch(Rectangle((x, y), w, h, **{"edgecolor": "none", **look}))
-
-    def name(x: float, y: float, text: str, **look: object) -> None:
-        ax.text(x, y, text, **{"size": TEXT, "ha": "center", "va": "center", "color": INK, "weight": "bold", **look})
-
     places = {  # tensor -> its rectangle; rows run down for Q and O, to the right for K and V
         "Q": (left, 0.0, thick, height), "O": (right, 0.0, thick, height),
         "L": (right + thick + 0.12, 0.0, 0.16, height),
@@ -217,7 +210,7 @@ def _draw_walk(
         t: [f for f in frames[: step + 1] for f in f.moves if f.access == "write" and f.tensor == t] for t in "OL"
     }
     for tensor, (x, y, w, h) in places.items():
-        block(x, y, w, h, facecolor=IDLE if tensor in "OL" else pale)
+        box(ax, x, y, w, h, IDLE if tensor in "OL" else pale)
         parts = [(one, pale) for one in written.get(tensor, [])]
         if frame:
             parts += [(one, HBM) for one in frame.moves if one.tensor == tensor]
@@ -226,15 +219,15 @@ def _draw_walk(
         for one, colour in parts:
             start, length = one.first * unit, (one.last - one.first) * unit
             if tensor in "KV":
-                block(x + start, y, length, h, facecolor=colour)
+                box(ax, x + start, y, length, h, colour)
             else:
-                block(x, y + start, w, length, facecolor=colour)
-        block(x, y, w, h, fill=False, edgecolor=LIMIT, linewidth=0.8)
-    name(left + thick / 2, height + 0.3, "Q")
-    name(right + thick / 2, height + 0.3, "O")
-    name(right + thick + 0.2, height + 0.3, "L", ha="center")
-    name(-0.3, places["K"][1] + thick / 2, "Kᵀ")
-    name(-0.3, places["V"][1] + thick / 2, "Vᵀ")
+                box(ax, x, y + start, w, length, colour)
+        box(ax, x, y, w, h, edgecolor=LIMIT, linewidth=0.8)
+    centred(ax, left + thick / 2, height + 0.3, "Q", size=TEXT, weight="bold")
+    centred(ax, right + thick / 2, height + 0.3, "O", size=TEXT, weight="bold")
+    centred(ax, right + thick + 0.2, height + 0.3, "L", size=TEXT, weight="bold")
+    centred(ax, -0.3, places["K"][1] + thick / 2, "Kᵀ", size=TEXT, weight="bold")
+    centred(ax, -0.3, places["V"][1] + thick / 2, "Vᵀ", size=TEXT, weight="bold")
 
     tiles = sorted({(*f.queries, *f.keys) for f in frames if f.keys})
     for q0, q1, k0, k1 in tiles:
@@ -242,10 +235,10 @@ def _draw_walk(
         past = frame is not None and (q0, q1, k0, k1) in frame.done
         face = ON_CHIP if active else mix(ON_CHIP, 0.14) if past else "#FFFFFF"
         size = {"linewidth": 0.7, "linestyle": (0, (3, 2)), "edgecolor": "#8A8A8A"}
-        block(k0 * unit, q0 * unit, (k1 - k0) * unit, (q1 - q0) * unit, facecolor=face, **size)
+        box(ax, k0 * unit, q0 * unit, (k1 - k0) * unit, (q1 - q0) * unit, face, **size)
         if active:
-            name((k0 + k1) / 2 * unit, (q0 + q1) / 2 * unit, "S, P", color="white", size=SMALL)
-    name(width / 2, height + 0.3, "S and P: never in HBM", color=MUTED, weight="normal", size=SMALL)
+            centred(ax, (k0 + k1) / 2 * unit, (q0 + q1) / 2 * unit, "S, P", color="white", weight="bold")
+    centred(ax, width / 2, height + 0.3, "S and P: never in HBM", color=MUTED)
     _draw_chip(ax, right + 2.0, places["V"][1], height - places["V"][1], frame, on_chip)
     ax.set_xlim(left - 0.1, right + 6.9)
     ax.set_ylim(height + 0.55, places["V"][1] - 0.1)
@@ -254,8 +247,7 @@ def _draw_walk(
 def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None, on_chip: Mapping[str, int]) -> None:
     """The box on the right: what the SM of this program holds, and what HBM has moved so far."""
     width = 4.8
-    box = {"facecolor": mix(ON_CHIP, 0.10), "edgecolor": ON_CHIP, "linewidth": 1.2}
-    ax.add_patch(Rectangle((x, y), width, 0.66 * height, **box))
+    box(ax, x, y, width, 0.66 * height, mix(ON_CHIP, 0.10), edgecolor=ON_CHIP, linewidth=1.2)
     writing = frame is not None and frame.moves[0].access == "write"
     head = "on the chip" if frame is None else f"on the chip of program {frame.program}"
     ax.text(x + 0.2, y + 0.35, head, size=TEXT, weight="bold", color=INK, va="center")
@@ -265,7 +257,7 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
     for k, (name, size) in enumerate(on_chip.items()):
         line = y + 0.95 + 0.58 * k
         here = name in held
-        ax.add_patch(Rectangle((x + 0.2, line - 0.2), 0.4, 0.4, facecolor=ON_CHIP if here else IDLE, edgecolor="none"))
+        box(ax, x + 0.2, line - 0.2, 0.4, 0.4, ON_CHIP if here else IDLE)
         ax.text(x + 0.8, line, name, size=TEXT, color=INK if here else "#B0B0B0", va="center")
         text = quantity(size, "B", 4) if here else "–"
         ax.text(x + width - 0.2, line, text, size=TEXT, color=INK if here else "#B0B0B0", va="center", ha="right")
@@ -321,7 +313,7 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
         bare(ax)
         for i, row in enumerate(rows):
             for j, kind in enumerate(row):
-                ax.add_patch(Rectangle((j, i), 1, 1, linewidth=0.8, **looks[kind]))
+                box(ax, j, i, 1, 1, linewidth=0.8, **looks[kind])
         ax.set_xlim(-0.05, len(rows[0]) + 0.05)
         ax.set_ylim(len(rows) + 0.05, -0.05)
         ax.set_aspect("equal")
@@ -336,71 +328,19 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
     return fig
 
 
-@styled
 def traffic_bars(
     rows: Mapping[str, Mapping[str, float]],
     *,
     marks: Mapping[str, tuple[float, str]] | None = None,
-    shades: Mapping[str, float] | None = None,
     title: str,
     subtitle: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
-    """Draw bytes that move between HBM and the chip, one stacked bar a row; published figures as thin black lines.
-
-    Args:
-        rows: label -> part -> bytes.
-        marks: label -> (bytes, text) of a line across that row's bar.
-        shades: part -> share of HBM's colour in it; by default darker to paler.
-
-    Raises:
-        ValueError: no rows, a part that is negative or not finite, or a mark for a row that is not there.
-    """
-    if not rows:
-        raise ValueError("traffic_bars needs at least one row")
-    for label, parts in rows.items():
-        for part, value in parts.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label!r}: {part!r} must be a finite number, not negative, got {value!r}")
-    if unknown := set(marks or {}) - set(rows):
-        raise ValueError(f"a mark for {sorted(unknown)[0]!r}, which is no row")
-    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
-    tones = dict(zip(names, np.linspace(1, 0.25, max(2, len(names))), strict=False)) | dict(shades or {})
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.62 * len(rows) + 1.0, grid="x")
-    longest = max([sum(p.values()) for p in rows.values()] + [value for value, _ in (marks or {}).values()])
-    said = []
-    for y, (label, parts) in enumerate(rows.items()):
-        left = 0.0
-        for part, value in parts.items():
-            look = {"color": mix(HBM, tones[part]), "edgecolor": "white", "linewidth": 0.9}
-            ax.barh(y + 0.1, value, left=left, height=0.44, **look)
-            left += value
-        end, text = left, quantity(float(left), "B", 3)
-        if marks and label in marks:
-            value, words = marks[label]
-            ax.plot([value, value], [y - 0.2, y + 0.4], color=LIMIT, linewidth=1.4)
-            end, text = max(left, value), f"{text}  ({words} {quantity(float(value), 'B', 3)})"
-        ax.annotate(text, (end, y + 0.1), (6, 0), textcoords="offset points", va="center", size=TEXT, weight="bold")
-        ax.text(0, y - 0.16, label, size=TEXT, color=INK, va="bottom")
-        split = ", ".join(f"{part} {quantity(float(value), 'B', 3)}" for part, value in parts.items())
-        said.append(f"{label}: {text}, of it {split}")
-    ax.set_xlim(0, longest * (1.42 if marks else 1.15))
-    ax.set_ylim(len(rows) - 0.5, -0.6)
-    ax.set_yticks([])
-    quantity_axis(ax.xaxis, "B", "HBM traffic")
-    handles = [ax.barh([0], [0], color=mix(HBM, tones[part]), label=part) for part in names]
-    ax.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(-0.01, -0.42 / (0.62 * len(rows) + 0.6)), ncol=4,
-        frameon=False, fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.6, borderaxespad=0.4,
-    )  # fmt: skip
-    fig.alt = f"HBM traffic by part. {'; '.join(said)}."
-    return fig
+    """Draw bytes that move between HBM and the chip as :func:`utils.plots.memory_bars` does."""
+    return memory_bars(rows, marks=marks, name="HBM traffic", title=title, subtitle=subtitle)
 
 
 @styled
-def tile_rates(
-    rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: str, subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def tile_rates(rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: str, subtitle: str = "") -> Figure:
     """Draw the rate of a kernel by its tile as a map: queries down, keys to the right, the best in bold.
 
     Args:
@@ -416,13 +356,13 @@ def tile_rates(
             raise ValueError(f"the rate of tile {tile} must be positive, got {rate!r}")
     down, right = (sorted({tile[axis] for tile in rates}) for axis in (0, 1))
     top = max(rate for rate, _ in rates.values())
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.5 * len(down) + 0.75, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.5 * len(down) + 0.75, grid="none")
     for i, block_m in enumerate(down):
         for j, block_n in enumerate(right):
             rate, spills = rates.get((block_m, block_n), (0.0, False))
             share = rate / top
             face = mix(ARITHMETIC, 0.06 + 0.9 * share) if rate else IDLE
-            ax.add_patch(Rectangle((j + 0.02, i + 0.03), 0.96, 0.94, facecolor=face, edgecolor="none"))
+            box(ax, j + 0.02, i + 0.03, 0.96, 0.94, face)
             text = f"{rate / 1e12:.0f}" + (", spills" if spills else "") if rate else "refused"
             ax.text(
                 j + 0.5, i + 0.5, text, ha="center", va="center", size=TEXT, color="white" if share > 0.55 else INK,

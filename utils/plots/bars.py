@@ -1,29 +1,16 @@
-"""Shares and sizes as bars: operator classes, memory by part, and the profiler held against hardware counters."""
+"""Shares and sizes as bars: operator classes, memory by part."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.plots.style import (
-    ARITHMETIC,
-    HBM,
-    INK,
-    LIMIT,
-    LINK,
-    MUTED,
-    ON_CHIP,
-    SMALL,
-    TEXT,
-    canvas,
-    mix,
-    styled,
-)  # fmt: skip
+from utils.plots.marks import centred, readable
+from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, LINK, ON_CHIP, SMALL, TEXT, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -50,25 +37,22 @@ def class_shares(
     rows: Mapping[str, Mapping[str, float]],
     *,
     totals: Mapping[str, str] | None = None,
-    colours: Mapping[str, str] | None = None,
     title: str = "",
     subtitle: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw how a whole divides into parts, one stacked bar of 100 % a row: FLOPs, time unfused, time fused.
 
     Args:
         rows: label -> part -> amount, in any unit of its own; each row is scaled to 100 %.
         totals: label -> what the whole row amounts to ("1.92 ms"), written at its right.
-        colours: part -> colour; operator classes have theirs.
 
     Raises:
         ValueError: no rows, a negative amount, or a row that adds up to nothing.
     """
     parts = _checked(rows, "class_shares")
-    palette = dict(zip(parts, _PARTS * len(parts))) | CLASS_COLOURS | dict(colours or {})
+    palette = dict(zip(parts, _PARTS * len(parts))) | CLASS_COLOURS
     title = title or "The parts of " + ", ".join(rows)
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.86 * len(rows) + 0.75, grid="x")
+    fig, ax = figure(title, subtitle=subtitle, height=0.86 * len(rows) + 0.75, grid="x")
     said = []
     for y, (label, amounts) in enumerate(rows.items()):
         whole = sum(amounts.values())
@@ -78,10 +62,7 @@ def class_shares(
             ax.barh(y + 0.1, share, left=left, height=0.5, color=palette[part], edgecolor="white", linewidth=1.2)
             text = f"{number(share, 3)} %"
             if share > 9:
-                ax.text(
-                    left + share / 2, y + 0.1, text, ha="center", va="center", size=TEXT, weight="bold",
-                    color=_readable(palette[part]),
-                )  # fmt: skip
+                centred(ax, left + share / 2, y + 0.1, text, size=TEXT, weight="bold", color=readable(palette[part]))
             elif part in amounts:
                 thin.append((left + share / 2, f"{part} {text}", palette[part]))
             left += share
@@ -100,12 +81,6 @@ def class_shares(
     _legend(ax, [(part, palette[part]) for part in parts])
     fig.alt = f"Stacked bars of 100 %. {'; '.join(said)}."
     return fig
-
-
-def _readable(colour: str) -> str:
-    """White or dark text, whichever stands out on ``colour``."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.62 else INK
 
 
 def _name_thin(ax: Axes, y: float, thin: Sequence[tuple[float, str, str]]) -> None:
@@ -135,27 +110,27 @@ def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
 def memory_bars(
     rows: Mapping[str, Mapping[str, float]],
     *,
-    limit: tuple[float, str] | None = None,
-    colours: Mapping[str, str] | None = None,
+    marks: Mapping[str, tuple[float, str]] | None = None,
+    name: str = "memory",
     title: str,
     subtitle: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
-    """Draw bytes by part, one stacked bar a row on a common axis, with the memory that there is as a thin black line.
+    """Draw bytes by part, one stacked bar a row on a common axis; published figures as thin black lines.
 
     Args:
         rows: label -> part -> bytes.
-        limit: (bytes, label) of the line, such as ``(80e9, "H100 80 GB")``.
-        colours: part -> colour; by default shades of the colour of HBM.
+        marks: label -> (bytes, text) of a line across that row's bar.
+        name: what the bytes are.
 
     Raises:
-        ValueError: as :func:`class_shares`.
+        ValueError: as :func:`class_shares`; a mark for a row that is not there.
     """
-    parts = _checked(rows, "memory_bars")
-    shades = [mix(HBM, share) for share in np.linspace(1, 0.25, max(2, len(parts)))]
-    palette = dict(zip(parts, shades)) | dict(colours or {})
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.72 * len(rows) + 0.95, grid="x")
-    longest = max([sum(p.values()) for p in rows.values()] + ([limit[0]] if limit else []))
+    parts, marks = _checked(rows, "memory_bars"), marks or {}
+    if unknown := set(marks) - set(rows):
+        raise ValueError(f"a mark for {sorted(unknown)[0]!r}, which is no row")
+    palette = dict(zip(parts, (mix(HBM, share) for share in np.linspace(1, 0.25, max(2, len(parts))))))
+    fig, ax = figure(title, subtitle=subtitle, height=0.72 * len(rows) + 0.95, grid="x")
+    longest = max([sum(p.values()) for p in rows.values()] + [value for value, _ in marks.values()])
     said = []
     for y, (label, amounts) in enumerate(rows.items()):
         left = 0.0
@@ -163,95 +138,20 @@ def memory_bars(
             amount = amounts.get(part, 0.0)
             ax.barh(y + 0.1, amount, left=left, height=0.46, color=palette[part], edgecolor="white", linewidth=1.0)
             left += amount
-        total = quantity(float(left), "B", 3)
-        ax.annotate(total, (left, y + 0.1), (5, 0), textcoords="offset points", va="center", size=TEXT, weight="bold")
+        end, text = left, quantity(float(left), "B", 3)
+        if label in marks:
+            value, words = marks[label]
+            ax.plot([value, value], [y - 0.16, y + 0.36], color=LIMIT, linewidth=1.4)
+            end, text = max(left, value), f"{text}  ({words} {quantity(float(value), 'B', 3)})"
+        ax.annotate(text, (end, y + 0.1), (5, 0), textcoords="offset points", va="center", size=TEXT, weight="bold")
         ax.text(0, y - 0.17, label, size=TEXT, color=INK, va="bottom")
         said.append(
-            f"{label}: {total}, of it " + ", ".join(f"{p} {quantity(float(a), 'B', 3)}" for p, a in amounts.items())
+            f"{label}: {text}, of it " + ", ".join(f"{p} {quantity(float(a), 'B', 3)}" for p, a in amounts.items())
         )
     ax.set_xlim(0, longest * 1.02)
     ax.set_ylim(len(rows) - 0.55, -0.6)
     ax.set_yticks([])
-    quantity_axis(ax.xaxis, "B", "memory")
-    if limit:
-        ax.axvline(limit[0], color=LIMIT, linewidth=1.1)
-        ax.annotate(
-            limit[1],
-            (limit[0], -0.6),
-            (-4, -2),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            size=SMALL,
-            color=LIMIT,
-        )
-        said.append(f"limit: {limit[1]}")
+    quantity_axis(ax.xaxis, "B", name)
     _legend(ax, [(part, palette[part]) for part in parts])
-    fig.alt = f"Memory by part. {'; '.join(said)}."
-    return fig
-
-
-@dataclass(frozen=True)
-class Truth:
-    """One kernel: what the course's profiler ``counted`` and what the hardware's counters ``measured``, in one unit."""
-
-    kernel: str
-    counted: float
-    measured: float
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("counted", "measured"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} of {self.kernel!r} must be positive, got {getattr(self, name)!r}")
-
-    @property
-    def ratio(self) -> float:
-        """Measured over counted: 1 means that the profiler is exact."""
-        return self.measured / self.counted
-
-
-@styled
-def truth_table(
-    rows: Sequence[Truth], *, unit: str = "sectors", title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
-    """Draw measured over counted for each kernel as a bar from 1 on a log axis, with both numbers beside it.
-
-    Raises:
-        ValueError: no rows.
-    """
-    if not rows:
-        raise ValueError("truth_table needs at least one kernel")
-    exact = sum(abs(row.ratio - 1) < 0.01 for row in rows)
-    title = title or f"{exact} of {len(rows)} kernels agree with the hardware's counters within 1 %"
-    subtitle = subtitle or f"{unit} that the hardware counted over {unit} that the profiler counted"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.31 * len(rows) + 0.75, grid="x")
-    ax.set_xscale("log")
-    ratios = np.array([row.ratio for row in rows])
-    low, high = min(ratios.min() / 1.15, 0.8), max(ratios.max() * 1.15, 1.25)
-    said = []
-    for y, row in enumerate(rows):
-        near = abs(row.ratio - 1) < 0.01
-        colour = HBM if near else mix(HBM, 0.55)
-        ax.plot([1, row.ratio], [y, y], color=colour, linewidth=5, solid_capstyle="butt")
-        ax.plot(row.ratio, y, "o", color=colour, ms=6.5)
-        numbers = f"{number(row.measured)} / {number(row.counted)}"
-        ax.annotate(
-            f"{row.ratio:.3f}", (1, y), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", size=TEXT, weight="bold", color=INK,
-        )  # fmt: skip
-        ax.annotate(
-            row.note or numbers, (1, y), (48, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", size=SMALL, color=MUTED,
-        )  # fmt: skip
-        said.append(f"{row.kernel}: {number(row.ratio, 3)} ({numbers}){', ' + row.note if row.note else ''}")
-    ax.axvline(1, color=LIMIT, linewidth=1.0, zorder=1)
-    ax.set_xlim(low, high)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_yticks(range(len(rows)), [row.kernel for row in rows], color=INK)
-    marks = [m for m in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if low <= m <= high]
-    ax.set_xticks(marks, [f"×{number(m)}" for m in marks])
-    ax.minorticks_off()
-    ax.set_xlabel("measured / counted")
-    fig.alt = f"{unit} measured over counted for {len(rows)} kernels. {'; '.join(said)}."
+    fig.alt = f"{name[0].upper()}{name[1:]} by part. {'; '.join(said)}."
     return fig

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from utils.plots.animate import Animation, animate
+from utils.plots.marks import box, centred
 from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
 
 #: More blocks than this cannot be read in one picture.
@@ -184,14 +185,11 @@ def _block(
     for i in range(size):
         filled = i < len(words)
         face = (_PALE if pale else mix(HBM, 0.62)) if filled else "white" if free else _EMPTY
-        hatch = "" if filled or free else WASTE_HATCH
-        ax.add_patch(
-            Rectangle((x + i, y), 1, 0.82, facecolor=face, edgecolor="#B5B5B5" if hatch else "white", hatch=hatch,
-                      linewidth=0 if hatch else 0.6)
-        )  # fmt: skip
+        look = {"edgecolor": "white", "linewidth": 0.6}
+        if not filled and not free:
+            look = {"edgecolor": "#B5B5B5", "linewidth": 0, "hatch": WASTE_HATCH}
+        box(ax, x + i, y, 1, 0.82, face, **look)
         if filled:
             word = words[i].strip() or "·"
-            ax.text(
-                x + i + 0.5, y + 0.41, word, ha="center", va="center", size=SMALL - 0.8 * (len(word) > 7), color=INK
-            )
-    ax.add_patch(Rectangle((x, y), size, 0.82, fill=False, edgecolor=edge, linewidth=1.8 if edge == LIMIT else 0.8))
+            centred(ax, x + i + 0.5, y + 0.41, word, size=SMALL - 0.8 * (len(word) > 7))
+    box(ax, x, y, size, 0.82, edgecolor=edge, linewidth=1.8 if edge == LIMIT else 0.8)

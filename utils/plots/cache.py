@@ -9,9 +9,9 @@ from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
+from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
@@ -125,15 +125,14 @@ def _draw_step(ax: Axes, *, tokens: Sequence[str], runs: Mapping[str, Sequence[D
                     look = {"facecolor": ARITHMETIC, "edgecolor": "white", "linewidth": 0.5}
                 else:
                     look = {"facecolor": "white", "edgecolor": "#DDDDDD", "linewidth": 0.5}
-                ax.add_patch(Rectangle((x0 + column, row), 1, 1, **look))
+                box(ax, x0 + column, row, 1, 1, **look)
         for column in range(steps[k].keys):
             read = column < steps[k].cached
             again = not read and column < known
             colour = HBM if read else mix(WASTE, 0.55) if again else ARITHMETIC
             hatch = {"hatch": WASTE_HATCH, "edgecolor": "#8A8A8A", "linewidth": 0} if again else {"edgecolor": "white"}
             for line in range(2):
-                box = Rectangle((x0 + column, side + 0.6 + line), 1, 0.85, facecolor=colour, **hatch)
-                ax.add_patch(box)
+                box(ax, x0 + column, side + 0.6 + line, 1, 0.85, colour, **hatch)
         if panel == 0:
             for line, label in enumerate(("keys", "values")):
                 ax.text(x0 - 0.35, side + 1.05 + line, label, size=SMALL, ha="right", va="center", color=INK)
@@ -154,9 +153,7 @@ def _draw_step(ax: Axes, *, tokens: Sequence[str], runs: Mapping[str, Sequence[D
     )
     at = 0.0
     for colour, hatch, label in entries:
-        ax.add_patch(
-            Rectangle((at, side + 3.2), 0.9, 0.7, facecolor=colour, hatch=hatch, edgecolor="#8A8A8A", linewidth=0)
-        )
+        box(ax, at, side + 3.2, 0.9, 0.7, colour, hatch=hatch, edgecolor="#8A8A8A", linewidth=0)
         ax.text(at + 1.15, side + 3.55, label, size=SMALL, va="center", color=INK)
         at += 3.0 + 0.42 * len(label)
     ax.set_xlim(-left, len(runs) * (side + 1.6))
@@ -183,9 +180,9 @@ def request_timeline(requests: Mapping[str, Sequence[float]], *, title: str, sub
     said = []
     for y, (name, times) in enumerate(requests.items()):
         narrow = times[0] < 0.16 * end
-        ax.add_patch(Rectangle((0, y - 0.2), times[0], 0.4, facecolor=ARITHMETIC, edgecolor="white", linewidth=0.9))
+        box(ax, 0, y - 0.2, times[0], 0.4, ARITHMETIC, edgecolor="white", linewidth=0.9)
         for a, b in itertools.pairwise(times):
-            ax.add_patch(Rectangle((a, y - 0.2), b - a, 0.4, facecolor=HBM, edgecolor="white", linewidth=0.9))
+            box(ax, a, y - 0.2, b - a, 0.4, HBM, edgecolor="white", linewidth=0.9)
         ax.plot(times, [y - 0.27] * len(times), "v", ms=4, color=INK, clip_on=False)
         tpot = (times[-1] - times[0]) / (len(times) - 1)
         _bracket(ax, 0, times[0], y + 0.27, f"TTFT {quantity(times[0], 's', 3)}", "left" if narrow else "center")

@@ -9,9 +9,10 @@ from functools import partial
 from itertools import pairwise
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from utils.plots.animate import Animation, animate
+from utils.plots.marks import box
 from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, bare, mix
 
 #: One colour a rank, for what that rank contributed.
@@ -215,15 +216,15 @@ def _cell(
     """A chunk: n slots from the top down, those of the ranks whose data it holds filled."""
     (left, bottom), (wide, high) = corner, size
     left, inner, slot = left + 0.03, wide - 0.06, high / n
-    ax.add_patch(Rectangle((left, bottom), inner, high, facecolor="white", edgecolor="none", zorder=zorder))
+    box(ax, left, bottom, inner, high, "white", zorder=zorder)
     for rank in sorted(held):
         low = bottom + (n - 1 - rank) * slot
         colour = RANK_COLOURS[rank]
-        ax.add_patch(Rectangle((left, low), inner, slot, facecolor=colour, edgecolor="none", zorder=zorder))
+        box(ax, left, low, inner, slot, colour, zorder=zorder)
     edge, width = (INK, 1.5) if len(held) == n else ("#B8B8B8", 0.6)
     if new:
         edge, width = LINK, 2.6
-    ax.add_patch(Rectangle((left, bottom), inner, high, fill=False, edgecolor=edge, linewidth=width, zorder=zorder + 1))
+    box(ax, left, bottom, inner, high, edgecolor=edge, linewidth=width, zorder=zorder + 1)
 
 
 def _arrow(

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.labels import label_points, spread
-from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, canvas, mix, styled
+from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import quantity
 
@@ -69,7 +69,6 @@ def sweep(
     limits: Mapping[str, float] | None = None,
     marks: Mapping[str, float] | None = None,
     height: float = 3.4,
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw curves over a swept size, each named at its end.
 
@@ -95,7 +94,7 @@ def sweep(
         for kind, values, axis in ((xscale, xs, "x"), (yscale, ys, "y")):
             if kind != "linear" and (values <= 0).any():
                 raise ValueError(f"{s.label!r}: a log {axis} axis needs positive values, got {values.min():g}")
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=height)
+    fig, ax = figure(title, subtitle=subtitle, height=height)
     for axis, kind in (("x", xscale), ("y", yscale)):
         if kind != "linear":
             getattr(ax, f"set_{axis}scale")("log", base=2 if kind == "log2" else 10)

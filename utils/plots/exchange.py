@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
 from utils.plots.collectives import RANK_COLOURS, Held, check_states, contributions
-from utils.plots.style import INK, LINK, MUTED, SMALL, TEXT, WASTE, bare, mix
+from utils.plots.marks import box, centred
+from utils.plots.style import INK, LINK, MUTED, TEXT, WASTE, bare, mix
 
 #: Chunks of one rank before and after: numbers in which rank r's contribution is 2**r; 0 is memory without contents.
 Pair = tuple[Sequence[float], Sequence[float]]
@@ -51,7 +51,7 @@ def _frame(ax: Axes, states: Sequence[Sequence[Sequence[Held]]], name: str, chan
     n, width = len(states[0]), len(states[0][0])
     for k, (heading, ranks) in enumerate((("before", states[0]), (f"after {name}", states[1]))):
         left = k * (width + 1.2)
-        ax.text(left + width / 2, -0.72, heading, ha="center", va="center", size=TEXT, color=INK)
+        centred(ax, left + width / 2, -0.72, heading, size=TEXT)
         for rank, row in enumerate(ranks):
             for column, held in enumerate(row):
                 _chunk(ax, left + column, rank, held, n, framed=k == 1 and (rank, column) in changed)
@@ -65,13 +65,9 @@ def _frame(ax: Axes, states: Sequence[Sequence[Sequence[Held]]], name: str, chan
 def _chunk(ax: Axes, x: float, y: float, held: Held, n: int, framed: bool) -> None:
     """A box with a slot for each of n ranks, filled where that rank's numbers are in it, and their sum below."""
     edge, line = (LINK, 2.4) if framed else (WASTE, 0.8)
-    ax.add_patch(Rectangle((x + 0.05, y - 0.4), 0.9, 0.8, facecolor="white", edgecolor=edge, linewidth=line))
+    box(ax, x + 0.05, y - 0.4, 0.9, 0.8, "white", edgecolor=edge, linewidth=line)
     for rank in held:
         slot = 0.76 / n
-        ax.add_patch(
-            Rectangle(
-                (x + 0.12 + rank * slot, y - 0.31), slot - 0.02, 0.4, facecolor=RANK_COLOURS[rank], edgecolor="none"
-            )
-        )
+        box(ax, x + 0.12 + rank * slot, y - 0.31, slot - 0.02, 0.4, RANK_COLOURS[rank])
     text = str(sum(2**rank for rank in held)) if held else "–"
-    ax.text(x + 0.5, y + 0.25, text, ha="center", va="center", size=SMALL, color=INK if held else MUTED)
+    centred(ax, x + 0.5, y + 0.25, text, color=INK if held else MUTED)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
-from utils.plots.sm import IDLE
+from utils.plots.marks import box, centred
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
@@ -29,7 +29,7 @@ from utils.plots.style import (
     figure,
     mix,
     styled,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from utils.kernel_profile.lanes import Lanes
@@ -57,17 +57,14 @@ def _draw_matrix(ax: Axes, matrix: np.ndarray, largest: float, numbers: bool) ->
             share = min(1.0, abs(value) / largest) ** 0.7
             face = "#FFFFFF" if value == 0 else mix(ARITHMETIC if value > 0 else MUTED, 0.12 + 0.78 * share)
             edge = mix(INK, 0.12) if numbers else "none"
-            ax.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor=edge, linewidth=0.5))
+            box(ax, column, row, 1, 1, face, edgecolor=edge, linewidth=0.5)
             if numbers:
                 dark = value != 0 and 0.12 + 0.78 * share > 0.55
                 text = (
                     "0" if value == 0 else f"{value:.{2 if abs(value) >= 0.005 else 3}f}".replace("-", "\N{MINUS SIGN}")
                 )
-                ax.text(
-                    column + 0.5, row + 0.52, text, ha="center", va="center", size=SMALL - 0.8,
-                    color="#FFFFFF" if dark else INK,
-                )  # fmt: skip
-    ax.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=LIMIT, linewidth=0.9))
+                centred(ax, column + 0.5, row + 0.52, text, size=SMALL - 0.8, color="#FFFFFF" if dark else INK)
+    box(ax, 0, 0, columns, rows, edgecolor=LIMIT, linewidth=0.9)
     ax.set_xlim(-0.05, columns + 0.05)
     ax.set_ylim(rows + 0.05, -0.05)
     ax.set_aspect("equal")
@@ -91,7 +88,7 @@ def softmax_jacobian(p: Sequence[float], *, title: str, subtitle: str = "") -> F
     for ax, (name, matrix), sign in zip(axes, parts.items(), ("−", "=", ""), strict=True):
         _draw_matrix(ax, matrix, p.max(), True)
         ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK)
-        ax.text(1.09, 0.5, sign, transform=ax.transAxes, ha="center", va="center", size=15, color=INK)
+        centred(ax, 1.09, 0.5, sign, transform=ax.transAxes, size=15)
     listed = ", ".join(f"{value:.2f}" for value in p)
     fig.alt = (
         f"Three matrices of {p.size} by {p.size} for p = ({listed}): diag(p) holds p on its diagonal and zeros "
@@ -120,9 +117,7 @@ def block_jacobian(jacobian: np.ndarray, columns: int, *, title: str, subtitle: 
     fig, ax = figure(title, subtitle=subtitle, height=4.1, grid="none")
     _draw_matrix(ax, jacobian, np.abs(jacobian).max(), False)
     for row in range(rows):
-        ax.add_patch(
-            Rectangle((row * columns, row * columns), columns, columns, fill=False, edgecolor=INK, linewidth=1.2)
-        )
+        box(ax, row * columns, row * columns, columns, columns, edgecolor=INK, linewidth=1.2)
         middle = (row + 0.5) * columns
         ax.text(size + 0.6, middle, f"row {row} of P", va="center", size=SMALL, color=INK)
         ax.text(middle, -0.6, f"row {row} of S", ha="center", va="bottom", size=SMALL, color=INK)
@@ -202,7 +197,7 @@ def _draw_writers(ax: Axes, touched: Mapping[tuple[int, int, int], set[int]]) ->
                 look = {"facecolor": mix(HBM, 0.8), "edgecolor": "none"}
                 if writers[tile] > 1:
                     look = {"facecolor": mix(WRONG, 0.45), "edgecolor": WRONG, "hatch": WRONG_HATCH, "linewidth": 0.5}
-            ax.add_patch(Rectangle((x + 0.05, y + 0.05), 0.9, 0.9, **look))
+            box(ax, x + 0.05, y + 0.05, 0.9, 0.9, **look)
     ax.set_xlim(0, len(tiles))
     ax.set_ylim(len(programs), 0)
     ax.set_aspect("equal")
@@ -320,7 +315,7 @@ def _draw_step(ax: Axes, *, name: str, steps: Sequence[Step], index: int, tiles:
             look = {"facecolor": face, "edgecolor": "none"}
             if place not in ever:
                 look = {"facecolor": "#FFFFFF", "edgecolor": "#B5B5B5", "hatch": "////", "linewidth": 0.4}
-            ax.add_patch(Rectangle((column + 0.04, row + 0.04), 0.92, 0.92, **look))
+            box(ax, column + 0.04, row + 0.04, 0.92, 0.92, **look)
     own = [one for one in steps[: index + 1] if one.program == step.program]
     held = _held(own)
     done = {item for one in steps[: index + 1] for item in one.written}
@@ -335,7 +330,7 @@ def _draw_step(ax: Axes, *, name: str, steps: Sequence[Step], index: int, tiles:
               (mix(HBM, 0.3), "written before"))  # fmt: skip
     for k, (colour, text) in enumerate(legend):
         y = 0.75 + 0.5 * k
-        ax.add_patch(Rectangle((columns + 0.25, y - 0.14), 0.28, 0.28, facecolor=colour, edgecolor="none"))
+        box(ax, columns + 0.25, y - 0.14, 0.28, 0.28, colour)
         ax.text(columns + 0.65, y, text, va="center", size=SMALL, color=INK)
     ax.set_xlim(-2.5, columns + 4.6)
     ax.set_ylim(rows + 0.1, -2.7)
@@ -364,9 +359,9 @@ def _draw_strip(
     """One tile of one tensor beside the scores."""
     moving = item in step.read or item in step.written
     face = HBM if moving else ON_CHIP if item in held else mix(HBM, 0.3) if item in done else IDLE
-    ax.add_patch(Rectangle(corner, *size, facecolor=face, edgecolor="none"))
+    box(ax, *corner, *size, face)
     if moving and item in held:
-        ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor=ON_CHIP, linewidth=1.8))
+        box(ax, *corner, *size, edgecolor=ON_CHIP, linewidth=1.8)
     ax.text(
         corner[0] + size[0] / 2, corner[1] + size[1] / 2, f"{label}{item[1]}", ha="center", va="center", size=SMALL - 1,
         color="#FFFFFF" if moving or item in held else INK,

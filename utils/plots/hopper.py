@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from utils.plots.labels import legend_below
+from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
     GRID,
     HBM,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
     ON_CHIP,
     SMALL,
     TEXT,
-    WASTE,
     WASTE_HATCH,
     figure,
     mix,
@@ -116,12 +117,12 @@ def _timeline_panel(ax: Axes, name: str, lanes: Lanes, end: float) -> str:
             edge = {"edgecolor": "white", "linewidth": 0.3}
             if what == "waiting":
                 edge = {"hatch": WASTE_HATCH, "edgecolor": "#B5B5B5", "linewidth": 0}
-            ax.add_patch(Rectangle((a, y + low), b - a, high - low, facecolor=KINDS[what][0], **edge))
+            box(ax, a, y + low, b - a, high - low, KINDS[what][0], **edge)
     y = len(lanes)
-    ax.add_patch(Rectangle((0, y - 0.3), last, 0.6, facecolor=mix(WASTE, 0.45), edgecolor="none"))
+    box(ax, 0, y - 0.3, last, 0.6, IDLE)
     for what, _tile, a, b in (each for own in lanes.values() for each in own):
         if what in PRODUCTS:
-            ax.add_patch(Rectangle((a, y - 0.3), b - a, 0.6, facecolor=ARITHMETIC, edgecolor="none"))
+            box(ax, a, y - 0.3, b - a, 0.6, ARITHMETIC)
     share, softmax = under_way(lanes) / last, under_way(lanes, ("softmax",)) / last
     ax.set_xlim(0, end)
     ax.set_ylim(len(lanes) + 0.45, -0.55)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from utils.plots.labels import spread
-from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, canvas, mix, styled
+from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, bare, figure, mix, styled
 from utils.plots.ticks import binary_bytes, quantity_axis
 from utils.units import number, quantity
 
@@ -48,9 +47,7 @@ class MemoryLevel:
 
 
 @styled
-def memory_pyramid(
-    levels: Sequence[MemoryLevel], *, title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def memory_pyramid(levels: Sequence[MemoryLevel], *, title: str = "", subtitle: str = "") -> Figure:
     """Draw the levels from small and fast to large and slow, with capacity, latency and bandwidth of each.
 
     The width of a level's lower edge grows with the logarithm of its capacity. Published figures are grey,
@@ -70,7 +67,8 @@ def memory_pyramid(
     )
     measured = any(x.measured_latency or x.measured_bandwidth for x in levels)
     subtitle = subtitle or ("measured in black, published in grey" if measured else "published figures")
-    fig, ax = canvas(title, ax, diagram=True, subtitle=subtitle, height=0.66 * len(levels) + 0.45)
+    fig, ax = figure(title, subtitle=subtitle, height=0.66 * len(levels) + 0.45)
+    bare(ax)
     smallest = math.log(levels[0].capacity)
     widths = (
         [0.5 + 0.5 * (math.log(x.capacity) - smallest) / math.log(ratio) for x in levels]
@@ -157,9 +155,7 @@ class LatencyRange:
 
 
 @styled
-def latency_ranges(
-    ranges: Sequence[LatencyRange], *, title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def latency_ranges(ranges: Sequence[LatencyRange], *, title: str = "", subtitle: str = "") -> Figure:
     """Draw latencies level by level: what others published (thin) and what the course measured (thick), on a log axis.
 
     Raises:
@@ -172,7 +168,7 @@ def latency_ranges(
     total = sum(len(group) for group in rows) + 0.7 * (len(rows) - 1)
     title = title or "Each level is several times slower than the one above, and methods disagree within a level"
     subtitle = subtitle or "thick: measured for this course; thin: published by others"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.235 * total + 0.75, grid="x")
+    fig, ax = figure(title, subtitle=subtitle, height=0.235 * total + 0.75, grid="x")
     ax.set_xscale("log")
     y, ticks = 0.0, []
     for group in rows:
@@ -218,7 +214,6 @@ def generations(
     quantities: Sequence[str] = ("tensor", "fp32", "memory"),
     title: str = "",
     subtitle: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw how arithmetic and bandwidth grew from one GPU generation to the next, relative to the first.
 
@@ -247,7 +242,7 @@ def generations(
     grown = ", ".join(f"{name} ×{number(v[-1] / v[0], 3)}" for name, _, v, _ in (series[0], series[-1]))
     title = title or f"From {gpus[0].name} to {gpus[-1].name}: {grown}"
     subtitle = subtitle or "dense rates and bandwidths of the data sheets, relative to the first GPU"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=3.7)
+    fig, ax = figure(title, subtitle=subtitle, height=3.7)
     ax.set_yscale("log")
     for _, colour, values, _ in series:
         ax.plot(years, values / values[0], color=colour, marker="o", ms=6, linewidth=2.4)

@@ -10,11 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from utils.plots.animate import Animation, animate
 from utils.plots.labels import legend_below
-from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
+from utils.plots.marks import box, centred
+from utils.plots.style import HBM, IDLE, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Every slot is of one kind; used slots of neighbours differ a little, so that requests can be told apart.
 USED = (HBM, mix(HBM, 0.72))
-COLOURS = {"used": HBM, "reserved": mix(HBM, 0.25), "internal": "#8F8F8F", "external": mix(WASTE, 0.45)}
+COLOURS = {"used": HBM, "reserved": mix(HBM, 0.25), "internal": "#8F8F8F", "external": IDLE}
 NAMES = {
     "used": "holds a token",
     "reserved": "will hold one",
@@ -172,15 +173,13 @@ def share_bars(
             part = parts[kind]
             hatch = WASTE_HATCH if kind in ("internal", "external") else ""
             face = mix(WASTE, 0.8) if kind == "internal" else COLOURS[kind]
-            ax.add_patch(
-                Rectangle((left, y - 0.34), part, 0.68, facecolor=face, edgecolor="#9A9A9A" if hatch else "white",
-                          hatch=hatch if kind == "internal" else "", linewidth=0.4)
-            )  # fmt: skip
+            look = {"edgecolor": "#9A9A9A" if hatch else "white", "hatch": hatch if kind == "internal" else ""}
+            box(ax, left, y - 0.34, part, 0.68, face, linewidth=0.4, **look)
             if part > 0.045:
                 ink = "white" if kind == "used" else INK
-                box = {"facecolor": face, "edgecolor": "none", "pad": 1.0}
+                ground = {"facecolor": face, "edgecolor": "none", "pad": 1.0}
                 text = f"{number(100 * part, 3)} %"
-                ax.text(left + part / 2, y, text, ha="center", va="center", size=SMALL, color=ink, bbox=box)
+                centred(ax, left + part / 2, y, text, color=ink, bbox=ground)
             left += part
         said.append(f"{name}: " + ", ".join(f"{NAMES[k]} {number(100 * parts[k], 3)} %" for k in NAMES))
         if published and name in published:
@@ -219,24 +218,22 @@ def block_history(
         raise ValueError("block_history needs at least one step")
     requests = list(dict.fromkeys(id for step in held for id, _ in step.values()))
     fig, ax = figure(title, subtitle=subtitle, height=0.9 + 0.2 * num_blocks, grid="none")
-    ax.add_patch(Rectangle((0, 0), len(held), num_blocks, facecolor="#F4F4F4", edgecolor="none"))
+    box(ax, 0, 0, len(held), num_blocks, "#F4F4F4")
     for x, step in enumerate(held):
         for block, (id, tokens) in step.items():
             if not 0 <= block < num_blocks or not 0 <= tokens <= block_size:
                 raise ValueError(f"block {block} with {tokens} tokens is not in a pool of {num_blocks} x {block_size}")
             share = tokens / block_size
             shade = SHADES[requests.index(id) % len(SHADES)]
-            ax.add_patch(Rectangle((x, block), 1.02, 0.92 * share, facecolor=shade, edgecolor="none"))
+            box(ax, x, block, 1.02, 0.92 * share, shade)
             if share < 1:
-                ax.add_patch(
-                    Rectangle((x, block + 0.92 * share), 1.02, 0.92 * (1 - share), facecolor=WASTE, edgecolor="none")
-                )
+                box(ax, x, block + 0.92 * share, 1.02, 0.92 * (1 - share), WASTE)
     for id, x, block in _returns(held):  # its name where it begins, and where it comes back
         shade = SHADES[requests.index(id) % len(SHADES)]
-        box = {"facecolor": shade, "edgecolor": "white", "linewidth": 0.6, "boxstyle": "round,pad=0.18"}
+        ground = {"facecolor": shade, "edgecolor": "white", "linewidth": 0.6, "boxstyle": "round,pad=0.18"}
         dark = requests.index(id) % len(SHADES) in (0, 2, 4, 5)
         ink = "white" if dark else INK
-        ax.text(x + 0.6, block + 0.46, id, size=SMALL, va="center", color=ink, weight="bold", bbox=box)
+        ax.text(x + 0.6, block + 0.46, id, size=SMALL, va="center", color=ink, weight="bold", bbox=ground)
     ax.set_xlim(0, len(held))
     ax.set_ylim(num_blocks, 0)
     ax.set_yticks([b + 0.46 for b in range(num_blocks)], [str(b) for b in range(num_blocks)])

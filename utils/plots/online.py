@@ -8,21 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from utils.plots.animate import Animation, animate
-from utils.plots.sm import IDLE
-from utils.plots.style import (
-    ARITHMETIC,
-    HBM,
-    INK,
-    MUTED,
-    ON_CHIP,
-    SMALL,
-    TEXT,
-    bare,
-    mix,
-)  # fmt: skip
+from utils.plots.marks import box, centred
+from utils.plots.style import ARITHMETIC, HBM, IDLE, INK, MUTED, ON_CHIP, SMALL, TEXT, bare, mix
 from utils.units import number
 
 #: More scores than these do not fit side by side.
@@ -185,8 +175,8 @@ def _places(steps: Sequence[TileStep]) -> list[list[float]]:
 
 
 def _cell(ax: Axes, x: float, y: float, text: str, face: str, ink: str = INK, width: float = _CELL) -> None:
-    ax.add_patch(Rectangle((x + 0.04, y), width - 0.08, 0.62, facecolor=face, edgecolor="none"))
-    ax.text(x + width / 2, y + 0.31, text, ha="center", va="center", size=TEXT, color=ink)
+    box(ax, x + 0.04, y, width - 0.08, 0.62, face)
+    centred(ax, x + width / 2, y + 0.31, text, size=TEXT, color=ink)
 
 
 def _draw_row(ax: Axes, *, steps: Sequence[TileStep], values: Sequence[Sequence[float]], tile: int, phase: str) -> None:
@@ -264,5 +254,5 @@ def _draw_state(ax: Axes, steps: Sequence[TileStep], tile: int, phase: str, y: f
         )  # fmt: skip
         ax.add_patch(box)
         ink = "white" if dark else INK
-        ax.text(x + width / 2, y + 0.31, text, ha="center", va="center", size=TEXT, color=ink)
+        centred(ax, x + width / 2, y + 0.31, text, size=TEXT, color=ink)
         x += width

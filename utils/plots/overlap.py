@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from utils.plots.bars import _readable
 from utils.plots.labels import legend_below
+from utils.plots.marks import box, centred, readable
 from utils.plots.style import ARITHMETIC, INK, LINK, SMALL, WASTE, WASTE_HATCH, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
@@ -95,24 +95,18 @@ def overlap_timeline(
     rows = len(lanes) + 1
     fig, ax = figure(title, subtitle=subtitle, height=0.36 * rows + 0.95, grid="none")
     for y, lane in enumerate(lanes):
-        ax.add_patch(Rectangle((0, y - 0.36), whole, 0.72, facecolor=mix(WASTE, 0.30), edgecolor="none"))
+        box(ax, 0, y - 0.36, whole, 0.72, mix(WASTE, 0.30))
         for talks in (False, True):
             own = sorted((s for s in spans if s.lane == lane and s.communicates == talks), key=lambda s: s.start)
             _boxes(ax, own, first, whole, y, LINK if talks else ARITHMETIC)
     talk = _union([(s.start, s.end) for s in spans if s.communicates])
     work = _union([(s.start, s.end) for s in spans if not s.communicates])
     hidden = _common(talk, work)
-    y = len(lanes)
+    y, exposed = len(lanes), {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH, "linewidth": 0.6}
     for start, end in talk:
-        ax.add_patch(
-            Rectangle(
-                (start - first, y - 0.2), end - start, 0.4, facecolor="white", edgecolor="#8A8A8A", hatch=WASTE_HATCH,
-                linewidth=0.6,
-            )
-        )  # fmt: skip
+        box(ax, start - first, y - 0.2, end - start, 0.4, **exposed)
     for start, end in hidden:
-        box = Rectangle((start - first, y - 0.2), end - start, 0.4, facecolor=mix(LINK, 0.55), edgecolor="none")
-        ax.add_patch(box)
+        box(ax, start - first, y - 0.2, end - start, 0.4, mix(LINK, 0.55))
     ax.set_xlim(0, whole)
     ax.set_ylim(rows - 0.5, -0.5)
     ax.set_yticks(range(rows), [*lanes, "communication"], color=INK)
@@ -122,7 +116,7 @@ def overlap_timeline(
         Patch(facecolor=ARITHMETIC, label="computation"),
         Patch(facecolor=LINK, label="communication"),
         Patch(facecolor=mix(LINK, 0.55), label="hidden"),
-        Patch(facecolor="white", edgecolor="#8A8A8A", hatch=WASTE_HATCH, linewidth=0.6, label="exposed"),
+        Patch(label="exposed", **exposed),
     ]
     legend_below(ax, handles)
     share = f"{number(100 * found.hidden_share, 3)} %"
@@ -148,7 +142,7 @@ def _boxes(ax, own: Sequence[StreamSpan], first: float, whole: float, y: float, 
         shades.append(colour if s.communicates else mix(colour, (1.0, 0.72)[k % 2]))  # light pink says hidden
         name = s.name if len(s.name) <= 40 else ""
         if name and 5.7 * (b - a) / whole > 0.083 * len(name) + 0.05:
-            ax.text((a + b) / 2, y, name, ha="center", va="center", size=SMALL, color=_readable(shades[-1]), zorder=4)
+            centred(ax, (a + b) / 2, y, name, color=readable(shades[-1]), zorder=4)
     edge = "white" if len(own) <= 60 else "none"
     ax.add_collection(PolyCollection(corners, facecolors=shades, edgecolors=edge, linewidths=0.4, zorder=2))
 

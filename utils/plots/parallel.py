@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from utils.plots.bars import _readable
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import legend_below
+from utils.plots.marks import box, centred, readable
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, LINK, MUTED, SMALL, TEXT, WASTE, bare, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
@@ -71,7 +71,7 @@ def state_bars(
             if amount / longest > 0.0135 * len(text):
                 ax.text(
                     left + amount / 2, y, text, ha="center", va="center", size=SMALL - 0.5,
-                    color=_readable(palette[part]), bbox={"facecolor": palette[part], "edgecolor": "none", "pad": 0.8},
+                    color=readable(palette[part]), bbox={"facecolor": palette[part], "edgecolor": "none", "pad": 0.8},
                 )  # fmt: skip
             left += amount
         total = quantity(float(left), "B", 3)
@@ -181,9 +181,7 @@ def mesh_plot(
     _draw_ranks(ax, mesh, at, across, wide, high, size)
     for stage, replica in np.ndindex(p, d):
         corner = (stage * wide - 0.12, replica * high - 0.12)
-        ax.add_patch(
-            Rectangle(corner, across + 0.24, down + 0.24, fill=False, edgecolor="#BDBDBD", linewidth=0.7, zorder=1)
-        )
+        box(ax, *corner, across + 0.24, down + 0.24, edgecolor="#BDBDBD", linewidth=0.7, zorder=1)
     every = max(1, round(0.16 / (size * high)))
     for replica in range(0, d, every):
         ax.text(
@@ -226,10 +224,10 @@ def _draw_ranks(
         corners.append([(x + 0.06, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.94), (x + 0.06, y + 0.94)])
         colours.append(colour)
         if place == at:
-            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=LIMIT, linewidth=1.6, zorder=4))
+            box(ax, x, y, 1, 1, edgecolor=LIMIT, linewidth=1.6, zorder=4)
         if numbered:
             text, points = str(mesh[place]), min(SMALL, 30 * size)
-            ax.text(x + 0.5, y + 0.53, text, ha="center", va="center", size=points, color=_readable(colour))
+            centred(ax, x + 0.5, y + 0.53, text, size=points, color=readable(colour))
     ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none", zorder=2))
 
 

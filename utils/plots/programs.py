@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
-from utils.plots.sm import IDLE, WAVE_COLOURS
+from utils.plots.marks import box, centred
+from utils.plots.sm import WAVE_COLOURS
 from utils.plots.style import (
     HBM,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
@@ -26,7 +27,7 @@ from utils.plots.style import (
     figure,
     mix,
     styled,
-)  # fmt: skip
+)
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -116,19 +117,19 @@ def _draw_programs(
         for column in range(columns):
             k = owner.get((row, column))
             face = IDLE if k is None else HBM if k == step else mix(HBM, 0.30 + 0.12 * (k % 2))
-            ax.add_patch(Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, facecolor=face, edgecolor="none"))
+            box(ax, column + 0.06, row + 0.06, 0.88, 0.88, face)
     if step >= 0:
         row, column, height, width = boxes[step]
         hatch = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH, "linewidth": 0.4}
         for r, c in _cells(lanes[step], boxes[step], False):
-            ax.add_patch(Rectangle((c + 0.06, r + 0.06), 0.88, 0.88, **hatch))
-        ax.add_patch(Rectangle((column, row), width, height, fill=False, edgecolor=INK, linewidth=1.6))
+            box(ax, c + 0.06, r + 0.06, 0.88, 0.88, **hatch)
+        box(ax, column, row, width, height, edgecolor=INK, linewidth=1.6)
     for k in range(step + 1):
         row, column, height, width = boxes[k]
         middle = (column + min(width, columns - column) / 2, row + min(height, rows - row) / 2)
         colours = ("#FFFFFF", HBM) if k == step else (INK, mix(HBM, 0.30 + 0.12 * (k % 2)))
         _label(ax, middle, _name(lanes[k], _flat(lanes)), *colours)
-    ax.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=LIMIT, linewidth=1.0))
+    box(ax, 0, 0, columns, rows, edgecolor=LIMIT, linewidth=1.0)
     ax.set_xlim(-0.15, max(reach[1], columns) + 0.15)
     ax.set_ylim(max(reach[0], rows) + 0.15, -0.15)
     ax.set_aspect("equal")
@@ -138,7 +139,7 @@ def _draw_programs(
 def _label(ax: Axes, place: Sequence[float], text: str, colour: str, ground: str) -> None:
     """Small centred text on a ground of its own, so that the gaps between elements do not cut it."""
     box = {"facecolor": ground, "edgecolor": "none", "pad": 1.5}
-    ax.text(*place, text, ha="center", va="center", size=SMALL, color=colour, bbox=box)
+    centred(ax, *place, text, color=colour, bbox=box)
 
 
 def _cells(lanes: Lanes, box: tuple[int, int, int, int], active: bool) -> list[tuple[int, int]]:
@@ -190,7 +191,7 @@ def tile_orders(
         for pid, (m, n) in enumerate(order):
             face = HBM if pid < wave else WAVE_COLOURS[3] if (pid // wave) % 2 else IDLE
             corner = (n * tile[1], m * tile[0])
-            ax.add_patch(Rectangle(corner, tile[1], tile[0], facecolor=face, edgecolor="white", linewidth=0.5))
+            box(ax, *corner, tile[1], tile[0], face, edgecolor="white", linewidth=0.5)
         middle = [((n + 0.5) * tile[1], (m + 0.5) * tile[0]) for m, n in order[:wave]]
         ax.plot(*zip(*middle), color=INK, linewidth=0.8)
         ax.plot(*middle[0], "o", color=INK, markersize=3)
@@ -278,7 +279,7 @@ def _draw_owners(
             else:
                 shade = (0.85, 0.4, 0.62, 0.25)[alone.index(owner[0]) % 4] if owner else 0
                 look = {"facecolor": mix(HBM, shade) if owner else IDLE, "edgecolor": "none"}
-            ax.add_patch(Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, **look))
+            box(ax, column + 0.06, row + 0.06, 0.88, 0.88, **look)
     for program in alone:
         cells = [cell for cell, owner in owners.items() if owner == [program]]
         middle = [sum(cell[axis] for cell in cells) / len(cells) + 0.5 for axis in (1, 0)]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from utils.plots.marks import centred
 from utils.plots.online import near
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, MUTED, ON_CHIP, SMALL, WASTE, bare, figure, mix, styled
 from utils.units import number
@@ -120,9 +121,7 @@ def merge_tree(levels: Sequence[Sequence[tuple[float, float]]], *, title: str, s
                 facecolor=mix(HBM, 0.22) if leaf else mix(ON_CHIP, 0.25), edgecolor="none",
             )  # fmt: skip
             ax.add_patch(box)
-            ax.text(
-                x, depth, f"m = {number(m)}\nd = {number(d, 4)}", ha="center", va="center", size=SMALL, linespacing=1.2
-            )
+            centred(ax, x, depth, f"m = {number(m)}\nd = {number(d, 4)}", linespacing=1.2)
         merges = len(levels[depth - 1]) // 2 if depth else 0
         note = "leaves" if not depth else f"step {depth}:\n{merges} merge{'s' * (merges > 1)}"
         ax.text(-0.62, depth, note, ha="right", va="center", size=SMALL, color=MUTED)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from utils.plots.animate import Animation, animate
-from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, TEXT, WASTE, bare, figure, mix, styled
+from utils.plots.marks import box, centred
+from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, TEXT, WASTE, bare, mix
 from utils.simt.ring import Frame, RingRun, Stage
 
 #: Stages and actors beyond which the ring cannot be read.
@@ -31,19 +31,10 @@ def ring_animation(run: RingRun, *, title: str, alt: str, subtitle: str = "", mo
         raise ValueError(f"a ring of at most {MOST_STAGES} stages can be drawn, got {stages}")
     frames = run.frames[:most]
     return animate(
-        [partial(_ring, frame=frame) for frame in frames], title=title, alt=alt, subtitle=subtitle,
+        [partial(draw_ring, frame=frame) for frame in frames], title=title, alt=alt, subtitle=subtitle,
         captions=[_ring_caption(frame) for frame in frames], height=2.75, seconds_per_frame=1.6,
         poster=min(len(frames) - 1, 8),
     )  # fmt: skip
-
-
-@styled
-def ring_picture(frame: Frame, *, title: str, subtitle: str = "") -> Figure:
-    """One moment of a simulated ring."""
-    fig, ax = figure(title, subtitle=subtitle, height=2.75, grid="none")
-    _ring(ax, frame=frame)
-    fig.alt = f"{title.rstrip('.')}. {_ring_caption(frame)}"
-    return fig
 
 
 def _actors(frame: Frame) -> list[str]:
@@ -55,7 +46,8 @@ def _ring_caption(frame: Frame) -> str:
     return f"Tick {frame.time}: {said}."
 
 
-def _ring(ax: Axes, *, frame: Frame) -> None:
+def draw_ring(ax: Axes, *, frame: Frame) -> None:
+    """Draw one moment: the stages with their barriers, and on the right what everybody does."""
     bare(ax)
     wide, gap = 1.0, 0.16
     for s, stage in enumerate(frame.stages):
@@ -85,33 +77,24 @@ def _stage(ax: Axes, x: float, wide: float, s: int, stage: Stage) -> None:
     face = mix(HBM, 0.25) if stage.filling else mix(ON_CHIP, 0.75 if stage.readers else 0.4)
     edge = HBM if stage.filling else "#8A8A8A"
     style = (0, (4, 2)) if stage.filling else "solid"
-    ax.add_patch(
-        Rectangle(
-            (x, 0), wide, 0.8, facecolor="white" if free else face, edgecolor=edge, linewidth=1.2, linestyle=style
-        )
-    )
+    box(ax, x, 0, wide, 0.8, "white" if free else face, edgecolor=edge, linewidth=1.2, linestyle=style)
     if stage.tile is not None:
         words = "arriving" if stage.filling else "free again" if free else "full"
         if stage.readers:
             words = "read by " + ", ".join(map(str, stage.readers))
         colour = MUTED if free else INK
-        ax.text(
-            x + wide / 2, 0.32, f"tile {stage.tile}", ha="center", va="center", size=TEXT, weight="bold", color=colour
-        )
-        ax.text(x + wide / 2, 0.58, words, ha="center", va="center", size=SMALL - 0.6, color=colour)
+        centred(ax, x + wide / 2, 0.32, f"tile {stage.tile}", size=TEXT, weight="bold", color=colour)
+        centred(ax, x + wide / 2, 0.58, words, size=SMALL - 0.6, color=colour)
     else:
-        ax.text(x + wide / 2, 0.42, "empty", ha="center", va="center", size=SMALL, color=MUTED)
+        centred(ax, x + wide / 2, 0.42, "empty", color=MUTED)
     for row, (name, (completed, pending)) in enumerate((("full", stage.full), ("empty", stage.empty))):
         y = 1.06 + 0.62 * row
         ax.text(x, y, f"{name}[{s}]", size=SMALL, weight="bold", color=INK, va="center")
         for parity in (0, 1):
             now = parity == completed & 1
-            ax.add_patch(
-                Rectangle((x + wide - 0.4 + 0.2 * parity, y - 0.1), 0.2, 0.2, facecolor=LIMIT if now else "white",
-                          edgecolor=LIMIT, linewidth=0.7)
-            )  # fmt: skip
-            ax.text(x + wide - 0.3 + 0.2 * parity, y, str(parity), ha="center", va="center", size=SMALL - 1,
-                    color="white" if now else MUTED)  # fmt: skip
+            face = LIMIT if now else "white"
+            box(ax, x + wide - 0.4 + 0.2 * parity, y - 0.1, 0.2, 0.2, face, edgecolor=LIMIT, linewidth=0.7)
+            centred(ax, x + wide - 0.3 + 0.2 * parity, y, str(parity), size=SMALL - 1, color="white" if now else MUTED)
         if pending:
             lacks = f"lacks {pending} arrival{'s' if pending > 1 else ''}"
         else:

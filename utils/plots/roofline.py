@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from utils.plots.labels import label_points
-from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, canvas, mix, styled
+from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -81,7 +81,6 @@ def roofline_plot(
     subtitle: str = "",
     limits: tuple[float, float] | None = None,
     height: float = 4.2,
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw roofs, the ridge, both regions and labelled points on log axes.
 
@@ -118,7 +117,7 @@ def roofline_plot(
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
     bound = [p.intensity < top.ridge for p, _ in placed]
     title = title or f"Left of {number(top.ridge, 3)} FLOP/B memory is the limit, right of it arithmetic"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=height)
+    fig, ax = figure(title, subtitle=subtitle, height=height)
     ax.set_xscale("log")
     ax.set_yscale("log")
     lowest = min([rate for _, rate in placed] + [top.attainable(low)])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from utils.plots.bars import _readable
 from utils.plots.labels import legend_below, spread
+from utils.plots.marks import box, centred, readable
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
@@ -113,27 +113,15 @@ def _panel(ax: Axes, timeline: Timeline, end: float) -> None:
     p = timeline.schedule.stages
     size = ax.figure.get_figwidth() * 0.88 / end  # inches of a unit of time
     for stage in range(p):
-        ax.add_patch(
-            Rectangle(
-                (0, stage - _HALF), timeline.makespan, 2 * _HALF, facecolor=_IDLE, edgecolor="#B5B5B5",
-                hatch=WASTE_HATCH, linewidth=0,
-            )
-        )  # fmt: skip
+        box(ax, 0, stage - _HALF, timeline.makespan, 2 * _HALF, _IDLE, hatch=WASTE_HATCH, edgecolor="#B5B5B5", lw=0)
     for w in timeline.work:
         colour = _colour(w.action, timeline.schedule.chunks)
         long = w.end - w.start
-        ax.add_patch(
-            Rectangle(
-                (w.start, w.stage - _HALF), long, 2 * _HALF, facecolor=colour, edgecolor="white",
-                linewidth=0.8 if long * size > 0.06 else 0.25,
-            )
-        )  # fmt: skip
+        line = 0.8 if long * size > 0.06 else 0.25
+        box(ax, w.start, w.stage - _HALF, long, 2 * _HALF, colour, edgecolor="white", linewidth=line)
         text = str(w.action.micro_batch)
         if long * size > 0.068 * len(text) + 0.014:
-            ax.text(
-                (w.start + w.end) / 2, w.stage + 0.03, text, ha="center", va="center", size=SMALL - 1,
-                color=_readable(colour),
-            )  # fmt: skip
+            centred(ax, (w.start + w.end) / 2, w.stage + 0.03, text, size=SMALL - 1, color=readable(colour))
     ax.set_xlim(0, end)
     ax.set_ylim(p - 0.5, -0.5)
     ax.set_yticks(range(p), [f"stage {s}" for s in range(p)], color=INK)

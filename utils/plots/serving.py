@@ -13,11 +13,12 @@ from typing import Protocol
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.plots.animate import Animation, animate
+from utils.plots.marks import box, centred
 from utils.plots.style import (
     ARITHMETIC,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
@@ -33,6 +34,7 @@ from utils.plots.style import (
 )
 
 PROMPT_COLOUR, TOKEN_COLOUR, LAST_COLOUR = mix(ARITHMETIC, 0.85), mix(ARITHMETIC, 0.38), mix(ON_CHIP, 0.55)
+_IDLE = {"facecolor": IDLE, "edgecolor": WASTE, "hatch": WASTE_HATCH}
 
 
 class Step(Protocol):
@@ -140,23 +142,18 @@ def slot_timeline(panels: Mapping[str, SlotGrid], *, title: str, subtitle: str =
     return fig
 
 
-def _draw_grid(ax: Axes, grid: SlotGrid, longest: int, now: int | None = None) -> None:
+def _draw_grid(ax: Axes, grid: SlotGrid, longest: int) -> None:
     names = grid.iterations <= 28
     for y, row in enumerate(grid.rows):
         for x, cell in enumerate(row):
             if cell is None:
-                ax.add_patch(
-                    Rectangle(
-                        (x + 0.03, y - 0.42), 0.94, 0.84, facecolor=mix(WASTE, 0.45), edgecolor=WASTE, linewidth=0.0,
-                        hatch=WASTE_HATCH,
-                    )
-                )  # fmt: skip
+                box(ax, x + 0.03, y - 0.42, 0.94, 0.84, linewidth=0.0, **_IDLE)
                 continue
             colour = LAST_COLOUR if cell.last else PROMPT_COLOUR if cell.tokens > 1 or cell.first else TOKEN_COLOUR
-            ax.add_patch(Rectangle((x + 0.03, y - 0.42), 0.94, 0.84, facecolor=colour, edgecolor="none"))
+            box(ax, x + 0.03, y - 0.42, 0.94, 0.84, colour)
             if names or cell.first:
                 ink = "white" if colour == PROMPT_COLOUR else INK
-                ax.text(x + 0.5, y, cell.request, ha="center", va="center", size=SMALL, color=ink, clip_on=True)
+                centred(ax, x + 0.5, y, cell.request, color=ink, clip_on=True)
     ax.set_xlim(0, longest)
     ax.set_ylim(grid.slots - 0.45, -0.55)
     ax.set_yticks(range(grid.slots), [f"slot {y + 1}" for y in range(grid.slots)], color=INK, size=SMALL)
@@ -242,11 +239,11 @@ def _draw_pool(
     for n, id in enumerate(waiting):
         x, y = n % 2, n // 2
         if y < rows:
-            ax.add_patch(Rectangle((x, y - 0.36), 0.9, 0.72, facecolor="white", edgecolor=MUTED, linewidth=1.0))
-            ax.text(x + 0.45, y, id, ha="center", va="center", size=SMALL, color=INK)
+            box(ax, x, y - 0.36, 0.9, 0.72, "white", edgecolor=MUTED, linewidth=1.0)
+            centred(ax, x + 0.45, y, id)
     most = max(lengths.values())
     for y, cell in enumerate(seats):
-        ax.add_patch(Rectangle((3.0, y - 0.36), 6.0, 0.72, facecolor=mix(WASTE, 0.25), edgecolor="none"))
+        box(ax, 3.0, y - 0.36, 6.0, 0.72, mix(WASTE, 0.25))
         if cell is None:
             ax.text(3.15, y, "idle", ha="left", va="center", size=SMALL, color=MUTED)
             continue
@@ -254,13 +251,13 @@ def _draw_pool(
         for t in range(made[cell.request]):
             new = t == made[cell.request] - 1
             colour = (LAST_COLOUR if cell.last else PROMPT_COLOUR) if new else TOKEN_COLOUR
-            ax.add_patch(Rectangle((4.0 + t * unit, y - 0.3), unit * 0.9, 0.6, facecolor=colour, edgecolor="none"))
+            box(ax, 4.0 + t * unit, y - 0.3, unit * 0.9, 0.6, colour)
         text = f"{cell.request}" + (" END" if cell.last else "")
         ax.text(3.1, y, text, ha="left", va="center", size=SMALL, color=INK)
     for n, id in enumerate(done):
         x, y = n // rows, n % rows
-        ax.add_patch(Rectangle((9.6 + x, y - 0.36), 0.9, 0.72, facecolor=LAST_COLOUR, edgecolor="none"))
-        ax.text(9.6 + x + 0.45, y, id, ha="center", va="center", size=SMALL, color=INK)
+        box(ax, 9.6 + x, y - 0.36, 0.9, 0.72, LAST_COLOUR)
+        centred(ax, 9.6 + x + 0.45, y, id)
     ax.set_xlim(-0.2, 9.8 + max(2, -(-len(lengths) // rows)))
     ax.set_ylim(rows - 0.45, -1.2)
 
@@ -298,17 +295,12 @@ def ragged_batch(lengths: Mapping[str, int], *, title: str, subtitle: str = "") 
     for y, (id, count) in enumerate(lengths.items()):
         colour = mix(ARITHMETIC, 0.3 + 0.5 * (y % 2))
         for x in range(longest):
-            filled = x < count
-            top.add_patch(
-                Rectangle(
-                    (x + 0.04, y - 0.42), 0.92, 0.84, facecolor=colour if filled else mix(WASTE, 0.45),
-                    edgecolor="none" if filled else WASTE, linewidth=0.0, hatch=None if filled else WASTE_HATCH,
-                )
-            )  # fmt: skip
+            look = {"facecolor": colour} if x < count else _IDLE
+            box(top, x + 0.04, y - 0.42, 0.92, 0.84, linewidth=0.0, **look)
         for x in range(at, at + count):
-            bottom.add_patch(Rectangle((x + 0.04, -0.42), 0.92, 0.84, facecolor=colour, edgecolor="none"))
+            box(bottom, x + 0.04, -0.42, 0.92, 0.84, colour)
         top.text(-0.2, y, id, ha="right", va="center", size=SMALL, color=INK)
-        bottom.text(at + count / 2, 0, id, ha="center", va="center", size=SMALL, color=INK if not y % 2 else "white")
+        centred(bottom, at + count / 2, 0, id, color=INK if not y % 2 else "white")
         at += count
     top.set_ylim(len(lengths) - 0.5, -0.5)
     bottom.set_ylim(0.5, -0.5)

@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
+    IDLE,
     INK,
     LIMIT,
     MUTED,
     SMALL,
     TEXT,
-    WASTE,
     WASTE_HATCH,
     bare,
-    canvas,
     figure,
     mix,
     styled,
-)  # fmt: skip
+)
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -35,13 +34,10 @@ if TYPE_CHECKING:
 
 #: Shades of arithmetic for the waves, first to fourth and round again.
 WAVE_COLOURS = tuple(mix(ARITHMETIC, share) for share in (1.0, 0.55, 0.78, 0.36))
-IDLE = mix(WASTE, 0.45)
 
 
 @styled
-def occupancy_bars(
-    kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def occupancy_bars(kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str = "", subtitle: str = "") -> Figure:
     """Draw the warp slots of one SM for each kernel: those its resident blocks fill, and those that stay empty.
 
     Args:
@@ -62,14 +58,14 @@ def occupancy_bars(
     subtitle = (
         subtitle or f"{slots} warp slots of one SM of {gpu.name}; neighbouring blocks differ in shade, grey is empty"
     )
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.56 * len(kernels) + 0.55, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.56 * len(kernels) + 0.55, grid="none")
     said = []
     for y, (label, held) in enumerate(kernels.items()):
         per_block = held.warps_per_sm // held.blocks_per_sm if held.blocks_per_sm else 1
         for slot in range(slots):
             filled = slot < held.warps_per_sm
             face = (ARITHMETIC, mix(ARITHMETIC, 0.62))[(slot // per_block) % 2] if filled else IDLE
-            ax.add_patch(Rectangle((slot + 0.07, y - 0.06), 0.86, 0.36, facecolor=face, edgecolor="none"))
+            box(ax, slot + 0.07, y - 0.06, 0.86, 0.36, face)
         blocks = f"{held.blocks_per_sm} block{'' if held.blocks_per_sm == 1 else 's'} × {per_block} warps"
         percent = f"{number(100 * held.fraction, 3)} %"
         why = "full" if held.fraction == 1 else f"limited by {held.limiter}"
@@ -120,35 +116,28 @@ class TileGrid:
 
 
 @styled
-def tile_map(
-    grids: TileGrid | Sequence[TileGrid], *, title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def tile_map(grids: TileGrid | Sequence[TileGrid], *, title: str = "", subtitle: str = "") -> Figure:
     """Draw the tiles over a matrix, shaded by wave, with what hangs over the edge hatched; up to three side by side.
 
     Tiles are numbered along rows, as a one-dimensional launch grid visits them.
 
     Raises:
-        ValueError: no grid, more than three, or more than one on axes that were given.
+        ValueError: no grid, or more than three.
     """
     grids = [grids] if isinstance(grids, TileGrid) else list(grids)
-    if not 1 <= len(grids) <= (3 if ax is None else 1):
-        raise ValueError(f"tile_map draws one to three grids, and one on given axes; got {len(grids)}")
+    if not 1 <= len(grids) <= 3:
+        raise ValueError(f"tile_map draws one to three grids, got {len(grids)}")
     last = grids[-1]
     title = title or (
         f"{number(last.count)} tiles need {len(last.waves)} wave{'s' if len(last.waves) > 1 else ''} of "
         f"{last.slots}; the last holds {last.waves[-1]}"
     )
-    if ax is None:
-        subtitle = subtitle or "shade: the wave in which a tile is computed; hatched: computed and thrown away"
-        fig, axes = figure(
-            title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
-        )
-        axes = list(np.atleast_1d(axes))
-    else:
-        fig, only = canvas(title, ax, diagram=True)
-        axes = [only]
-    for axis, grid in zip(axes, grids, strict=True):
-        _draw_grid(axis, grid)
+    subtitle = subtitle or "shade: the wave in which a tile is computed; hatched: computed and thrown away"
+    fig, axes = figure(
+        title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
+    )
+    for ax, grid in zip(np.atleast_1d(axes), grids, strict=True):
+        _draw_grid(ax, grid)
     said = (
         f"{g.m} by {g.n} in tiles of {g.tile_m} by {g.tile_n}: {g.count} tiles, {len(g.waves)} waves of {g.slots}, "
         f"the last of {g.waves[-1]}"
@@ -166,14 +155,14 @@ def _draw_grid(ax: Axes, grid: TileGrid) -> None:
         row, column = divmod(tile, columns)
         corner = (column * grid.tile_n, row * grid.tile_m)
         face = WAVE_COLOURS[(tile // grid.slots) % len(WAVE_COLOURS)]
-        ax.add_patch(Rectangle(corner, grid.tile_n, grid.tile_m, facecolor=face, edgecolor="white", linewidth=line))
+        box(ax, *corner, grid.tile_n, grid.tile_m, face, edgecolor="white", linewidth=line)
     width, height = columns * grid.tile_n, rows * grid.tile_m
     hatch = {"facecolor": (1, 1, 1, 0.62), "edgecolor": "#7A7A7A", "hatch": WASTE_HATCH, "linewidth": 0}
     if width > grid.n:
-        ax.add_patch(Rectangle((grid.n, 0), width - grid.n, height, **hatch))
+        box(ax, grid.n, 0, width - grid.n, height, **hatch)
     if height > grid.m:
-        ax.add_patch(Rectangle((0, grid.m), min(grid.n, width), height - grid.m, **hatch))
-    ax.add_patch(Rectangle((0, 0), grid.n, grid.m, fill=False, edgecolor=LIMIT, linewidth=1.2))
+        box(ax, 0, grid.m, min(grid.n, width), height - grid.m, **hatch)
+    box(ax, 0, 0, grid.n, grid.m, edgecolor=LIMIT, linewidth=1.2)
     ax.set_xlim(-0.01 * width, 1.01 * width)
     ax.set_ylim(1.01 * height, -0.01 * height)
     ax.set_aspect("equal")
@@ -206,7 +195,6 @@ def sm_waves(
     title: str = "",
     subtitle: str = "",
     unit: str = "tile times",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw a schedule of tiles: one row an SM (and slot), time to the right, shaded by turn, grey where nothing runs.
 
@@ -225,8 +213,8 @@ def sm_waves(
     busy = sum(row[3] - row[2] for row in rows) / (sms * per_sm * end)
     title = title or f"{number(len(rows))} tiles on {sms} SMs: {number(100 * (1 - busy), 2)} % of the time no tile runs"
     subtitle = subtitle or "each row is an SM; blue: a tile is computed (paler: its next turn), grey: nothing to do"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=3.0, grid="none")
-    ax.add_patch(Rectangle((0, 0), end, sms, facecolor=IDLE, edgecolor="none"))
+    fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="none")
+    box(ax, 0, 0, end, sms, IDLE)
     turns: dict[tuple[int, int], int] = {}
     lanes = sms * per_sm
     for sm, _, start, stop, slot in rows:
@@ -235,7 +223,7 @@ def sm_waves(
         face = WAVE_COLOURS[turn % len(WAVE_COLOURS)]
         line = 0.6 if lanes <= 48 else 0.25 if lanes <= 150 else 0
         edge = {"edgecolor": "white", "linewidth": line, "antialiased": line > 0}
-        ax.add_patch(Rectangle(corner, stop - start, 1 / per_sm, facecolor=face, **edge))
+        box(ax, *corner, stop - start, 1 / per_sm, face, **edge)
     ax.set_xlim(0, end)
     ax.set_ylim(sms, 0)
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -8,25 +8,13 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from utils.plots.style import (
-    ARITHMETIC,
-    INK,
-    MUTED,
-    SMALL,
-    TEXT,
-    WASTE,
-    WRONG,
-    WRONG_HATCH,
-    bare,
-    figure,
-    mix,
-    styled,
-)  # fmt: skip
+from utils.plots.marks import centred
+from utils.plots.style import ARITHMETIC, IDLE, INK, MUTED, SMALL, TEXT, WRONG, WRONG_HATCH, bare, figure, mix, styled
 from utils.units import number
 
 #: Rounds and tokens of a round beyond which a picture cannot be read.
 MOST_ROUNDS, MOST_TOKENS, MOST_BARS = 24, 13, 16
-_ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, mix(WASTE, 0.45)
+_ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, IDLE
 _MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
 #: In characters: a line of the figure, the room before a round, around a token's text, and before the added token.
 _LINE, _MARGIN, _PAD, _APART = 98.0, 5.0, 0.9, 1.2
@@ -122,10 +110,7 @@ def _token(ax, x: float, row: int, token: str, kind: str) -> float:
     ax.add_patch(box)
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if kind == "rejected" else None
     ink = "white" if kind == "added" else MUTED if kind == "dropped" else INK
-    ax.text(
-        x + width / 2, row + 0.02, text, ha="center", va="center", size=_MONO, color=ink, family="DejaVu Sans Mono",
-        bbox=ground,
-    )  # fmt: skip
+    centred(ax, x + width / 2, row + 0.02, text, size=_MONO, color=ink, family="DejaVu Sans Mono", bbox=ground)
     return x + width + 0.35
 
 

@@ -27,6 +27,8 @@ LIMIT = "#000000"
 WRONG = "#E69F00"
 #: Text, secondary text, grid.
 INK, MUTED, GRID = "#222222", "#5F5F5F", "#E4E4E4"
+#: Where nothing is done.
+IDLE = "#e7e7e7"
 #: Hatches: a wrong result, and waste that must be seen beside a pale colour.
 WRONG_HATCH, WASTE_HATCH = "xxx", "////"
 
@@ -166,19 +168,6 @@ def bare(ax: Axes) -> Axes:
     for spine in ax.spines.values():
         spine.set_visible(False)
     return ax
-
-
-def canvas(title: str, ax: Axes | None, *, diagram: bool = False, **options: Any) -> tuple[Figure, Axes]:
-    """The figure that a drawer draws on: a new one, or that of the axes it was given (with the title on the axes)."""
-    if ax is None:
-        fig, ax = figure(title, **options)
-    else:
-        fig = ax.figure
-        tidy(ax, options.get("grid", "both"))
-        ax.set_title("\n".join(textwrap.wrap(title, 48)), loc="left", size=TEXT, weight="bold", color=INK)
-    if diagram:
-        bare(ax)
-    return fig, ax
 
 
 def mix(colour: str, share: float, ground: str = "#FFFFFF") -> str:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from utils.plots.style import ARITHMETIC, INK, SMALL, WASTE, canvas, mix, styled
+from utils.plots.marks import box, centred, readable
+from utils.plots.style import ARITHMETIC, IDLE, INK, figure, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -32,9 +31,7 @@ class Span:
 
 
 @styled
-def timeline(
-    spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def timeline(spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: str = "") -> Figure:
     """Draw spans on their lanes (in order of first appearance); between them a lane waits, in light grey.
 
     Args:
@@ -47,21 +44,18 @@ def timeline(
         raise ValueError("a timeline needs at least one span")
     lanes = list(dict.fromkeys(s.lane for s in spans))
     first, last = min(s.start for s in spans), max(s.end for s in spans)
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.34 * len(lanes) + 0.75, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.34 * len(lanes) + 0.75, grid="none")
     said = []
     for y, lane in enumerate(lanes):
         own = sorted((s for s in spans if s.lane == lane), key=lambda s: s.start)
         for a, b in itertools.pairwise(own):
             if b.start < a.end - 1e-9 * (last - first):
                 raise ValueError(f"spans overlap on {lane!r}: one until {a.end}, the next from {b.start}")
-        ax.add_patch(Rectangle((first, y - 0.36), last - first, 0.72, facecolor=mix(WASTE, 0.45), edgecolor="none"))
+        box(ax, first, y - 0.36, last - first, 0.72, IDLE)
         for s in own:
-            box = Rectangle(
-                (s.start, y - 0.36), s.end - s.start, 0.72, facecolor=s.colour, edgecolor="white", linewidth=0.9
-            )
-            ax.add_patch(box)
+            box(ax, s.start, y - 0.36, s.end - s.start, 0.72, s.colour, edgecolor="white", linewidth=0.9)
             if s.text and 6.0 * (s.end - s.start) / (last - first) > 0.082 * len(s.text):
-                ax.text((s.start + s.end) / 2, y, s.text, ha="center", va="center", size=SMALL, color=_ink(s.colour))
+                centred(ax, (s.start + s.end) / 2, y, s.text, color=readable(s.colour))
         busy = sum(s.end - s.start for s in own) / (last - first)
         said.append(f"{lane} busy {number(100 * busy, 3)} %")
     ax.set_xlim(first, last)
@@ -71,9 +65,3 @@ def timeline(
     quantity_axis(ax.xaxis, unit, "time")
     fig.alt = f"{title.rstrip('.')}. Timeline of {quantity(float(last - first), unit, 3)}: {'; '.join(said)}."
     return fig
-
-
-def _ink(colour: str) -> str:
-    from utils.plots.bars import _readable
-
-    return _readable(colour)

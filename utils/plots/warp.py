@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from utils.plots.style import ARITHMETIC, HBM, INK, MUTED, SMALL, WASTE, canvas, mix, styled
+from utils.plots.marks import box
+from utils.plots.style import ARITHMETIC, HBM, IDLE, INK, MUTED, SMALL, WASTE, figure, styled
 from utils.units import number
 
 if TYPE_CHECKING:
     from utils.simt import Access, WarpTrace
 
-IDLE = mix(WASTE, 0.45)
-
 
 @styled
-def warp_timeline(trace: WarpTrace, *, title: str = "", subtitle: str = "", ax: Axes | None = None) -> Figure:
+def warp_timeline(trace: WarpTrace, *, title: str = "", subtitle: str = "") -> Figure:
     """Draw which lanes of a warp work and which wait, operation by operation.
 
     Args:
@@ -37,14 +35,14 @@ def warp_timeline(trace: WarpTrace, *, title: str = "", subtitle: str = "", ax: 
     wasted = f"{number(trace.wasted_lane_cycles)} of {number(trace.total_lane_cycles)} lane-cycles"
     title = title or f"{wasted} are spent waiting: {number(100 * (1 - trace.efficiency), 3)} % of the warp"
     subtitle = subtitle or f"each row is one of {lanes} lanes; blue works, grey waits"
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.075 * lanes + 0.95, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.075 * lanes + 0.95, grid="none")
     time = 0
     for step in trace.steps:
         first = 0
         for active, run in itertools.groupby(step.mask):
             count = len(list(run))
             face = ARITHMETIC if active else IDLE
-            ax.add_patch(Rectangle((time, first), step.cycles, count, facecolor=face, edgecolor="none"))
+            box(ax, time, first, step.cycles, count, face)
             first += count
         count = "" if step.active == lanes else f"{step.active} of {lanes}"
         if 6.2 * step.cycles / cycles < 0.075 * len(count):
@@ -94,9 +92,7 @@ class Pattern:
 
 
 @styled
-def coalescing_map(
-    patterns: Sequence[Pattern], *, title: str = "", subtitle: str = "", ax: Axes | None = None
-) -> Figure:
+def coalescing_map(patterns: Sequence[Pattern], *, title: str = "", subtitle: str = "") -> Figure:
     """Draw the sectors that the first warp of each pattern moves, side by side, with the bytes that it uses.
 
     A row is as long as the sectors it moves; in each 32-byte sector the used bytes are coloured and the rest is grey. A
@@ -119,7 +115,7 @@ def coalescing_map(
     subtitle = (
         subtitle or "box: a 32-byte sector, colour used, grey wasted; tick above: a thread; below: 128-byte lines"
     )
-    fig, ax = canvas(title, ax, subtitle=subtitle, height=0.52 * len(rows) + 0.55, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.52 * len(rows) + 0.55, grid="none")
     said = []
     for y, (pattern, access) in enumerate(rows):
         _row(ax, y, pattern, access)
@@ -148,12 +144,12 @@ def _row(ax: Axes, y: int, pattern: Pattern, access: Access) -> None:
     size, sector = pattern.element_size, access.sector
     order = {number: place for place, number in enumerate(sorted(access.sector_sets[0]))}
     for place in order.values():
-        ax.add_patch(Rectangle((place + 0.03, y - 0.2), 0.94, 0.4, facecolor=WASTE, edgecolor="none"))
+        box(ax, place + 0.03, y - 0.2, 0.94, 0.4, WASTE)
     for index in {i for i in list(pattern.element_indices)[:32] if i is not None}:
         start = pattern.base_offset + int(index) * size
         for a, b in _pieces(start, start + size, sector):
             left = order[a // sector] + 0.03 + 0.94 * (a % sector) / sector
-            ax.add_patch(Rectangle((left, y - 0.2), 0.94 * (b - a) / sector, 0.4, facecolor=HBM, edgecolor="none"))
+            box(ax, left, y - 0.2, 0.94 * (b - a) / sector, 0.4, HBM)
         centre = (
             order[start // sector] + 0.03 + 0.94 * ((start % sector) + min(size, sector - start % sector) / 2) / sector
         )
