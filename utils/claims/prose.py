@@ -7,7 +7,9 @@ A comment right behind a number and its unit, which no reader sees, says what th
 The comment is an expression of :mod:`utils.claims.expressions`, in SI units, a fraction where the text prints ``%``.
 Write a comparison such that it is positive only in the direction that the words state: "behind", "slower" and "less"
 are ``1 - ratio``, "ahead", "faster" and "more" ``ratio - 1``. If it has several values, "7 to 17 %" are the least and
-the greatest of them, "2 and 7 %" the only two, in that order, and "7 %" is each of them.
+the greatest of them, "2 and 7 %" the only two, in that order, and "7 %" is each of them. Behind "within", "less than",
+"below", "more than" and "above" the number is a bound, which must hold and be near; behind "some", "about" and the like
+zeros at its end are no digits.
 
 ``given`` marks what is no result of the course: an assumption, a definition, a published figure.
 """
@@ -97,8 +99,8 @@ def text_problems(text: str, claims: Mapping[str, Any], results: Callable[[str],
                 found.append(f"{says}, {wrong}")
         elif printed.start() < exercises and (printed["unit"] or (_is_decimal(printed) and not _NAMED.search(before))):
             found.append(f"{says}, and no comment behind it names its claim or record, or marks it as given")
-    if held != masked.count("<!--"):
-        found.append(f"{masked.count('<!--')} comments, of which {held} stand right behind a number and its unit")
+    if held != text.count("<!--"):
+        found.append(f"{text.count('<!--')} comments, of which {held} stand right behind a number and its unit")
     return found
 
 
@@ -130,10 +132,10 @@ def _agree(printed: re.Match[str], values: np.ndarray, before: str) -> bool:
 
 def _is(text: str, value: float, before: str) -> bool:
     stated = float(text.replace(",", "").replace("−", "-"))
+    last_place = 10.0 ** -len(text.partition(".")[2])
     for words, holds in _BOUNDS:
         if words.search(before):
-            return holds(value, stated)
-    last_place = 10.0 ** -len(text.partition(".")[2])
+            return holds(value, stated) and abs(value - stated) <= max(last_place, 0.1 * abs(stated))
     if _ROUGHLY.search(before) and "." not in text:
         last_place = 10.0 ** (len(text) - len(text.rstrip("0")))  # "some 150": its zeros are no digits
     return abs(value - stated) <= 0.5 * last_place * (1 + 1e-9)
