@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.plots import marks
 from utils.plots.labels import legend_below
-from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
     GRID,
@@ -17,7 +17,6 @@ from utils.plots.style import (
     IDLE,
     INK,
     LIMIT,
-    MUTED,
     ON_CHIP,
     SMALL,
     TEXT,
@@ -117,20 +116,16 @@ def _timeline_panel(ax: Axes, name: str, lanes: Lanes, end: float) -> str:
             edge = {"edgecolor": "white", "linewidth": 0.3}
             if what == "waiting":
                 edge = {"hatch": WASTE_HATCH, "edgecolor": "#B5B5B5", "linewidth": 0}
-            box(ax, a, y + low, b - a, high - low, KINDS[what][0], **edge)
+            marks.box(ax, a, y + low, b - a, high - low, KINDS[what][0], **edge)
     y = len(lanes)
-    box(ax, 0, y - 0.3, last, 0.6, IDLE)
+    marks.box(ax, 0, y - 0.3, last, 0.6, IDLE)
     for what, _tile, a, b in (each for own in lanes.values() for each in own):
         if what in PRODUCTS:
-            box(ax, a, y - 0.3, b - a, 0.6, ARITHMETIC)
+            marks.box(ax, a, y - 0.3, b - a, 0.6, ARITHMETIC)
     share, softmax = under_way(lanes) / last, under_way(lanes, ("softmax",)) / last
-    ax.set_xlim(0, end)
-    ax.set_ylim(len(lanes) + 0.45, -0.55)
-    ax.set_yticks(range(len(lanes) + 1), [*lanes, "tensor cores"], color=INK)
-    ax.spines["bottom"].set_visible(False)
+    marks.lanes(ax, [*lanes, "tensor cores"], end, margin=0.5)
     said = f"a product is under way {number(100 * share, 3)} % of the time"
-    ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=4)
-    ax.set_title(said, loc="right", size=SMALL, color=MUTED, pad=4)
+    marks.heading(ax, name, said)
     return f"{name}: {said}, somebody's softmax {number(100 * softmax, 3)} %."
 
 

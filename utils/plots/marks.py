@@ -1,13 +1,14 @@
-"""Boxes and the texts in them."""
+"""What drawings share: boxes, the texts in them, the lanes of a timeline, the heading of a panel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from utils.plots.style import INK, SMALL
+from utils.plots.style import INK, MUTED, SMALL, TEXT
 
 
 def box(
@@ -27,3 +28,17 @@ def readable(colour: str) -> str:
     """White or dark text, whichever stands out on ``colour``."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.62 else INK
+
+
+def lanes(ax: Axes, names: Sequence[str], end: float, *, start: float = 0.0, margin: float = 0.55) -> None:
+    """Make the axes those of a timeline: a lane for each name from the top down, ``margin`` beyond the outer ones."""
+    ax.set_xlim(start, end)
+    ax.set_ylim(len(names) - 1 + margin, -margin)
+    ax.set_yticks(range(len(names)), names, color=INK)
+    ax.spines["bottom"].set_visible(False)
+
+
+def heading(ax: Axes, name: str, said: str = "", pad: float = 4.0) -> None:
+    """Write above a panel its name, and on the right what it shows."""
+    ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=pad)
+    ax.set_title(said, loc="right", size=SMALL, color=MUTED, pad=pad)

@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 
 from utils.plots.animate import Animation, animate
 from utils.plots.labels import legend_below
-from utils.plots.marks import box, centred
-from utils.plots.style import HBM, IDLE, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
+from utils.plots.marks import box, centred, heading, lanes
+from utils.plots.style import HBM, IDLE, INK, LIMIT, SMALL, WASTE, WASTE_HATCH, bare, figure, mix, styled
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def memory_map(
     fig, axes = figure(title, subtitle=subtitle, height=height, rows=len(traces), grid="none")
     said = []
     for ax, (name, trace) in zip(np.atleast_1d(axes), traces.items(), strict=True):
-        said.append(f"{name}: {_draw_map(ax, trace, steps[name], row)}")
-        ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=3)
-        ax.set_title(said[-1].split(": ", 1)[1], loc="right", size=SMALL, color=MUTED, pad=3)
+        shown = _draw_map(ax, trace, steps[name], row)
+        heading(ax, name, shown, pad=3)
+        said.append(f"{name}: {shown}")
     legend_below(np.atleast_1d(axes)[-1], _handles(), drop=0.12)
     fig.alt = f"{title.rstrip('.')}. Every slot of the cache, coloured by what it is for. {'; '.join(said)}."
     return fig
@@ -136,9 +136,7 @@ def _draw_frame(ax: Axes, *, traces: Mapping[str, MemoryTrace], step: int, row: 
     share = 1 / len(traces)
     for k, (name, trace) in enumerate(traces.items()):
         inner = ax.inset_axes((0, 1 - (k + 1) * share, 1, 0.80 * share))
-        said = _draw_map(inner, trace, step, row)
-        inner.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=3)
-        inner.set_title(said, loc="right", size=SMALL, color=MUTED, pad=3)
+        heading(inner, name, _draw_map(inner, trace, step, row), pad=3)
     legend_below(inner, _handles(), drop=0.05)
 
 
@@ -185,11 +183,8 @@ def share_bars(
         if published and name in published:
             ax.plot([published[name]] * 2, [y - 0.46, y + 0.46], color=LIMIT, linewidth=2.0, zorder=5)
             said[-1] += f", published {number(100 * published[name], 3)} % used"
-    ax.set_xlim(0, 1)
-    ax.set_ylim(len(shares) - 0.45, -0.55)
-    ax.set_yticks(range(len(shares)), list(shares), color=INK)
+    lanes(ax, list(shares), 1)
     ax.set_xticks([])
-    ax.spines["bottom"].set_visible(False)
     handles = [
         Patch(facecolor=mix(WASTE, 0.8) if kind == "internal" else COLOURS[kind], label=label,
               hatch=WASTE_HATCH if kind == "internal" else "", edgecolor="#9A9A9A", linewidth=0)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.plots.labels import legend_below
-from utils.plots.marks import box, centred, readable
+from utils.plots.marks import box, centred, lanes, readable
 from utils.plots.style import ARITHMETIC, INK, LINK, SMALL, WASTE, WASTE_HATCH, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
@@ -91,10 +91,9 @@ def overlap_timeline(
     found = overlap_of(spans)
     first, last = min(s.start for s in spans), max(s.end for s in spans)
     whole = (last - first) or 1.0
-    lanes = list(dict.fromkeys(s.lane for s in spans))
-    rows = len(lanes) + 1
-    fig, ax = figure(title, subtitle=subtitle, height=0.36 * rows + 0.95, grid="none")
-    for y, lane in enumerate(lanes):
+    names = list(dict.fromkeys(s.lane for s in spans))
+    fig, ax = figure(title, subtitle=subtitle, height=0.36 * len(names) + 1.31, grid="none")
+    for y, lane in enumerate(names):
         box(ax, 0, y - 0.36, whole, 0.72, mix(WASTE, 0.30))
         for talks in (False, True):
             own = sorted((s for s in spans if s.lane == lane and s.communicates == talks), key=lambda s: s.start)
@@ -102,15 +101,12 @@ def overlap_timeline(
     talk = _union([(s.start, s.end) for s in spans if s.communicates])
     work = _union([(s.start, s.end) for s in spans if not s.communicates])
     hidden = _common(talk, work)
-    y, exposed = len(lanes), {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH, "linewidth": 0.6}
+    y, exposed = len(names), {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH, "linewidth": 0.6}
     for start, end in talk:
         box(ax, start - first, y - 0.2, end - start, 0.4, **exposed)
     for start, end in hidden:
         box(ax, start - first, y - 0.2, end - start, 0.4, mix(LINK, 0.55))
-    ax.set_xlim(0, whole)
-    ax.set_ylim(rows - 0.5, -0.5)
-    ax.set_yticks(range(rows), [*lanes, "communication"], color=INK)
-    ax.spines["bottom"].set_visible(False)
+    lanes(ax, [*names, "communication"], whole, margin=0.5)
     quantity_axis(ax.xaxis, unit, "time")
     handles = [
         Patch(facecolor=ARITHMETIC, label="computation"),
@@ -124,7 +120,7 @@ def overlap_timeline(
         f"{share} of {quantity(float(found.communication), unit, 3)} hidden", (1, y - 0.28),
         xycoords=("axes fraction", "data"), ha="right", va="bottom", size=SMALL, color=INK,
     )  # fmt: skip
-    busy = ", ".join(f"{lane} {_busy(spans, lane, whole)}" for lane in lanes)
+    busy = ", ".join(f"{lane} {_busy(spans, lane, whole)}" for lane in names)
     fig.alt = (
         f"{title.rstrip('.')}. Timeline of {quantity(float(whole), unit, 3)}; busy: {busy}. Communication takes "
         f"{quantity(float(found.communication), unit, 3)}, {share} of it beside computation, "

@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.plots.labels import legend_below, spread
-from utils.plots.marks import box, centred, readable
+from utils.plots.marks import box, centred, heading, lanes, readable
 from utils.plots.style import (
     ARITHMETIC,
     HBM,
     INK,
     LIMIT,
-    MUTED,
     SMALL,
     TEXT,
     WASTE,
@@ -80,8 +79,7 @@ def pipeline_timeline(
     end = max(t.makespan for t in timelines)
     for ax, t, name in zip(axes, timelines, names, strict=True):
         _panel(ax, t, end)
-        ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=4)
-        ax.set_title(_verdict(t), loc="right", size=SMALL, color=MUTED, pad=4)
+        heading(ax, name, _verdict(t))
     quantity_axis(axes[-1].xaxis, unit or "forward passes of a stage", "time")
     kinds = [k for k in "FBW" if any(w.action.kind == k for t in timelines for w in t.work)]
     handles = [Patch(facecolor=KIND_COLOURS[k], label=KIND_NAMES[k]) for k in kinds]
@@ -122,10 +120,7 @@ def _panel(ax: Axes, timeline: Timeline, end: float) -> None:
         text = str(w.action.micro_batch)
         if long * size > 0.068 * len(text) + 0.014:
             centred(ax, (w.start + w.end) / 2, w.stage + 0.03, text, size=SMALL - 1, color=readable(colour))
-    ax.set_xlim(0, end)
-    ax.set_ylim(p - 0.5, -0.5)
-    ax.set_yticks(range(p), [f"stage {s}" for s in range(p)], color=INK)
-    ax.spines["bottom"].set_visible(False)
+    lanes(ax, [f"stage {s}" for s in range(p)], end, margin=0.5)
 
 
 def _colour(action: Action, chunks: int) -> str:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
-from utils.plots.marks import box, centred
+from utils.plots.marks import box, centred, lanes
 from utils.plots.style import (
     ARITHMETIC,
     IDLE,
@@ -154,13 +154,10 @@ def _draw_grid(ax: Axes, grid: SlotGrid, longest: int) -> None:
             if names or cell.first:
                 ink = "white" if colour == PROMPT_COLOUR else INK
                 centred(ax, x + 0.5, y, cell.request, color=ink, clip_on=True)
-    ax.set_xlim(0, longest)
-    ax.set_ylim(grid.slots - 0.45, -0.55)
-    ax.set_yticks(range(grid.slots), [f"slot {y + 1}" for y in range(grid.slots)], color=INK, size=SMALL)
+    lanes(ax, [f"slot {y + 1}" for y in range(grid.slots)], longest)
     every = 1 if longest <= 28 else 5 if longest <= 60 else 20
     ticks = [x for x in range(longest) if (x + 1) % every == 0 or x == 0]
     ax.set_xticks([x + 0.5 for x in ticks], [f"T{x + 1}" if longest <= 28 else str(x + 1) for x in ticks], size=SMALL)
-    ax.spines["bottom"].set_visible(False)
 
 
 # ---- the pool and the engine --------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from utils.plots.marks import box, centred, readable
-from utils.plots.style import ARITHMETIC, IDLE, INK, figure, styled
+from utils.plots.marks import box, centred, lanes, readable
+from utils.plots.style import ARITHMETIC, IDLE, figure, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -42,11 +42,11 @@ def timeline(spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: st
     """
     if not spans:
         raise ValueError("a timeline needs at least one span")
-    lanes = list(dict.fromkeys(s.lane for s in spans))
+    names = list(dict.fromkeys(s.lane for s in spans))
     first, last = min(s.start for s in spans), max(s.end for s in spans)
-    fig, ax = figure(title, subtitle=subtitle, height=0.34 * len(lanes) + 0.75, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.34 * len(names) + 0.75, grid="none")
     said = []
-    for y, lane in enumerate(lanes):
+    for y, lane in enumerate(names):
         own = sorted((s for s in spans if s.lane == lane), key=lambda s: s.start)
         for a, b in itertools.pairwise(own):
             if b.start < a.end - 1e-9 * (last - first):
@@ -58,10 +58,7 @@ def timeline(spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: st
                 centred(ax, (s.start + s.end) / 2, y, s.text, color=readable(s.colour))
         busy = sum(s.end - s.start for s in own) / (last - first)
         said.append(f"{lane} busy {number(100 * busy, 3)} %")
-    ax.set_xlim(first, last)
-    ax.set_ylim(len(lanes) - 0.45, -0.55)
-    ax.set_yticks(range(len(lanes)), lanes, color=INK)
-    ax.spines["bottom"].set_visible(False)
+    lanes(ax, names, last, start=first)
     quantity_axis(ax.xaxis, unit, "time")
     fig.alt = f"{title.rstrip('.')}. Timeline of {quantity(float(last - first), unit, 3)}: {'; '.join(said)}."
     return fig
