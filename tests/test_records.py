@@ -186,6 +186,16 @@ def test_what_is_saved_is_loaded_again(shelf):
     assert [file.name for file in shelf.iterdir()] == [path.name]
 
 
+def test_a_benchmarks_command_line_records_what_has_its_layout_and_refuses_the_rest(shelf):
+    assert family.run("ceilings", lambda quick: RESULTS, lambda results: "table", LAYOUT, []) == 0
+    record = records.load("ceilings")
+    assert (record.results, record.sources) == (RESULTS, tuple(SOURCES))
+    with pytest.raises(records.RecordError, match=r"ceilings\.json: results\.best is missing"):
+        broken = {key: RESULTS[key] for key in RESULTS if key != "best"}
+        family.run("ceilings", lambda quick: broken, lambda results: "table", LAYOUT, [])
+    assert records.load("ceilings").results == RESULTS
+
+
 def test_nothing_is_recorded_on_a_machine_without_a_gpu(shelf, monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="cannot record 'ceilings': no GPU is in use"):
