@@ -41,6 +41,8 @@ def graded_copy(lab: Lab, seeds: Mapping[str, int] | None, numbers: list[str] | 
         if needed not in cells:
             raise ValueError(f"{lab.notebook.name} has no cell {needed!r}")
     imports = undrawn("\n".join(line for line in cells["imports"].source.split("\n") if not line.startswith("%")))
+    # the course's own copy of the checks: it imports nothing of the student's
+    imports = imports.replace(f"from {lab.name}.exercises.", f"from labs.{lab.name}.exercises.")
     prelude = [cells["setup"].source, f"import utils.runtime\n{course_imports(imports)}", SEAL]
     made = [_cell(source, PRELUDE, f"prelude-{index}") for index, source in enumerate(prelude)]
     made.append(_cell(imports, STUDENT, "imports"))
@@ -79,7 +81,7 @@ def course_imports(imports: str) -> str:
     for node in ast.parse(imports).body:
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if names and all(name.split(".")[0] in ("utils", "torch") for name in names):
+        if names and all(name.split(".")[0] in ("utils", "torch", "labs") for name in names):
             kept.append(ast.unparse(node))
     return "\n".join(kept)
 

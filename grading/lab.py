@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+EXERCISES = "exercises"  # the folder of a lab that holds its checks
 HEADING = re.compile(r"^## Exercise (?P<number>\d+\.\d+): (?P<title>.+?)\s*$", re.MULTILINE)
 
 
@@ -59,6 +60,11 @@ class Lab:
             if exercise.number == number:
                 return exercise
         raise ValueError(f"{self.name} has no exercise {number}, but {', '.join(e.number for e in self.exercises)}")
+
+
+def checks_of(lab: Lab) -> dict[str, Path]:
+    """The course's own checks of a lab, as a sandbox shows them: path below the course -> folder."""
+    return {f"labs/{lab.name}/{EXERCISES}": lab.released / EXERCISES}
 
 
 def lab_names(root: Path = ROOT) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grading import die_with
-from grading.lab import ROOT, Lab
+from grading.lab import ROOT, Lab, checks_of
 from grading.results import Verdict
 from grading.sandbox import Limits, Sandbox
 
@@ -80,7 +80,7 @@ def observe(
     left = list(numbers)
     out.mkdir(parents=True, exist_ok=True)
     while left:
-        with Sandbox(submission, shown=SHOWN, limits=limits, isolated=isolated) as sandbox:
+        with Sandbox(submission, shown=SHOWN | checks_of(lab), limits=limits, isolated=isolated) as sandbox:
             place = sandbox.folder / "observed"
             place.mkdir()
             status = sandbox.run(_program(lab.name, sandbox.work, seed, place, left))

@@ -19,6 +19,7 @@ from grading.strip import strip_notebook, strip_source
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = "manifest.json"
+ANSWERS = "answers/"  # right and wrong answers, for tests
 UNSTRIPPED = (b"BEGIN SOLUTION", b"BEGIN HIDDEN TESTS")  # must not stand in a file that is copied as it is
 
 
@@ -60,6 +61,8 @@ def generate_lab(lab: Path) -> dict[str, bytes]:
     """
     released: dict[str, bytes] = {}
     for relative, path in _files(lab).items():
+        if relative.startswith(ANSWERS):
+            continue
         name, content = f"{lab.name}/{relative}", path.read_bytes()
         if path.suffix == ".py":
             content = strip_source(content.decode(), name).encode()

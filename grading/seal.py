@@ -27,7 +27,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 #: Modules whose every name is noted, with all that was loaded below them.
-WHOLE = ("utils", "grading.seal")
+WHOLE = ("utils", "labs", "grading.seal")
 
 #: Modules whose functions, classes and data types are noted.
 USED = _names(
@@ -62,7 +62,7 @@ SET_ANEW = _names(
 WRAPPED_LATE = re.compile(r"torch\.manual_seed|torch\.optim\..*\.step")
 
 #: Modules and classes that get no new name: it would stand before a builtin, or before a method that is inherited.
-GROWS_NOT = re.compile(r"utils\.|torch\.(_tensor\.)?Tensor\.|random\.Random\.")
+GROWS_NOT = re.compile(r"(utils|labs)\.|torch\.(_tensor\.)?Tensor\.|random\.Random\.")
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.BuiltinMethodType)

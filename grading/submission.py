@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from grading.lab import Lab
+from grading.lab import EXERCISES, Lab
 
 MAX_FILE, MAX_TOTAL, MAX_MEMBERS = 4 * 2**20, 32 * 2**20, 5000
 MAX_MODULE = 2**20
@@ -109,7 +109,11 @@ def _base(entries: dict[str, bytes], released: set[str], lab_name: str) -> PureP
         path = PurePosixPath(name)
         if path.name in released and path.name != "__init__.py":
             counts[path.parent] = counts.get(path.parent, 0) + 1
-    return max(counts, key=lambda at: (counts[at], at.name == lab_name, -len(at.parts), str(at)), default=None)
+    return max(
+        counts,
+        key=lambda at: (at.name != EXERCISES, counts[at], at.name == lab_name, -len(at.parts), str(at)),
+        default=None,
+    )
 
 
 def _folder_entries(folder: Path, submission: Submission) -> Iterator[tuple[str, bytes]]:

@@ -19,10 +19,10 @@ from typing import Any
 from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
 from grading.kernel import run_checks
-from grading.lab import ROOT, Lab
+from grading.lab import EXERCISES, ROOT, Lab, checks_of
 from grading.observed import compared, observe, scenario_limits
 from grading.policy import violations
-from grading.results import Verdict, files_below, result, write_folder, write_json
+from grading.results import Verdict, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
 from grading.seeds import Seeds
 from grading.submission import Submission, UnreadableSubmission, collect, student_of
@@ -70,7 +70,7 @@ def grade(job: Job, path: Path, digest: str, submitted: Path) -> dict[str, Any]:
 
 
 def _modules(folder: Path) -> dict[str, bytes]:
-    return {str(Path(path).relative_to(folder)): text for path, text in files_below(folder, endings=(".py",)).items()}
+    return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
 def _read_untouched(path: Path, lab: Lab) -> dict[str, dict[str, Any]] | None:
@@ -118,7 +118,7 @@ class _Grading:
     def _lay_out(self) -> None:
         """The package that is imported: the release, with every module of the student's that the policy accepts."""
         package = self.files / self.lab.name
-        shutil.copytree(self.lab.released, package, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
+        shutil.copytree(self.lab.released, package, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb", EXERCISES))
         for name, content in self.submission.files.items():
             if not name.endswith(".py"):
                 continue
@@ -178,7 +178,7 @@ class _Grading:
         job = self.job
 
         def sandbox() -> Sandbox:
-            return Sandbox(self.files, shown=SHOWN, limits=job.limits, isolated=job.isolated)
+            return Sandbox(self.files, shown=SHOWN | checks_of(self.lab), limits=job.limits, isolated=job.isolated)
 
         seconds, budget = job.cell_seconds, job.limits.seconds
         run_checks(notebook, sandbox, verify=VERIFY, seconds=seconds, import_seconds=job.import_seconds, budget=budget)

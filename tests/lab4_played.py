@@ -9,14 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from lab4_plain_answers import ANSWERS, LAB
-from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
-from lab_notebook import LabNotebook
-from lab_places import ROOT, write_lab
+from lab_answers import notebook, right_for, wrong_answers
+from lab_places import write_lab
 
 from solutions import lab4_zero as solution
-from utils.checks.core import CheckFailed
-from utils.checks.lab4 import (
+from solutions.lab4_zero.exercises import (
     data_parallel,
     fully_sharded,
     gradient_shards,
@@ -25,10 +22,11 @@ from utils.checks.lab4 import (
     schedule,
     tensor_parallel,
 )
-from utils.checks.lab4.scenes import play_on_ranks
-from utils.checks.lab4.sights import Played
+from solutions.lab4_zero.exercises.scenes import play_on_ranks
+from solutions.lab4_zero.exercises.sights import Played
+from utils.checks.core import CheckFailed
 
-NOTEBOOK = LabNotebook(ROOT / "solutions" / LAB / f"{LAB}.ipynb")
+LAB = "lab4_zero"
 #: Exercises whose scenes run on ranks.
 TRIALS = {
     "4.1": ring.TRIAL,
@@ -50,24 +48,16 @@ MODULE = {
 }
 #: Exercises whose wrong answers need no rank.
 ALONE = ("4.2", "4.8")
-#: What the exercise builds on.
-NEEDS = {"4.5": ("4.3", "4.4")}
 SEED = 14
 #: How many scenes all answers play: most wrong ones are caught in them. Only those that pass them play the rest.
 FIRST_SCENES = 2
 
 
-def _filled(exercise: str) -> dict[str, str]:
-    """The plain answers of an exercise and of those it builds on."""
-    filled = (exercise, *NEEDS.get(exercise, ()))
-    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
-
-
-def _variants(exercise: str) -> dict[str, dict[str, str]]:
+def _variants(number: str) -> dict[str, dict[str, str]]:
     """Name -> the places as filled: the plain answer, each wrong answer, each place left out."""
-    plain = _filled(exercise)
-    wrong = {str(wrong): wrong.answers(plain) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
-    places = [label for label in plain if label.split(":")[0] == exercise]
+    plain = right_for(number)
+    wrong = {str(wrong): wrong.filled(plain) for wrong in wrong_answers(LAB, number) if not wrong.functions}
+    places = [label for label in plain if label.split(":")[0] == number]
     without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
     return {"plain": plain, **wrong, **without}
 
@@ -82,7 +72,7 @@ def _answers(exercise: str, folder: str) -> dict[str, dict[str, object]]:
         Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
         lab = importlib.import_module(f"{package}.{MODULE[exercise]}")
         answers[name] = {function: getattr(lab, function) for function in trial.names}
-    return answers | {name: functions for number, name, functions, _ in OWN_ANSWERS if number == exercise}
+    return answers | {str(wrong): wrong.functions for wrong in wrong_answers(LAB, exercise) if wrong.functions}
 
 
 @cache
@@ -144,4 +134,4 @@ def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
     for words in says:
         assert words in text
     for number in re.findall(r'"classic wrong answers" (\d+)', text):
-        assert int(number) in NOTEBOOK.classic_numbers(exercise), "the message points to a line the notebook lacks"
+        assert int(number) in notebook(LAB).classic_numbers(exercise), "the message points to a line the notebook lacks"

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -65,34 +64,3 @@ def lab_with(lab: str, folder: Path, name: str, answers: Mapping[str, str]) -> I
     finally:
         sys.path.remove(str(folder))
         forget(name)
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A right answer with one mistake in it, made as the mistake is made: these words stand where those belong.
-
-    ``edits`` are, by place, pairs of words: what the right answer says, and what stands there instead. ``says`` are
-    words that the check's message must hold.
-    """
-
-    exercise: str
-    name: str
-    edits: Mapping[str, Mapping[str, str]]
-    says: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.exercise}-{self.name.replace(' ', '-')}"
-
-    def answers(self, right_answers: Mapping[str, str]) -> dict[str, str]:
-        """All places filled, one or two of them wrongly.
-
-        Raises:
-            ValueError: the right answer does not hold the words that are replaced.
-        """
-        filled = dict(right_answers)
-        for place, edits in self.edits.items():
-            for right, instead in edits.items():
-                if right not in filled[place]:
-                    raise ValueError(f"{self}: the answer to {place} does not say {right!r}")
-                filled[place] = filled[place].replace(right, instead)
-        return filled

@@ -6,12 +6,11 @@ Right answers, partial ones, every seeded wrong answer (at most one an exercise 
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,12 @@ import hostile.notebooks
 import hostile.ready_made
 import hostile.tampering  # noqa: F401
 from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
+from lab_answers import answers, wrong_answers
 from lab_places import write_lab
 
 from grading.lab import Lab
 from grading.verdicts import exercises_in
+from utils.checks.answers import WrongAnswer
 
 FAILED = ("failed", "timed out", "crashed")
 
@@ -123,7 +124,7 @@ def _answers(lab: Lab) -> Iterable[tuple[Member, Any]]:
             lambda folder, make=make: make(folder, lab),
         )
     if lab.number > 1:
-        plain = importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS
+        plain = answers(lab.name).right
         yield Member("plain"), lambda folder: _write(lab, folder, plain)
 
 
@@ -225,10 +226,15 @@ def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
         yield member, lambda folder, make=make, pack=pack: make(lab, folder, pack)
 
 
+def in_files(lab: Lab) -> list[WrongAnswer]:
+    """The wrong answers that can be written into a submission: of lab 1 functions, of the others edits of places."""
+    return [wrong for wrong in wrong_answers(lab.name) if lab.number == 1 or wrong.edits]
+
+
 def _packs(lab: Lab) -> list[list[Any]]:
     """The wrong answers, at most one an exercise in a pack, and none that edits what another one in it edits."""
     packs: list[list[Any]] = []
-    for answer in importlib.import_module(f"lab{lab.number}_wrong_answers").WRONG_ANSWERS:
+    for answer in in_files(lab):
         touched = _touched(answer)
         for pack in packs:
             if all(touched.isdisjoint(_touched(other)) for other in pack):
@@ -241,7 +247,7 @@ def _packs(lab: Lab) -> list[list[Any]]:
 
 def _touched(answer: Any) -> set[str]:
     """The exercises whose places a wrong answer edits."""
-    return {answer.exercise, *(place.split(":")[0] for place in getattr(answer, "edits", ()))}
+    return {answer.exercise, *(place.split(":")[0] for place in answer.edits)}
 
 
 def _others(lost: Iterable[str], taken_along: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -274,10 +280,10 @@ def _neighbours(path: Path, lab: Lab) -> frozenset[str]:
 
 def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
     """Plain answers with the edits of each of the chosen."""
-    answers = dict(importlib.import_module(f"lab{lab.number}_plain_answers").ANSWERS)
+    places = answers(lab.name).right
     for answer in chosen:
-        answers = answer.answers(answers)
-    _write(lab, folder, answers)
+        places = answer.filled(places)
+    _write(lab, folder, places)
 
 
 def _write_functions(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
@@ -290,17 +296,18 @@ def _write_functions(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
         if isinstance(node, ast.FunctionDef)
     }
     for answer in chosen:
-        path = homes[answer.replaces]
-        source = _function_source(answer, homes, path)
+        ((replaces, function),) = answer.functions.items()
+        path = homes[replaces]
+        source = _function_source(function, replaces, homes, path)
         path.write_text(path.read_text(encoding="utf-8") + "\n\n" + source, encoding="utf-8")
 
 
-def _function_source(answer: Any, homes: Mapping[str, Path], path: Path) -> str:
+def _function_source(wrong: Callable, replaces: str, homes: Mapping[str, Path], path: Path) -> str:
     """A wrong function under the name of the right one, with what it needs above it."""
-    module = inspect.getmodule(answer.function)
+    module = inspect.getmodule(wrong)
     tree = ast.parse(inspect.getsource(module))
     defined = {name: node for node in tree.body for name in _names_of(node)}
-    function = defined[answer.function.__name__]
+    function = defined[wrong.__name__]
     needed: list[str] = []
 
     def collect(node: ast.AST) -> None:
@@ -325,7 +332,7 @@ def _function_source(answer: Any, homes: Mapping[str, Path], path: Path) -> str:
         lines.insert(0, f"{alias} = {right}" if here else f"from .{homes[right].stem} import {right} as {alias}")
         lines = [re.sub(rf"\bsolution\.{right}\b", alias, line) for line in lines]
         text = re.sub(rf"\bsolution\.{right}\b", alias, text)
-    return "\n\n".join([*lines, text, f"{answer.replaces} = {function.name}"]) + "\n"
+    return "\n\n".join([*lines, text, f"{replaces} = {function.name}"]) + "\n"
 
 
 def _names_of(node: ast.stmt) -> list[str]:

@@ -23,9 +23,9 @@ import builtins, sys, types
 sys.path.insert(0, '.')
 cells = {}
 builtins.get_ipython = lambda: types.SimpleNamespace(user_ns=cells)
-exec('from utils.checks.lab1 import check_waves as check_before', cells)
+exec('from solutions.lab1_roofline.exercises.waves import check_waves as check_before', cells)
 exec('from lab1_roofline import num_tiles, num_waves, last_wave_utilisation, tiled_matmul_seconds', cells)
-exec('from utils.checks.lab1 import check_waves as check_after', cells)
+exec('from solutions.lab1_roofline.exercises.waves import check_waves as check_after', cells)
 replaced = [check for check in (cells['check_before'], cells['check_after']) if check.__name__ != 'check_waves']
 cells['check'] = replaced[0] if replaced else cells['check_after']
 exec('check(num_tiles, num_waves, last_wave_utilisation, tiled_matmul_seconds, seed=18)', cells)

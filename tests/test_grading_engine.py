@@ -136,8 +136,9 @@ def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
     cells = graded_copy(lab, seeds).cells
     roles = [cell.metadata.grading["role"] for cell in cells]
     assert roles == ["prelude"] * 3 + ["student"] + ["check"] * len(lab.exercises)
-    assert "snapshot()" in cells[2].source and lab.name not in cells[1].source and lab.name in cells[3].source
-    assert "utils.checks" in cells[1].source and not any("plots" in cell.source for cell in cells[1:])
+    assert "snapshot()" in cells[2].source and f"from {lab.name}" not in cells[1].source and lab.name in cells[3].source
+    assert f"from labs.{lab.name}.exercises." in cells[1].source and f"from {lab.name}.exercises" not in cells[3].source
+    assert "utils" in cells[1].source and not any("plots" in cell.source for cell in cells[1:])
     for exercise, cell in zip(lab.exercises, cells[4:], strict=True):
         assert cell.id == exercise.grade_id and f"seed={seeds[exercise.number]})" in cell.source
     shown = graded_copy(lab, None, [lab.exercises[0].number]).cells

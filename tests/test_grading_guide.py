@@ -24,7 +24,7 @@ TITLE = re.compile(r"^\*\*`(?P<path>[^`]+)`\*\*,? ?(?P<how>.*)$", re.MULTILINE)
 COMMANDS = {
     "make notebooks NOTEBOOKS=": "-m utils.notebooks execute ",
     "make labs": "-m grading.release",
-    "make check": "-m pytest -q -p no:cacheprovider tests/test_lab1.py -k '1.11 or copying or copi or add_up'",
+    "make check": "-m pytest -q -p no:cacheprovider tests/test_exercises.py -k '1.11 or copi or lab1'",
     "python ": "",
 }
 
@@ -124,6 +124,23 @@ def test_a_newcomer_adds_an_exercise_as_the_guide_says(course: Path):
     assert "5 of 5 points" in run(course, solved)
 
 
+def test_an_exercise_is_four_files(course: Path):
+    written = {
+        str(path.relative_to(course))
+        for folder in ("solutions", "utils", "grading", "tests")
+        for path in (course / folder).rglob("*")
+        if path.suffix in (".py", ".ipynb", ".md", ".toml") and path.read_bytes() != _before(path.relative_to(course))
+    }
+    lab = "solutions/lab1_roofline"
+    assert written == {
+        f"{lab}/copying.py", f"{lab}/exercises/copying.py", f"{lab}/answers/copying.py", f"{lab}/lab1_roofline.ipynb",
+    }  # fmt: skip
+
+
+def _before(path: Path) -> bytes | None:
+    return (ROOT / path).read_bytes() if (ROOT / path).is_file() else None
+
+
 @pytest.mark.slow
 def test_what_is_released_of_the_new_exercise_holds_no_solution(course: Path):
     run(course, "make labs")
@@ -140,7 +157,7 @@ def test_the_grader_knows_the_new_exercise_and_its_points(course: Path):
     run(course, "make labs")
     lab = find_lab("lab1", course)
     assert lab.exercise("1.11").title == "the time of a copy" and lab.exercise("1.11").points == 5
-    assert lab.max_score == 100 and len(lab.exercises) == 11
+    assert lab.max_score == 105 and len(lab.exercises) == 11
 
 
 @pytest.mark.slow
@@ -152,7 +169,7 @@ def test_the_class_grader_grades_the_new_exercise(course: Path, tmp_path: Path):
     run(course, f"python -m grading.grade lab1 --submissions {tmp_path}/in --out {tmp_path}/grades --jobs 1")
     with open(tmp_path / "grades/lab1_roofline/grades.csv", newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert (row["student"], row["score"], row["max_score"], row["1.11"]) == ("ada", "5", "100", "5")
+    assert (row["student"], row["score"], row["max_score"], row["1.11"]) == ("ada", "5", "105", "5")
     result = json.loads((tmp_path / "grades/lab1_roofline/results/ada.json").read_text(encoding="utf-8"))
     assert [e["outcome"] for e in result["exercises"]] == ["not attempted"] * 10 + ["passed"]
 

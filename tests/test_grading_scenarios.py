@@ -12,28 +12,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-import lab1_wrong_answers
-import lab2_plain_answers
-import lab2_wrong_answers
-import lab3_plain_answers
-import lab3_wrong_answers
 import pytest
 import safetensors.torch
 import torch
-from lab_places import WrongAnswer, lab_with
+from lab_answers import answers, exercise, exercises, lab_answered, lab_filled, lab_of, solution, wrong_answers
 
-from grading.lab import find_lab
-from grading.scenarios import Observed, Scenario, Tolerance, chosen, scenarios
+from grading.scenarios import chosen
+from grading.scenarios import exercises as released_exercises
 from grading.scenarios import observations as files
 from grading.scenarios.__main__ import run
 from grading.scenarios.compare import DID_NOT_FINISH, compare, difference
+from utils.checks.answers import WrongAnswer
+from utils.checks.core import Exercise
+from utils.checks.hidden import Observed, Tolerance
 
 ROOT = Path(__file__).resolve().parent.parent
-LABS = ("lab1", "lab2", "lab3")
-SOURCES = {"lab2": (lab2_plain_answers, lab2_wrong_answers), "lab3": (lab3_plain_answers, lab3_wrong_answers)}
+LAB1, LAB2, LAB3 = "lab1_roofline", "lab2_triton_kernels", "lab3_flash_attention"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,66 +42,44 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def scenario_of(exercise: str) -> Scenario:
-    (found,) = chosen(f"lab{exercise[0]}", [exercise])
-    return found
-
-
-def exercises(lab: str) -> list[str]:
-    return [scenario.exercise for scenario in scenarios(lab)]
-
-
 @functools.cache
-def solution_of(lab: str) -> ModuleType:
-    return importlib.import_module(f"solutions.{find_lab(lab).name}")
-
-
-@functools.cache
-def expected_of(exercise: str, seed: int) -> dict[str, Any]:
+def expected_of(number: str, seed: int) -> dict[str, Any]:
     """What the solution gives."""
-    return {
-        name: files.plain(value)
-        for name, value in scenario_of(exercise).run(solution_of(f"lab{exercise[0]}"), seed).items()
-    }
+    observed = exercise(number).observe(solution(lab_of(number)), seed)
+    return {name: files.plain(value) for name, value in observed.items()}
 
 
 # ---- the labs' scenarios
-@pytest.mark.parametrize("lab", LABS)
-def test_every_exercise_has_a_scenario_in_the_order_of_the_lab(lab):
-    assert exercises(lab) == [exercise.number for exercise in find_lab(lab).exercises]
+def assert_agrees(number: str, package: object, seed: int) -> None:
+    given = exercise(number).observe(package, seed)
+    assert difference(exercise(number), expected_of(number, seed), given) is None
 
 
-def assert_agrees(exercise: str, package: object, seed: int) -> None:
-    given = scenario_of(exercise).run(package, seed)
-    assert difference(scenario_of(exercise), expected_of(exercise, seed), given) is None
-
-
-@pytest.mark.parametrize("exercise", exercises("lab1"))
-def test_lab_1s_solution_agrees_with_itself_on_several_seeds(exercise):
+@pytest.mark.parametrize("number", exercises(LAB1))
+def test_lab_1s_solution_agrees_with_itself_on_several_seeds(number):
     for seed in range(20):
-        assert_agrees(exercise, solution_of("lab1"), seed)
-    if exercise not in ("1.9",):  # its programs are made of functions, which the numbers alone do not tell apart
-        assert expected_of(exercise, 1) != expected_of(exercise, 2)
+        assert_agrees(number, solution(LAB1), seed)
+    if number not in ("1.9",):  # its programs are made of functions, which the numbers alone do not tell apart
+        assert expected_of(number, 1) != expected_of(number, 2)
 
 
-@pytest.mark.parametrize("exercise", ["2.1", "2.5", "3.1", "3.2", "3.5"])
-def test_a_kernels_solution_agrees_with_itself(exercise):
+@pytest.mark.parametrize("number", ["2.1", "2.5", "3.1", "3.2", "3.5"])
+def test_a_kernels_solution_agrees_with_itself(number):
     for seed in (1, 4):
-        assert_agrees(exercise, solution_of(f"lab{exercise[0]}"), seed)
+        assert_agrees(number, solution(lab_of(number)), seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lab", ["lab2", "lab3"])
+@pytest.mark.parametrize("lab", [LAB2, LAB3])
 def test_the_plain_answers_agree_with_the_solution(lab, tmp_path):
-    answers, _ = SOURCES[lab]
-    with lab_with(answers.LAB, tmp_path, f"{lab}_plain_for_scenarios", answers.ANSWERS) as plain:
-        for exercise in exercises(lab):
-            assert_agrees(exercise, plain, 1)
+    with lab_filled(lab, tmp_path, answers(lab).right) as plain:
+        for number in exercises(lab):
+            assert_agrees(number, plain, 1)
 
 
 #: Right answers written otherwise: place -> words of the plain answer, and what stands there instead.
 OTHERWISE = {
-    "lab2": {
+    LAB2: {
         "2.1: GeLU": {"y = x / (1 + tl.exp(-2 * u))": "y = 0.5 * x * (1 + (1 - 2 / (1 + tl.exp(2 * u))))"},
         "2.5: softmax of short rows": {
             "tl.exp(x - tl.max(x, axis=1)[:, None])": "tl.exp2((x - tl.max(x, axis=1)[:, None]) * 1.4426950408889634)"
@@ -117,7 +92,7 @@ OTHERWISE = {
             "total = tl.dot(a, b, total, ": "total += tl.dot(a.to(tl.float32), b.to(tl.float32), ",
         },
     },
-    "lab3": {
+    LAB3: {
         "3.1: merge": {"d1 * r1 + d2 * r2": "d2 * r2 + d1 * r1"},
         "3.3: one step of the inner loop": {"tl.dot(p.to(v.dtype), v, o": "tl.dot(p, v.to(tl.float32), o"},
         "3.6: one step of dK and dV": {
@@ -132,7 +107,7 @@ OTHERWISE = {
 def with_other_tiles(lab: str, package: ModuleType) -> None:
     """Let a package's kernels take tiles of other sizes."""
     tuning = package.tuning
-    if lab == "lab2":
+    if lab == LAB2:
         tuning.gelu = lambda columns: tuning.Tile(1, 256, 4)
         tuning.online_softmax = lambda columns: tuning.Tile(1, 512, 4)
         for name in ("bias_relu", "bias_relu_backward", "weighted_sum", "weighted_sum_dx", "weighted_sum_dweight"):
@@ -147,22 +122,21 @@ def with_other_tiles(lab: str, package: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", OTHERWISE)
 def test_right_answers_that_round_and_add_otherwise_agree(lab, tmp_path):
-    answers, _ = SOURCES[lab]
-    edited = WrongAnswer(lab, "right", OTHERWISE[lab], ()).answers(answers.ANSWERS)
-    with lab_with(answers.LAB, tmp_path, f"{lab}_otherwise_for_scenarios", edited) as package:
+    edited = WrongAnswer(lab, "right", (), OTHERWISE[lab]).filled(answers(lab).right)
+    with lab_filled(lab, tmp_path, edited) as package:
         with_other_tiles(lab, package)
-        for exercise in exercises(lab):
-            assert_agrees(exercise, package, 1)
+        for number in exercises(lab):
+            assert_agrees(number, package, 1)
 
 
 # ---- wrong answers
 #: Wrong answers that give the right values, by exercise: what they do wrong is seen in their traffic, in offsets beyond
 #: 2^31, in what they keep or call, or in what they do not refuse.
 NOT_IN_VALUES = {
-    "1.1": {"negative_lengths_let_in"},
-    "1.5": {"trusts_the_data_sheet"},
-    "1.6": {"refuses_counts_only", "refuses_bytes_only"},
-    "1.10": {"heads_may_be_negative"},
+    "1.1": {"negative lengths let in"},
+    "1.5": {"trusts the data sheet"},
+    "1.6": {"refuses counts only", "refuses bytes only"},
+    "1.10": {"heads may be negative"},
     "2.1": {"no mask on the load", "reads twice", "finished by PyTorch"},
     "2.2": {"atomics", "bias loaded for each row"},
     "2.3": {"32-bit offsets"},
@@ -186,70 +160,66 @@ WRITE_ANYWHERE = {
 }
 
 
-def test_lab_1s_wrong_answers_are_told_apart_where_values_show_them():
+def test_lab_1s_wrong_answers_are_told_apart_where_values_show_them(tmp_path):
     unseen: dict[str, set[str]] = {}
-    package = solution_of("lab1")
-    for wrong in lab1_wrong_answers.WRONG_ANSWERS:
-        functions = {name: getattr(package, name) for name in package.__all__} | {wrong.replaces: wrong.function}
+    for wrong in wrong_answers(LAB1):
         for seed in (1, 2, 3):
-            if not shows(wrong.exercise, SimpleNamespace(**functions), seed):
-                unseen.setdefault(wrong.exercise, set()).add(wrong.function.__name__)
-    assert unseen == {exercise: names for exercise, names in NOT_IN_VALUES.items() if exercise.startswith("1.")}
+            with lab_answered(wrong, tmp_path) as package:
+                if not shows(wrong.exercise, package, seed):
+                    unseen.setdefault(wrong.exercise, set()).add(wrong.name)
+    assert unseen == {number: names for number, names in NOT_IN_VALUES.items() if number.startswith("1.")}
 
 
 class _Wrong(Exception):
     """An observation differs already: the rest need not be made."""
 
 
-def shows(exercise: str, package: object, seed: int) -> bool:
+def shows(number: str, package: object, seed: int) -> bool:
     """Whether an answer's observations differ from the solution's; it stops at the first that does."""
-    scenario, expected = scenario_of(exercise), expected_of(exercise, seed)
+    declared, expected = exercise(number), expected_of(number, seed)
 
     class Compared(Observed):
         def __setitem__(self, name: str, value: Any) -> None:
-            if difference(scenario, {name: expected[name]}, {name: value}):
+            if difference(declared, {name: expected[name]}, {name: value}):
                 raise _Wrong
             super().__setitem__(name, value)
 
-    home = importlib.import_module(f"grading.scenarios.lab{exercise[0]}")
+    home = importlib.import_module(declared.observe.__module__)
     with pytest.MonkeyPatch.context() as patched:
         if hasattr(home, "Observed"):
             patched.setattr(home, "Observed", Compared)
         try:
-            return difference(scenario, expected, scenario.run(package, seed)) is not None
+            return difference(declared, expected, declared.observe(package, seed)) is not None
         except Exception:  # a student's error is as good as a wrong value
             return True
 
 
-def unseen_of(exercise: str, folder: Path, most: int | None = None) -> set[str]:
+def unseen_of(number: str, folder: Path, most: int | None = None) -> set[str]:
     """The wrong answers to an exercise (the first ``most``) that give the right values."""
-    answers, wrongs = SOURCES[f"lab{exercise[0]}"]
-    of_exercise = [wrong for wrong in wrongs.WRONG_ANSWERS if wrong.exercise == exercise]
     unseen = set()
-    for number, wrong in enumerate(of_exercise[:most]):
-        if wrong.name in WRITE_ANYWHERE.get(exercise, ()):
+    for wrong in wrong_answers(lab_of(number), number)[:most]:
+        if wrong.name in WRITE_ANYWHERE.get(number, ()):
             continue
-        name = f"scenario_{exercise.replace('.', '_')}_{number}"
-        with lab_with(answers.LAB, folder, name, wrong.answers(answers.ANSWERS)) as package:
-            if not shows(exercise, package, 1):
+        with lab_answered(wrong, folder) as package:
+            if not shows(number, package, 1):
                 unseen.add(wrong.name)
     return unseen
 
 
-@pytest.mark.parametrize("exercise", ["2.5", "3.1", "3.5"])
-def test_a_few_wrong_kernels_are_told_apart(exercise, tmp_path):
-    assert unseen_of(exercise, tmp_path, most=4) == set()
+@pytest.mark.parametrize("number", ["2.5", "3.1", "3.5"])
+def test_a_few_wrong_kernels_are_told_apart(number, tmp_path):
+    assert unseen_of(number, tmp_path, most=4) == set()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exercise", [*exercises("lab2"), *exercises("lab3")])
-def test_wrong_answers_are_told_apart_where_values_show_them(exercise, tmp_path):
-    assert unseen_of(exercise, tmp_path) == NOT_IN_VALUES.get(exercise, set())
+@pytest.mark.parametrize("number", [*exercises(LAB2), *exercises(LAB3)])
+def test_wrong_answers_are_told_apart_where_values_show_them(number, tmp_path):
+    assert unseen_of(number, tmp_path) == NOT_IN_VALUES.get(number, set())
 
 
 def test_what_is_left_out_names_wrong_answers_that_exist():
-    for exercise, names in WRITE_ANYWHERE.items():
-        assert names <= {wrong.name for wrong in lab2_wrong_answers.WRONG_ANSWERS if wrong.exercise == exercise}
+    for number, names in WRITE_ANYWHERE.items():
+        assert names <= {wrong.name for wrong in wrong_answers(LAB2, number)}
 
 
 # ---- running
@@ -257,12 +227,12 @@ def test_what_is_left_out_names_wrong_answers_that_exist():
 def expected_dir(tmp_path) -> Path:
     folder = tmp_path / "expected"
     folder.mkdir()
-    run(scenarios("lab1"), solution_of("lab1"), 7, folder)
+    run(released_exercises("lab1"), solution(LAB1), 7, folder)
     return folder
 
 
 def test_the_solutions_files_agree_with_themselves(expected_dir):
-    assert compare(expected_dir, expected_dir, "lab1_roofline") == dict.fromkeys(exercises("lab1"))
+    assert compare(expected_dir, expected_dir, "lab1_roofline") == dict.fromkeys(exercises(LAB1))
 
 
 def test_an_error_is_told_with_the_students_own_file_and_line(tmp_path, expected_dir):
@@ -328,18 +298,18 @@ def test_a_package_that_cannot_be_imported_is_told_so(tmp_path, expected_dir):
 
 
 def test_an_exercise_or_lab_without_a_scenario_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no scenario of exercise 1\.99"):
+    with pytest.raises(ValueError, match=r"no exercise 1\.99"):
         chosen("lab1", ["1.99"])
-    with pytest.raises(ValueError, match="no scenarios of lab99"):
-        scenarios("lab99_none")
+    with pytest.raises(ValueError, match="no lab lab99_none"):
+        released_exercises("lab99_none")
     with pytest.raises(ValueError, match="'warp'"):
-        scenarios("warp")
+        released_exercises("warp")
 
 
 # ---- comparing
 def reason_for(expected: Any, got: Any, tolerance: Tolerance | None = None) -> str | None:
-    scenario = Scenario("9.1", lambda package, seed: {}, tolerance or Tolerance())
-    return difference(scenario, {"out of f": expected}, {"out of f": got})
+    exercise = Exercise("9.1", "compared", tolerance=tolerance or Tolerance())
+    return difference(exercise, {"out of f": expected}, {"out of f": got})
 
 
 ONES = torch.ones(3, 4)
@@ -390,11 +360,9 @@ def test_what_is_equal_or_near_enough_agrees(expected, got):
 
 
 def test_a_tolerance_holds_for_the_names_that_begin_so():
-    scenario = Scenario(
-        "9.1", lambda package, seed: {}, Tolerance(), {"f": Tolerance(relative=0.1), "f of": Tolerance()}
-    )
-    assert difference(scenario, {"f": 1.0}, {"f": 1.05}) is None
-    assert difference(scenario, {"f of g": 1.0}, {"f of g": 1.05}) is not None
+    exercise = Exercise("9.1", "compared", tolerances={"f": Tolerance(relative=0.1), "f of": Tolerance()})
+    assert difference(exercise, {"f": 1.0}, {"f": 1.05}) is None
+    assert difference(exercise, {"f of g": 1.0}, {"f of g": 1.05}) is not None
     assert reason_for(ONES, ONES * 1.0001, Tolerance(times=10)) is None
     assert reason_for(torch.tensor([1e3, 1e-3]), torch.tensor([1e3, 2e-3]), Tolerance(of="element")) is not None
     assert reason_for(torch.tensor([[1e3], [1e-3]]), torch.tensor([[1e3], [2e-3]]), Tolerance(of="tensor")) is None
@@ -405,10 +373,10 @@ def test_a_tolerance_holds_for_the_names_that_begin_so():
 
 
 def test_outputs_that_are_missing_or_that_nobody_asked_for_are_told():
-    scenario = Scenario("9.1", lambda package, seed: {})
-    assert difference(scenario, {"a": 1, "b": 2}, {"a": 1}) == "on hidden inputs, b: no such output was given"
-    assert "not asked for" in difference(scenario, {"a": 1}, {"a": 1, "b": 2})
-    assert "(1 more output of 2 wrong)" in difference(scenario, {"a": 1, "b": 2}, {"a": 2, "b": 1})
+    exercise = Exercise("9.1", "compared")
+    assert difference(exercise, {"a": 1, "b": 2}, {"a": 1}) == "on hidden inputs, b: no such output was given"
+    assert "not asked for" in difference(exercise, {"a": 1}, {"a": 1, "b": 2})
+    assert "(1 more output of 2 wrong)" in difference(exercise, {"a": 1, "b": 2}, {"a": 2, "b": 1})
 
 
 # ---- files of a sandbox

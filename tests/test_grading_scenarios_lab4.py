@@ -7,52 +7,48 @@ played, and all of them where the environment has ``GRADING_IN_FULL``.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
-import lab4_own_answers as own
 import pytest
 from lab4_compared import Places, compare_on_rank
-from lab4_plain_answers import ANSWERS, LAB
-from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
-from lab_places import lab_with, write_lab
+from lab_answers import answers as answers_of
+from lab_answers import exercises, lab_answered, lab_filled, right_for, wrong_answer, wrong_answers
+from lab_places import write_lab
 
-from grading.scenarios import (
-    lab4_data_parallel,
-    lab4_pipeline,
-    lab4_ranks,
-    lab4_ring,
-    lab4_tensor,
-    lab4_zero,
-    scenarios,
-)
 from grading.scenarios.compare import difference
 from solutions import lab4_zero as solution
+from solutions.lab4_zero.answers import own
+from solutions.lab4_zero.exercises import (
+    hidden_data_parallel,
+    hidden_pipeline,
+    hidden_ranks,
+    hidden_ring,
+    hidden_tensor_parallel,
+    hidden_zero,
+)
 from utils.distributed import launch, warm
 
 SEED = 2026
-SCENARIOS = {scenario.exercise: scenario for scenario in scenarios(LAB)}
+LAB = "lab4_zero"
+EXERCISES = exercises(LAB)
 #: What is played on how many ranks, and the module of an exercise with its names.
 PLAYED = {
-    "4.1": (lab4_ring.PARTS, 4, "collectives", ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather"]),
-    "4.3": (lab4_data_parallel.PARTS, 3, "distributed_data_parallel", ["DistributedDataParallel"]),
-    "4.4": (lab4_zero.ZERO1, 3, "zero1", ["Zero1Optimizer"]),
-    "4.5": (lab4_zero.ZERO2, 3, "zero2", ["Zero2"]),
-    "4.6": (lab4_zero.FULLY_SHARDED, 3, "fully_sharded", ["FullyShardedDataParallel"]),
+    "4.1": (hidden_ring.PARTS, 4, "collectives", ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather"]),
+    "4.3": (hidden_data_parallel.PARTS, 3, "distributed_data_parallel", ["DistributedDataParallel"]),
+    "4.4": (hidden_zero.ZERO1, 3, "zero1", ["Zero1Optimizer"]),
+    "4.5": (hidden_zero.ZERO2, 3, "zero2", ["Zero2"]),
+    "4.6": (hidden_zero.FULLY_SHARDED, 3, "fully_sharded", ["FullyShardedDataParallel"]),
     "4.7": (
-        lab4_tensor.PARTS, 3, "tensor_parallel",
+        hidden_tensor_parallel.PARTS, 3, "tensor_parallel",
         ["ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP", "copy_to_ranks", "reduce_from_ranks"],
     ),
 }  # fmt: skip
 #: Exercises whose wrong answers need no rank.
-ALONE = {"4.2": ("memory", "bytes_per_rank"), "4.8": ("pipeline_order", "one_f_one_b_order")}
-#: What an exercise builds on.
-NEEDS = {"4.5": ("4.3", "4.4")}
+ALONE = ("4.2", "4.8")
 #: Wrong answers that every observation of which is right: what they get wrong is memory, or when something happens.
 RIGHT_VALUES = {
     "4.3-waits-at-once": "the gradients are right, the backward pass stands still meanwhile",
@@ -82,13 +78,7 @@ STUCK = {
 }
 
 
-def own_name(exercise: str, name: str) -> str:
-    """The name of a wrong answer that is whole, as the others' names are."""
-    return f"{exercise}-{name.replace(' ', '-')}"
-
-
-WRONG = [(wrong.exercise, str(wrong)) for wrong in WRONG_ANSWERS]
-WRONG += [(exercise, own_name(exercise, name)) for exercise, name, _, _ in OWN_ANSWERS]
+WRONG = [(wrong.exercise, str(wrong)) for wrong in wrong_answers(LAB)]
 SAMPLE = WRONG if os.environ.get("GRADING_IN_FULL") else WRONG[::4]
 
 
@@ -99,18 +89,12 @@ def launcher() -> Iterator[None]:
         yield
 
 
-def filled(exercise: str) -> dict[str, str]:
-    """The plain answers to an exercise and to those that it builds on."""
-    numbers = (exercise, *NEEDS.get(exercise, ()))
-    return {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in numbers}
-
-
 def _answers(exercise: str, folder: str) -> dict[str, Places]:
     """Name -> where what the scenario calls is; the packages that are filled in lie in ``folder``."""
     _, _, module, names = PLAYED[exercise]
     answers = {"solution": {name: (f"solutions.{LAB}.{module}", name) for name in names}}
-    places = {"plain": filled(exercise)}
-    places |= {str(wrong): wrong.answers(filled(exercise)) for wrong in WRONG_ANSWERS if wrong.exercise == exercise}
+    places = {"plain": right_for(exercise)}
+    places |= {str(w): w.filled(places["plain"]) for w in wrong_answers(LAB, exercise) if not w.functions}
     for number, name in enumerate(name for name in places if name not in STUCK):
         if name != "plain" and (exercise, name) not in SAMPLE:
             continue
@@ -118,9 +102,9 @@ def _answers(exercise: str, folder: str) -> dict[str, Places]:
         write_lab(LAB, Path(folder, package), places[name])
         Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
         answers[name] = {key: (f"{package}.{module}", key) for key in names}
-    for number, name, functions, _ in OWN_ANSWERS:
-        if number == exercise and own_name(number, name) not in STUCK and (number, own_name(number, name)) in SAMPLE:
-            answers[own_name(number, name)] = {key: (own.__name__, its.__name__) for key, its in functions.items()}
+    for wrong in (wrong for wrong in wrong_answers(LAB, exercise) if wrong.functions):
+        if str(wrong) not in STUCK and (exercise, str(wrong)) in SAMPLE:
+            answers[str(wrong)] = {key: (its.__module__, its.__name__) for key, its in wrong.functions.items()}
     return answers
 
 
@@ -160,22 +144,20 @@ def test_an_optimizer_of_another_build_agrees_with_the_solution():
         "solution": {"Zero1Optimizer": (f"solutions.{LAB}.zero1", "Zero1Optimizer")},
         "own": {"Zero1Optimizer": (own.__name__, "PlainZero1")},
     }
-    assert compared("4.4", [lab4_zero.zero1_steps, lab4_zero.zero1_training], answers)["own"] is None
+    assert compared("4.4", [hidden_zero.zero1_steps, hidden_zero.zero1_training], answers)["own"] is None
 
 
 def verdict(exercise: str, folder: Path, answers: Mapping[str, str], seed: int = SEED) -> str | None:
     """What is said of answers to an exercise that needs no rank; None if they agree with the solution."""
-    module, name = ALONE[exercise]
-    with lab_with(LAB, folder, f"alone_{folder.name}".replace("-", "_"), answers) as package:
-        lab = importlib.import_module(f"{package.__name__}.{module}")
-        return _alone(exercise, SimpleNamespace(**{name: getattr(lab, name)}), seed)
+    with lab_filled(LAB, folder, answers) as package:
+        return _alone(exercise, package, seed)
 
 
-def _alone(exercise: str, lab: object, seed: int) -> str | None:
-    scenario = SCENARIOS[exercise]
-    run = scenario.run if exercise == "4.2" else lab4_pipeline.orders
+def _alone(number: str, lab: object, seed: int) -> str | None:
+    exercise = EXERCISES[number]
+    run = exercise.observe if number == "4.2" else hidden_pipeline.orders
     try:
-        return difference(scenario, run(solution, seed), run(lab, seed))
+        return difference(exercise, run(solution, seed), run(lab, seed))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -183,18 +165,18 @@ def _alone(exercise: str, lab: object, seed: int) -> str | None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("exercise", "name"), [pair for pair in SAMPLE if pair[0] in ALONE])
 def test_a_wrong_answer_that_needs_no_rank_is_told_apart(exercise, name, tmp_path):
-    (wrong,) = (wrong for wrong in WRONG_ANSWERS if str(wrong) == name)
-    assert verdict(exercise, tmp_path, wrong.answers(ANSWERS)) is not None
+    (wrong,) = (wrong for wrong in wrong_answers(LAB, exercise) if str(wrong) == name)
+    assert verdict(exercise, tmp_path, wrong.filled(answers_of(LAB).right)) is not None
 
 
 @pytest.mark.parametrize("seed", [1, 22])
 @pytest.mark.parametrize("exercise", ALONE)
 def test_a_plain_answer_that_needs_no_rank_agrees_with_the_solution(exercise, seed, tmp_path):
-    assert verdict(exercise, tmp_path, ANSWERS, seed) is None
+    assert verdict(exercise, tmp_path, answers_of(LAB).right, seed) is None
 
 
 def test_every_exercise_has_its_scenario_and_the_lists_name_wrong_answers():
-    assert list(SCENARIOS) == sorted([*PLAYED, *ALONE])
+    assert list(EXERCISES) == sorted([*PLAYED, *ALONE])
     names = {name for _, name in WRONG}
     assert set(RIGHT_VALUES) | STUCK <= names and not set(RIGHT_VALUES) & STUCK
 
@@ -202,28 +184,28 @@ def test_every_exercise_has_its_scenario_and_the_lists_name_wrong_answers():
 # ---- launches of their own
 @pytest.mark.slow
 def test_a_scenario_launches_its_ranks_and_another_seed_gives_other_observations():
-    scenario = SCENARIOS["4.7"]
-    right = scenario.run(solution, 1)
-    assert len(right["TensorParallelMLP: result"]) == lab4_ranks.RANKS
+    exercise = EXERCISES["4.7"]
+    right = exercise.observe(solution, 1)
+    assert len(right["TensorParallelMLP: result"]) == hidden_ranks.RANKS
     assert right["TensorParallelMLP in a group of two ranks: result"][0] is None
-    assert difference(scenario, right, scenario.run(solution, 2)) is not None
+    assert difference(exercise, right, exercise.observe(solution, 2)) is not None
 
 
 @pytest.mark.slow
 def test_a_place_that_is_not_filled_raises_its_own_message(tmp_path):
     with (
-        lab_with(LAB, tmp_path, "lab4_of_stubs", {}) as package,
+        lab_filled(LAB, tmp_path, {}) as package,
         pytest.raises(NotImplementedError, match=r"^Lab 4, exercise 4\.7"),
     ):
-        SCENARIOS["4.7"].run(package, SEED)
+        EXERCISES["4.7"].observe(package, SEED)
 
 
 @pytest.mark.slow
 def test_ranks_that_wait_for_one_another_end_with_an_error_of_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab4_ranks, "PATIENCE", 1.0)
-    (wrong,) = (wrong for wrong in WRONG_ANSWERS if str(wrong) == "4.1-send-before-receive")
+    monkeypatch.setattr(hidden_ranks, "PATIENCE", 1.0)
+    wrong = wrong_answer("4.1", "send before receive")
     with (
-        lab_with(LAB, tmp_path, "lab4_that_waits", wrong.answers(ANSWERS)) as package,
-        pytest.raises(lab4_ranks.RanksFailed, match=r"^[^\n]*rank[^\n]*$"),
+        lab_answered(wrong, tmp_path) as package,
+        pytest.raises(hidden_ranks.RanksFailed, match=r"^[^\n]*rank[^\n]*$"),
     ):
-        SCENARIOS["4.1"].run(package, SEED)
+        EXERCISES["4.1"].observe(package, SEED)

@@ -1,4 +1,4 @@
-"""Lab 1: stubs fail with their own message, solutions pass, and every wrong answer is caught and named."""
+"""Lab 1: what its checks compute with, and what every check of numbers does."""
 
 from __future__ import annotations
 
@@ -9,151 +9,43 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
 import torch
-from lab1_wrong_answers import WRONG_ANSWERS, WrongAnswer
-from lab_notebook import LabNotebook, assert_released_notebook_stops_at_each_check
+from lab_answers import exercises, notebook
 from nbclient import NotebookClient
 
-import utils.checks.lab1 as checks
 from solutions import lab1_roofline as solution
+from solutions.lab1_roofline.exercises import attention, counting, divergence, passes, prediction, rates, rules, sectors
+from solutions.lab1_roofline.exercises import operators as lab1_operators
 from utils import hardware, operators, roofline, simt
 from utils.checks import attempt, ready_made
 from utils.checks.core import CheckFailed
-from utils.checks.lab1 import attention, counting, divergence, passes, prediction, rates, rules, sectors
-from utils.checks.lab1 import operators as lab1_operators
 from utils.checks.question import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Exercise -> its check and the names of the functions that the check takes, in order.
-EXERCISES: dict[str, tuple[Callable, tuple[str, ...]]] = {
-    "1.1": (checks.check_dot_product, ("dot_product_flops", "dot_product_bytes")),
-    "1.2": (checks.check_matmul, ("matmul_flops", "matmul_bytes")),
-    "1.3": (checks.check_relu_softmax, ("relu_flops", "relu_bytes", "softmax_flops", "softmax_bytes")),
-    "1.4": (checks.check_attention, ("attention_flops", "attention_bytes")),
-    "1.5": (checks.check_ridge, ("ridge_point", "attainable_rate", "smallest_compute_bound_batch")),
-    "1.6": (
-        checks.check_prediction,
-        ("predict_seconds", "measured_bandwidth", "measured_peak", "predict_operator"),
-    ),
-    "1.7": (checks.check_sectors, ("sectors_touched", "useful_fraction")),
-    "1.8": (checks.check_waves, ("num_tiles", "num_waves", "last_wave_utilisation", "tiled_matmul_seconds")),
-    "1.9": (checks.check_divergence, ("warp_cycles", "wasted_lane_cycles")),
-    "1.10": (checks.check_layer, ("layer_flops", "shares")),
-}
+EXERCISES = exercises("lab1_roofline")
+NOTEBOOK = notebook("lab1_roofline")
+text_of = NOTEBOOK.text_of
 
-CHECK_MODULES = ("attention", "divergence", "layer", "operators", "passes", "prediction", "rates", "sectors", "waves")
+CHECK_MODULES = sorted({each.check.__module__.rpartition(".")[2] for each in EXERCISES.values()})
 
 
 def run_check(exercise: str, package: object, seed: int, **replaced: Callable) -> None:
     """Run an exercise's check on a package's functions, some of them replaced."""
-    check, names = EXERCISES[exercise]
-    check(*(replaced.get(name, getattr(package, name)) for name in names), seed=seed)
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[ModuleType]:
-    """The released package, imported by its own name as the notebook imports it."""
-    sys.path.insert(0, str(ROOT / "labs"))
-    try:
-        yield importlib.import_module("lab1_roofline")
-    finally:
-        sys.path.remove(str(ROOT / "labs"))
-        for name in [name for name in sys.modules if name.split(".")[0] == "lab1_roofline"]:
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_stub_fails_with_its_own_message(exercise, stub):
-    with pytest.raises(NotImplementedError, match=rf"^Lab 1, exercise {exercise.replace('.', '[.]')}: \w"):
-        run_check(exercise, stub, seed=1)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_each_function_of_the_stub_fails_with_the_message_of_its_exercise(exercise, stub):
-    for name in EXERCISES[exercise][1]:
-        with pytest.raises(NotImplementedError, match=rf"^Lab 1, exercise {exercise.replace('.', '[.]')}: \w"):
-            run_check(exercise, solution, seed=1, **{name: getattr(stub, name)})
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes_on_twenty_seeds(exercise, capsys):
-    for seed in range(1000, 1020):
-        run_check(exercise, solution, seed=seed)
-    assert capsys.readouterr().out.count("✓ exercise " + exercise) == 20
-
-
-@pytest.mark.parametrize("wrong", WRONG_ANSWERS, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
-def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
-    for seed in (3, 14):
-        with pytest.raises(CheckFailed) as failed:
-            run_check(wrong.exercise, solution, seed=seed, **{wrong.replaces: wrong.function})
-        text = str(failed.value)
-        assert text.startswith(f"exercise {wrong.exercise} (") and wrong.replaces in text
-        for words in wrong.says:
-            assert words in text, text
-
-
-def test_every_exercise_has_at_least_four_wrong_answers():
-    for exercise in EXERCISES:
-        assert sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS) >= 4, exercise
+    EXERCISES[exercise].run_check(SimpleNamespace(**{**vars(package), **replaced}), seed)
 
 
 # ---- the notebook ----
-NOTEBOOK = LabNotebook(ROOT / "solutions/lab1_roofline/lab1_roofline.ipynb")
-text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_check_cell_passes_on_the_solution_and_fails_on_the_stub(exercise, stub, capsys):
-    source = check_cell(exercise).source
-    exec(source, {**vars(checks), **vars(solution)})
-    assert capsys.readouterr().out.startswith(f"✓ exercise {exercise} (")
-    with pytest.raises(NotImplementedError, match=rf"^Lab 1, exercise {exercise.replace('.', '[.]')}: \w"):
-        exec(source, {**vars(checks), **vars(stub)})
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
-    NOTEBOOK.assert_graded_and_locked(exercise)
-    cell = check_cell(exercise)
-    assert cell.source.startswith("check_") and re.search(r"seed=\d+\)$", cell.source)
-
-
-def test_the_points_add_up_to_what_the_notebook_promises():
-    assert len(EXERCISES) == 10
-    NOTEBOOK.assert_points_add_up(EXERCISES)
-
-
-def test_the_minutes_add_up_to_what_the_notebook_promises():
-    NOTEBOOK.assert_minutes_add_up(EXERCISES)
-
-
 def test_the_notebook_states_how_far_off_a_prediction_may_be():
     stated = re.findall(r"within a factor of ([\d.]+)", text_of("1.6"))
     assert [float(factor.rstrip(".")) for factor in stated] == [prediction.EACH_WITHIN, prediction.MEDIAN_WITHIN]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_an_exercise_states_what_a_student_needs(exercise):
-    text = text_of(exercise)
-    for part in (
-        r"Difficulty [●○]{5} · importance [●○]{5}",
-        r"edit `\w+\.py`",
-        "Predict",
-        r"<summary>(Hint|First hint)</summary>",
-    ):
-        assert re.search(part, text), part
-    for name in EXERCISES[exercise][1]:
-        assert f"`{name}(" in text, name
-    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
 
 
 #: What nearly is an exercise's solution, and may only stand in its second hint.
@@ -187,26 +79,18 @@ def test_each_size_and_rate_that_a_function_takes_is_also_tried_where_it_must_be
 
 def questions_of(exercise: str) -> list[Question]:
     """The questions that an exercise's check asks, by the names of the functions that it takes."""
-    homes = [importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES]
+    homes = [importlib.import_module(f"solutions.lab1_roofline.exercises.{name}") for name in CHECK_MODULES]
     found = [q for home in homes for q in vars(home).values() if isinstance(q, Question)]
-    return [question for question in found if question.name in EXERCISES[exercise][1]]
+    return [question for question in found if question.name in EXERCISES[exercise].functions]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_every_classic_wrong_answer_that_a_message_points_to_is_in_the_notebook(exercise):
     listed = NOTEBOOK.classic_numbers(exercise)
     pointed_to = {mistake.classic for q in questions_of(exercise) for mistake in q.mistakes} - {0}
-    assert len(questions_of(exercise)) == len(EXERCISES[exercise][1])
+    assert len(questions_of(exercise)) == len(EXERCISES[exercise].functions)
     assert listed == list(range(1, len(listed) + 1)) and len(listed) >= 4
     assert pointed_to == set(listed)
-
-
-@pytest.mark.slow
-def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
-    path = ROOT / "labs/lab1_roofline/lab1_roofline.ipynb"
-    assert_released_notebook_stops_at_each_check(
-        path, {exercise: exercise for exercise in EXERCISES}, whole=("setup", "imports", "seen")
-    )
 
 
 @pytest.mark.slow
@@ -406,8 +290,8 @@ def test_a_refusal_that_does_not_name_the_value_is_not_enough():
         "from utils import operators\ndef f(m, k, n): return operators.matmul(m, k, n).flops",
         "from importlib import import_module as i\ndef f(m, k, n): return i('utils.roofline').matmul(m, k, n).flops",
         "r = __import__('utils.roof' + 'line', fromlist=['x'])\ndef f(m, k, n): return r.matmul(m, k, n).flops",
-        "from utils.checks.lab1.operators import matmul_flops as f",
-        "from utils.checks.lab1 import counting\ndef f(m, k, n): return counting.matmul(m, k, n).flops",
+        "from solutions.lab1_roofline.exercises.operators import matmul_flops as f",
+        "from solutions.lab1_roofline.exercises import counting\ndef f(m, k, n): return counting.matmul(m, k, n).flops",
     ],
 )
 def test_an_answer_that_calls_the_ready_made_one_is_refused_kindly(tmp_path, source):
@@ -459,7 +343,7 @@ def test_the_counting_machine_computes_what_it_counts():
 
 @pytest.mark.parametrize("module", ["operators", "passes", "attention", "waves"])
 def test_the_closed_forms_for_large_cases_equal_the_counts_on_small_ones(module, monkeypatch):
-    home = importlib.import_module(f"utils.checks.lab1.{module}")
+    home = importlib.import_module(f"solutions.lab1_roofline.exercises.{module}")
     questions = [value for value in vars(home).values() if isinstance(value, Question)]
     assert questions
     for question in questions:
@@ -493,7 +377,7 @@ def test_divergence_found_lane_by_lane_equals_the_simulator_with_masks():
 
 def test_no_known_mistake_agrees_with_the_right_answer_everywhere():
     """A mistake that no case tells apart would blame the wrong thing, or let a wrong answer pass."""
-    for home in (importlib.import_module(f"utils.checks.lab1.{name}") for name in CHECK_MODULES):
+    for home in (importlib.import_module(f"solutions.lab1_roofline.exercises.{name}") for name in CHECK_MODULES):
         for question in (value for value in vars(home).values() if isinstance(value, Question)):
             cases = question.cases(random.Random(21))
             expected = [question.expected(**case.arguments) for case in cases]

@@ -1,154 +1,25 @@
-"""Lab 2: stubs fail with their own message, solutions pass, and every wrong answer is caught and named."""
+"""Lab 2: the order of tiles, gradients to the bit, and a file that is saved while its notebook is open."""
 
 from __future__ import annotations
 
-import importlib
-import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import nbformat
 import pytest
 import torch
-from lab2_plain_answers import ANSWERS, LAB
-from lab2_wrong_answers import WRONG_ANSWERS, package
-from lab_notebook import LabNotebook, assert_released_notebook_stops_at_each_check
-from lab_places import WrongAnswer, forget, lab_with, labels
+from lab_answers import notebook
 from nbclient import NotebookClient
 
-import utils.checks.lab2 as checks
 from solutions import lab2_triton_kernels as solution
 from solutions.lab2_triton_kernels import tuning
-from utils.checks.core import CheckFailed
-from utils.checks.lab2 import softmax as softmax_checks
-from utils.checks.lab2 import tile_order
+from solutions.lab2_triton_kernels.exercises import softmax as softmax_checks
+from solutions.lab2_triton_kernels.exercises import tile_order
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "solutions/lab2_triton_kernels"
 
-#: Exercise -> its check, the functions that the check takes, and the exercises that it builds on.
-EXERCISES: dict[str, tuple[Callable, tuple[str, ...], tuple[str, ...]]] = {
-    "2.1": (checks.check_gelu, ("gelu",), ()),
-    "2.2": (checks.check_bias_relu, ("bias_relu",), ()),
-    "2.3": (checks.check_weighted_sum, ("weighted_sum",), ()),
-    "2.4": (checks.check_weighted_sum_backward, ("weighted_sum",), ("2.3",)),
-    "2.5": (checks.check_softmax_short, ("softmax",), ()),
-    "2.6": (checks.check_softmax_long, ("online_softmax",), ()),
-    "2.7": (checks.check_tiled_matmul, ("tiled_matmul",), ()),
-    "2.8": (checks.check_grouped_matmul, ("tiled_matmul", "matmul"), ("2.7",)),
-}
-
-
-def run_check(exercise: str, lab: object, seed: int) -> None:
-    """Run an exercise's check on a package's functions."""
-    check, names, _ = EXERCISES[exercise]
-    check(*(getattr(lab, name) for name in names), seed=seed)
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[ModuleType]:
-    """The released package, imported by its own name as the notebook imports it."""
-    sys.path.insert(0, str(ROOT / "labs"))
-    try:
-        yield importlib.import_module("lab2_triton_kernels")
-    finally:
-        sys.path.remove(str(ROOT / "labs"))
-        forget("lab2_triton_kernels")
-
-
-# ---- stubs and solutions ----
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_stub_fails_with_its_own_message(exercise, stub):
-    first = (*EXERCISES[exercise][2], exercise)[0]  # before anything else is solved, what it builds on is asked for
-    with pytest.raises(NotImplementedError, match=rf"^Lab 2, exercise {re.escape(first)}: \w"):
-        run_check(exercise, stub, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes_on_several_seeds(exercise, capsys):
-    for seed in (7, 1000, 1234):
-        run_check(exercise, solution, seed=seed)
-    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 3
-
-
-def test_every_place_has_a_plain_answer():
-    assert sorted(ANSWERS) == sorted(label for _, label in labels(LAB))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_plain_answer_passes_on_several_seeds(exercise, tmp_path, capsys):
-    with lab_with(LAB, tmp_path, "lab2_plain", ANSWERS) as lab:
-        for seed in (2, 3, 5, 8):
-            run_check(exercise, lab, seed)
-    assert capsys.readouterr().out.count(f"✓ exercise {exercise} (") >= 4
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_an_exercise_can_be_solved_before_those_it_does_not_build_on(exercise, tmp_path, capsys):
-    filled = (exercise, *EXERCISES[exercise][2])
-    answers = {label: answer for label, answer in ANSWERS.items() if label.split(":")[0] in filled}
-    with lab_with(LAB, tmp_path, f"lab2_only_{exercise.replace('.', '_')}", answers) as lab:
-        run_check(exercise, lab, seed=5)
-    assert f"✓ exercise {exercise} (" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ANSWERS)
-def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(label, tmp_path):
-    answers = {other: answer for other, answer in ANSWERS.items() if other != label}
-    with (
-        lab_with(LAB, tmp_path, f"lab2_without_{list(ANSWERS).index(label)}", answers) as lab,
-        pytest.raises(NotImplementedError, match=f"^Lab 2, exercise {re.escape(label)}$"),
-    ):
-        run_check(label.split(":")[0], lab, seed=1)
-
-
-# ---- wrong answers ----
-def message(wrong: WrongAnswer, folder: Path, seed: int) -> str:
-    """What a wrong answer is told."""
-    with package(wrong, folder) as lab, pytest.raises(CheckFailed) as failed:
-        run_check(wrong.exercise, lab, seed)
-    print(failed.value)
-    return str(failed.value)
-
-
-def first_of_each_exercise() -> list[WrongAnswer]:
-    return [next(wrong for wrong in WRONG_ANSWERS if wrong.exercise == exercise) for exercise in EXERCISES]
-
-
-@pytest.mark.parametrize("wrong", first_of_each_exercise(), ids=str)
-def test_a_frequent_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_path):
-    text = message(wrong, tmp_path, seed=3)
-    lines = text.splitlines()
-    assert lines[0].startswith(f"exercise {wrong.exercise} (")
-    assert re.match(r"  reproduce: seed 3, shape \w+=\d+ .*\(.+\)$", lines[-1])
-    assert any(re.search(r"program \(\d|owned by program|program \d", line) for line in lines)
-    for words in wrong.says:
-        assert words in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG_ANSWERS, ids=str)
-def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer, tmp_path):
-    text = message(wrong, tmp_path, seed=14)
-    assert text.startswith(f"exercise {wrong.exercise} (") and "\n  reproduce: seed 14, shape " in text
-    for words in wrong.says:
-        assert words in text
-    for number in re.findall(r'"classic wrong answers" (\d+)', text):
-        assert int(number) in NOTEBOOK.classic_numbers(wrong.exercise), (
-            "the message points to a line that the notebook lacks"
-        )
-
-
-def test_every_exercise_has_at_least_five_wrong_answers():
-    for exercise in EXERCISES:
-        assert sum(wrong.exercise == exercise for wrong in WRONG_ANSWERS) >= 5, exercise
-    assert len({str(wrong) for wrong in WRONG_ANSWERS}) == len(WRONG_ANSWERS)
+text_of = notebook("lab2_triton_kernels").text_of
 
 
 # ---- the order of tiles ----
@@ -199,64 +70,6 @@ def test_gradients_have_the_same_bits_on_each_run():
             w = weight.clone().to(solution.gelu(x).device).requires_grad_()
             found.append(torch.autograd.grad(function(x.to(w.device), w).sum(), w)[0])
         assert torch.equal(*found)
-
-
-# ---- the notebook ----
-NOTEBOOK = LabNotebook(SOURCES / "lab2_triton_kernels.ipynb")
-text_of, check_cell = NOTEBOOK.text_of, NOTEBOOK.check_cell
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_check_cell_is_graded_locked_and_shows_its_seed(exercise):
-    NOTEBOOK.assert_graded_and_locked(exercise)
-    cell = check_cell(exercise)
-    check, names, _ = EXERCISES[exercise]
-    assert re.fullmatch(rf"{check.__name__}\({', '.join(names)}, seed=\d+\)", cell.source)
-
-
-def test_the_points_add_up_to_what_the_notebook_promises():
-    assert len(EXERCISES) == 8
-    NOTEBOOK.assert_points_add_up(EXERCISES)
-
-
-def test_the_minutes_add_up_to_what_the_notebook_promises():
-    NOTEBOOK.assert_minutes_add_up(EXERCISES)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_an_exercise_states_what_a_student_needs(exercise):
-    text = text_of(exercise)
-    for part in (r"Difficulty [●○]{5} · importance [●○]{5}", r"edit `\w+\.py`", "Predict", "<summary>Hint</summary>"):
-        assert re.search(part, text), part
-    assert "budget" in text
-    for name in EXERCISES[exercise][1]:
-        assert f"`{name}(" in text or exercise == "2.4", name
-    files = {f"{module}.py" for module, label in labels(LAB) if label.startswith(exercise + ":")}
-    assert set(re.findall(r"`(\w+\.py)`", text.split("\n")[2])) == files
-    NOTEBOOK.assert_task_check_and_notice_follow(exercise)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_classic_wrong_answers_are_numbered_and_at_least_five(exercise):
-    found = NOTEBOOK.classic_numbers(exercise)
-    assert found == list(range(1, len(found) + 1)) and len(found) >= 5
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_order_of_exercises_is_that_of_what_they_build_on(exercise):
-    order = list(EXERCISES)
-    for other in EXERCISES[exercise][2]:
-        assert order.index(other) < order.index(exercise)
-        assert f"Exercise {exercise} needs {other}" in NOTEBOOK.opening or (
-            f"{exercise} needs {other}" in NOTEBOOK.opening
-        )
-
-
-@pytest.mark.slow
-def test_the_released_notebook_runs_and_every_check_fails_with_its_exercises_message():
-    first = {exercise: (*needs, exercise)[0] for exercise, (_, _, needs) in EXERCISES.items()}
-    path = ROOT / "labs/lab2_triton_kernels/lab2_triton_kernels.ipynb"
-    assert_released_notebook_stops_at_each_check(path, first, whole=("setup", "imports", "look-rows"))
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from solutions.capstone_hopper.steps import wall_kernel
+from solutions.lab3_flash_attention.exercises.anchored import compiles_anchored
 from utils import runtime
-from utils.checks.lab3.operator import compiles_anchored
 from utils.compile_only import CompileError, Request, resource_usages
 
 import triton  # isort: skip

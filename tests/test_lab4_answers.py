@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from lab4_plain_answers import ANSWERS
-from lab4_played import ALONE, SEED, TRIALS, alone, check_message, judge
-from lab4_wrong_answers import OWN_ANSWERS, WRONG_ANSWERS
-from lab_places import WrongAnswer
+from lab4_played import ALONE, LAB, SEED, TRIALS, alone, check_message, judge
+from lab_answers import answers, wrong_answers
 
+from solutions.lab4_zero.exercises.scenes import play_on_ranks
+from solutions.lab4_zero.exercises.sights import Scene
 from utils.checks.core import CheckFailed
-from utils.checks.lab4.scenes import play_on_ranks
-from utils.checks.lab4.sights import Scene
 from utils.distributed import warm
 
 pytestmark = pytest.mark.slow
@@ -32,31 +30,25 @@ def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exerci
     judge(exercise, "solution")
 
 
-@pytest.mark.parametrize("place", [place for place in ANSWERS if place.split(":")[0] not in ALONE])
+@pytest.mark.parametrize("place", [place for place in answers(LAB).right if place.split(":")[0] not in ALONE])
 def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
     with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
         judge(place.split(":")[0], f"without {place}")
 
 
-@pytest.mark.parametrize("wrong", [w for w in WRONG_ANSWERS if w.exercise not in ALONE], ids=str)
-def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong: WrongAnswer):
+@pytest.mark.parametrize("wrong", [w for w in wrong_answers(LAB) if w.exercise not in ALONE], ids=str)
+def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
     with pytest.raises(CheckFailed) as failed:
         judge(wrong.exercise, str(wrong))
     check_message(str(failed.value), wrong.exercise, wrong.says)
-    assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
-
-
-@pytest.mark.parametrize(("exercise", "name", "says"), [(e, n, s) for e, n, _, s in OWN_ANSWERS])
-def test_a_wrong_answer_of_another_build_is_caught(exercise, name, says):
-    with pytest.raises(CheckFailed) as failed:
-        judge(exercise, name)
-    check_message(str(failed.value), exercise, says)
+    if not wrong.functions:
+        assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
 
 
 @pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
 def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
     """A check plays its first scene on one rank before it starts any process: what fails there is told from there."""
-    says = {str(wrong): wrong.says for wrong in WRONG_ANSWERS} | {name: words for _, name, _, words in OWN_ANSWERS}
+    says = {str(wrong): wrong.says for wrong in wrong_answers(LAB, exercise)}
     for name, text in alone(exercise).items():
         check_message(text, exercise, says[name])
 

@@ -8,12 +8,12 @@ import random
 import pytest
 import torch
 
+from solutions.lab5_serving.exercises import laws, paged
+from solutions.lab5_serving.exercises.block_life import new_life
+from solutions.lab5_serving.exercises.plain_blocks import NoRoom, PlainBlocks
+from solutions.lab5_serving.exercises.scenes import Mistaken
+from solutions.lab5_serving.exercises.spied_model import tiny_model, without_cache
 from utils import reference
-from utils.checks.lab5 import laws, paged
-from utils.checks.lab5.block_life import new_life
-from utils.checks.lab5.plain_blocks import NoRoom, PlainBlocks
-from utils.checks.lab5.scenes import Mistaken
-from utils.checks.lab5.spied_model import tiny_model, without_cache
 from utils.serving import SamplingParams, generate
 
 TILES = dict.fromkeys(paged.DTYPES, 16)

@@ -115,7 +115,7 @@ def solution_lines() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     given: set[str] = set()
     for lab in sorted((ROOT / "solutions").glob("lab*")):
-        for path in sorted(lab.rglob("*.py")):
+        for path in (path for path in sorted(lab.rglob("*.py")) if path.parent.name != "answers"):
             inside, lines = False, []
             for line in path.read_text().splitlines():
                 if BEGIN.match(line) or END.match(line):

@@ -134,7 +134,7 @@ def _loaded_by(notebook: Path) -> frozenset[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     if notebook.stem.startswith("lab"):
-        checks = ROOT / "utils" / "checks" / notebook.stem.split("_")[0]
+        checks = notebook.parent / "exercises"
         code += [path.read_text(encoding="utf-8") for path in sorted(checks.glob("*.py"))]
     return frozenset(re.findall(r"records\.load\(\s*[\"'](\w+)[\"']", "\n".join(code)))
 

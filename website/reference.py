@@ -114,6 +114,7 @@ def source_lines(notebook: Path) -> list[str]:
     """The items of a notebook's section "Sources", as Markdown; empty when it has none."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = re.sub(r"<!--.*?-->", "", text)  # what a number is bound to
     section = re.search(r"^## Sources\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return (
         [" ".join(item.split()) for item in re.findall(r"^- (.+(?:\n(?![-\n]).+)*)", section[1], re.M)]

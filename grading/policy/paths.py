@@ -36,7 +36,7 @@ def _submodules(package: str) -> frozenset[str]:
 
 
 _EVERYWHERE = frozenset(
-    ["F", "dist", "grading", "labs", "nn", "np", "numpy", "solutions", "tl", "torch", "triton", "utils"]
+    ["F", "dist", "exercises", "grading", "labs", "nn", "np", "numpy", "solutions", "tl", "torch", "triton", "utils"]
 )
 
 

@@ -22,23 +22,24 @@ from types import ModuleType, TracebackType
 import torch
 
 from grading import die_with
-from grading.scenarios import Scenario, chosen
+from grading.scenarios import chosen
 from grading.scenarios.observations import write, write_error
+from utils.checks.core import Exercise
 
 
-def run(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path) -> None:
-    """Run scenarios in order and write what they observe; one that raises does not stop the next."""
-    for scenario in scenarios:
-        _marker(out, scenario).touch()
+def run(exercises: Sequence[Exercise], package: ModuleType, seed: int, out: Path) -> None:
+    """Observe exercises in order and write what is seen; one that raises does not stop the next."""
+    for exercise in exercises:
+        _marker(out, exercise).touch()
         try:
-            write(out, scenario.exercise, scenario.run(package, seed))
+            write(out, exercise.number, exercise.observe(exercise.home(package), seed))
         except BaseException as error:  # a student's code may raise anything, SystemExit too
-            write_error(out, scenario.exercise, error, _where(error, _folder(package)))
+            write_error(out, exercise.number, error, _where(error, _folder(package)))
 
 
-def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out: Path, limit: float) -> None:
-    """:func:`run` in a forked process; when a scenario ends it or takes over ``limit`` seconds, another goes on."""
-    left = list(scenarios)
+def run_apart(exercises: Sequence[Exercise], package: ModuleType, seed: int, out: Path, limit: float) -> None:
+    """:func:`run` in a forked process; when an exercise ends it or takes over ``limit`` seconds, another goes on."""
+    left = list(exercises)
     while left:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -58,11 +59,11 @@ def run_apart(scenarios: Sequence[Scenario], package: ModuleType, seed: int, out
         left = left[max(1, begun) :]
 
 
-def _watch(child: int, scenarios: Sequence[Scenario], out: Path, limit: float) -> None:
-    """Wait for a process, at most ``limit`` seconds a scenario, and end it and what it started."""
+def _watch(child: int, exercises: Sequence[Exercise], out: Path, limit: float) -> None:
+    """Wait for a process, at most ``limit`` seconds an exercise, and end it and what it started."""
     begun, end = 0, time.monotonic() + limit
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if (now := _begun(scenarios, out)) > begun:
+        if (now := _begun(exercises, out)) > begun:
             begun, end = now, time.monotonic() + limit
         if time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
@@ -73,14 +74,14 @@ def _watch(child: int, scenarios: Sequence[Scenario], out: Path, limit: float) -
         os.killpg(child, signal.SIGKILL)
 
 
-def _marker(out: Path, scenario: Scenario) -> Path:
-    return out / f"{scenario.exercise}.started"
+def _marker(out: Path, exercise: Exercise) -> Path:
+    return out / f"{exercise.number}.started"
 
 
-def _begun(scenarios: Sequence[Scenario], out: Path) -> int:
-    """How many of the scenarios, from the first on, have their marker."""
+def _begun(exercises: Sequence[Exercise], out: Path) -> int:
+    """How many of the exercises, from the first on, have their marker."""
     count = 0
-    while count < len(scenarios) and os.path.lexists(_marker(out, scenarios[count])):
+    while count < len(exercises) and os.path.lexists(_marker(out, exercises[count])):
         count += 1
     return count
 
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="EXERCISE", help="run these exercises, not all")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="what an exercise may take")
     given = parser.parse_args(arguments)
-    scenarios = chosen(given.lab, given.only)
+    exercises = chosen(given.lab, given.only)
     given.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # before a process is forked: threads do not come along
     root = given.package_root.resolve()
@@ -127,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         package = importlib.import_module(given.lab)
     except BaseException as error:
-        for scenario in scenarios:
-            _marker(given.out, scenario).touch()
-            write_error(given.out, scenario.exercise, error, _where(error, root / given.lab))
+        for exercise in exercises:
+            _marker(given.out, exercise).touch()
+            write_error(given.out, exercise.number, error, _where(error, root / given.lab))
         return 0
-    run_apart(scenarios, package, given.seed, given.out, given.limit)
+    run_apart(exercises, package, given.seed, given.out, given.limit)
     return 0
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
-from grading.scenarios import BY_DTYPE, FLOAT, Scenario, Tolerance, chosen
+from grading.scenarios import chosen
 from grading.scenarios.observations import Other, Raised, Unreadable, plain, read
+from utils.checks.core import Exercise
+from utils.checks.hidden import BY_DTYPE, FLOAT, Tolerance
 
 #: The largest ratio of an error to what is allowed that says something.
 MOST_TIMES = 10_000
@@ -37,35 +39,35 @@ def compare(
     Raises:
         ValueError: the expected observations are missing or broken, or there is no such lab or exercise.
     """
-    return {s.exercise: _reason(s, Path(expected_dir), Path(got_dir)) for s in chosen(lab_name, only)}
+    return {e.number: _reason(e, Path(expected_dir), Path(got_dir)) for e in chosen(lab_name, only)}
 
 
-def _reason(scenario: Scenario, expected_dir: Path, got_dir: Path) -> str | None:
+def _reason(exercise: Exercise, expected_dir: Path, got_dir: Path) -> str | None:
     try:
-        expected = read(expected_dir, scenario.exercise)
+        expected = read(expected_dir, exercise.number)
     except FileNotFoundError as error:
-        raise ValueError(f"the solution's observations of exercise {scenario.exercise} are missing") from error
+        raise ValueError(f"the solution's observations of exercise {exercise.number} are missing") from error
     if isinstance(expected, Raised):
-        raise ValueError(f"the solution fails in the scenario of exercise {scenario.exercise}: {expected.text}")
+        raise ValueError(f"the solution fails in the scenario of exercise {exercise.number}: {expected.text}")
     try:
-        got = read(got_dir, scenario.exercise)
+        got = read(got_dir, exercise.number)
     except FileNotFoundError:
-        begun = os.path.lexists(got_dir / f"{scenario.exercise}.started")
+        begun = os.path.lexists(got_dir / f"{exercise.number}.started")
         return DID_NOT_FINISH if begun else "it was not run on the hidden inputs: the process ended before"
     except Unreadable as error:
         return f"what it gave on the hidden inputs cannot be used: {error}"
     if isinstance(got, Raised):
         return f"on hidden inputs it raised {got.text}"
-    return difference(scenario, expected, got)
+    return difference(exercise, expected, got)
 
 
-def difference(scenario: Scenario, expected: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
+def difference(exercise: Exercise, expected: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
     """What is wrong with observations, in words for the student, or None when they agree."""
     wrong = []
     for name, right in expected.items():
         if name not in got:
             wrong.append(f"{name}: no such output was given")
-        elif problem := _problem(plain(right), plain(got[name]), scenario.tolerance_of(name)):
+        elif problem := _problem(plain(right), plain(got[name]), exercise.tolerance_of(name)):
             wrong.append(f"{name}: {problem}")
     if not wrong and len(got) > len(expected):
         wrong.append("there are outputs that were not asked for")

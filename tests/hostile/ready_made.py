@@ -74,7 +74,7 @@ _gelu("operator-in-a-kernel", "calls PyTorch from a kernel, where nobody listens
 def _by_heart(folder: Path, lab: Lab) -> None:
     """The right functions, asked by the check with the shown seed; their answers become a table."""
     from solutions.lab1_roofline import waves
-    from utils.checks.lab1 import check_waves
+    from solutions.lab1_roofline.exercises.waves import check_waves
 
     names = ("num_tiles", "num_waves", "last_wave_utilisation", "tiled_matmul_seconds")
     known: dict[str, dict[str, object]] = {name: {} for name in names}

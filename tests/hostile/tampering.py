@@ -21,8 +21,8 @@ at_call(
 at_import(
     "check-function-replaced",
     "puts a function of its own in the place of every check",
-    "import sys\nimport utils.checks.lab1\nfor name in list(sys.modules):\n"
-    "    if name.startswith('utils.checks.lab'):\n"
+    "import sys\nfor name in list(sys.modules):\n"
+    "    if '.exercises.' in name:\n"
     "        for key in [k for k in vars(sys.modules[name]) if k.startswith('check_')]:\n"
     "            setattr(sys.modules[name], key, lambda *a, **k: print('passed'))",
     r"import sys",

@@ -7,10 +7,17 @@ exercise, what differs and where, what usually causes that, and how to see it ag
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import random
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from utils.checks.hidden import Observation, Tolerance
 
 
 class CheckFailed(AssertionError):
@@ -23,13 +30,93 @@ class CheckFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise of a lab: its number as students see it (``"3.2"``) and a short title (``"forward kernel"``)."""
+    """One exercise of a lab, declared once; its check is the function that :meth:`checked_by` decorates.
+
+    ::
+
+        GELU = Exercise("2.1", "GeLU", points=10, observe=hidden.gelu, tolerance=Tolerance(absolute=1e-6))
+
+
+        @GELU.checked_by
+        def check_gelu(gelu: Callable, seed: int | None = None) -> None: ...
+
+    Attributes:
+        number: as students see it (``"3.2"``).
+        title: in a few words (``"forward kernel"``).
+        points: of the lab's hundred.
+        builds_on: the exercises that must be solved before this one can be checked.
+        observe: what the student's functions give on hidden cases: takes their :meth:`home` and a seed, and returns
+            observations by name. A name begins with the function that it is about and says in the student's words what
+            was special: ``"gelu of a strided view"``. A student reads it; no input is in it.
+        tolerance: how far an observation may be from the solution's.
+        tolerances: the beginning of a name -> what holds for it instead (the longest beginning counts).
+        module: the module of the lab's package that holds the student's functions; by default the package itself.
+        check: the check; None until there is one.
+    """
 
     number: str
     title: str
+    points: int = 0
+    builds_on: tuple[str, ...] = ()
+    observe: Callable[[ModuleType, int], Mapping[str, Observation]] | None = None
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    module: str = ""
+    check: Callable[..., None] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"exercise {self.number} ({self.title})"
+
+    def checked_by(self, check: Callable[..., None]) -> Callable[..., None]:
+        """Decorate the exercise's check: its parameters are the student's functions, by their names, and ``seed``."""
+        object.__setattr__(self, "check", check)
+        return check
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of the student's functions, in the order in which the check takes them."""
+        return tuple(name for name in inspect.signature(self.check).parameters if name != "seed")
+
+    @property
+    def grade_id(self) -> str:
+        """The id of its check cell in the lab's notebook: ``"check-3-2"``."""
+        return "check-" + self.number.replace(".", "-")
+
+    def part(self, title: str) -> Exercise:
+        """The same exercise under the title of one of its parts, for the messages about it."""
+        return replace(self, title=title)
+
+    def home(self, package: Any) -> Any:
+        """What has the student's functions as attributes: the lab's package, or its module that is named for it."""
+        inside = self.module and isinstance(package, ModuleType)
+        return importlib.import_module(f"{package.__name__}.{self.module}") if inside else package
+
+    def run_check(self, package: Any, seed: int | None = None) -> None:
+        """Run the check on the functions of a lab's package (or of anything that has them as attributes)."""
+        self.check(*(getattr(self.home(package), name) for name in self.functions), seed=seed)
+
+    def tolerance_of(self, name: str) -> Tolerance:
+        """How far the observation of that name may be from the solution's."""
+        fitting = [beginning for beginning in self.tolerances if name.startswith(beginning)]
+        return self.tolerances[max(fitting, key=len)] if fitting else self.tolerance
+
+
+def exercises_of(package: str) -> tuple[Exercise, ...]:
+    """Every exercise that a module of ``package`` (``"solutions.lab2_triton_kernels.exercises"``) declares, in order.
+
+    Raises:
+        ModuleNotFoundError: there is no such package.
+        ValueError: two declarations of one number, or one without a check.
+    """
+    home = importlib.import_module(package)
+    modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(home.__path__)]
+    found: dict[str, Exercise] = {}
+    for value in (value for module in modules for value in vars(module).values() if isinstance(value, Exercise)):
+        if found.setdefault(value.number, value) is not value:
+            raise ValueError(f"{package} declares exercise {value.number} twice")
+        if value.check is None:
+            raise ValueError(f"{package}: {value} has no check: decorate it with @....checked_by")
+    return tuple(sorted(found.values(), key=lambda exercise: [int(part) for part in exercise.number.split(".")]))
 
 
 def draw_seed(seed: int | None = None) -> int:
@@ -67,6 +154,17 @@ def message(
     if reproduce:
         lines.append(f"  reproduce: {reproduce}")
     return "\n".join(lines)
+
+
+def classic(cause: str, number: int) -> str:
+    """A likely cause, with its number in the notebook's list of classic wrong answers."""
+    return f'{cause}: see "classic wrong answers" {number}'
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """The first items, separated by blanks: ``3 1 4 ...``."""
+    found = [str(item) for item in items]
+    return " ".join(found[:most] + (["..."] if len(found) > most else [])) or "none"
 
 
 def fail(exercise: Exercise, headline: str, details: Sequence[str] = (), cause: str = "", reproduce: str = "") -> None:

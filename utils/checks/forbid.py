@@ -117,8 +117,8 @@ class Watch:
 
 
 def is_library(file: str) -> bool:
-    """Whether a source file is PyTorch's, Triton's, this library's or Python's own rather than a student's."""
-    return file.startswith(_NOT_STUDENTS)
+    """Whether a source file is PyTorch's, Triton's, Python's or the course's (its library, a lab's exercises)."""
+    return file.startswith(_NOT_STUDENTS) or Path(file).parent.name == "exercises"
 
 
 def _base(name: str) -> str:

@@ -1,0 +1,233 @@
+"""Checks of exercise 1.4: FLOPs and bytes of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from utils.checks.core import Exercise
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
+
+from . import counting, hidden
+from .operators import MULTIPLY_ADD, size_mistakes
+from .rules import FORBIDDEN, LARGE, ONE, element_size
+
+SMALL = 500  # multiplications that the oracle carries out one by one
+FEWER_QUERIES = "fewer queries than keys"
+MORE_QUERIES = "more queries than keys"
+
+
+def visible_pairs(seq_q: int, seq_k: int, causal: bool) -> int:
+    """Pairs of a query and a key that the mask leaves, in closed form."""
+    if not causal:
+        return seq_q * seq_k
+    hidden = max(0, seq_k - 1) * seq_k // 2  # keys after the query, were there a query for every key and more
+    if seq_q < seq_k:
+        hidden = seq_q * (seq_q - 1) // 2
+    return min(seq_q, seq_k) * seq_k - hidden
+
+
+def attention_flops(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool) -> int:
+    if batch * heads * seq_q * seq_k * head_dim <= SMALL:
+        return counting.attention(batch, heads, seq_q, seq_k, head_dim, causal, False).flops
+    return batch * heads * visible_pairs(seq_q, seq_k, causal) * (4 * head_dim + 5)
+
+
+def attention_bytes(
+    batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, element_size: int, materialize: bool
+) -> int:
+    if batch * heads * seq_q * seq_k * head_dim <= SMALL:
+        machine = counting.attention(batch, heads, seq_q, seq_k, head_dim, False, materialize)
+        return machine.elements_moved * element_size + 4 * machine.statistics
+    ends = 2 * (seq_q + seq_k) * head_dim * element_size
+    return batch * heads * (ends + (4 * seq_q * seq_k * element_size if materialize else 4 * seq_q))
+
+
+def _cases(rng: Random, flag: str, **others: Callable[[Random], object]) -> list[Case]:
+    """For both values of ``flag``: as many queries as keys, fewer, more, one of everything, and large sizes."""
+    cases = []
+    for value in (False, True):
+        lengths = []
+        for tag in ("", "", FEWER_QUERIES, FEWER_QUERIES, MORE_QUERIES, MORE_QUERIES):
+            short = rng.randint(2, 5)
+            long = short + rng.randint(2, 4)
+            lengths.append({"": (long, long), FEWER_QUERIES: (short, long), MORE_QUERIES: (long, short)}[tag] + (tag,))
+        for seq_q, seq_k, tag in lengths:
+            sizes = (rng.randint(1, 2), rng.randint(2, 3), seq_q, seq_k, rng.randint(2, 5))
+            cases.append(_case(sizes, {key: draw(rng) for key, draw in others.items()} | {flag: value}, tag))
+        drawn = {key: draw(rng) for key, draw in others.items()} | {flag: value}
+        cases.append(_case((1, 1, 1, 1, 1), drawn, ONE))
+        seq = 2**17 + 4 * rng.randint(1, 49) + 1  # odd factors throughout: a float loses the last digits
+        cases.append(_case((2 * rng.randint(500, 999) + 1, 2 * rng.randint(4, 20) + 1, seq, seq, 128), drawn, LARGE))
+    return cases
+
+
+def _case(sizes: tuple[int, ...], others: dict[str, object], tag: str) -> Case:
+    names = ("batch", "heads", "seq_q", "seq_k", "head_dim")
+    return Case(dict(zip(names, sizes, strict=True)) | others, tag)
+
+
+def _flops_of(
+    pairs: Callable[[int, int, bool], int] = visible_pairs, per_pair: Callable[[int], int] | None = None
+) -> Callable[..., int]:
+    """A count of FLOPs from a count of pairs and a cost of a pair; what is not given is right."""
+    cost = per_pair or (lambda head_dim: 4 * head_dim + 5)
+    return lambda batch, heads, seq_q, seq_k, head_dim, causal: (
+        batch * heads * pairs(seq_q, seq_k, causal) * cost(head_dim)
+    )
+
+
+def _half(seq_q: int, seq_k: int, causal: bool) -> int:
+    return seq_q * seq_k // 2 if causal else seq_q * seq_k
+
+
+def _strict(seq_q: int, seq_k: int, causal: bool) -> int:
+    return sum(max(0, min(seq_k, i + seq_k - seq_q)) for i in _rows(seq_q, seq_k)) if causal else seq_q * seq_k
+
+
+def _top_left(seq_q: int, seq_k: int, causal: bool) -> int:
+    rows = min(seq_q, seq_k)
+    return rows * (rows + 1) // 2 + (seq_q - rows) * seq_k if causal else seq_q * seq_k
+
+
+def _rows(seq_q: int, seq_k: int) -> range:
+    return range(max(0, seq_q - seq_k), seq_q)
+
+
+def _negative_rows(seq_q: int, seq_k: int, causal: bool) -> int:
+    """The sum of an arithmetic series that lets a query see a negative number of keys."""
+    return seq_q * (seq_k - seq_q + 1 + seq_k) // 2 if causal else seq_q * seq_k
+
+
+FLOPS = Question(
+    "attention_flops",
+    lambda rng: _cases(rng, "causal"),
+    attention_flops,
+    (
+        Mistake(
+            "the mask is ignored: hidden pairs are not computed",
+            _flops_of(lambda seq_q, seq_k, causal: seq_q * seq_k),
+            1,
+        ),
+        Mistake("half of the square is taken: a query sees itself, so the diagonal stays whole", _flops_of(_half), 1),
+        Mistake("the diagonal is left out: a query sees its own key", _flops_of(_strict), 1),
+        Mistake(
+            "the mask begins at the first query and key: it ends at the last query and the last key",
+            _flops_of(_top_left),
+            2,
+        ),
+        Mistake(
+            "queries that see no key are given a negative number of keys: they cost nothing",
+            _flops_of(_negative_rows),
+            2,
+        ),
+        Mistake(
+            "a triangle of seq_q queries is taken whatever seq_k is: the last query sees all seq_k keys",
+            _flops_of(lambda seq_q, seq_k, causal: seq_q * (seq_q + 1) // 2 if causal else seq_q * seq_k),
+            2,
+        ),
+        Mistake(
+            "the softmax and the scale are left out: five more operations a pair",
+            _flops_of(per_pair=lambda d: 4 * d),
+            3,
+        ),
+        Mistake("the scale is left out: one more multiplication a pair", _flops_of(per_pair=lambda d: 4 * d + 4), 3),
+        Mistake(
+            "the maximum's comparisons are counted: inside a softmax they are free",
+            _flops_of(per_pair=lambda d: 4 * d + 6),
+            3,
+        ),
+        Mistake(
+            f"one of the two products is left out, Q K^T or P V, or {MULTIPLY_ADD}",
+            _flops_of(per_pair=lambda d: 2 * d + 5),
+            4,
+        ),
+        Mistake(MULTIPLY_ADD, _flops_of(per_pair=lambda d: 2 * d), 4),
+        Mistake(
+            "the heads are not counted",
+            lambda heads, **sizes: attention_flops(heads=1, **sizes),
+            5,
+        ),
+    ),
+    refused={"batch": -2, "heads": -3, "seq_q": -4, "seq_k": -5, "head_dim": -8},
+    split_by="causal",
+)
+
+
+def _bytes_of(
+    scores: int = 4, ends: tuple[int, int] = (2, 2), statistics: int = 4, shared_scores: bool = False
+) -> Callable[..., int]:
+    """A count of bytes from trips of the scores and tensors with seq_q and seq_k rows; what is not given is right."""
+
+    def moved(batch, heads, seq_q, seq_k, head_dim, element_size, materialize):
+        through = (ends[0] * seq_q + ends[1] * seq_k) * head_dim * element_size
+        between = scores * seq_q * seq_k * element_size if materialize else statistics * seq_q
+        return batch * (heads * through + (1 if shared_scores and materialize else heads) * between)
+
+    return moved
+
+
+BYTES = Question(
+    "attention_bytes",
+    lambda rng: _cases(rng, "materialize", element_size=element_size),
+    attention_bytes,
+    (
+        Mistake(
+            "two of the four trips of S and P are left out: each of them is written by one kernel and read by the next",
+            _bytes_of(scores=2),
+            6,
+        ),
+        Mistake("one of the four trips of S and P is left out", _bytes_of(scores=3), 6),
+        Mistake("the score matrices are left out: they go through HBM when materialised", _bytes_of(scores=0), 6),
+        Mistake("one score matrix serves all heads: each head has its own", _bytes_of(shared_scores=True), 7),
+        Mistake("O is not written", _bytes_of(ends=(1, 2)), 7),
+        Mistake("V is not read", _bytes_of(ends=(2, 1)), 7),
+        Mistake("Q, K, V and O are all taken to have seq_q rows: K and V have seq_k", _bytes_of(ends=(4, 0)), 7),
+        Mistake("the log-sum-exp of each query is left out", _bytes_of(statistics=0), 8),
+        Mistake(
+            "a log-sum-exp is counted beside the score matrices too: only the one kernel writes it",
+            lambda **sizes: attention_bytes(**sizes) + 4 * sizes["batch"] * sizes["heads"] * sizes["seq_q"],
+            8,
+        ),
+        Mistake(
+            "the log-sum-exp is counted in element_size bytes: it is a float32",
+            lambda element_size, materialize, **sizes: _bytes_of(statistics=element_size)(
+                element_size=element_size, materialize=materialize, **sizes
+            ),
+            8,
+        ),
+        Mistake(
+            "materialize is read the wrong way round: True means that S and P are in HBM",
+            lambda materialize, **sizes: attention_bytes(materialize=not materialize, **sizes),
+            6,
+        ),
+        *size_mistakes(attention_bytes, 8),
+    ),
+    refused={"batch": -9, "heads": -3, "seq_q": -5, "seq_k": -4, "head_dim": -8, "element_size": -2},
+    split_by="materialize",
+)
+
+
+ATTENTION = Exercise(
+    "1.4",
+    "attention",
+    points=15,
+    observe=hidden.attention,
+)
+
+
+@ATTENTION.checked_by
+def check_attention(attention_flops: Callable, attention_bytes: Callable, seed: int | None = None) -> None:
+    """Exercise 1.4: attention's FLOPs (causal or not) and bytes (scores materialised or not).
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        ATTENTION,
+        [(FLOPS, attention_flops), (BYTES, attention_bytes)],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="with S and P in HBM, bytes grow with the square of the sequence; without, FLOPs do and bytes do not",
+    )

@@ -1,0 +1,193 @@
+"""Checks of exercise 1.3: FLOPs of a ReLU and a softmax, and their passes over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from utils.checks.core import Exercise
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
+
+from . import counting, hidden
+from .operators import size_mistakes
+from .rules import FORBIDDEN, element_size, size_cases
+
+SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
+
+
+def relu_flops(n: int) -> int:
+    return counting.relu(n).comparisons if n <= SMALL else n
+
+
+def relu_bytes(n: int, element_size: int) -> int:
+    return (counting.relu(n).elements_moved if n <= SMALL else 2 * n) * element_size
+
+
+def softmax_flops(rows: int, cols: int) -> int:
+    return counting.softmax(rows, cols, "fused").flops if rows * cols <= SMALL else 4 * rows * cols
+
+
+def softmax_bytes(rows: int, cols: int, element_size: int, method: str) -> int:
+    if rows * cols <= SMALL:
+        return counting.softmax(rows, cols, method).elements_moved * element_size
+    matrix = rows * cols
+    return element_size * {"fused": 2 * matrix, "three_pass": 4 * matrix, "eager": 8 * matrix + 4 * rows}[method]
+
+
+RELU_FLOPS = Question(
+    "relu_flops",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**55,)),
+    relu_flops,
+    (
+        Mistake("the comparison is counted as nothing: it is all the work that a ReLU does", lambda n: 0, 1),
+        Mistake("two operations are counted an element: a maximum with zero is one", lambda n: 2 * n, 1),
+    ),
+    refused={"n": -4},
+)
+RELU_BYTES = Question(
+    "relu_bytes",
+    lambda rng: size_cases(rng, ("n",), small=(2, 99), large=(2**55,), element_size=element_size),
+    relu_bytes,
+    (
+        Mistake(
+            "elements are read but not written, or written but not read", lambda n, element_size: n * element_size, 2
+        ),
+        Mistake(
+            "three tensors move: there is one input, and zero is born on the chip",
+            lambda n, element_size: 3 * n * element_size,
+            2,
+        ),
+        *size_mistakes(relu_bytes, 2),
+    ),
+    refused={"n": -4, "element_size": -2},
+)
+
+
+def _pass_table(
+    three_pass: int | None = None, eager: tuple[int, int] | None = None, fused: int = 2
+) -> Callable[..., int]:
+    """A count of softmax bytes from passes over the matrix; those not given are right."""
+    passes = {"fused": (fused, 0), "three_pass": (three_pass or 4, 0), "eager": eager or (8, 4)}
+
+    def moved(rows: int, cols: int, element_size: int, method: str) -> int:
+        matrix_passes, statistics = passes[method]
+        return (matrix_passes * rows * cols + statistics * rows) * element_size
+
+    return moved
+
+
+SOFTMAX_FLOPS = Question(
+    "softmax_flops",
+    lambda rng: size_cases(rng, ("rows", "cols"), small=(2, 20), large=(2**12, 2**42)),
+    softmax_flops,
+    (
+        Mistake(
+            "the comparisons that find the maximum are counted: inside a softmax they are free",
+            lambda rows, cols: 5 * rows * cols,
+            3,
+        ),
+        Mistake("one of subtract, exponentiate, add, divide is left out", lambda rows, cols: 3 * rows * cols, 3),
+        Mistake("only the exponentials and the division are counted", lambda rows, cols: 2 * rows * cols, 3),
+        Mistake(
+            "one division a row is counted: every element is divided by the sum",
+            lambda rows, cols: 3 * rows * cols + rows,
+            3,
+        ),
+        Mistake(
+            "each row's sum is one addition short: it starts at zero", lambda rows, cols: 4 * rows * cols - rows, 3
+        ),
+        Mistake("one row is counted", lambda rows, cols: 4 * cols, 0),
+    ),
+    refused={"rows": -4, "cols": -3},
+)
+
+
+def _softmax_cases(rng: Random) -> list[Case]:
+    draw = {"element_size": element_size}
+    cases = []
+    for method in ("fused", "three_pass", "eager"):
+        fixed = {"method": lambda _, method=method: method}
+        cases += size_cases(rng, ("rows", "cols"), drawn=3, small=(2, 20), large=(2**12, 2**42), **draw, **fixed)
+    return cases
+
+
+SOFTMAX_BYTES = Question(
+    "softmax_bytes",
+    _softmax_cases,
+    softmax_bytes,
+    (
+        Mistake("the output is not written", _pass_table(fused=1), 4),
+        Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=6), 5),
+        Mistake(
+            "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=2), 5
+        ),
+        Mistake(
+            "one of four trips is left out: three passes read (the maximum, the sum and the result), one writes",
+            _pass_table(three_pass=3),
+            5,
+        ),
+        Mistake("the row statistics are left out: they too are written and read again", _pass_table(eager=(8, 0)), 6),
+        Mistake(
+            "half of the trips of the row statistics are left out: each is written by one kernel and read by another",
+            _pass_table(eager=(8, 2)),
+            6,
+        ),
+        Mistake(
+            "the five kernels are counted as if what one writes stayed on the chip for the next",
+            _pass_table(eager=(2, 0)),
+            6,
+        ),
+        Mistake(
+            "the kernels' reads are counted, their writes not", _pass_table(fused=1, three_pass=3, eager=(5, 2)), 6
+        ),
+        Mistake(
+            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            _pass_table(eager=(10, 0)),
+            6,
+        ),
+        Mistake(
+            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            _pass_table(eager=(10, 2)),
+            6,
+        ),
+        *size_mistakes(softmax_bytes, 7),
+    ),
+    refused={"rows": -4, "cols": -3, "element_size": -2, "method": "online"},
+    split_by="method",
+)
+
+
+RELU_SOFTMAX = Exercise(
+    "1.3",
+    "ReLU and softmax",
+    points=10,
+    observe=hidden.relu_softmax,
+)
+
+
+@RELU_SOFTMAX.checked_by
+def check_relu_softmax(
+    relu_flops: Callable,
+    relu_bytes: Callable,
+    softmax_flops: Callable,
+    softmax_bytes: Callable,
+    seed: int | None = None,
+) -> None:
+    """Exercise 1.3: a ReLU's FLOPs and bytes of n elements, a softmax's of (rows, cols) by method.
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        RELU_SOFTMAX,
+        [
+            (RELU_FLOPS, relu_flops),
+            (RELU_BYTES, relu_bytes),
+            (SOFTMAX_FLOPS, softmax_flops),
+            (SOFTMAX_BYTES, softmax_bytes),
+        ],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="the same four operations an element cost two to eight passes over memory: fusing is about bytes",
+    )

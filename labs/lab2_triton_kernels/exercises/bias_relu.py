@@ -1,0 +1,126 @@
+"""The check of exercise 2.2: bias and ReLU in one kernel, and their backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from utils import runtime
+from utils.checks.cases import Case, Cases
+from utils.checks.core import Exercise, classic, draw_seed
+from utils.checks.diagnoses import same_as
+from utils.checks.hidden import Tolerance
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
+from utils.checks.speed import Speed
+from utils.checks.traffic import Budget, Times
+
+from . import hidden, shapes, strips
+from .rows import every, num_rows, rows_tiling, sums_tiling
+
+FORWARD, BACKWARD = "bias_relu_kernel", "bias_relu_backward_kernel"
+
+
+def _bias_relu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + bias)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(0, -2)
+
+
+def _cut(x: torch.Tensor, bias: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
+    return torch.where(x + bias > 0, dout, 0)
+
+
+_MISTAKES = (
+    same_as(
+        lambda x, bias, dout: torch.relu(x + bias[: x.shape[-2], None]),
+        classic("each row has its own bias here: the bias has one number for each column", 1),
+    ),
+    same_as(lambda x, bias, dout: torch.relu(x + bias[0]), classic("every column gets the first bias", 1)),
+    same_as(lambda x, bias, dout: torch.relu(x) + bias, classic("ReLU is applied before the bias is added", 2)),
+    same_as(lambda x, bias, dout: x + bias, classic("there is no ReLU", 2)),
+    same_as(lambda x, bias, dout: torch.relu(x), classic("the bias is not added", 2)),
+    same_as(lambda x, bias, dout: torch.where(dout > 0, dout, 0), classic("dout decides what is cut, not out", 3)),
+    same_as(lambda x, bias, dout: torch.where(x > 0, dout, 0), classic("x decides what is cut, not x + bias", 3)),
+    same_as(lambda x, bias, dout: torch.where(x + bias > 0, 0, dout), classic("the wrong side of the ReLU is cut", 3)),
+    same_as(lambda x, bias, dout: dout.clone(), classic("nothing is cut in dx: the derivative of ReLU is left out", 3)),
+    same_as(lambda x, bias, dout: (torch.relu(x + bias) > 0).to(x.dtype), classic("dx lacks the factor dout", 3)),
+    same_as(
+        lambda x, bias, dout: torch.relu(x + bias) * dout,
+        classic("out itself is the factor, not where it is above 0", 3),
+    ),
+    same_as(
+        lambda x, bias, dout: _flat(dout).sum(0), classic("dbias sums dout, not what is left of it after the cut", 4)
+    ),
+    same_as(
+        lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0), classic("dbias is a mean over rows, not their sum", 4)
+    ),
+    *strips.mistakes(BACKWARD, "dbias", lambda e: _flat(_cut(*e.args64)), sharing=5, adding=6),
+    *shapes.MISTAKES,
+)
+
+
+BIAS_RELU = Exercise(
+    "2.2",
+    "bias and ReLU",
+    points=15,
+    observe=hidden.bias_relu,
+    tolerance=Tolerance(absolute=1e-5),
+)
+
+
+@BIAS_RELU.checked_by
+def check_bias_relu(bias_relu: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], seed: int | None = None) -> None:
+    """Exercise 2.2: ``relu(x + bias)`` in one pass, and its gradients with the bias's summed without atomics.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    tile = tile_sizes(bias_relu, (shapes.drawn(2, 700), shapes.drawn(700)), FORWARD, ROWS=4, BLOCK=256)
+    shape = {"row": 2 * tile["ROWS"], "col": tile["BLOCK"]}
+    cases = Cases(shape, layouts=("transposed", "padded"), count=2, max_tiles=2, zero=True).draw(seed)
+    tall = {"row": runtime.pick(cpu=600, gpu=300_000), "col": 5}
+    check_kernel(
+        BIAS_RELU,
+        shapes.with_gradient(bias_relu),
+        shapes.with_gradient(_bias_relu),
+        [*cases, shapes.turned(seed, 21), Case("tall", tall, seed=seed), *shapes.far(seed, 40)],
+        _inputs,
+        outputs=("out", "dx", "dbias"),
+        tiling={
+            "out": lambda trials: rows_tiling(trials, FORWARD),
+            "dx": lambda trials: rows_tiling(trials, BACKWARD, per_strip=True),
+            "dbias": sums_tiling,
+        },
+        inspections=[within(FORWARD, _forward_budget), no_atomics, within(BACKWARD, _backward_budget)],
+        diagnose=_MISTAKES,
+        speed=Speed(
+            lambda: (shapes.drawn(2**14, 2**12), shapes.drawn(2**12), shapes.drawn(2**14, 2**12)),
+            shapes.with_gradient(_bias_relu),
+            1.2,
+            "PyTorch's addition and ReLU, forward and backward",
+            bytes_moved=5 * 2**27,
+        ),
+        seed=seed,
+        notice="two passes forward and three backward: PyTorch's separate operators take four and four",
+    )
+
+
+def _inputs(case: Case) -> Sequence[torch.Tensor]:
+    x, bias = shapes.tensor(case, "x"), shapes.vector(case, "bias")
+    dout = case.tensor("dout", *case.sizes, layout="contiguous" if case.layout == "far" else None)
+    return x, bias, dout
+
+
+def _forward_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
+    bias = Times("col", times=cdiv(num_rows(case), launch["ROWS"]))
+    return Budget({"x_ptr": every(case), "bias_ptr": bias}, {"out_ptr": every(case)}, exact=True)
+
+
+def _backward_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
+    return Budget({"dout_ptr": every(case), "out_ptr": every(case)}, {"dx_ptr": every(case)}, exact=True)

@@ -1,0 +1,252 @@
+"""The checks of exercises 3.3 and 3.4: the forward kernel, and causal with blocks skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from utils import runtime
+from utils.checks import forbid
+from utils.checks.cases import Case
+from utils.checks.core import Exercise, classic, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Trial
+from utils.checks.hidden import Tolerance
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import cdiv, launched, tile_sizes, within
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+from utils.checks.traffic import Budget, Times
+
+from . import hidden, mistakes, shapes, tiles
+from .shapes import sizes
+
+FORWARD = "flash_forward_kernel"
+Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+#: Tokens of a sequence that is timed.
+TIMED = 4096
+
+#: What the functions of this lab may not do.
+RULES = forbid.Rules(largest=lambda case: largest(case))
+_TILES = tiles.query_tiles(FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
+#: One launch does a whole call, and nothing but its results leaves it.
+ALONE = tiles.one_launch(FORWARD, "o_ptr", "lse_ptr")
+TILING = {"o": _TILES("b h row col"), "lse": _TILES("b h row")}
+
+
+def largest(case: Case) -> int:
+    """Elements of the largest tensor that an answer may allocate: nothing of Nq x Nk."""
+    return max(case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D"))
+
+
+def blocks_of(attention: Callable[..., Any], *args: Any, kernel: str = FORWARD) -> tuple[int, int]:
+    """The tile, (queries, keys), with which a function launches a kernel."""
+    found = tile_sizes(attention, args, kernel, BLOCK_M=32, BLOCK_N=16)
+    return found["BLOCK_M"], found["BLOCK_N"]
+
+
+def small(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of one tile, to ask a function for its tile sizes."""
+    x = torch.zeros(1, 1, 16, 16, device=runtime.DEVICE, dtype=dtype)
+    return x, x, x
+
+
+def tiles_seen(case: Case, block_m: int, block_n: int) -> list[int]:
+    """Key tiles that each tile of queries sees, at least one of its queries."""
+    num_queries, num_keys = case.sizes["Nq"], case.sizes["Nk"]
+    found = []
+    for first in range(0, num_queries, block_m):
+        seen = num_keys
+        if case.options.get("causal"):
+            seen = max(0, min(num_keys, first + block_m + num_keys - num_queries))
+        found.append(cdiv(seen, block_n))
+    return found
+
+
+def keys_read(case: Case, block_m: int, block_n: int) -> int:
+    """Keys that the tiles of one head's queries read, all together."""
+    return sum(min(case.sizes["Nk"], seen * block_n) for seen in tiles_seen(case, block_m, block_n))
+
+
+def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
+    """q once, k and v up to the last key that a tile of queries sees, o and the logsumexp once."""
+    of, block_m, block_n = case.sizes, launch["BLOCK_M"], launch["BLOCK_N"]
+    heads = of["B"] * of["Hq"]
+    steps = sum(tiles_seen(case, block_m, block_n))
+    keys = Times("B", "Hq", "Nk", "D", times=Fraction(keys_read(case, block_m, block_n), max(1, of["Nk"])))
+    return Budget(
+        {"q_ptr": Times("B", "Hq", "Nq", "D"), "k_ptr": keys, "v_ptr": keys},
+        {"o_ptr": Times("B", "Hq", "Nq", "D"), "lse_ptr": Times("B", "Hq", "Nq", element_size=4)},
+        flops=heads * steps * 4 * block_m * block_n * launch["BLOCK_D"],
+        exact=True,
+    )
+
+
+def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[Trial], Problem | None]:
+    """An inspection: a causal kernel does not read the key tiles that none of its queries sees."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        found, case = launched([trial], kernel), trial.case
+        if found is None or not case.options.get("causal") or "k_ptr" not in trial.profile.by_argument:
+            return None
+        block_m, block_n = found["BLOCK_M"], found["BLOCK_N"]
+        heads = case.numel("B", "Hq", "D") * case.element_size
+        read = sum(x.by_argument["k_ptr"].bytes_loaded for x in trial.profile.launches if x.kernel == kernel)
+        allowed = heads * keys_read(case, block_m, block_n)
+        every = heads * case.sizes["Nk"] * cdiv(case.sizes["Nq"], block_m)
+        if read <= allowed:
+            return None
+        words = "no block is skipped: a tile of queries ends at the last key that one of its queries sees"
+        if read != every:
+            words = "blocks are read in which no query sees a key: the loop ends a step too late"
+        return Problem(
+            f"k_ptr: {read:,} bytes loaded, {allowed:,} allowed: blocks above the diagonal are read",
+            classic(words, place),
+        )
+
+    return inspect
+
+
+def _blocks(e: Any) -> dict[str, int]:
+    return tiles.blocks(e, FORWARD)
+
+
+_FORWARD_MISTAKES = (
+    *tiles.only_where({"empty": 8}),
+    *mistakes.forward(_blocks, sums=1, scale=2, mask=3, last=3, heads=5, lse=4, empty=8),
+    *tiles.only_where(
+        {"scale": 2, "negative": 2, "heads": 5, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}
+    ),
+)
+
+_CAUSAL_MISTAKES = (
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal"))) and e.case.kind == "not causal",
+        "attention without a mask is wrong already: finish exercise 3.3 first",
+    ),
+    *tiles.only_where({"negative": 6}),
+    *tiles.only_where({"empty": 5}),
+    *mistakes.forward(_blocks, sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),
+        classic("only Nq != Nk goes wrong: the last query sees the last key, j <= i + Nk - Nq", 2),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+        classic(
+            "only causal attention goes wrong: is every block that is partly visible masked, and every block that "
+            "some query sees in the loop?",
+            4,
+        ),
+    ),
+    *tiles.only_where({"maximum": 6, "precision": 6}),
+)
+
+
+def flash_peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """PyTorch's FlashAttention-2."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def large(causal: bool, head_dim: int = 64, seq_len: int = TIMED) -> tuple[Any, ...]:
+    """16,384 tokens of width 2048 in bfloat16, as arguments of an attention function."""
+    shape = (2**14 // seq_len, 2048 // head_dim, seq_len, head_dim)
+    return *(torch.randn(shape, device=runtime.DEVICE, dtype=torch.bfloat16) for _ in range(3)), causal
+
+
+FLASH_FORWARD = Exercise(
+    "3.3",
+    "forward kernel",
+    points=18,
+    observe=hidden.flash_forward,
+    tolerance=hidden.ATTENTION,
+    tolerances={
+        hidden.CANCELLING: Tolerance(absolute=1e-4 * hidden.DRIFT),
+        "o of flash_forward, low scores": hidden.LOW,
+    },
+)
+
+
+@FLASH_FORWARD.checked_by
+def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None:
+    """Exercise 3.3: the forward kernel without a mask, its traffic exactly the formula's.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    check_kernel(
+        FLASH_FORWARD,
+        flash_forward,
+        shapes.attention,
+        shapes.drawn(seed, *blocks_of(flash_forward, *small()), causal=False),
+        shapes.qkv,
+        outputs=("o", "lse"),
+        tiling=TILING,
+        inspections=[within(FORWARD, _budget), ALONE],
+        forbidden=RULES,
+        diagnose=_FORWARD_MISTAKES,
+        speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
+        seed=seed,
+        notice="q is read once, o written once; k and v are read once for each tile of queries; no score is stored",
+    )
+
+
+def causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
+    """What a causal kernel with these tiles is tried on, simplest first."""
+    draw = generator(seed)
+    few, extra = block_m + draw.randint(1, block_m - 1), draw.randint(1, 2 * block_n)
+    square = 2 * max(block_m, block_n)
+    alone = block_n * (cdiv(block_m, block_n) + draw.randint(1, 2)) + 1  # the last key begins a tile
+    options = {"causal": True}
+    first = [
+        Case("not causal", sizes(1, 1, 1, few, 2 * block_n, 16), options={"causal": False}, seed=seed),
+        Case("square", sizes(1, 1, 1, square, square, 16), options=options, seed=seed),
+        Case("ragged square", sizes(1, 2, 1, few, few, 16), options=options, seed=seed),
+    ]
+    last = [
+        Case("one query", sizes(1, 1, 1, 1, 3 * block_n + extra, 16), options=options, seed=seed),
+        Case("one key", sizes(1, 1, 1, few, 1, 16), options=options, seed=seed),
+        Case("last key alone", sizes(1, 1, 1, block_m, alone, 16), options=options, seed=seed),
+    ]
+    drawn = shapes.drawn(seed, block_m, block_n, **options)
+    return [*first, *(case for case in drawn if case.kind != "one tile"), *last]
+
+
+FLASH_CAUSAL = Exercise(
+    "3.4",
+    "causal forward kernel",
+    points=12,
+    builds_on=("3.3",),
+    observe=hidden.flash_causal,
+    tolerance=hidden.ATTENTION,
+)
+
+
+@FLASH_CAUSAL.checked_by
+def check_flash_causal(flash_forward: Forward, seed: int | None = None) -> None:
+    """Exercise 3.4: the causal mask, aligned at the bottom right, and the blocks that it makes needless.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    check_kernel(
+        FLASH_CAUSAL,
+        flash_forward,
+        shapes.attention,
+        causal_cases(seed, *blocks_of(flash_forward, *small())),
+        shapes.qkv,
+        outputs=("o", "lse"),
+        tiling=TILING,
+        inspections=[skips_blocks(), within(FORWARD, _budget), ALONE],
+        forbidden=RULES,
+        diagnose=_CAUSAL_MISTAKES,
+        speed=Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
+        seed=seed,
+        notice="nearly half of the blocks of a square are never read, and only those on the diagonal are masked",
+    )

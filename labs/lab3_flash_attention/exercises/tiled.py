@@ -1,0 +1,141 @@
+"""The check of exercise 3.2: attention tile by tile in plain PyTorch, with its logsumexp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from utils.checks.cases import Case
+from utils.checks.core import Exercise, draw_seed, generator
+from utils.checks.diagnoses import Trial
+from utils.checks.forbid import Rules
+from utils.checks.kernel import check_kernel
+from utils.checks.tiling import Tiling
+
+from . import gradients, hidden, mistakes, shapes, tiles
+from .shapes import sizes
+
+
+def _cases(seed: int) -> list[Case]:
+    draw = generator(seed)
+    m, n = draw.choice((4, 8, 12)), draw.choice((8, 12, 16))
+    options = {"causal": False, "block_m": m, "block_n": n}
+    causal = {**options, "causal": True}
+    odd = draw.choice((17, 19, 20))
+    few, many = m + draw.randint(1, m - 1), 2 * n + draw.randint(1, n - 1)
+
+    def case(kind: str, named: dict[str, int], with_options: dict[str, Any], **more: Any) -> Case:
+        return Case(kind, named, options=with_options, seed=seed, **more)
+
+    ragged, shared = sizes(1, 2, 2, few, many, odd), sizes(2, 4, 2, few, many, 16)
+    return [
+        case("one tile", sizes(1, 1, 1, m, n, 16), options),
+        case("whole tiles", sizes(1, 2, 2, 2 * m, 3 * n, 16), options),
+        case("ragged", ragged, options),
+        case("shared heads", shared, options),
+        case("one element", sizes(1, 1, 1, 1, 1, 16), options),
+        case(shapes.GROWING, sizes(1, 1, 1, few, 3 * n + 2, 16), options),
+        case("whole tiles", sizes(1, 1, 1, 3 * n, 3 * n, 16), causal),
+        case("fewer queries than keys", ragged, causal),
+        case("more queries than keys", sizes(1, 1, 1, n + 2 + 2 * m + draw.randint(1, m - 1), n + 2, 16), causal),
+        case("shared heads", shared, causal),
+        case("one element", sizes(1, 1, 1, 1, 1, 16), causal),
+        case("given scale", ragged, {**options, "scale": 0.37}),
+        case(shapes.NEGATIVE, ragged, {**causal, "scale": -0.29}),
+        case("ragged", ragged, options, magnitude=15.0),
+        case("ragged", ragged, options, layout=shapes.HEADS_LAST),
+        case("ragged", ragged, options, dtype=shapes.HALF),
+        case("ragged", ragged, causal, dtype=shapes.BRAIN),
+        case(shapes.DRIFTING, sizes(1, 1, 1, m, shapes.STEPS * n, 16), options, dtype=shapes.HALF),
+    ]  # fmt: skip
+
+
+def _largest(case: Case) -> int:
+    """Elements of the largest tensor that a tile by tile computation needs."""
+    of = case.sizes
+    heads, d = of["B"] * of["Hq"], of["D"]
+    tile = min(of["Nq"], case.options["block_m"]) * min(of["Nk"], case.options["block_n"])
+    return heads * max(of["Nq"] * d, of["Nk"] * d, tile)
+
+
+def _tiles(axes: str) -> Callable[[Sequence[Trial]], Tiling | None]:
+    def tiling(trials: Sequence[Trial]) -> Tiling:
+        options = trials[0].case.options
+        tiles = {"b": 1, "h": 1, "row": options["block_m"]}
+        return Tiling(axes, tiles=tiles, noun="query tile", loops={"Nk": options["block_n"]})
+
+    return tiling
+
+
+_MISTAKES = (
+    *mistakes.forward(
+        lambda e: {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]},
+        sums=1, scale=2, mask=3, last=4, heads=5, lse=6, empty=7,
+    ),
+    *tiles.only_where({"empty": 7, "scale": 2, "heads": 5, "precision": 8, "maximum": 1}),
+)  # fmt: skip
+
+
+def _gradients(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, **options: Any) -> Any:
+    return shapes.attention_gradients(q, k, v, do, **options)
+
+
+def _backward_blocks(e: Any) -> dict[str, int]:
+    return {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]}
+
+
+_BACKWARD_MISTAKES = (
+    *tiles.only_where({"empty": 7}),
+    *gradients.mistakes(_backward_blocks, delta=9, scale=10, sums=11, mask=3, heads=5, softmax=12, products=12, do=5),
+    *tiles.only_where({"scale": 10, "heads": 5, "precision": 8}),
+)
+
+
+TILED_ATTENTION = Exercise(
+    "3.2",
+    "tiled attention",
+    points=12,
+    observe=hidden.tiled_attention,
+    tolerance=hidden.ATTENTION,
+)
+
+
+@TILED_ATTENTION.checked_by
+def check_tiled_attention(
+    tiled_attention: Callable[..., Any], tiled_attention_backward: Callable[..., Any], seed: int | None = None
+) -> None:
+    """Exercise 3.2: attention in tiles of queries and keys, forward and backward, in plain PyTorch.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    rules = Rules(families=("softmax", "attention", "NumPy"), kernel=False, largest=_largest)
+    check_kernel(
+        TILED_ATTENTION,
+        tiled_attention,
+        shapes.attention,
+        _cases(seed),
+        shapes.qkv,
+        outputs=("o", "lse"),
+        tiling={"o": _tiles("b h row col"), "lse": _tiles("b h row")},
+        forbidden=rules,
+        diagnose=_MISTAKES,
+        seed=seed,
+        notice="no tensor had Nq x Nk elements: what is kept for a row is its maximum, its sum and its output",
+    )
+
+    check_kernel(
+        TILED_ATTENTION.part("tiled attention, backward"),
+        tiled_attention_backward,
+        _gradients,
+        gradients.without_large_scores(_cases(seed)),
+        gradients.inputs_with_output,
+        outputs=("dq", "dk", "dv"),
+        atol=gradients.ROUNDING,
+        tiling={"dq": _tiles("b h row col")},
+        forbidden=rules,
+        diagnose=_BACKWARD_MISTAKES,
+        seed=seed,
+        notice="the probabilities were computed again from the logsumexp, a tile at a time",
+    )

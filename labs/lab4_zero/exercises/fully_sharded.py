@@ -1,0 +1,236 @@
+"""The check of exercise 4.6, ZeRO-3: parameters in shards, gathered block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from utils.checks.core import Exercise, classic
+from utils.checks.problem import Problem
+from utils.distributed import record_collectives
+
+from . import groups, hidden_zero, toys
+from .gradients import judge_steps, judge_training
+from .hidden_ranks import on_ranks
+from .optimizer_states import ADAMW, judge_state, weights_of
+from .scenes import WORLD_SIZE
+from .sights import Scene, Sight
+from .trial import Judge, Part, Trial
+
+_NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "cover": 5, "zeros": 5, "made up": 5, "gather": 5}
+_STUCK = "every rank gathers and reduces the same blocks in the same order"
+_EMPTY = classic(
+    "a weight is used while its memory is freed: gather before a block computes, in both passes, and wait", 4
+)
+_PADDED = classic("N does not divide the elements: every shard has the same size, the last one is padded with zeros", 5)
+_RAISED = {"out of bounds": _EMPTY, "storage": _EMPTY, "setStorage": _EMPTY, "shape": _PADDED, "size": _PADDED}
+_WIDE = {"width": 16, "inner": 33, "layers": 6}
+
+
+def _sharded(answer: Mapping[str, Callable], toy: toys.Toy, **options: object) -> Callable:
+    return answer["FullyShardedDataParallel"](toy, toys.Block, **options)
+
+
+def _whole(sharded: torch.nn.Module) -> dict[str, torch.Tensor]:
+    state = {name: value.clone() for name, value in sharded.state_dict().items()}
+    state.pop("last.weight", None)  # tied to first.weight
+    state.pop("scale", None)
+    return state
+
+
+def _play_step(
+    answer: Mapping[str, Callable],
+    seed: int,
+    prefetch: bool,
+    users: tuple[int, ...] = (0, 1, 2),
+    group: ProcessGroup | None = None,
+) -> dict:
+    """One step of SGD; the ledger counts from the first forward pass."""
+    rank, among = dist.get_rank(group), {} if group is None else {"group": group}
+    sharded = _sharded(answer, toys.Toy(seed + rank), prefetch=prefetch, **among)
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
+    kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
+    with record_collectives() as ledger:
+        loss = sharded(*toys.rows(seed, 0, rank), sometimes=rank in users)
+        forward = ledger.elements("all_gather")
+        loss.backward()
+        optimizer.step()
+    kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
+    return {"weights": _whole(sharded), "kinds": kinds, "kept": kept, "loss": float(loss.detach()), "forward": forward}
+
+
+def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
+    """Memory beyond the shards: while the last block computes, between the passes, and late in the backward pass."""
+    toy = toys.Toy(seed, **_WIDE)
+    rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
+    sharded = _sharded(answer, toy)
+    grown: dict[str, int] = {}
+    memory = toys.Memory()
+    toy.watch = lambda pass_: grown.update({pass_: memory.grown()})
+    loss = sharded(*rows)
+    grown["between"] = memory.grown()
+    loss.backward()
+    toy.watch = None
+    grown["after"] = memory.grown()
+    memory.close()
+    return grown
+
+
+def _play_training(answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]) -> dict:
+    rank, recorded = dist.get_rank(), toys.Recorded(torch.optim.AdamW)
+    sharded = _sharded(answer, toys.Toy(seed))
+    optimizer = recorded.optimizer_class([p for p in sharded.parameters() if p.requires_grad], **ADAMW)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = sharded(*toys.rows(seed, step, rank), sometimes=rank in users)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {
+        "losses": losses, "weights": _whole(sharded), "state": recorded.state_elements(),
+        "stepped": recorded.stepped_elements(),
+    }  # fmt: skip
+
+
+def _play_bfloat16(answer: Mapping[str, Callable], seed: int) -> dict:
+    """A step that computes in bfloat16 and keeps float32 shards."""
+    sharded = _sharded(answer, toys.Toy(seed), compute_dtype=torch.bfloat16)
+    dtypes = {p.dtype for p in sharded.parameters()}
+    with record_collectives() as ledger:
+        sharded(*toys.rows(seed, 0, dist.get_rank())).backward()
+    gathered = {entry.dtype for entry in ledger.entries if entry.kind == "all_gather"}
+    return {"dtypes": dtypes, "gathered": gathered}
+
+
+def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
+    def judge(sights: list[Sight]) -> Problem | None:
+        toy = toys.Toy(seed)
+        exact, psi = (toys.exact(toy, seed, ranks, sometimes=users), toys.elements(toy))
+        for rank, sight in enumerate(sights):
+            if abs(sight.value["loss"] - exact.losses[rank]) > 1e-4 * abs(exact.losses[rank]):
+                cause = (
+                    "the gathered weights are not those of the module: shards out of order, of another rank, unfilled"
+                )
+                return Problem(
+                    f"rank {rank}'s first loss is {sight.value['loss']:.6g}, one process has {exact.losses[rank]:.6g}",
+                    classic(cause, 5),
+                )
+        share = -(-psi // ranks)
+        for rank, sight in enumerate(sights):
+            if sight.value["kept"] > share + 30:
+                return Problem(
+                    f"rank {rank}'s parameters() have {sight.value['kept']:,} elements, its share is about {share:,}",
+                    classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
+                )
+        if problem := judge_steps(weights_of(sights), exact, _NUMBERS):
+            return problem
+        return _judge_kinds(sights[0].value["kinds"], psi, sights[0].value["forward"])
+
+    return judge
+
+
+def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | None:
+    reduced, scattered, gathered = (kinds.get(kind, 0) for kind in ("all_reduce", "reduce_scatter", "all_gather"))
+    if reduced > psi // 2:
+        cause = classic("each rank needs the mean of its shard alone: a reduce-scatter sends half as much", 6)
+        return Problem(f"{reduced:,} elements are all-reduced in a step, the model has {psi:,}", cause)
+    if not psi <= scattered <= psi + 60:
+        cause = classic("each unit's gradient is reduce-scattered once a backward pass", 6)
+        return Problem(f"{scattered:,} elements are reduce-scattered in a step, expected {psi:,} and padding", cause)
+    if forward < psi - 60 or gathered > 2 * psi + 100:
+        cause = classic("weights are gathered once in the forward pass and once in the backward pass: 2 Psi", 7)
+        return Problem(f"{gathered:,} elements are all-gathered in a step, expected about {2 * psi:,}", cause)
+    if gathered < 1.5 * psi:
+        cause = classic("weights are gathered for the forward pass alone: they were kept for the backward pass", 1)
+        return Problem(f"{gathered:,} elements are all-gathered in a step, expected about {2 * psi:,}", cause)
+    return None
+
+
+def _judge_memory(seed: int) -> Judge:
+    def judge(sights: list[Sight]) -> Problem | None:
+        toy = toys.Toy(seed, **_WIDE)
+        block = 4 * sum(p.numel() for p in toy.blocks[0].parameters())
+        root = 4 * toys.elements(toy) - block * len(toy.blocks)
+        slack = root + block  # the root, and activations
+        limits = {"forward": (2, "while the last block computes"), "between": (1, "between the passes")}
+        limits |= {"backward": (4, "late in the backward pass"), "after": (3, "after the backward pass")}
+        for name, (blocks, when) in limits.items():
+            for rank, sight in enumerate(sights):
+                grown = sight.value[name]
+                if grown > blocks * block + slack:
+                    return Problem(
+                        f"rank {rank} holds {grown:,} bytes beyond its shards {when}: {grown / block:.1f} blocks",
+                        classic("a block's weights are freed after it has computed, in both passes", 1),
+                    )
+        return None
+
+    return judge
+
+
+def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Judge:
+    def judge(sights: list[Sight]) -> Problem | None:
+        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users)
+        if problem := judge_state(sights, 1):
+            return problem
+        losses = [sum(step) / len(sights) for step in zip(*(s.value["losses"] for s in sights), strict=True)]
+        cause = classic("weights that were gathered before the optimizer's step are stale: gather anew in each pass", 8)
+        return judge_training(losses, weights_of(sights), right, cause)
+
+    return judge
+
+
+def _judge_bfloat16(sights: list[Sight]) -> Problem | None:
+    for rank, sight in enumerate(sights):
+        if sight.value["dtypes"] != {torch.float32}:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in sight.value["dtypes"]))
+            return Problem(f"rank {rank}'s shards are {names}", classic("the shards stay float32, the masters", 9))
+        if sight.value["gathered"] != {"bfloat16"}:
+            names = ", ".join(sorted(sight.value["gathered"]))
+            cause = classic("cast the shard before it is gathered: 2 bytes an element travel, not 4", 9)
+            return Problem(f"with compute_dtype=torch.bfloat16 the weights travel as {names}", cause)
+    return None
+
+
+def _parts(seed: int) -> list[Part]:
+    def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
+        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
+
+    return [
+        part("one step of SGD without prefetch", _play_step, _judge_step(seed), prefetch=False),
+        part("one step of SGD", _play_step, _judge_step(seed, (1,)), prefetch=True, users=(1,)),
+        part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
+        part("memory", _play_memory, _judge_memory(seed)),
+        part("bfloat16", _play_bfloat16, _judge_bfloat16),
+        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, prefetch=True,
+                          users=(1,)),
+    ]  # fmt: skip
+
+
+FULLY_SHARDED = Exercise(
+    "4.6",
+    "ZeRO-3",
+    points=16,
+    observe=on_ranks(hidden_zero.FULLY_SHARDED),
+    tolerance=hidden_zero.TOLERANCE,
+    tolerances=hidden_zero.tolerances("FullyShardedDataParallel"),
+)
+TRIAL = Trial(
+    FULLY_SHARDED,
+    ("FullyShardedDataParallel",),
+    _parts,
+    "the same training, with a third of everything on each rank; the price is one more Psi of traffic",
+)
+
+
+@FULLY_SHARDED.checked_by
+def check_fully_sharded(FullyShardedDataParallel: Callable, seed: int | None = None) -> None:
+    """Exercise 4.6: a module of which each rank keeps a shard.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    TRIAL.check(FullyShardedDataParallel, seed=seed)

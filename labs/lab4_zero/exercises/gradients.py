@@ -1,0 +1,214 @@
+"""What a wrong gradient, or a wrong step, is: the sum, one rank's own, a part that nobody sent.
+
+Held against the gradients that one process computes of each rank's rows. Explains in the order in which most is said
+by least: one reason for everything, then which parameters, then which elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from utils.checks.problem import Problem
+
+from .toys import Exact
+
+Named = Mapping[str, Tensor | None]
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def same(got: Tensor | None, expected: Tensor | None) -> bool:
+    """Whether two gradients agree; no gradient is not the same as zeros."""
+    if got is None or expected is None:
+        return got is None and expected is None
+    return got.shape == expected.shape and bool(torch.isclose(got.float(), expected.float(), **TOLERANCE).all())
+
+
+def kind_of(got: Tensor | None, name: str, rank: int, exact: Exact) -> str:
+    """What a rank's gradient of a parameter is, in a word."""
+    right, ranks = exact.mean[name], len(exact.local)
+    if same(got, right):
+        return "right"
+    if got is None:
+        return "missing"
+    if right is None:
+        return "zeros" if not got.any() else "made up"
+    own = exact.local[rank][name]
+    candidates = {
+        "sum": right * ranks,
+        "divided twice": right / ranks,
+        "own": own,
+        "own divided": None if own is None else own / ranks,
+        "zeros": torch.zeros_like(right),
+        "mean of weights": exact.start[name],
+        "doubled": right * 2,
+    }
+    for kind, value in candidates.items():
+        if value is not None and same(got, value):
+            return kind
+    pieces = torch.stack([torch.zeros_like(right) if of[name] is None else of[name] for of in exact.local]).float()
+    for kind, value in {"own": pieces, "own divided": pieces / ranks}.items():
+        if torch.isclose(got.float(), value, **TOLERANCE).any(0).all():
+            return kind  # of the rank in whose shard an element lies
+    return "other"
+
+
+#: kind -> (what it is, number in the lists of classic wrong answers by exercise)
+SAYINGS = {
+    "sum": "this is the sum over the ranks: the mean is a part in N of it",
+    "divided twice": "the mean is divided by N once more",
+    "own": "this is the gradient of the rank's own rows: no collective has reached it",
+    "own divided": "the rank's own gradient is divided by N, and never summed",
+    "zeros": "there are zeros where a gradient belongs: it was cleared, or its place in the bucket never filled",
+    "mean of weights": "these are the weights: a hook is handed the parameter, its gradient is parameter.grad",
+    "missing": "there is no gradient, although a rank has one: it is the mean of what all ranks have",
+    "made up": "no rank has a gradient for it: leave it None, or weight decay shrinks it all the same",
+    "doubled": "it is counted twice: a parameter that two layers share is one parameter",
+}
+
+
+def judge_gradients(
+    found: Sequence[Named], exact: Exact, numbers: Mapping[str, int], last_bucket: Sequence[str] = ()
+) -> Problem | None:
+    """Find what is wrong in the gradients of all ranks.
+
+    Args:
+        found: of each rank, by name.
+        exact: what they are held against.
+        numbers: kind -> its number in the exercise's classic wrong answers.
+        last_bucket: names in the order in which parameters were made: the first of them are in the last bucket.
+    """
+    kinds = [{name: kind_of(of[name], name, rank, exact) for name in exact.mean} for rank, of in enumerate(found)]
+    wrong = {name for of in kinds for name, kind in of.items() if kind != "right"}
+    if not wrong:
+        return None
+    rank = next(k for k, of in enumerate(kinds) if any(kind != "right" for kind in of.values()))
+    bad = [name for name in exact.mean if kinds[rank][name] != "right"]
+    kind = kinds[rank][bad[0]]
+    details = [_line(name, found[rank][name], exact.mean[name], kinds[rank][name], rank) for name in bad[:4]]
+    if len(bad) > 4:
+        details.append(f"... and {len(bad) - 4} more parameters")
+    headline = f"rank {rank} has a wrong gradient for {len(bad)} of {len(exact.mean)} parameters"
+    usual = [k for k in (kinds[rank][name] for name in bad) if k != "other"]
+    same_kind = max(set(usual), key=usual.count) if usual else kind
+    cause = SAYINGS.get(same_kind, "")
+    if same_kind == "own" and last_bucket and 0 < len(bad) < len(exact.mean) and set(bad) <= set(last_bucket):
+        cause, same_kind = ("the last bucket is never sent: it does not get full, but the backward pass ends", "last")
+    number = numbers.get(same_kind)
+    pointer = f': see "classic wrong answers" {number}' if cause and number else ""
+    return Problem(headline, cause + pointer, tuple(details))
+
+
+def _line(name: str, got: Tensor | None, expected: Tensor | None, kind: str, rank: int) -> str:
+    if got is None or expected is None:
+        show = ["None" if value is None else f"a gradient of norm {value.norm():.4g}" for value in (got, expected)]
+        return f"{name}: {show[0]}, expected {show[1]}"
+    bad = ~torch.isclose(got.float(), expected.float(), **TOLERANCE)
+    index = bad.flatten().nonzero()[0].item()
+    values = got.flatten()[index].item(), expected.flatten()[index].item()
+    return f"{name}: {int(bad.sum())} of {bad.numel()} elements, [{index}] is {values[0]:.5g}, expected {values[1]:.5g}"
+
+
+def judge_steps(
+    after: Sequence[Named], exact: Exact, numbers: Mapping[str, int], rate: float = 1.0, scale: float = 1.0
+) -> Problem | None:
+    """Find what is wrong in the weights of all ranks after one step of SGD: start - rate * scale * mean gradient.
+
+    The step taken shows the gradient that was used, and which elements were stepped at all.
+    """
+    used: list[dict[str, Tensor | None]] = []
+    for of in after:
+        step = {name: _step(exact.start[name], of[name], exact.mean[name], rate * scale) for name in exact.mean}
+        used.append({name: None if exact.mean[name] is None and not v.any() else v for name, v in step.items()})
+    if all(same(of[name], exact.mean[name]) for of in used for name in exact.mean):
+        return None
+    if problem := _not_everywhere(used, exact, numbers):
+        return problem
+    problem = judge_gradients(used, exact, numbers)
+    if problem is None:
+        return None
+    headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
+    details = tuple(line if line.startswith("...") else f"step of {line}" for line in problem.details)
+    return Problem(headline, problem.cause, details)
+
+
+def _step(start: Tensor, after: Tensor, right: Tensor | None, rate: float) -> Tensor:
+    """The gradient that a step used; what only the rounding of the weights hides is taken to be right."""
+    step = (start.double() - after.double()) / rate
+    if right is not None:
+        near = (step - right.double()).abs() * rate < 4e-7 * start.double().abs().clamp_min(1)
+        step = torch.where(near, right.double(), step)
+    return step.float()
+
+
+def _not_everywhere(used: Sequence[Named], exact: Exact, numbers: Mapping[str, int]) -> Problem | None:
+    """Elements that some ranks, or all, have not stepped while the others are right."""
+    names = [name for name in exact.mean if exact.mean[name] is not None]
+    right = torch.cat([exact.mean[name].flatten().float() for name in names])
+    takes = [
+        torch.cat([(torch.zeros_like(exact.mean[n]) if of[n] is None else of[n]).flatten().float() for n in names])
+        for of in used
+    ]
+    fine = torch.stack([torch.isclose(take, right, **TOLERANCE) for take in takes])
+    still = torch.stack([take.abs() < 1e-7 for take in takes]) & (right.abs() > 1e-5)
+    if not (fine | still).all():
+        return None
+    if fine.any(0).all() and still.any():
+        lines = [f"rank {k}: {int(row.sum())} of {row.numel()} elements have moved" for k, row in enumerate(~still)]
+        return Problem(
+            "the ranks have different weights after a step",
+            _numbered("each rank has stepped its shard, and the new weights were never gathered", numbers, "gather"),
+            tuple(lines),
+        )
+    never = still.all(0)
+    if never.any():
+        index = int(never.nonzero()[0])
+        if never.all():
+            cause = _numbered("the gradients that reach the optimizer are zeros, or none do", numbers, "zeros")
+            return Problem("the step moves no element, on no rank", cause)
+        return Problem(
+            f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
+            _numbered("the shards do not cover every element: off by one, or the rest is lost", numbers, "cover"),
+            (_place(index, names, exact),),
+        )
+    return None
+
+
+def _place(index: int, names: Sequence[str], exact: Exact) -> str:
+    for name in names:
+        size = exact.mean[name].numel()
+        if index < size:
+            return f"the first is element {index} of {size} of {name}"
+        index -= size
+    return ""
+
+
+def _numbered(text: str, numbers: Mapping[str, int], key: str) -> str:
+    return f'{text}: see "classic wrong answers" {numbers[key]}' if key in numbers else text
+
+
+def judge_training(
+    losses: Sequence[float], after: Sequence[Named], right: tuple[list[float], dict[str, Tensor]], stale: str = ""
+) -> Problem | None:
+    """Hold losses (means over the ranks) and final weights of all ranks against one process.
+
+    ``stale`` is what to say when the first loss is right and the second already is not.
+    """
+    expected, weights = right
+    for step, (mine, one) in enumerate(zip(losses, expected, strict=True)):
+        if abs(mine - one) > 1e-4 * abs(one) + 1e-7:
+            cause = stale if step else "the weights at the start, or the rows' mean, are not those of one process"
+            return Problem(f"the loss of step {step} is {mine:.6g}, one process has {one:.6g}", cause)
+    for rank, of in enumerate(after):
+        for name, one in weights.items():
+            if not torch.allclose(of[name].float(), one.float(), rtol=2e-4, atol=2e-5):
+                worst = (of[name].float() - one.float()).abs().max().item()
+                moved = "" if any(not torch.equal(of[name], other[name]) for other in after) else " (all ranks agree)"
+                return Problem(
+                    f"after training, {name} on rank {rank} differs from one process by {worst:.2g}{moved}",
+                    "" if not moved else "a parameter without gradient on any rank must stay as it is: no weight decay"
+                    if name in ("unused", "frozen") else "",
+                )  # fmt: skip
+    return None

@@ -1,0 +1,96 @@
+"""What a check plays on the ranks, and what each rank sees of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.checks.forbid import is_library
+from utils.distributed import Entry
+from utils.distributed.calls import Call
+
+_LATE = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "preamble", "Socket")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One thing to try: ``play(answer, **arguments)`` runs on each rank; ``answer`` holds the student's functions."""
+
+    name: str
+    play: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception on a rank.
+
+    ``late`` says that the rank waited for others in vain; ``where`` are the student's own lines, the innermost last.
+    """
+
+    type: str
+    text: str
+    where: tuple[str, ...]
+    late: bool
+
+
+@dataclass
+class Sight:
+    """What one rank saw of one scene: what ``play`` returned, every collective, and an exception if there was one."""
+
+    value: Any = None
+    entries: list[Entry] = field(default_factory=list)
+    fault: Fault | None = None
+
+    def count(self, *kinds: str) -> int:
+        """How many collectives of these kinds this rank called (of all kinds if none is named)."""
+        return sum(entry.kind in kinds for entry in self.entries) if kinds else len(self.entries)
+
+    def elements(self, *kinds: str) -> int:
+        """Elements of the full tensors of these kinds of collectives."""
+        return sum(entry.elements for entry in self.entries if entry.kind in kinds)
+
+    def kinds(self) -> list[str]:
+        """The kinds that were called, most elements first."""
+        return sorted({entry.kind for entry in self.entries}, key=lambda kind: -self.elements(kind))
+
+
+@dataclass
+class Played:
+    """All scenes of one answer: by name, what each rank saw.
+
+    ``end`` is what ended the job before its time, if so, ``where`` the student's lines that it was at, ``scene`` the
+    one that was played, and ``called`` the collectives that each rank had called in it.
+    """
+
+    sights: dict[str, list[Sight]]
+    end: str = ""
+    where: tuple[str, ...] = ()
+    scene: str = ""
+    called: list[list[Call]] = field(default_factory=list)
+
+    def met_a_fault(self) -> bool:
+        """Whether there was an exception on any rank."""
+        return any(sight.fault is not None for sights in self.sights.values() for sight in sights)
+
+    def then(self, more: Played) -> Played:
+        """What was seen of the same answer in further scenes, after this."""
+        return Played(self.sights | more.sights, more.end, more.where, more.scene, more.called)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """An exception as it is told: its kind, the student's lines that led to it, and whether others came too late."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
+    lines = tuple(f"{short_name(f.filename)}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-3:])
+    text = str(error).split("\n")[0][:300]
+    late = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LATE)
+    return Fault(type(error).__name__, text, lines, late)
+
+
+def short_name(name: str) -> str:
+    """A source file's name as a student knows it."""
+    return "a cell" if name.startswith("<") or "ipykernel" in name else Path(name).name

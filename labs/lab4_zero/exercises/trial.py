@@ -1,0 +1,217 @@
+"""A check of this lab: scenes on several ranks, each with a judge, and what is told of one that goes wrong.
+
+The order of judgement is the order in which a student would look: does it lean on PyTorch's own solution, does it run
+on one rank, on all ranks, do the ranks call the same collectives, and is what they see right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from utils.checks.core import Exercise, draw_seed, fail, passed
+from utils.checks.leaning import leans_on
+from utils.checks.problem import Problem
+from utils.distributed import Entry
+from utils.distributed.calls import Call
+
+from .barred import ReadyMade
+from .scenes import play_alone, play_on_ranks
+from .sights import Fault, Played, Scene, Sight
+
+_TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
+#: Finds what is wrong in what the ranks saw of a scene, or None.
+Judge = Callable[[list[Sight]], Problem | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A scene and its judge.
+
+    Attributes:
+        scene: what is played.
+        judge: what its outcome is held against.
+        stuck: the likely cause when ranks wait for one another in vain.
+        raised: words of an exception -> its likely cause.
+        same_calls: the ranks that take part must call the same collectives in the same order (not so for send and
+            recv).
+        apart: says the likely cause from the differing collectives that the ranks called, or nothing.
+        members: the ranks that take part, () for all.
+        to_itself: the likely cause when a rank that is alone sends a message, which only it could receive.
+    """
+
+    scene: Scene
+    judge: Judge
+    stuck: str = ""
+    raised: Mapping[str, str] = field(default_factory=dict)
+    same_calls: bool = True
+    apart: Callable[[Sequence[Sequence[Entry | Call]]], str] | None = None
+    members: tuple[int, ...] = ()
+    to_itself: str = ""
+
+    def cause_apart(self, called: Sequence[Sequence[Entry | Call]]) -> str:
+        """The likely cause when the ranks call different collectives."""
+        return (self.apart(self.of_members(called)) if self.apart else "") or self.stuck or _TOGETHER
+
+    def of_members(self, of_ranks: Sequence) -> list:
+        """The items of the ranks that take part."""
+        return [item for rank, item in enumerate(of_ranks) if not self.members or rank in self.members]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The check of one exercise.
+
+    Attributes:
+        exercise: its number and title.
+        names: the functions of an answer, in the order in which the check takes them.
+        parts: the scenes of a seed; the first is also played on a single rank before processes are started.
+        notice: what to notice when it passes.
+    """
+
+    exercise: Exercise
+    names: tuple[str, ...]
+    parts: Callable[[int], Sequence[Part]]
+    notice: str
+
+    def check(self, *functions: Callable, seed: int | None = None) -> None:
+        """Hold an answer against the exercise and print the verdict.
+
+        Raises:
+            CheckFailed: the answer is wrong; the text says where and why.
+            NotImplementedError: a place is not filled; its own message.
+        """
+        seed = draw_seed(seed)
+        parts, answer = self.parts(seed), dict(zip(self.names, functions, strict=True))
+        for name, function in answer.items():
+            if not callable(function):
+                fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
+        self.refuse(answer)
+        self.alone(answer, parts, seed)
+        (played,) = play_on_ranks([answer], [part.scene for part in parts])
+        self.judge(played, parts, seed)
+        passed(self.exercise, self.notice, seed, len(parts))
+
+    def refuse(self, answer: Mapping[str, Callable]) -> None:
+        """Fail if the answer's source leans on a ready-made solution."""
+        if found := leans_on(list(answer.values())):
+            self._fail(_leaning(found[0]))
+
+    def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
+        """Fail if the first scene raises on a single rank already."""
+        sight = play_alone(answer, parts[0].scene)
+        fault = sight.fault
+        if fault is None:
+            return
+        reproduce = f"seed {seed}, {parts[0].scene.name}, 1 rank"
+        if fault.type == ReadyMade.__name__:
+            self._fail(_leaning(fault.text, fault.where), reproduce)
+        if parts[0].to_itself and sight.count("send", "recv"):
+            headline = f"in a group of one rank, rank 0 exchanges a message with itself: {fault.type}: {fault.text}"
+            self._fail(Problem(headline, parts[0].to_itself, fault.where), reproduce)
+        headline = f"a group of one rank already fails: {fault.type}: {fault.text}"
+        cause = _cause(fault, parts[0]) or "no other process is needed to see this: step through it here in a debugger"
+        self._fail(Problem(headline, cause, fault.where), reproduce)
+
+    def judge(self, played: Played, parts: Sequence[Part], seed: int) -> None:
+        """Fail with the first thing that went wrong on the ranks.
+
+        Raises:
+            CheckFailed, NotImplementedError: as :meth:`check`.
+        """
+        for part in parts:
+            sights = played.sights.get(part.scene.name)
+            if sights is None:
+                break
+            for sight in sights:
+                if sight.fault is not None and sight.fault.type == "NotImplementedError":
+                    raise NotImplementedError(sight.fault.text)
+            problem = _trouble(part, sights) or part.judge(sights)
+            if problem:
+                self._fail(problem, f"seed {seed}, {part.scene.name}, {part.scene.ranks} ranks")
+        if played.end:
+            ranks = next((part.scene.ranks for part in parts if part.scene.name == played.scene), len(played.called))
+            self._fail(_ended(played, parts), f"seed {seed}, {played.scene}, {ranks} ranks")
+
+    def _fail(self, problem: Problem, reproduce: str = "") -> None:
+        fail(self.exercise, problem.headline, problem.details, problem.cause, reproduce)
+
+
+def _leaning(on: str, where: tuple[str, ...] = ()) -> Problem:
+    cause = "the exercise is to write it from collectives; compare with PyTorch's afterwards"
+    return Problem(f"the answer leans on PyTorch's ready-made solution ({on})", cause, where)
+
+
+def _cause(fault: Fault, part: Part) -> str:
+    return next((cause for words, cause in part.raised.items() if words in f"{fault.type}: {fault.text}"), "")
+
+
+def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
+    """An exception on a rank, ranks that wait in vain, or ranks that call different collectives."""
+    own = [(rank, sight.fault) for rank, sight in enumerate(sights) if sight.fault and not sight.fault.late]
+    if own:
+        rank, fault = own[0]
+        if fault.type == ReadyMade.__name__:
+            return _leaning(fault.text, fault.where)
+        ranks = "every rank" if len(own) == len(part.members or sights) else f"rank {rank}"
+        return Problem(f"{ranks} raised {fault.type}: {fault.text}", _cause(fault, part), fault.where)
+    called = [sight.entries for sight in sights]
+    apart = parted(called, part.members) if part.same_calls else ""
+    waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
+    if waiting:
+        return _stuck(part, sights, waiting, apart)
+    if apart:
+        return Problem("the ranks call different collectives", part.cause_apart(called), (apart,))
+    return None
+
+
+def _stuck(part: Part, sights: list[Sight], waiting: list[int], apart: str) -> Problem:
+    done = [rank for rank in part.members or range(len(sights)) if rank not in waiting]
+    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
+    ends = f"rank {done[0]} is done" if len(done) == 1 else f"ranks {', '.join(map(str, done))} are done"
+    headline = f"{who} in vain: {ends}" if done else "every rank waits for another one, and none can go on"
+    details = []
+    for rank in part.members or range(len(sights)):
+        sight = sights[rank]
+        last = f"last {_call(sight.entries[-1])}" if sight.entries else "none"
+        line = f", at {sight.fault.where[-1]}" if sight.fault and sight.fault.where else ""
+        details.append(
+            f"rank {rank}: {'waits' if sight.fault else 'done'} after {len(sight.entries)} calls, {last}{line}"
+        )
+    cause = part.cause_apart([sight.entries for sight in sights]) if apart else part.stuck
+    return Problem(headline, cause, (*details, *([apart] if apart else [])))
+
+
+def _ended(played: Played, parts: Sequence[Part]) -> Problem:
+    """A process that died, or that did not come back."""
+    part = next((part for part in parts if part.scene.name == played.scene), None)
+    if part is not None and part.same_calls and (apart := parted(played.called, part.members)):
+        details = (apart, played.end, *played.where)
+        return Problem("the ranks call different collectives", part.cause_apart(played.called), details)
+    cause = (
+        "a process that computes for ever holds up all others"
+        if "did not end" in played.end
+        else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
+        "that waits for it"
+    )
+    return Problem(played.end, cause, played.where)
+
+
+def _call(entry) -> str:
+    return f"{entry.kind} of {entry.elements:,} elements"
+
+
+def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int] = ()) -> str:
+    """The first collective at which the ranks (``members``, or all) differ, in a sentence; empty if they agree."""
+    members = members or range(len(called))
+    calls = [
+        [(entry.kind, entry.elements, entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
+        for rank in members
+    ]
+    for k in range(max(map(len, calls), default=0)):
+        here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
+        if len(set(here)) > 1:
+            other = next(rank for rank, call in enumerate(here) if call != here[0])
+            names = [f"{c[0]} of {c[1]:,} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
+            return f"collective {k + 1}: rank {members[0]} calls {names[0]}, rank {members[other]} {names[1]}"
+    return ""

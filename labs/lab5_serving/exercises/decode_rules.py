@@ -1,0 +1,146 @@
+"""What exercise 5.4 allows a kernel to read, and the classic wrong answers by what they compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from utils.checks.cases import Case
+from utils.checks.core import classic
+from utils.checks.diagnoses import Diagnosis, Evidence
+from utils.checks.launches import launched
+from utils.checks.traffic import Budget, Times
+
+from . import paged
+from .paged import Reading
+
+KERNEL = "paged_decode_kernel"
+Tensor = torch.Tensor
+
+
+def _context_tokens(case: Case) -> int:
+    return sum(paged.lengths(case))
+
+
+def key_bytes(case: Case) -> int:
+    """Bytes of all keys, or all values, that the contexts hold."""
+    return _context_tokens(case) * case.numel("G", "D") * case.element_size
+
+
+def exact(case: Case, launch: Mapping[str, Any]) -> Budget:
+    """q, each key and each value once."""
+    parts = launch.get("parts", 1)
+    return Budget(
+        {"q_ptr": Times("S", "H", "D", times=parts), "k_cache_ptr": key_bytes, "v_cache_ptr": key_bytes}, exact=True
+    )
+
+
+def output(case: Case, launch: Mapping[str, Any]) -> Budget:
+    """The result once."""
+    return Budget({}, {"o_ptr": Times("S", "H", "D")}, exact=True)
+
+
+def tables(case: Case, launch: Mapping[str, Any]) -> Budget:
+    """At most one entry of a block table for each token and key head."""
+    return Budget({"block_tables_ptr": _context_tokens(case) * case.sizes["G"] * 4})
+
+
+def tile_of(e: Evidence) -> int:
+    """Tokens of the tile that the failed case was launched with."""
+    return (launched([e.trial], KERNEL) or {}).get("BLOCK_N", e.case.sizes["tile"])
+
+
+def _says(reading: Reading, text: str, number: int) -> Diagnosis:
+    """A rule that holds when the answer is what this reading of the cache gives, with the answer's own tile."""
+    return Diagnosis(lambda e: e.same_as(replace(reading, tile=tile_of(e))), classic(text, number))
+
+
+def _rounded_up(n: int, size: int, tile: int) -> int:
+    return -(-n // size) * size
+
+
+def _block_of_the_tile(e: Evidence) -> bool:
+    """Whether all tokens of a tile are read from the block of its first one."""
+    tile = tile_of(e)
+    return e.same_as(Reading(block=lambda t, size, table, s: table[t // tile * tile // size]))
+
+
+def _only_small_blocks(e: Evidence) -> bool:
+    """Whether tiles that lie in one block are right, several of them too, and those of several blocks are not."""
+
+    def spans(case: Case) -> bool:
+        return case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
+
+    right = [trial.case for trial in e.trials if not trial.failed and not spans(trial.case)]
+    return e.only(spans) and any(max(paged.lengths(case)) > case.sizes["tile"] for case in right)
+
+
+_SPANS = classic("a tile spans several blocks: each token has an entry of its own, t // block_size", 1)
+
+RULES = (
+    Diagnosis(_block_of_the_tile, _SPANS),
+    _says(Reading(block=lambda t, size, table, s: t // size),
+          "the block table is ignored: token t of a sequence lies in block table[t // block_size]", 1),
+    _says(Reading(block=lambda t, size, table, s: s * len(table) + t // size),
+          "the block table is ignored: its place is taken for its entry", 1),
+    _says(Reading(block=lambda t, size, table, s: table[0]), "every token is read from the sequence's first block", 1),
+    _says(Reading(block=lambda t, size, table, s: table[min(t, len(table) - 1)]),
+          "the table is asked for the token, not for its block: table[t // block_size]", 1),
+    _says(Reading(length=lambda n, size, tile: n - 1), "the newest token is left out: context_lens counts it", 2),
+    _says(Reading(length=lambda n, size, tile: n + 1), "a token beyond the context counts", 2),
+    _says(Reading(length=lambda n, size, tile: n // size * size),
+          "a last block that is not full is left out: round the number of blocks up", 2),
+    _says(Reading(length=lambda n, size, tile: n // tile * tile),
+          "a last tile that is not full is left out: round the number of tiles up", 2),
+    _says(Reading(length=_rounded_up), "the mask is missing in the last block: free slots hold old keys", 3),
+    _says(Reading(length=lambda n, size, tile: _rounded_up(n, tile, tile)),
+          "the mask is missing in the last tile: slots beyond the context count", 3),
+    _says(Reading(zeros=True), "scores of the free slots are not masked: a score of 0 is no weight of 0, -inf is", 3),
+    _says(Reading(head=lambda h, H, G: 0), "every query head reads the first key head: k_head_ptr is the program's", 4),
+    _says(Reading(head=lambda h, H, G: h % G), "query head h reads key head h // (H / G), not h % G", 4),
+    _says(Reading(rescale_sum=False, rescale_output=False),
+          "neither the sum nor the output is rescaled after the maximum has changed", 5),
+    _says(Reading(rescale_output=False), "the sum is rescaled after the maximum has changed, the output is not", 5),
+    _says(Reading(rescale_sum=False), "the output is rescaled after the maximum has changed, the sum is not", 5),
+    _says(Reading(carry=False, rescale_sum=False, rescale_output=False), "each tile has a maximum of its own", 5),
+    _says(Reading(carry=False), "each tile has a maximum of its own: the new one is the larger of both", 5),
+    _says(Reading(base=2.0), "these are powers of 2 of the scores: scale_log2 holds the factor log2(e)", 6),
+    _says(Reading(base=math.exp(1 / paged.LN_2)),
+          "scale_log2 goes with exp2: with exp the factor log2(e) is one too many", 6),
+    _says(Reading(scaled=False), "the scores are not scaled", 6),
+    _says(Reading(divided=False), "the output is not divided by the sum", 7),
+    _says(Reading(swapped=True), "keys and values stand in each other's place", 4),
+    Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
+    Diagnosis(
+        lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "no context"),
+        classic("a context without tokens gives NaN: nothing is to be divided by a sum of 0", 7),
+    ),
+    Diagnosis(
+        lambda e: bool(e.got[e.bad].isnan().any()) and e.only(lambda case: min(paged.lengths(case)) == 0),
+        classic("a context without tokens gives NaN: nothing is to be divided by a sum of 0", 7),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == "block boundary"),
+        classic("only contexts that end at a block's boundary go wrong, or next to it", 2),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.options.get("scale") is not None),
+        classic("only a scale that the caller gives goes wrong", 6),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.magnitude != 1),
+        classic("only large scores go wrong: subtract the running maximum before the power", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
+        classic("only caches of other strides go wrong: each axis of each tensor has a stride of its own", 8),
+    ),
+    Diagnosis(
+        lambda e: e.case.layout != "far" and e.only(lambda case: case.dtype.itemsize < 4),
+        classic("right in float32, too inaccurate in 16 bits: scores, maximum, sum and output are float32", 8),
+    ),
+)  # fmt: skip

@@ -1,0 +1,281 @@
+"""Checks of exercise 1.5: ridge point, attainable rate, and the batch from which a matmul is compute-bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
+from random import Random
+
+from utils.checks.core import Exercise
+from utils.checks.forms import Count, Rate
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Mistake, Question
+
+from . import hidden
+from .rules import FORBIDDEN
+
+BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the ridge point"
+NEVER = "a matrix too small for any batch"
+BALANCED = "weights for which more batch brings the intensity ever closer to the ridge point, but never onto it"
+TIE = "a whole B whose intensity is the ridge point exactly"
+
+
+def _rates(rng: Random) -> dict[str, float]:
+    """Peak and bandwidth of a GPU that does not exist."""
+    return {"peak_flops": rng.randint(20, 2500) * 1e12, "bandwidth": rng.randint(300, 8000) * 1e9}
+
+
+def _attainable_cases(rng: Random) -> list[Case]:
+    cases = []
+    for tag, low, high in 4 * ((BELOW, 0.01, 0.9), (ABOVE, 1.1, 40.0)):
+        gpu = _rates(rng)
+        intensity = round(gpu["peak_flops"] / gpu["bandwidth"] * rng.uniform(low, high), 3)
+        cases.append(Case({"intensity": max(intensity, 0.001)} | gpu, tag))
+    return cases
+
+
+def attainable_rate(intensity: float, peak_flops: float, bandwidth: float) -> float:
+    """Work through a byte's worth: ``intensity`` FLOPs take as long as the slower of arithmetic and memory."""
+    seconds = max(Fraction(1) / Fraction(bandwidth), Fraction(intensity) / Fraction(peak_flops))
+    return float(Fraction(intensity) / seconds)
+
+
+def _harmonic(intensity: float, peak_flops: float, bandwidth: float) -> float:
+    return intensity / (1 / bandwidth + intensity / peak_flops)
+
+
+RIDGE = Question(
+    "ridge_point",
+    lambda rng: [Case(_rates(rng)) for _ in range(6)],
+    lambda peak_flops, bandwidth: float(Fraction(peak_flops) / Fraction(bandwidth)),
+    (
+        Mistake(
+            "bandwidth is divided by peak: FLOP/B are FLOP/s over bytes/s",
+            lambda peak_flops, bandwidth: bandwidth / peak_flops,
+            1,
+        ),
+        Mistake(
+            "an element of two bytes is assumed: intensity is per byte",
+            lambda peak_flops, bandwidth: 2 * peak_flops / bandwidth,
+            1,
+        ),
+        Mistake(
+            "a multiply-add is counted as one operation in the peak",
+            lambda peak_flops, bandwidth: peak_flops / bandwidth / 2,
+            1,
+        ),
+        Mistake(
+            "the result is floored: an intensity is no whole number",
+            lambda peak_flops, bandwidth: peak_flops // bandwidth,
+            1,
+        ),
+    ),
+    form=Rate(),
+    refused={"peak_flops": -3.0, "bandwidth": -2.0},
+)
+ATTAINABLE = Question(
+    "attainable_rate",
+    _attainable_cases,
+    attainable_rate,
+    (
+        Mistake(
+            "the higher of the two roofs is taken: the lower one limits",
+            lambda intensity, peak_flops, bandwidth: max(peak_flops, intensity * bandwidth),
+            2,
+        ),
+        Mistake(
+            "memory is taken to limit always: above the ridge point the peak does",
+            lambda intensity, peak_flops, bandwidth: intensity * bandwidth,
+            2,
+        ),
+        Mistake(
+            "arithmetic is taken to limit always: below the ridge point memory does",
+            lambda intensity, peak_flops, bandwidth: peak_flops,
+            2,
+        ),
+        Mistake("arithmetic and traffic are added: they overlap, so the slower one alone counts", _harmonic, 3),
+        Mistake(
+            "the share of the peak is returned, not a rate in FLOP/s",
+            lambda intensity, peak_flops, bandwidth: min(1.0, intensity * bandwidth / peak_flops),
+            3,
+        ),
+        Mistake(
+            "the bytes/s are capped, not the FLOP/s",
+            lambda intensity, peak_flops, bandwidth: min(bandwidth, peak_flops / intensity),
+            3,
+        ),
+    ),
+    form=Rate(),
+    refused={"intensity": -1.5, "peak_flops": -3.0, "bandwidth": -2.0},
+)
+
+
+# ---- the smallest compute-bound batch ----
+def reaches_ridge(batch: int, d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> bool:
+    """Whether a (batch, d) @ (d, f) matmul has at least the ridge point's intensity, in exact arithmetic."""
+    moved = element_size * (batch * d + d * f + batch * f)
+    return Fraction(2 * batch * d * f) / moved >= Fraction(peak_flops) / Fraction(bandwidth)
+
+
+def smallest_batch(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> int | None:
+    """Found by trying: double until one is enough, then halve the gap; None if even a gigantic batch is not enough."""
+    sizes = (d, f, element_size, peak_flops, bandwidth)
+    if not reaches_ridge(10**15, *sizes):
+        return None
+    high = 1
+    while not reaches_ridge(high, *sizes):
+        high *= 2
+    low = high // 2  # not enough, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches_ridge(middle, *sizes) else (middle, high)
+    return high
+
+
+def _batch_cases(rng: Random) -> list[Case]:
+    """Weights from small to large, some too small for any batch; none so close to a tie that rounding decides.
+
+    The last two are of powers of two, so that floats are exact whichever way the equation is solved: a B that is whole,
+    and weights whose B would be infinite (a division by zero, for who asks only whether it is negative).
+    """
+    cases: list[Case] = []
+    while len(cases) < 10:
+        gpu, size = _rates(rng), rng.choice((1, 2, 4))
+        threshold = size * gpu["peak_flops"] / gpu["bandwidth"]
+        never = len(cases) % 4 == 3
+        d, f = (int(threshold * rng.uniform(*((0.2, 0.8) if never else (1.5, 40.0)))) + 1 for _ in "df")
+        slope = 2 * d * f - threshold * (d + f)
+        exact = threshold * d * f / slope if slope else 0.5
+        if abs(slope) > 1e-3 * d * f and abs(exact - round(exact)) > 1e-3:
+            cases.append(Case({"d": d, "f": f, "element_size": size} | gpu, NEVER if never else ""))
+    bandwidth = 2.0 ** rng.randint(39, 42)
+    ridge = 2 ** rng.randint(5, 8)  # with two bytes an element and d = f = 4 * ridge, B is twice the ridge point
+    tie = {"d": 4 * ridge, "f": 4 * ridge, "element_size": 2, "peak_flops": ridge * bandwidth, "bandwidth": bandwidth}
+    balanced = tie | {"d": 2 * ridge, "f": 2 * ridge}  # 2 d f = ridge * 2 bytes * (d + f)
+    return [*cases, Case(tie, TIE), Case(balanced, BALANCED)]
+
+
+def _gained_per_row(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
+    """FLOPs of a row of B beyond those that its own bytes ask for at the ridge point."""
+    return 2 * d * f - element_size * peak_flops / bandwidth * (d + f)
+
+
+def _finite(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
+    """B as if a row always gained FLOPs: negative where it loses, a ZeroDivisionError where it does neither."""
+    gained = _gained_per_row(d, f, element_size, peak_flops, bandwidth)
+    return element_size * peak_flops / bandwidth * d * f / gained
+
+
+def _mistaken(value: Callable[..., float | None]) -> Callable[..., int | None]:
+    """A mistake that knows of matrices that are too small."""
+
+    def computes(**arguments) -> int | None:
+        found = None if smallest_batch(**arguments) is None else value(**arguments)
+        return None if found is None else ceil(found)
+
+    return computes
+
+
+BATCH = Question(
+    "smallest_compute_bound_batch",
+    _batch_cases,
+    smallest_batch,
+    (
+        Mistake(
+            "the activations' bytes are left out, as if d and f were endless: B grows as they move too",
+            lambda d, f, element_size, peak_flops, bandwidth: ceil(element_size * peak_flops / bandwidth / 2),
+            4,
+        ),
+        Mistake(
+            "the activations' bytes are left out, as if d and f were endless: B grows as they move too",
+            _mistaken(lambda d, f, element_size, peak_flops, bandwidth: element_size * peak_flops / bandwidth / 2),
+            4,
+        ),
+        Mistake(
+            "the ridge point itself is taken: that holds for two bytes an element and endless d and f",
+            lambda d, f, element_size, peak_flops, bandwidth: ceil(peak_flops / bandwidth),
+            4,
+        ),
+        Mistake(
+            "the exact B is rounded down: one more row is needed to reach the ridge",
+            _mistaken(lambda **arguments: int(_finite(**arguments))),
+            5,
+        ),
+        Mistake(
+            "one is added to the B rounded down, also where B is whole: round up",
+            _mistaken(lambda **arguments: int(_finite(**arguments)) + 1),
+            5,
+        ),
+        Mistake(
+            "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
+            lambda **arguments: None if _gained_per_row(**arguments) < 0 else ceil(_finite(**arguments)),
+            5,
+        ),
+        Mistake(
+            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
+            lambda **arguments: ceil(_finite(**arguments)),
+            5,
+        ),
+        Mistake(
+            "a batch of 1 is returned where no batch is enough: the answer there is None",
+            lambda **arguments: max(1, ceil(_finite(**arguments))),
+            5,
+        ),
+        Mistake(
+            "every element is taken to have 2 bytes: use element_size",
+            lambda **arguments: smallest_batch(**(arguments | {"element_size": 2})),
+            6,
+        ),
+        Mistake(
+            "elements are counted, not bytes: multiply by the size of one",
+            lambda **arguments: smallest_batch(**(arguments | {"element_size": 1})),
+            6,
+        ),
+        Mistake(
+            "the output's bytes are left out",
+            lambda d, f, element_size, peak_flops, bandwidth: _without_output(
+                d, f, element_size * peak_flops / bandwidth
+            ),
+            4,
+        ),
+        Mistake(
+            "a multiply-add is counted as one operation",
+            lambda **arguments: smallest_batch(**(arguments | {"peak_flops": 2 * arguments["peak_flops"]})),
+            6,
+        ),
+    ),
+    form=Count(or_none=True),
+    refused={"d": -4, "f": -6, "element_size": -2, "peak_flops": -3.0, "bandwidth": -5.0},
+)
+
+
+def _without_output(d: int, f: int, threshold: float) -> int | None:
+    slope = 2 * d * f - threshold * d
+    return ceil(threshold * d * f / slope) if slope > 0 else None
+
+
+RIDGE_POINT = Exercise(
+    "1.5",
+    "ridge point and attainable rate",
+    points=10,
+    observe=hidden.ridge,
+)
+
+
+@RIDGE_POINT.checked_by
+def check_ridge(
+    ridge_point: Callable, attainable_rate: Callable, smallest_compute_bound_batch: Callable, seed: int | None = None
+) -> None:
+    """Exercise 1.5: the ridge point, the attainable rate, and the smallest compute-bound batch of a matmul.
+
+    Raises:
+        CheckFailed: a function is wrong; the text says where and why.
+    """
+    check_numbers(
+        RIDGE_POINT,
+        [(RIDGE, ridge_point), (ATTAINABLE, attainable_rate), (BATCH, smallest_compute_bound_batch)],
+        seed=seed,
+        forbidden=FORBIDDEN,
+        notice="in 16 bit a matmul needs a batch above the ridge point, further above the smaller its weights are",
+    )

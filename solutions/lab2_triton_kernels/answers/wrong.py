@@ -1,0 +1,637 @@
+"""Wrong answers to lab 2, each with one mistake, and what the check must say of it.
+
+A wrong answer is an edit of a plain right one (:mod:`.right`), written as the mistake is made: these words
+stand where those belong.
+"""
+
+from __future__ import annotations
+
+from .right import ANSWERS
+
+wrong = ANSWERS.wrong
+
+ROW_OFFSET = "row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"
+UNMASKED = "give each load and store a mask"
+
+# ---- 2.1 GeLU
+GELU, GELU_LAUNCH = "2.1: GeLU", "2.1: GeLU, the launch"
+GELU_Y = "y = x / (1 + tl.exp(-2 * u))"
+GELU_U = "u = 0.7978845608028654 * (x + 0.044715 * x * x * x)"
+GELU_LOAD = "x = tl.load(x_row + along(start + lanes, step, WIDE), mask=mask)"
+wrong(GELU, "no mask", "accesses outside their tensor", "wrote out_ptr", UNMASKED, edits={", mask=mask": ""})
+wrong(GELU, "no mask on the load", "outside of its shape", UNMASKED, edits={"WIDE), mask=mask": "WIDE)"})
+wrong(
+    GELU_LAUNCH,
+    "grid rounded down",
+    "the grid has too few programs",
+    "triton.cdiv",
+    edits={"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"},
+)
+wrong(
+    GELU,
+    "no step",
+    "only inputs that are not contiguous go wrong",
+    "`step` apart",
+    edits={"along(start + lanes, step, WIDE)": "start + lanes"},
+)
+wrong(GELU, "one stride for all rows", "rows do not lie evenly", "row_offset", edits={ROW_OFFSET: "row * stride_0"})
+wrong(
+    GELU,
+    "store ignores the program",
+    "only the first program's tile is written",
+    edits={"out_ptr + row * columns + start": "out_ptr + row * columns"},
+)
+wrong(GELU, "no half", "the 0.5 in front is left out", '"classic wrong answers" 3', edits={"y = x /": "y = 2 * x /"})
+wrong(GELU, "no cubic term", "the cubic term 0.044715 x^3 is left out", edits={"0.044715": "0.0"})
+wrong(
+    GELU,
+    "bracket",
+    "sqrt(2/pi) multiplies x only",
+    edits={GELU_U: "u = 0.7978845608028654 * x + 0.044715 * x * x * x"},
+)
+wrong(
+    GELU,
+    "exact form",
+    "this is the exact form with erf",
+    edits={GELU_Y: "y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))"},
+)
+wrong(
+    GELU,
+    "tanh overflows",
+    "large values give NaN",
+    "inf / inf",
+    edits={GELU_Y: "y = 0.5 * x * (1 + (tl.exp(2 * u) - 1) / (tl.exp(2 * u) + 1))"},
+)
+wrong(
+    GELU,
+    "through float16",
+    "right to about three digits only",
+    "passes through a shorter type",
+    edits={"x = x.to(tl.float32)": "x = x.to(tl.float16).to(tl.float32)"},
+)
+wrong(
+    GELU,
+    "reads twice",
+    "x_ptr is read 2.0 times, the budget is 1",
+    "keep it on chip",
+    edits={GELU_Y: f"{GELU_LOAD}.to(tl.float32)\n        {GELU_Y}"},
+)
+wrong(
+    GELU_LAUNCH,
+    "calls PyTorch",
+    "torch.nn.functional.gelu is called by gelu",
+    "is a ready-made activation operator",
+    edits={"grid = ": 'return torch.nn.functional.gelu(x, approximate="tanh")\n        grid = '},
+)
+wrong(
+    GELU_LAUNCH,
+    "finished by PyTorch",
+    "PyTorch computes part of the result",
+    "do this inside the kernel",
+    edits={"return out": "return out * 0.5"},
+    also={GELU: {"y = x /": "y = 2 * x /"}},
+)
+
+# ---- 2.2 bias and ReLU
+RELU, RELU_BACK = "2.2: bias and ReLU", "2.2: backward of bias and ReLU"
+RELU_BACK_LAUNCH = "2.2: backward of bias and ReLU, the launch"
+wrong(
+    RELU,
+    "bias along rows",
+    "each row has its own bias here",
+    '"classic wrong answers" 1',
+    edits={
+        "along(column, bias_step, WIDE), mask=column < columns": "row * bias_step, mask=row < num_rows",
+        "bias[None, :]": "bias[:, None]",
+    },
+)
+wrong(
+    RELU,
+    "bias without its stride",
+    "only inputs that are not contiguous go wrong",
+    edits={"along(column, bias_step, WIDE)": "column"},
+)
+wrong(
+    RELU,
+    "ReLU first",
+    "ReLU is applied before the bias is added",
+    '"classic wrong answers" 2',
+    edits={"tl.maximum(x + bias[None, :], 0.0)": "tl.maximum(x, 0.0) + bias[None, :]"},
+)
+wrong(RELU, "no ReLU", "there is no ReLU", edits={"tl.maximum(x + bias[None, :], 0.0)": "x + bias[None, :]"})
+wrong(
+    RELU_BACK,
+    "mask from dout",
+    "first at dx",
+    "dout decides what is cut, not out",
+    '"classic wrong answers" 3',
+    edits={"tl.where(out > 0": "tl.where(dout > 0"},
+)
+wrong(
+    RELU_BACK,
+    "nothing cut",
+    "the derivative of ReLU is left out",
+    edits={"dx = tl.where(out > 0, dout, 0.0)": "dx = dout"},
+)
+wrong(RELU_BACK, "wrong side cut", "the wrong side of the ReLU is cut", edits={"out > 0": "out <= 0"})
+wrong(
+    RELU_BACK,
+    "sums of dout",
+    "dbias sums dout, not what is left of it after the cut",
+    '"classic wrong answers" 4',
+    edits={"sums += dx": "sums += dout"},
+)
+wrong(
+    RELU_BACK,
+    "last tile of a strip",
+    "dbias holds the last tile of each strip only",
+    '"classic wrong answers" 6',
+    edits={"sums += dx": "sums = dx"},
+)
+wrong(
+    RELU_BACK,
+    "strips share a row",
+    "partial sums",
+    '"classic wrong answers" 5',
+    edits={"partial_ptr + strip * columns": "partial_ptr"},
+)
+wrong(
+    RELU_BACK,
+    "atomics",
+    "is updated by atomic operations",
+    "differ from run to run",
+    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    also={RELU_BACK_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
+)
+wrong(RELU, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
+wrong(
+    RELU,
+    "bias loaded for each row",
+    "bias_ptr is read",
+    "keep it on chip",
+    edits={
+        "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None]"
+        " + along(column, bias_step, WIDE)[None, :], mask=mask",
+        "bias[None, :]": "bias",
+    },
+)
+wrong(
+    RELU_BACK,
+    "tail never written",
+    "first at dx",
+    "never written: a row has triton.cdiv(columns, BLOCK) blocks",
+    edits={"tl.cdiv(columns, BLOCK)": "tl.maximum(columns // BLOCK, 1)"},
+    also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
+)
+
+# ---- 2.3 weighted sum
+SUM, SUM_LAUNCH = "2.3: weighted sum", "2.3: weighted sum, the launch"
+SUM_ADD = "total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1)"
+wrong(
+    SUM,
+    "sum over axis 0",
+    "programs write the same element",
+    "the sum of a row belongs to one",
+    '"classic wrong answers" 1',
+    edits={
+        "total = tl.zeros((ROWS,)": "total = tl.zeros((BLOCK,)",
+        "axis=1": "axis=0",
+        "tl.store(out_ptr + row, ": "tl.store(out_ptr + tl.arange(0, BLOCK), ",
+        "mask=row < num_rows)": "mask=tl.arange(0, BLOCK) < num_rows)",
+    },
+)
+wrong(
+    SUM,
+    "no weight",
+    "the weight is left out",
+    '"classic wrong answers" 2',
+    edits={SUM_ADD: "total += tl.sum(x, axis=1)"},
+)
+wrong(
+    SUM,
+    "weights of the first block",
+    "each block of columns gets the first block's weights",
+    edits={"weight_ptr + along(column,": "weight_ptr + along(tl.arange(0, BLOCK),"},
+)
+wrong(
+    SUM,
+    "last block only",
+    "only the last block of columns is summed",
+    '"classic wrong answers" 3',
+    edits={"total +=": "total ="},
+)
+wrong(
+    SUM,
+    "tail left out",
+    "the last, ragged block of columns is left out",
+    edits={"range(0, columns, BLOCK)": "range(0, tl.maximum(columns // BLOCK, 1) * BLOCK, BLOCK)"},
+)
+wrong(
+    SUM,
+    "accumulates in fp16",
+    "too inaccurate in float16",
+    "add in float32",
+    '"classic wrong answers" 4',
+    edits={
+        "dtype=tl.float32": "dtype=x_ptr.dtype.element_ty",
+        SUM_ADD: "total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1).to(x_ptr.dtype.element_ty)",
+    },
+)
+wrong(
+    SUM,
+    "columns not masked",
+    "outside",
+    edits={" & (column[None, :] < columns)": ""},
+)
+wrong(
+    SUM,
+    "no program id",
+    "only the first program's tile is written",
+    edits={"tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)": "tl.arange(0, ROWS).to(tl.int64)"},
+)
+wrong(
+    SUM,
+    "32-bit offsets",
+    "only offsets beyond 2^31 go wrong",
+    "row.to(tl.int64)",
+    edits={
+        ROW_OFFSET: "row.to(tl.int32) // size_2 // size_1 * stride_0"
+        " + row.to(tl.int32) // size_2 % size_1 * stride_1 + row.to(tl.int32) % size_2 * stride_2"
+    },
+)
+wrong(SUM, "one stride for all rows", "rows do not lie evenly", edits={ROW_OFFSET: "row * stride_0"})
+wrong(
+    SUM_LAUNCH,
+    "product written out",
+    "PyTorch computes part of the result",
+    edits={"grid = ": "x = x * weight\n        grid = "},
+    also={SUM: {SUM_ADD: "total += tl.sum(x, axis=1)"}},
+)
+
+# ---- 2.4 weighted sum, backward
+DX, DWEIGHT = "2.4: gradient of x", "2.4: gradient of the weight, first stage"
+DWEIGHT_LAUNCH = "2.4: gradient of the weight, the launches"
+DX_PRODUCT = "dout[:, None] * weight[None, :]"
+wrong(
+    DX,
+    "dx without dout",
+    "dx lacks the factor dout",
+    '"classic wrong answers" 1',
+    edits={DX_PRODUCT: "weight[None, :] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+)
+wrong(
+    DX,
+    "dx without weight",
+    "dx lacks the factor weight",
+    edits={DX_PRODUCT: "dout[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)"},
+)
+wrong(
+    DX,
+    "weight along rows",
+    "dx takes one weight for each row",
+    edits={
+        "along(column, weight_step, WIDE), mask=column < columns": "row * weight_step, mask=row < columns",
+        DX_PRODUCT: "(dout * weight)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)",
+    },
+)
+wrong(
+    DWEIGHT,
+    "dweight without dout",
+    "dweight lacks the factor dout",
+    '"classic wrong answers" 2',
+    edits={"sums += dout[:, None] * x": "sums += x"},
+)
+wrong(
+    DWEIGHT,
+    "dweight without x",
+    "dweight lacks the factor x",
+    edits={"sums += dout[:, None] * x": "sums += dout[:, None]"},
+)
+wrong(
+    DWEIGHT,
+    "last tile of a strip",
+    "dweight holds the last tile of each strip only",
+    '"classic wrong answers" 4',
+    edits={"sums += dout": "sums = dout"},
+)
+wrong(
+    DWEIGHT,
+    "strips share a row",
+    "strips write the same partial sums",
+    '"classic wrong answers" 3',
+    edits={"partial_ptr + strip * columns": "partial_ptr"},
+)
+wrong(
+    DWEIGHT,
+    "atomics",
+    "partial_ptr is updated by atomic operations",
+    "differ from run to run",
+    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    also={DWEIGHT_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
+)
+wrong(
+    DWEIGHT_LAUNCH,
+    "first strip returned",
+    "dweight holds the first strip's sums only",
+    edits={"column_sums(partial, x.dtype)": "partial[0].to(x.dtype)"},
+)
+wrong(
+    DWEIGHT,
+    "rows of dout not masked",
+    "dout_ptr",
+    "outside of its shape",
+    edits={"dout_ptr + row, mask=row < num_rows, other=0.0": "dout_ptr + row"},
+)
+wrong(
+    DWEIGHT,
+    "strips overlap",
+    "strips overlap",
+    '"classic wrong answers" 4',
+    edits={"(strip * tiles_per_strip + tile)": "(strip + tile)"},
+)
+wrong(
+    DX, "columns left out", "first at dx", "never written", edits={"% blocks_per_row * BLOCK": "% blocks_per_row * 0"}
+)
+
+# ---- 2.5 softmax of short rows
+SHORT, SHORT_LAUNCH = "2.5: softmax of short rows", "2.5: softmax of short rows, the launch"
+SHORT_MAX, SHORT_SUM = "tl.max(x, axis=1)[:, None]", "tl.sum(numerator, axis=1)[:, None]"
+wrong(
+    SHORT,
+    "other is zero",
+    "lanes past the end of a row count as 0",
+    '"classic wrong answers" 1',
+    edits={'other=-float("inf")': "other=0.0"},
+)
+wrong(
+    SHORT,
+    "no maximum",
+    "only large values go wrong",
+    "maximum is subtracted first",
+    '"classic wrong answers" 2',
+    edits={f"x - {SHORT_MAX}": "x"},
+)
+wrong(
+    SHORT,
+    "axis 0",
+    "maximum and sum run over axis 0",
+    '"classic wrong answers" 3',
+    edits={SHORT_MAX: "tl.max(x, axis=0)[None, :]", SHORT_SUM: "tl.sum(numerator, axis=0)[None, :]"},
+)
+wrong(
+    SHORT,
+    "one sum for all rows",
+    "all rows of a program are divided by one sum",
+    edits={SHORT_SUM: "tl.sum(numerator)"},
+)
+wrong(
+    SHORT,
+    "not divided",
+    "the rows are not divided by their sums",
+    '"classic wrong answers" 4',
+    edits={f"numerator / {SHORT_SUM}": "numerator"},
+)
+wrong(SHORT, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
+wrong(
+    SHORT,
+    "reads twice",
+    "x_ptr is read 2.0 times, the budget is 1",
+    edits={
+        "numerator = ": "x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask,"
+        ' other=-float("inf")).to(tl.float32)\n        numerator = '
+    },
+)
+wrong(
+    SHORT,
+    "rows of BLOCK columns",
+    "outside of its shape",
+    edits={"out_ptr + row[:, None] * columns": "out_ptr + row[:, None] * BLOCK"},
+)
+wrong(
+    SHORT_LAUNCH,
+    "calls PyTorch",
+    "torch.softmax is called by",
+    "ready-made softmax operator",
+    edits={"grid = ": "return torch.softmax(x, -1)\n        grid = "},
+)
+
+# ---- 2.6 softmax of long rows
+LONG = "2.6: softmax of long rows"
+LONG_MAX = "new_maximum = tl.maximum(maximum, tl.max(x, axis=0))"
+RESCALED = "total * tl.exp(maximum - new_maximum) +"
+LONG_ANSWER = ANSWERS.right[LONG]
+FIRST_LOOP = LONG_ANSWER[LONG_ANSWER.index("maximum = tl.full") : LONG_ANSWER.index("for again")]
+wrong(
+    LONG,
+    "sum not rescaled",
+    "the running sum is not rescaled when a new maximum comes",
+    '"classic wrong answers" 1',
+    edits={RESCALED: "total +"},
+)
+wrong(
+    LONG,
+    "maximum not carried",
+    "each block of columns has its own maximum",
+    '"classic wrong answers" 2',
+    edits={LONG_MAX: "new_maximum = tl.max(x, axis=0)", RESCALED: "total +"},
+)
+wrong(LONG, "last sum", "the sum holds the last block of columns only", edits={RESCALED: ""})
+wrong(
+    LONG,
+    "other is zero",
+    "lanes past the end of a row count as 0",
+    '"classic wrong answers" 3',
+    edits={'other=-float("inf")': "other=0.0"},
+)
+wrong(
+    LONG,
+    "starts at minus infinity",
+    "a block of columns that holds -inf only gives -inf - (-inf) = NaN",
+    '"classic wrong answers" 4',
+    edits={"-3.0e38": '-float("inf")'},
+)
+wrong(
+    LONG,
+    "no maximum",
+    "only large values go wrong",
+    edits={LONG_MAX: "new_maximum = maximum", "-3.0e38": "0.0"},
+)
+wrong(
+    LONG,
+    "three reads",
+    "x_ptr is read 3.0 times, the budget is 2",
+    "maximum and sum come out of one pass",
+    '"classic wrong answers" 6',
+    edits={"for again": f"{FIRST_LOOP}for again"},
+)
+wrong(LONG, "not divided", "the rows are not divided by their sums", edits={" / total": ""})
+wrong(
+    LONG,
+    "tail never written",
+    "never written",
+    edits={"for again in range(0, columns, BLOCK)": "for again in range(0, columns // BLOCK * BLOCK, BLOCK)"},
+)
+wrong(
+    LONG,
+    "sum not rescaled in a lane",
+    "the running sum is not rescaled when a new maximum comes",
+    edits={
+        FIRST_LOOP: FIRST_LOOP.replace("tl.full((), ", "tl.full((BLOCK,), ")
+        .replace("tl.max(x, axis=0)", "x")
+        .replace(f"{RESCALED} tl.sum(tl.exp(x - new_maximum), axis=0)", "total + tl.exp(x - new_maximum)")
+        + "row_maximum = tl.max(maximum, axis=0)\n"
+        "        total = tl.sum(total * tl.exp(maximum - row_maximum), axis=0)\n"
+        "        maximum = row_maximum\n        ",
+    },
+)
+
+# ---- 2.7 tiled matmul
+TILED, TILED_LAUNCH = "2.7: tiled matmul", "2.7: tiled matmul, the launch"
+DOT = 'total = tl.dot(a, b, total, input_precision="ieee")'
+wrong(
+    TILED,
+    "strides of b swapped",
+    "the strides of b are swapped",
+    '"classic wrong answers" 1',
+    edits={"* stride_bk + column[None, :] * stride_bn": "* stride_bn + column[None, :] * stride_bk",
+           "+= BLOCK_K * stride_bk": "+= BLOCK_K * stride_bn"},
+)  # fmt: skip
+wrong(
+    TILED,
+    "strides of a swapped",
+    "the strides of a are swapped",
+    edits={"* stride_am + inner[None, :] * stride_ak": "* stride_ak + inner[None, :] * stride_am",
+           "+= BLOCK_K * stride_ak": "+= BLOCK_K * stride_am"},
+)  # fmt: skip
+wrong(
+    TILED,
+    "tile stored transposed",
+    "this is the product transposed",
+    edits={"c_ptr + row[:, None] * stride_cm + column[None, :]": "c_ptr + column[None, :] * stride_cm + row[:, None]"},
+)
+wrong(
+    TILED,
+    "K not masked",
+    "only sizes K that BLOCK_K does not divide go wrong",
+    '"classic wrong answers" 2',
+    edits={" & (inner[None, :] < K - start)": "", "(inner[:, None] < K - start) & ": ""},
+)
+wrong(
+    TILED,
+    "pointers stay",
+    "each step multiplies the first tiles again",
+    '"classic wrong answers" 3',
+    edits={"a_place += BLOCK_K * stride_ak": "", "b_place += BLOCK_K * stride_bk": ""},
+)
+wrong(TILED, "last step only", "only the last step along K is left", edits={"tl.dot(a, b, total,": "tl.dot(a, b,"})
+wrong(
+    TILED,
+    "accumulates in fp16",
+    "the total stays float32 over all steps",
+    '"classic wrong answers" 4',
+    edits={DOT: "total = (total + tl.dot(a, b)).to(c_ptr.dtype.element_ty).to(tl.float32)"},
+)
+wrong(
+    TILED,
+    "ragged step left out",
+    "the last, ragged step along K is left out",
+    edits={"range(0, K, BLOCK_K)": "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"},
+)
+wrong(
+    TILED,
+    "store not masked",
+    "wrote c_ptr",
+    "outside of its shape",
+    edits={"total.to(c_ptr.dtype.element_ty), mask=mask": "total.to(c_ptr.dtype.element_ty)"},
+)
+wrong(
+    TILED_LAUNCH,
+    "grid rounded down",
+    "never written",
+    edits={"triton.cdiv(M, tile.m)": "max(1, M // tile.m)", "triton.cdiv(N, tile.n)": "max(1, N // tile.n)"},
+)
+wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 go wrong", edits={"if WIDE:": "if False:"})
+wrong(
+    TILED,
+    "a loaded twice",
+    "a_ptr is read",
+    "keep it on chip",
+    edits={
+        DOT: "a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)\n"
+        f"            {DOT}"
+    },
+)
+
+# ---- 2.8 grouped order, and descriptors
+GROUPED, DESCRIPTORS = "2.8: grouped order", "2.8: a tile through descriptors"
+GROUPED_ROWS, GROUPED_RETURN = "rows = min(tiles_m - first, GROUP_M)", "first + place % rows, place // rows"
+wrong(
+    GROUPED,
+    "full groups only",
+    "the last group has fewer rows than GROUP_M",
+    '"classic wrong answers" 1',
+    edits={GROUPED_ROWS: "rows = GROUP_M"},
+)
+wrong(
+    GROUPED,
+    "row by row",
+    "tiles follow one another row by row",
+    '"classic wrong answers" 2',
+    edits={GROUPED_RETURN: "first + place // tiles_n, place % tiles_n"},
+)
+wrong(GROUPED, "column by column", "there are no groups", edits={GROUPED_RETURN: "pid % tiles_m, pid // tiles_m"})
+wrong(
+    GROUPED,
+    "groups of columns",
+    "the groups are made of columns",
+    edits={
+        "GROUP_M * tiles_n": "GROUP_M * tiles_m",
+        GROUPED_ROWS: "rows = min(tiles_n - first, GROUP_M)",
+        GROUPED_RETURN: "place // rows, first + place % rows",
+    },
+)
+wrong(
+    GROUPED,
+    "number of the group",
+    "the group's number stands where its first row belongs",
+    edits={"first = pid // tiles_per_group * GROUP_M": "first = pid // tiles_per_group"},
+)
+wrong(
+    GROUPED,
+    "all rows that are left",
+    "a group takes all the rows that are left",
+    edits={GROUPED_ROWS: "rows = tiles_m - first"},
+)
+wrong(
+    DESCRIPTORS,
+    "offsets of a swapped",
+    "the offsets of a's tile are swapped",
+    '"classic wrong answers" 4',
+    edits={"a_desc.load([row, start])": "a_desc.load([start, row])"},
+)
+wrong(
+    DESCRIPTORS,
+    "offsets of b swapped",
+    "the offsets of b's tile are swapped",
+    edits={"b_desc.load([start, column])": "b_desc.load([column, start])"},
+)
+wrong(
+    DESCRIPTORS,
+    "transposed operands forgotten",
+    "their descriptor describes the transpose",
+    edits={"if A_TURNED:": "if False:", "if B_TURNED:": "if False:"},
+)
+wrong(
+    DESCRIPTORS,
+    "last step only",
+    "only the last step along K is left",
+    '"classic wrong answers" 5',
+    edits={"tl.dot(a, b, total,": "tl.dot(a, b,"},
+)
+wrong(
+    DESCRIPTORS,
+    "accumulates in fp16",
+    "the total stays float32 over all steps",
+    '"classic wrong answers" 6',
+    edits={DOT: "total = (total + tl.dot(a, b)).to(DTYPE).to(tl.float32)"},
+)

@@ -1,0 +1,319 @@
+"""The checks of exercises 2.7 and 2.8: the matrix product in tiles, and the grouped order of the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from utils.checks.cases import Case, Cases, far_fits
+from utils.checks.core import Exercise, classic, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.hidden import Tolerance
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import cdiv, launched, tile_sizes, within
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+from utils.checks.tiling import Tiling
+from utils.checks.traffic import Budget, Times
+
+from . import hidden, shapes, tile_order
+
+TILED, DESCRIPTORS = "tiled_matmul_kernel", "descriptor_matmul_kernel"
+Matmul = Callable[..., torch.Tensor]
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor, group: int = 1) -> torch.Tensor:
+    return a @ b
+
+
+def _tile(matmul: Matmul) -> dict[str, Any]:
+    a = shapes.drawn(32, 32)
+    return tile_sizes(matmul, (a, a), TILED, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32)
+
+
+def _budget(case: Case, launch: Mapping[str, Any], a: str = "a_ptr", b: str = "b_ptr", c: str = "c_ptr") -> Budget:
+    """a is read once for each column of tiles, b once for each row of tiles, c written once."""
+    m, n, k = (case.sizes[axis] for axis in "mnk")
+    tiles_m, tiles_n, steps = cdiv(m, launch["BLOCK_M"]), cdiv(n, launch["BLOCK_N"]), cdiv(k, launch["BLOCK_K"])
+    flops = 2 * tiles_m * launch["BLOCK_M"] * tiles_n * launch["BLOCK_N"] * steps * launch["BLOCK_K"]
+    loads = {a: Times("m", "k", times=tiles_n), b: Times("k", "n", times=tiles_m)}
+    return Budget(loads, {c: Times("m", "n")}, flops=flops, exact=True)
+
+
+def _steps(e: Evidence, kernel: str) -> list[torch.Tensor]:
+    """What each step along K adds to the product."""
+    block = launched([e.trial, *e.trials], kernel)["BLOCK_K"]
+    a, b = e.args64[:2]
+    return [a[:, start : start + block] @ b[start : start + block] for start in range(0, a.shape[1], block)]
+
+
+def _accumulation(kernel: str, number: int) -> tuple[Diagnosis, ...]:
+    """Mistakes in the loop along K."""
+    return (
+        Diagnosis(
+            lambda e: len(_steps(e, kernel)) > 1 and e.close(_steps(e, kernel)[-1]),
+            classic("only the last step along K is left: each product must be added to the total", number),
+        ),
+        Diagnosis(
+            lambda e: len(_steps(e, kernel)) > 1 and e.close(len(_steps(e, kernel)) * _steps(e, kernel)[0]),
+            classic("each step multiplies the first tiles again: the loop does not move along K", number),
+        ),
+        Diagnosis(
+            lambda e: (
+                e.case.sizes["k"] > 0 and e.close(sum(_steps(e, kernel)[: e.case.sizes["k"] // _block_k(e, kernel)]))
+            ),
+            classic("the last, ragged step along K is left out: the loop must go up to K", number),
+        ),
+        shapes.too_inaccurate("the total stays float32 over all steps, and is rounded once, when stored", number + 1),
+    )
+
+
+def _block_k(e: Evidence, kernel: str) -> int:
+    return launched([e.trial, *e.trials], kernel)["BLOCK_K"]
+
+
+# ---- 2.7
+
+_TILED_MISTAKES = (
+    same_as(lambda a, b: a @ b.T, classic("this is a @ b.T: the strides of b are swapped", 1)),
+    same_as(lambda a, b: a.T @ b, classic("this is a.T @ b: the strides of a are swapped", 1)),
+    same_as(
+        lambda a, b: (a @ b).T, classic("this is the product transposed: rows and columns are swapped in the store", 1)
+    ),
+    shapes.FAR,
+    *_accumulation(TILED, 3),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.layout != "contiguous"),
+        classic("only operands that are not contiguous go wrong: each index has a stride of its own", 1),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.sizes["k"] % _block_k(e, TILED) != 0),
+        classic("only sizes K that BLOCK_K does not divide go wrong: mask both loads along K, with other=0", 2),
+    ),
+)
+
+
+def _tiles(trials: Sequence[Trial]) -> Tiling | None:
+    found = launched(trials, TILED)
+    if found is None:
+        return None
+    grid = "m*n" if tuple(found["grid"][1:]) == (1, 1) and found["GROUP_M"] == 1 else ()
+    program = None
+    if found["GROUP_M"] > 1:
+        program = _grouped_program(found["GROUP_M"])
+    tiles = {"m": found["BLOCK_M"], "n": found["BLOCK_N"]}
+    return Tiling("m n", tiles=tiles, grid=grid, loops={"k": found["BLOCK_K"]}, program=program)
+
+
+def _grouped_program(group: int) -> Callable[[Mapping[str, int], Mapping[str, int]], tuple[int]]:
+    """The program of a tile in the grouped order."""
+
+    def program(tile: Mapping[str, int], counts: Mapping[str, int]) -> tuple[int]:
+        first = tile["m"] // group * group
+        rows = min(group, counts["m"] - first)
+        return (first * counts["n"] + tile["n"] * rows + tile["m"] - first,)
+
+    return program
+
+
+def _operands(case: Case) -> Sequence[torch.Tensor]:
+    b_layout = "contiguous" if case.layout == "far" else None
+    return case.tensor("a", "m", "k"), case.tensor("b", "k", "n", layout=b_layout)
+
+
+TILED_MATMUL = Exercise(
+    "2.7",
+    "tiled matmul",
+    points=15,
+    observe=hidden.tiled_matmul,
+    tolerance=Tolerance(absolute=1e-5),
+    tolerances={"tiled_matmul of long sums": hidden.CANCELLED},
+)
+
+
+@TILED_MATMUL.checked_by
+def check_tiled_matmul(tiled_matmul: Matmul, seed: int | None = None) -> None:
+    """Exercise 2.7: a matrix product in tiles, its traffic exactly the tiled formula's.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    tile = _tile(tiled_matmul)
+    axes = {"m": tile["BLOCK_M"], "k": tile["BLOCK_K"], "n": tile["BLOCK_N"]}
+    long_sum = ("long sum", {"m": 24, "k": 2048, "n": 40})
+    cases = Cases(axes, layouts=("transposed", "padded", "strided"), max_tiles=2, fixed=[long_sum]).draw(seed)
+    if far_fits(HALF):
+        cases.append(Case("ragged", {"m": 3, "k": 40, "n": 20}, HALF, "far", seed=seed))
+    check_kernel(
+        TILED_MATMUL,
+        tiled_matmul,
+        _matmul,
+        cases,
+        _operands,
+        outputs=("c",),
+        tiling=_tiles,
+        inspections=[within(TILED, _budget)],
+        diagnose=_TILED_MISTAKES,
+        speed=Speed(
+            lambda: (shapes.drawn(4096, 4096), shapes.drawn(4096, 4096)), torch.matmul, 0.4, "torch.matmul (cuBLAS)"
+        ),
+        seed=seed,
+        notice="a is read once for each column of tiles, b once for each row of tiles: larger tiles, fewer bytes",
+    )
+
+
+# ---- 2.8
+
+
+def _order_cases(tile: Mapping[str, Any], seed: int) -> list[Case]:
+    draw = generator(seed)
+    whole, ragged = draw.randint(2, 3), draw.randint(2, 4)
+    grids = [
+        ("whole groups", 2 * whole, 3, 2),
+        ("short last group", 2 * ragged + 1, draw.randint(2, 5), 2),
+        ("short last group", 3 + draw.randint(1, 2), 4, 3),
+        ("one group", 3, draw.randint(2, 4), 8),
+        ("one tile", 1, 1, 4),
+    ]
+    cases = []
+    for kind, tiles_m, tiles_n, group in grids:
+        m = tiles_m * tile["BLOCK_M"] - draw.randint(0, 5)
+        sizes = {"m": m, "k": tile["BLOCK_K"], "n": tiles_n * tile["BLOCK_N"] - draw.randint(0, 5)}
+        cases.append(Case(kind, sizes, options={"group": group}, seed=seed))
+    return cases
+
+
+def _order_cause(e: Evidence) -> str | None:
+    launch = next(launch for launch in e.trial.profile.launches if launch.kernel == TILED)
+    return tile_order.cause_of(tile_order.read_off(launch, "c_ptr"))
+
+
+def _swap_tiles(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Tile (i, j) at the place of tile (j, i), for a square grid of square tiles."""
+    count = x.shape[0] // block
+    tiled = x.reshape(count, block, count, block)
+    return tiled.transpose(0, 2).reshape(x.shape)
+
+
+_DESCRIPTOR_MISTAKES = (
+    Diagnosis(
+        lambda e: e.close(_swap_tiles(e.args64[0], _block_k(e, DESCRIPTORS)) @ e.args64[1]),
+        classic("the offsets of a's tile are swapped: [row, start], rows first", 4),
+    ),
+    Diagnosis(
+        lambda e: e.close(e.args64[0] @ _swap_tiles(e.args64[1], _block_k(e, DESCRIPTORS))),
+        classic("the offsets of b's tile are swapped: [start, column], rows first", 4),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.layout == "transposed"),
+        classic(
+            "only operands stored column by column go wrong: their descriptor describes the transpose, so the offsets "
+            "change places and the tile is turned with .T",
+            4,
+        ),
+    ),
+    *_accumulation(DESCRIPTORS, 5),
+)
+
+
+def _descriptor_cases(tile: Mapping[str, Any], seed: int) -> list[Case]:
+    """Sizes that a descriptor can describe: all but one case have rows that start at multiples of 16 bytes."""
+    draw = generator(seed)
+    side = max(tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"])
+
+    def ragged() -> int:
+        return side + 8 * draw.randint(1, side // 8 - 1)
+
+    sizes = {"m": ragged(), "k": ragged(), "n": ragged()}
+    odd = {"m": draw.randint(3, 40), "k": 2 * draw.randint(5, 30) + 1, "n": 2 * draw.randint(5, 30) + 1}
+    square = dict.fromkeys("mkn", 2 * side)
+    long_sum = {"m": 24, "k": 2048, "n": 40}
+    return [
+        Case("one tile", dict.fromkeys("mkn", side), seed=seed),
+        Case("whole tiles", square, seed=seed),
+        Case("ragged", sizes, seed=seed),
+        Case("short", dict.fromkeys("mkn", 8), seed=seed),
+        Case("ragged", sizes, layout="transposed", seed=seed),
+        Case("odd", odd, seed=seed),
+        Case("ragged", sizes, HALF, seed=seed),
+        Case("ragged", sizes, BRAIN, "transposed", seed=seed),
+        Case("long sum", long_sum, HALF, seed=seed),
+        Case("long sum", long_sum, BRAIN, seed=seed),
+    ]
+
+
+def _descriptor_tiles(trials: Sequence[Trial]) -> Tiling | None:
+    """Tiles as the programs of the descriptor kernel take them: each every so many in the grouped order."""
+    found = launched(trials[:1], DESCRIPTORS)
+    if found is None:
+        return _tiles(trials)
+    number, programs = _grouped_program(found["GROUP_M"]), found["grid"][0]
+    return Tiling(
+        "m n",
+        tiles={"m": found["BLOCK_M"], "n": found["BLOCK_N"]},
+        program=lambda tile, counts: (number(tile, counts)[0] % programs,),
+        loops={"k": found["BLOCK_K"]},
+    )
+
+
+def _either_budget(trial: Trial) -> Problem | None:
+    """The tiled formula for whichever kernel the operands went through."""
+    if any(launch.kernel == TILED for launch in trial.profile.launches):
+        return within(TILED, _budget)(trial)
+    names = {"a": "a_desc", "b": "b_desc", "c": "c_desc"}
+    return within(DESCRIPTORS, lambda case, launch: _budget(case, launch, **names))(trial)
+
+
+GROUPED_MATMUL = Exercise(
+    "2.8",
+    "grouped matmul",
+    points=10,
+    builds_on=("2.7",),
+    observe=hidden.grouped_matmul,
+    tolerance=Tolerance(absolute=1e-5),
+    tolerances={"matmul of long sums": hidden.CANCELLED},
+)
+
+
+@GROUPED_MATMUL.checked_by
+def check_grouped_matmul(tiled_matmul: Matmul, matmul: Matmul, seed: int | None = None) -> None:
+    """Exercise 2.8: the grouped order of the tiles, and a tile through tensor descriptors.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    tile = _tile(tiled_matmul)
+    check_kernel(
+        GROUPED_MATMUL.part("grouped order"),
+        tiled_matmul,
+        _matmul,
+        _order_cases(tile, seed),
+        _operands,
+        outputs=("c",),
+        tiling=_tiles,
+        inspections=[tile_order.wrong_order(TILED, "c_ptr"), within(TILED, _budget)],
+        diagnose=[(_order_cause, _order_cause)],
+        seed=seed,
+        notice="the same bytes are asked for as before; neighbours in time now ask for the same ones",
+    )
+    check_kernel(
+        GROUPED_MATMUL,
+        matmul,
+        _matmul,
+        _descriptor_cases(tile, seed),
+        _operands,
+        outputs=("c",),
+        tiling=_descriptor_tiles,
+        inspections=[_either_budget],
+        diagnose=_DESCRIPTOR_MISTAKES,
+        speed=Speed(
+            lambda: (shapes.drawn(4096, 4096), shapes.drawn(4096, 4096)), torch.matmul, 0.7, "torch.matmul (cuBLAS)"
+        ),
+        seed=seed,
+        notice="no address and no mask in the loop: the descriptor knows the matrix's shape",
+    )

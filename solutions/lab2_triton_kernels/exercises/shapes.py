@@ -1,0 +1,105 @@
+"""The tensors that lab 2's kernels are tried on: any leading shape, any strides, offsets beyond 2^31."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from utils import runtime
+from utils.checks.cases import Case, far_fits
+from utils.checks.core import classic, generator
+from utils.checks.diagnoses import Diagnosis
+
+#: Kind of the cases whose leading axes no single stride describes.
+TURNED = "leading axes swapped"
+
+
+def too_inaccurate(advice: str, number: int) -> Diagnosis:
+    """A rule for answers that only shorter types show to be wrong."""
+    return Diagnosis(
+        lambda e: e.only(lambda case: case.dtype.itemsize < 4),
+        lambda e: classic(
+            f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: {advice}", number
+        ),
+    )
+
+
+def tensor(case: Case, name: str) -> torch.Tensor:
+    """The input of a case; one with a ``batch`` axis is cut out of a larger tensor, with its leading axes swapped.
+
+    No single stride then leads from row to row, in whatever order the axes are taken.
+    """
+    if "batch" in case.sizes:
+        larger = case.tensor(name, "row", case.sizes["batch"] + 1, "col", layout="padded")
+        return larger[:, 1:].transpose(0, 1)
+    return case.tensor(name, *case.sizes)
+
+
+def turned(seed: int, col: int, dtype: torch.dtype = torch.float32) -> Case:
+    """A case of shape (batch, row, col) whose rows do not lie evenly in memory."""
+    draw = generator(seed)
+    batch, row = draw.sample(range(2, 6), 2)
+    return Case(TURNED, {"batch": batch, "row": row, "col": col}, dtype, seed=seed)
+
+
+def views(seed: int, block: int) -> list[Case]:
+    """Matrices of every layout, and a turned one, of one drawn ragged size."""
+    draw = generator(seed)
+    ragged = {"row": draw.randint(3, 5), "col": block + draw.randint(1, block - 1)}
+    half, brain = torch.float16, torch.bfloat16
+    plans = [("contiguous", torch.float32), ("padded", half), ("transposed", torch.float32), ("strided", brain)]
+    cases = [Case("ragged", ragged, dtype, layout, seed=seed) for layout, dtype in plans]
+    return [*cases, turned(seed, draw.randint(5, block))]
+
+
+def far(seed: int, col: int) -> list[Case]:
+    """Three rows 2^30 elements apart, where such a tensor can be had."""
+    if not far_fits(torch.float16):
+        return []
+    return [Case("ragged", {"row": 3, "col": col + 5}, torch.float16, "far", seed=seed)]
+
+
+FAR = Diagnosis(
+    lambda e: e.only(lambda case: case.layout == "far"),
+    "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
+    "convert the index first: row.to(tl.int64)",
+)
+
+#: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
+MISTAKES = (
+    FAR,
+    Diagnosis(
+        lambda e: e.only(lambda case: "batch" in case.sizes),
+        "only tensors whose rows do not lie evenly go wrong, such as x.transpose(0, 1): one stride does not lead to "
+        "every row; where row r starts is row_offset(r, size_1, size_2, stride_0, stride_1, stride_2)",
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
+        "only inputs that are not contiguous go wrong: a row starts at row_offset(row, ...), and its elements are "
+        "`step` apart",
+    ),
+)
+
+
+def vector(case: Case, name: str) -> torch.Tensor:
+    """One number for each column: a slice with a step where the matrix is a slice, too."""
+    return case.tensor(name, "col", layout="strided" if case.layout == "padded" else "contiguous")
+
+
+def with_gradient(function: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function of (x, vector) and its backward pass as one: (x, vector, dout) to the output and both gradients."""
+
+    def run(x: torch.Tensor, vector: torch.Tensor, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, vector = x.detach().requires_grad_(), vector.detach().requires_grad_()
+        out = function(x, vector)
+        dx, dvector = torch.autograd.grad(out, (x, vector), dout)
+        return out.detach(), dx, dvector
+
+    run.__name__ = getattr(function, "__name__", "run")
+    return run
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A normal tensor for a timing, on the device where kernels run."""
+    return torch.randn(shape, device=runtime.DEVICE).to(dtype)

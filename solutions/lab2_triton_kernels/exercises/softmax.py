@@ -1,0 +1,274 @@
+"""The checks of exercises 2.5 and 2.6: softmax of rows that fit on chip, and of longer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from utils import runtime
+from utils.checks.cases import Case, Cases
+from utils.checks.core import Exercise, classic, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import launched, tile_sizes, within
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+from utils.checks.tiling import Tiling
+from utils.checks.traffic import Budget
+
+from . import hidden, shapes
+from .rows import every, rows_tiling
+
+SHORT, LONG = "softmax_short_kernel", "softmax_long_kernel"
+#: Elements of the longest float32 row that the lab's softmax keeps on chip.
+LONGEST_ROW = runtime.pick(cpu=1024, gpu=16384)
+Softmax = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def _other_is_zero(e: Evidence, kernel: str) -> torch.Tensor:
+    """Softmax when the lanes past the end hold 0 and take part in maximum and sum."""
+    (x,), block = e.args64, launched([e.trial, *e.trials], kernel)["BLOCK"]
+    missing = -x.shape[-1] % block
+    return torch.softmax(torch.nn.functional.pad(x, (0, missing)), -1)[..., : x.shape[-1]]
+
+
+def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormalised: int, precision: int):
+    """Mistakes that both exercises share, with their places in the exercise's list."""
+    return (
+        Diagnosis(
+            lambda e: e.close(_other_is_zero(e, kernel)),
+            classic(
+                "lanes past the end of a row count as 0: give them other=-inf, whose exponential is 0", past_the_end
+            ),
+        ),
+        same_as(lambda x: torch.exp(x), classic("the rows are not divided by their sums", unnormalised)),
+        same_as(
+            lambda x: torch.exp(x - x.amax(-1, True)), classic("the rows are not divided by their sums", unnormalised)
+        ),
+        same_as(
+            lambda x: torch.softmax(x, -2), classic("this is the softmax of each column: rows are the last axis", axis)
+        ),
+        same_as(lambda x: torch.log_softmax(x, -1), classic("this is the logarithm of softmax", unnormalised)),
+        Diagnosis(
+            lambda e: e.only(lambda case: case.magnitude != 1),
+            classic(
+                "only large values go wrong: exp overflows unless the row's maximum is subtracted first", no_maximum
+            ),
+        ),
+        *shapes.MISTAKES,
+        shapes.too_inaccurate("exponentials and their sum need float32; round once, when storing", precision),
+    )
+
+
+# ---- 2.5
+
+
+def _per_tile(e: Evidence, of: Callable[[torch.Tensor, bool], torch.Tensor]) -> torch.Tensor:
+    """What a program that mixes its rows computes: a function of them, and of whether it has as many as it can take."""
+    rows = launched([e.trial, *e.trials], SHORT)["ROWS"]
+    x = e.args64[0]
+    flat = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    return torch.cat([of(part, len(part) == rows) for part in flat.split(rows)]).reshape(x.shape)
+
+
+def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
+    numerator = torch.exp(x - x.amax(-1, True))
+    return numerator / numerator.sum() if full else torch.full_like(x, torch.nan)  # -inf - (-inf) in rows that are none
+
+
+_SHORT_MISTAKES = (
+    Diagnosis(
+        lambda e: e.close(_per_tile(e, lambda x, full: torch.softmax(x, 0))),
+        classic("maximum and sum run over axis 0, the program's rows: a row's columns are axis 1", 3),
+    ),
+    Diagnosis(
+        lambda e: e.close(_per_tile(e, _shared_sum)),
+        classic("all rows of a program are divided by one sum: sum along axis 1, one number a row", 3),
+    ),
+    *_common(SHORT, past_the_end=1, no_maximum=2, axis=3, unnormalised=4, precision=5),
+)
+
+
+SHORT_SOFTMAX = Exercise(
+    "2.5",
+    "softmax of short rows",
+    points=10,
+    observe=hidden.softmax,
+)
+
+
+@SHORT_SOFTMAX.checked_by
+def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
+    """Exercise 2.5: softmax of rows that stay on chip, read once and written once.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    cases = Cases(
+        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
+    )
+    longest = {"row": 2, "col": LONGEST_ROW}
+    check_kernel(
+        SHORT_SOFTMAX,
+        softmax,
+        _softmax,
+        [*cases.draw(seed), shapes.turned(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)],
+        lambda case: (shapes.tensor(case, "x"),),
+        tiling=lambda trials: rows_tiling(trials, SHORT),
+        inspections=[
+            within(SHORT, lambda case, launch: Budget({"x_ptr": every(case)}, {"out_ptr": every(case)}, exact=True))
+        ],
+        diagnose=_SHORT_MISTAKES,
+        speed=Speed(lambda: (shapes.drawn(2**16, 1000),), _softmax, 0.9, "torch.softmax", bytes_moved=4 * 2**16 * 1000),
+        seed=seed,
+        notice="one read, one write: maximum, exponentials and sum happen between them, on chip",
+    )
+
+
+# ---- 2.6
+
+
+def _blocks(e: Evidence) -> list[torch.Tensor]:
+    (x,), block = e.args64, launched([e.trial, *e.trials], LONG)["BLOCK"]
+    return list(x.split(block, -1))
+
+
+def _online(
+    e: Evidence, rescale: bool = True, carry: bool = True, last_sum: bool = False, lanes: bool = False
+) -> torch.Tensor:
+    """Softmax by an online loop over blocks of columns, with one of its steps left out.
+
+    With ``lanes`` each lane keeps a maximum and a sum of its own, and they meet after the loop.
+    """
+    x, parts = e.args64[0], _blocks(e)
+    missing = parts[0].shape[-1] - parts[-1].shape[-1]
+    parts[-1] = torch.nn.functional.pad(parts[-1], (0, missing), value=-torch.inf)
+    like = parts[0] if lanes else parts[0][..., :1]
+    maximum, total = torch.full_like(like, torch.finfo(torch.float32).min), torch.zeros_like(like)
+    for part in parts:
+        new = part if lanes else part.amax(-1, True)
+        new = torch.maximum(new, maximum) if carry else new
+        numerator = torch.exp(part - new)
+        total = (0.0 if last_sum else total * torch.exp(maximum - new) if rescale else total) + (
+            numerator if lanes else numerator.sum(-1, True)
+        )
+        maximum = new
+    largest = maximum.amax(-1, True)
+    return torch.exp(x - largest) / (total * torch.exp(maximum - largest)).sum(-1, True)
+
+
+def _left_out(**step: bool) -> Callable[[Evidence], bool]:
+    """Whether the answer is what an online loop without one of its steps gives, a row or a lane at a time."""
+    return lambda e: e.close(_online(e, **step)) or e.close(_online(e, **step, lanes=True))
+
+
+_LONG_MISTAKES = (
+    Diagnosis(_left_out(rescale=False), classic("the running sum is not rescaled when a new maximum comes", 1)),
+    Diagnosis(
+        _left_out(rescale=False, carry=False),
+        classic("each block of columns has its own maximum: carry the largest so far, and rescale the sum", 2),
+    ),
+    Diagnosis(
+        _left_out(last_sum=True), classic("the sum holds the last block of columns only: add to what came before", 2)
+    ),
+    Diagnosis(
+        lambda e: e.close(torch.cat([torch.softmax(part, -1) for part in _blocks(e)], -1)),
+        classic("each block of columns is a softmax of its own: maximum and sum belong to the whole row", 2),
+    ),
+    Diagnosis(
+        lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "masked"),
+        classic(
+            "a block of columns that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite value", 4
+        ),
+    ),
+    *_common(LONG, past_the_end=3, no_maximum=1, axis=2, unnormalised=5, precision=5),
+)
+
+
+def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
+    block = tile_sizes(online_softmax, (shapes.drawn(1, 2**13),), LONG, BLOCK=1024)["BLOCK"]
+    cases = Cases(
+        {"row": range(2, 5), "col": block},
+        layouts=("transposed", "padded", "strided"),
+        count=2,
+        zero=True,
+        magnitude=100.0,
+    ).draw(seed)
+    masked = {"row": 3, "col": 2 * block + generator(seed).randint(10, block - 1)}
+    return [
+        *cases,
+        Case("masked", masked, seed=seed),
+        shapes.turned(seed, block + 7),
+        *shapes.far(seed, block),
+    ]
+
+
+def _long_input(case: Case) -> Sequence[torch.Tensor]:
+    x = shapes.tensor(case, "x")
+    if case.kind == "masked":  # as a causal mask leaves them: one row sees its start only, one its end only
+        x[0, 5:] = -torch.inf
+        x[1, :-3] = -torch.inf
+    return (x,)
+
+
+def _not_three_reads(trial: Trial) -> Problem | None:
+    counters = trial.profile.by_argument.get("x_ptr")
+    one = every(trial.case).one_pass(trial.case)
+    if counters is None or one == 0 or counters.bytes_loaded != 3 * one:
+        return None
+    numbers = f"{counters.bytes_loaded:,} bytes loaded, {2 * one:,} allowed"
+    return Problem(
+        f"x_ptr is read 3.0 times, the budget is 2: {numbers}",
+        classic("maximum and sum come out of one pass: rescale the sum when a new maximum comes", 6),
+    )
+
+
+LONG_SOFTMAX = Exercise(
+    "2.6",
+    "softmax of long rows",
+    points=15,
+    observe=hidden.online_softmax,
+)
+
+
+@LONG_SOFTMAX.checked_by
+def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None:
+    """Exercise 2.6: softmax of rows too long to stay on chip, by the online maximum and sum, in two reads.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    check_kernel(
+        LONG_SOFTMAX,
+        online_softmax,
+        _softmax,
+        _long_cases(online_softmax, seed),
+        _long_input,
+        tiling=_long_tiles,
+        inspections=[
+            _not_three_reads,
+            within(
+                LONG, lambda case, launch: Budget({"x_ptr": every(case, times=2)}, {"out_ptr": every(case)}, exact=True)
+            ),
+        ],
+        diagnose=_LONG_MISTAKES,
+        speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.7, "torch.softmax", bytes_moved=3 * 2**27),
+        seed=seed,
+        notice="two reads instead of three: maximum and sum come out of the same pass",
+    )
+
+
+def _long_tiles(trials: Sequence[Trial]) -> Tiling | None:
+    found = launched(trials, LONG)
+    if found is None:
+        return None
+    *leading, col = trials[0].case.sizes
+    grid = "*".join(leading) if tuple(found["grid"][1:]) == (1, 1) else ()
+    return Tiling([*leading, col], grid=grid, loops={col: found["BLOCK"]})

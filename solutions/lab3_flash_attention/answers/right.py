@@ -1,0 +1,205 @@
+"""Plain answers to lab 3, as a student might write them: right, and without the solution's tuning.
+
+A test fills the lab's places with them, so that the checks are held to an answer that is not the solution, and wrong
+answers are edits of these.
+"""
+
+from __future__ import annotations
+
+from utils.checks.answers import Answers
+
+
+def _rows(
+    tensor: str, head: str, first: str, count: str, block: str, whole: str = "False", more: str = "DESCRIPTORS"
+) -> str:
+    """A call that loads rows of q, k, v or dO, as the stub's neighbours show it."""
+    return (
+        f"load_rows({tensor}_ptr, batch, {head}, {first}, {count}, stride_{tensor}b, stride_{tensor}h, "
+        f"stride_{tensor}n, stride_{tensor}d, {block}, HEAD_DIM, BLOCK_D, {whole}, WIDE, {more})"
+    )
+
+
+K_ROWS = _rows("k", "key_head", "start", "Nk", "BLOCK_N")
+V_ROWS = _rows("v", "key_head", "start", "Nk", "BLOCK_N")
+LAST_V_ROWS = _rows("v", "key_head", "last", "Nk", "BLOCK_N")
+#: A call of the lab's own function, for the tile from ``{start}`` on.
+SCORES = (
+    "masked_scores(q, k_ptr, batch, key_head, {start}, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh, "
+    "stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE, DESCRIPTORS)"
+)
+Q_ROWS = _rows("q", "head", "start", "Nq", "BLOCK_M")
+DO_ROWS = _rows("do", "head", "start", "Nq", "BLOCK_M")
+O_ROWS = _rows("o", "head", "first", "Nq", "BLOCK_M", more="False")
+ALL_DO_ROWS = _rows("do", "head", "first", "Nq", "BLOCK_M", more="False")
+
+
+def _store(name: str, value: str, head: str, count: str, block: str) -> str:
+    return (
+        f"store_rows({name}_ptr, {value}, batch, {head}, first, {count}, stride_{name}b, stride_{name}h, "
+        f"stride_{name}n, stride_{name}d, {block}, HEAD_DIM, BLOCK_D, WIDE)"
+    )
+
+
+#: What stands in each place, by the label that the place has in the solution.
+ANSWERS = Answers(
+    {
+        "3.1: merge": """
+        m = torch.maximum(m1, m2)
+        safe = torch.where(m == -torch.inf, 0.0, m)
+        r1 = torch.exp(m1 - safe)
+        r2 = torch.exp(m2 - safe)
+        d = d1 * r1 + d2 * r2
+        return m, d
+        """,
+        "3.1: merge with outputs": """
+        m1, d1, o1 = first
+        m2, d2, o2 = second
+        m = torch.maximum(m1, m2)
+        safe = torch.where(m == -torch.inf, 0.0, m)
+        r1 = torch.exp(m1 - safe)
+        r2 = torch.exp(m2 - safe)
+        d = d1 * r1 + d2 * r2
+        o = o1 * r1[..., None] + o2 * r2[..., None]
+        return m, d, o
+        """,
+        "3.2: one step of the forward pass": """
+        m_old, d, weighted = state
+        m = torch.maximum(m_old, scores.amax(-1))
+        safe = torch.where(m == -torch.inf, 0.0, m)
+        p = torch.exp(scores - safe[..., None])
+        rescale = torch.exp(m_old - safe)
+        d = d * rescale + p.sum(-1)
+        weighted = weighted * rescale[..., None] + p @ v_tile
+        state = (m, d, weighted)
+        """,
+        "3.2: the end of a row of tiles": """
+        m, d, weighted = state
+        seen = d > 0
+        o[:, :, row : row + M] = (weighted / torch.where(seen, d, 1.0)[..., None]).to(q.dtype)
+        lse[:, :, row : row + M] = m + torch.log(d)
+        """,
+        "3.2: one step of the backward pass": """
+        dp = do_tile @ v_tile.transpose(-1, -2)
+        ds = p * (dp - delta[:, :, queries, None])
+        dq[:, :, queries] += ds @ k_tile * scale
+        dk_tile = ds.transpose(-1, -2) @ q_tile * scale
+        dv_tile = p.transpose(-1, -2) @ do_tile
+        dk[:, :, keys] += dk_tile.unflatten(1, (Hkv, group)).sum(2)
+        dv[:, :, keys] += dv_tile.unflatten(1, (Hkv, group)).sum(2)
+        """,
+        "3.3: one step of the inner loop": f"""
+        k = {K_ROWS}
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        column = start + tl.arange(0, BLOCK_N)
+        s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        rescale = tl.exp2(m - m_new)
+        d = d * rescale + tl.sum(p, 1)
+        o = o * rescale[:, None]
+        v = {V_ROWS}
+        o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+        m = m_new
+        """,
+        "3.3: the end of a row of tiles": """
+        seen = d > 0
+        o = o / tl.where(seen, d, 1.0)[:, None]
+        lse = tl.where(seen, (m + tl.log2(d)) * 0.6931471805599453, -float("inf"))
+        """,
+        "3.4: keys that a tile of queries sees": """
+        by_all = tl.minimum(first + Nk - Nq + 1, Nk)
+        by_one = tl.minimum(first + BLOCK_M + Nk - Nq, Nk)
+        return by_all, by_one
+        """,
+        "3.4: the causal mask": """
+        return (column < Nk) & (column <= row + Nk - Nq)
+        """,
+        "3.9: scores of one tile": f"""
+        k = {K_ROWS}
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        column = start + tl.arange(0, BLOCK_N)
+        return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        """,
+        "3.9: a row of tiles with an anchor": f"""
+        m = tl.zeros((BLOCK_M,), tl.float32)
+        d = tl.zeros((BLOCK_M,), tl.float32)
+        o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        last = (seen_by_one - 1) // BLOCK_N * BLOCK_N
+        if seen_by_one > 0:
+            s = {SCORES.format(start="0")}
+            m = tl.maximum(tl.max(s, 1), -1e30)
+            for start in range(0, last, BLOCK_N):
+                p = tl.exp2(s - m[:, None])
+                v = {V_ROWS}
+                o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+                d = d + tl.sum(p, 1)
+                s = {SCORES.format(start="start + BLOCK_N")}
+            p = tl.exp2(s - m[:, None])
+            v = {LAST_V_ROWS}
+            o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+            d = d + tl.sum(p, 1)
+        limit = 30000.0 if q.dtype == tl.float16 else 1e19
+        bad = tl.where(d < limit, 0.0, 1.0) + tl.where(tl.sum(o * 0.0, 1) == 0.0, 0.0, 1.0)
+        return o, m, d, tl.max(bad, 0) == 0.0
+        """,
+        "3.5: delta": f"""
+        o = {O_ROWS}
+        do = {ALL_DO_ROWS}
+        delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        """,
+        "3.6: queries that see a tile of keys": """
+        begin = tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M
+        seen_from = first + BLOCK_N - 1 - (Nk - Nq)
+        """,
+        "3.6: one step of dK and dV": f"""
+        query = start + tl.arange(0, BLOCK_M)
+        q = {Q_ROWS}
+        do = {DO_ROWS}
+        lse = tl.load(lse_ptr + rows_before + query, mask=query < Nq, other=0.0)
+        delta = tl.load(delta_ptr + rows_before + query, mask=query < Nq, other=0.0)
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        p = tl.exp2((s * scale - lse[None, :]) * 1.4426950408889634)
+        seen = (key[:, None] < Nk) & (query[None, :] < Nq)
+        if CAUSAL:
+            seen = seen & (key[:, None] <= query[None, :] + Nk - Nq)
+        p = tl.where(seen, p, 0.0)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        """,
+        "3.6: the end of dK and dV": f"""
+        {_store("dk", "dk * scale", "key_head", "Nk", "BLOCK_N")}
+        {_store("dv", "dv", "key_head", "Nk", "BLOCK_N")}
+        """,
+        "3.7: one step of dQ": f"""
+        column = start + tl.arange(0, BLOCK_N)
+        k = {K_ROWS}
+        v = {V_ROWS}
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        p = tl.exp2((s * scale - lse[:, None]) * 1.4426950408889634)
+        p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        """,
+        "3.7: the end of dQ": f"""
+        {_store("dq", "dq * scale", "head", "Nq", "BLOCK_M")}
+        """,
+        "3.8: what the forward pass keeps": """
+        o, lse = flash_forward(q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.causal = causal
+        ctx.scale = scale
+        return o, lse
+        """,
+        "3.8: the backward pass": """
+        q, k, v, o, lse = ctx.saved_tensors
+        blind = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
+        delta = attention_delta(o, do, dlse, blind)
+        dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
+        dk, dv = flash_dkdv(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
+        return dq, dk, dv, None, None
+        """,
+    }
+)

@@ -1,0 +1,828 @@
+"""Wrong answers to lab 3, each with one mistake, and what the check must say of it: edits of the plain answers."""
+
+from __future__ import annotations
+
+from .right import ANSWERS, K_ROWS, LAST_V_ROWS, SCORES, V_ROWS
+
+wrong = ANSWERS.wrong
+
+
+# ---- 3.1 merge
+MERGE, OUTPUTS = "3.1: merge", "3.1: merge with outputs"
+wrong(
+    MERGE, "no rescale", "neither sum is rescaled", '"classic wrong answers" 1', edits={"d1 * r1 + d2 * r2": "d1 + d2"}
+)
+wrong(MERGE, "one rescale", "only one of the two sums is rescaled", edits={"d2 * r2": "d2"})
+wrong(
+    MERGE,
+    "upside down",
+    "the ratio is upside down",
+    edits={"exp(m1 - safe)": "exp(safe - m1)", "exp(m2 - safe)": "exp(safe - m2)"},
+)
+wrong(MERGE, "crossed", "the other part's maximum", edits={"d1 * r1 + d2 * r2": "d1 * r2 + d2 * r1"})
+wrong(MERGE, "powers of two", "powers of 2", edits={"torch.exp(": "torch.exp2("})
+wrong(MERGE, "smaller maximum", "the smaller of the two maxima", edits={"torch.maximum": "torch.minimum"})
+wrong(
+    MERGE,
+    "empty parts",
+    "a part without elements, (-inf, 0), gives NaN",
+    edits={"torch.where(m == -torch.inf, 0.0, m)": "m"},
+)
+wrong(
+    MERGE,
+    "overflow",
+    "only large values go wrong",
+    edits={"d1 * r1 + d2 * r2": "(d1 * torch.exp(m1) + d2 * torch.exp(m2)) * torch.exp(-safe)"},
+)
+wrong(
+    OUTPUTS,
+    "outputs added",
+    "the outputs are added as they are",
+    edits={"o1 * r1[..., None] + o2 * r2[..., None]": "o1 + o2"},
+)
+wrong(OUTPUTS, "one output rescaled", "only one of the two outputs is rescaled", edits={"o2 * r2[..., None]": "o2"})
+wrong(
+    OUTPUTS,
+    "outputs divided",
+    "the output is divided by d",
+    edits={"return m, d, o": "return m, d, o / torch.where(d == 0, 1.0, d)[..., None]"},
+)
+wrong(
+    OUTPUTS,
+    "outputs times sums",
+    "o is a sum already",
+    edits={"o1 * r1[..., None] + o2 * r2[..., None]": "o1 * (d1 * r1)[..., None] + o2 * (d2 * r2)[..., None]"},
+)
+wrong(
+    OUTPUTS,
+    "outputs by sums",
+    "what rescales them is e^(m1 - m)",
+    edits={"o1 * r1[..., None] + o2 * r2[..., None]": "o1 * d1[..., None] + o2 * d2[..., None]"},
+)
+
+# ---- 3.2 tiled attention
+STEP, END, BACK = (
+    "3.2: one step of the forward pass",
+    "3.2: the end of a row of tiles",
+    "3.2: one step of the backward pass",
+)
+wrong(
+    STEP,
+    "no rescale",
+    "neither the running sum nor the accumulator is rescaled",
+    "query tile rows",
+    edits={"d = d * rescale": "d = d", "weighted * rescale[..., None]": "weighted"},
+)
+wrong(
+    STEP,
+    "sum only",
+    "the running sum is rescaled after the maximum changes, the accumulator is not",
+    edits={"weighted * rescale[..., None]": "weighted"},
+)
+wrong(
+    STEP,
+    "accumulator only",
+    "the accumulator is rescaled after the maximum changes, the running sum is not",
+    edits={"d = d * rescale": "d = d"},
+)
+wrong(
+    STEP,
+    "ratio upside down",
+    "the ratio of the rescaling is upside down",
+    edits={"torch.exp(m_old - safe)": "torch.where(m_old == -torch.inf, 0.0, torch.exp(safe - m_old))"},
+)
+wrong(
+    STEP,
+    "maximum of the tile",
+    "each tile has a maximum of its own",
+    edits={
+        "torch.maximum(m_old, scores.amax(-1))": "scores.amax(-1)",
+        "d = d * rescale": "d = d",
+        "weighted * rescale[..., None]": "weighted",
+    },
+)
+wrong(
+    STEP,
+    "last tile only",
+    "only the last tile of keys counts",
+    edits={"d = d * rescale + p": "d = p", "weighted * rescale[..., None] + p": "p"},
+)
+wrong(
+    STEP,
+    "a softmax each",
+    "each tile of keys is a softmax of its own",
+    edits={"weighted * rescale[..., None] + p @": "weighted + (p / p.sum(-1, keepdim=True)) @"},
+    also={END: {"weighted / torch.where(seen, d, 1.0)[..., None]": "weighted"}},
+)
+wrong(STEP, "empty rows", "a query that sees no key gives NaN", edits={"torch.where(m == -torch.inf, 0.0, m)": "m"})
+wrong(
+    STEP,
+    "powers of two",
+    "these are powers of 2 where powers of e belong",
+    edits={"torch.exp(": "torch.exp2("},
+    also={END: {"m + torch.log(d)": "(m + torch.log2(d)) * 0.6931471805599453"}},
+)
+wrong(
+    STEP,
+    "ready made",
+    "torch.softmax",
+    "ready-made softmax operator",
+    edits={"p = torch.exp(": "torch.softmax(scores, -1)\n        p = torch.exp("},
+)
+wrong(
+    END,
+    "not divided",
+    "the accumulator is not divided by the running sum",
+    edits={"weighted / torch.where(seen, d, 1.0)[..., None]": "weighted"},
+)
+wrong(END, "divided by zero", "a query that sees no key gives NaN", edits={"torch.where(seen, d, 1.0)": "d"})
+wrong(END, "lse without maximum", "the logsumexp lacks the maximum", edits={"m + torch.log(d)": "torch.log(d)"})
+wrong(END, "lse base 2", "the logsumexp mixes bases", edits={"torch.log(d)": "torch.log2(d)"})
+wrong(END, "lse maximum only", "the logsumexp is the maximum alone", edits={"m + torch.log(d)": "m"})
+wrong(BACK, "no delta", "delta is missing", edits={"dp - delta[:, :, queries, None]": "dp"})
+wrong(BACK, "dq not scaled", "dS is not multiplied by the scale", edits={"ds @ k_tile * scale": "ds @ k_tile"})
+wrong(
+    BACK,
+    "dk last head",
+    "only one query head counts",
+    edits={"dk_tile.unflatten(1, (Hkv, group)).sum(2)": "dk_tile.unflatten(1, (Hkv, group))[:, :, -1]"},
+)
+wrong(BACK, "dq not added", "only the last tile is left", edits={"dq[:, :, queries] +=": "dq[:, :, queries] ="})
+wrong(BACK, "dv from ds", "dV comes from dS", edits={"p.transpose(-1, -2) @ do_tile": "ds.transpose(-1, -2) @ do_tile"})
+
+wrong(BACK, "dv not transposed", "RuntimeError", edits={"p.transpose(-1, -2) @ do_tile": "p @ do_tile"})
+
+# ---- 3.3 the forward kernel
+LOOP, LAST = "3.3: one step of the inner loop", "3.3: the end of a row of tiles"
+MASK = 's = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))'
+wrong(
+    LOOP,
+    "no rescale",
+    "neither the running sum nor the accumulator is rescaled",
+    '"classic wrong answers" 1',
+    "owned by program",
+    edits={"d * rescale": "d", "o * rescale[:, None]": "o"},
+)
+wrong(
+    LOOP,
+    "sum only",
+    "the running sum is rescaled after the maximum changes, the accumulator is not",
+    edits={"o * rescale[:, None]": "o"},
+)
+wrong(
+    LOOP,
+    "accumulator only",
+    "the accumulator is rescaled after the maximum changes, the running sum is not",
+    edits={"d * rescale": "d"},
+)
+wrong(
+    LOOP,
+    "ratio upside down",
+    "the ratio of the rescaling is upside down",
+    edits={"rescale = tl.exp2(m - m_new)": "rescale = tl.where(m < -1e29, 0.0, tl.exp2(m_new - tl.maximum(m, -1e9)))"},
+)
+wrong(
+    LOOP,
+    "maximum of the tile",
+    "each tile has a maximum of its own",
+    edits={"tl.maximum(m, tl.max(s, 1))": "tl.max(s, 1)", "d * rescale": "d", "o * rescale[:, None]": "o"},
+)
+wrong(LOOP, "maximum not kept", "the running maximum stays where it started", edits={"        m = m_new\n": ""})
+wrong(LOOP, "no scale", "the scale 1/sqrt(D) of the scores is missing", edits={"* scale_log2": "* 1.4426950408889634"})
+wrong(
+    LOOP,
+    "scale twice",
+    "the scale 1/sqrt(D) is applied twice",
+    edits={"* scale_log2": "* scale_log2 * scale_log2 / 1.4426950408889634"},
+)
+wrong(LOOP, "scale by D", "or the scores are divided by D", edits={"* scale_log2": "* (1.4426950408889634 / HEAD_DIM)"})
+wrong(
+    LOOP,
+    "exp2 without log2 e",
+    "exp2 needs scores that are multiplied by log2 e",
+    edits={"* scale_log2": "* (scale_log2 * 0.6931471805599453)"},
+)
+wrong(
+    LOOP,
+    "exp with log2 e",
+    "log2 e multiplies the scores, but their exponential is e^x",
+    edits={"tl.exp2(": "tl.exp("},
+    also={LAST: {"tl.log2(d)) * 0.6931471805599453": "tl.log(d))"}},
+)
+wrong(LOOP, "padded keys", "keys past the end count", edits={MASK: ""})
+wrong(LOOP, "padded keys masked with zero", "keys past the end count", edits={'s, -float("inf")': "s, 0.0"})
+wrong(
+    LOOP,
+    "accumulator in float16",
+    "too inaccurate in float16",
+    "accumulator are float32",
+    edits={"        m = m_new": "        o = o.to(q.dtype).to(tl.float32)\n        m = m_new"},
+)
+wrong(
+    LOOP,
+    "heads mixed",
+    "query head h reads key head h % Hkv",
+    edits={
+        "k_ptr, batch, key_head": "k_ptr, batch, head % (heads // GROUP)",
+        "v_ptr, batch, key_head": "v_ptr, batch, head % (heads // GROUP)",
+    },
+)
+wrong(
+    LOOP,
+    "values of another head",
+    "values from another one",
+    edits={"v_ptr, batch, key_head": "v_ptr, batch, head % (heads // GROUP)"},
+)
+wrong(
+    LOOP,
+    "strides of k for v",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
+)
+wrong(
+    LOOP,
+    "k loaded twice",
+    "k_ptr",
+    "loaded again",
+    edits={"        s = tl.dot(q": "        k = " + f"{K_ROWS}\n        s = tl.dot(q"},
+)
+wrong(
+    LOOP,
+    "no mask on the load",
+    "the kernel leaves its tensor",
+    "the mask is missing there",
+    edits={"BLOCK_N, HEAD_DIM, BLOCK_D, False": "BLOCK_N, HEAD_DIM, BLOCK_D, True"},
+)
+wrong(
+    LAST,
+    "not divided",
+    "the accumulator is not divided by the running sum",
+    edits={"o / tl.where(seen, d, 1.0)[:, None]": "o"},
+)
+wrong(LAST, "L without m", "the logsumexp lacks the maximum", edits={"(m + tl.log2(d))": "tl.log2(d)"})
+wrong(LAST, "L in base 2", "the logsumexp is in powers of 2", edits={" * 0.6931471805599453": ""})
+wrong(
+    LAST,
+    "L with a natural logarithm",
+    "the logsumexp mixes bases",
+    edits={"(m + tl.log2(d)) * 0.6931471805599453": "m + tl.log(d)"},
+)
+wrong(LAST, "L is the maximum", "the logsumexp is the maximum alone", edits={"(m + tl.log2(d))": "m"})
+
+# ---- 3.4 causal
+SEEN, VISIBLE = "3.4: keys that a tile of queries sees", "3.4: the causal mask"
+wrong(
+    VISIBLE,
+    "off by one",
+    "a query does not see its own key",
+    '"classic wrong answers" 1',
+    "owned by program",
+    edits={"column <= row": "column < row"},
+)
+wrong(VISIBLE, "one too many", "a query sees the key after its own", edits={"column <= row": "column <= 1 + row"})
+wrong(VISIBLE, "top left", "aligned at the top left", edits={"row + Nk - Nq": "row"})
+wrong(
+    VISIBLE,
+    "no mask",
+    "the causal mask is missing",
+    edits={"& (column <= row + Nk - Nq)": ""},
+    also={SEEN: {"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
+)
+wrong(VISIBLE, "other way", "only causal attention goes wrong", edits={"column <= row": "column >= row"})
+wrong(
+    SEEN,
+    "diagonal skipped",
+    "the block on the diagonal is skipped",
+    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "tl.minimum((first + Nk - Nq + 1) // 16 * 16, Nk)"},
+)
+wrong(SEEN, "top left loop", "with Nq != Nk", edits={"first + BLOCK_M + Nk - Nq": "first + BLOCK_M"})
+wrong(
+    SEEN,
+    "nothing skipped",
+    "no block is skipped",
+    '"classic wrong answers" 3',
+    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"},
+)
+wrong(
+    SEEN,
+    "one step too many",
+    "the loop ends a step too late",
+    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "tl.minimum(first + BLOCK_M + Nk - Nq + 16, Nk)"},
+)
+wrong(
+    SEEN,
+    "mask only past the end",
+    "the causal mask is missing",
+    edits={"by_all = tl.minimum(first + Nk - Nq + 1, Nk)": "by_all = Nk"},
+    also={LOOP: {MASK: "if start + BLOCK_N > seen_by_all:\n            " + MASK}},
+)
+wrong(
+    LAST,
+    "empty rows",
+    "a query that sees no key gives NaN",
+    edits={"tl.where(seen, d, 1.0)": "d"},
+    exercise="3.4",
+)
+wrong(
+    VISIBLE,
+    "infinite maximum",
+    "a query that sees no key gives NaN",
+    edits={"column": "column"},
+    also={LOOP: {"m_new = tl.maximum(m": 'm = tl.where(m < -1e29, -float("inf"), m)\n        m_new = tl.maximum(m'}},
+)
+
+# ---- 3.5 delta
+DELTA = "3.5: delta"
+PRODUCT = "tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)"
+wrong(
+    DELTA,
+    "no conversion",
+    "too inaccurate in float16",
+    "convert both to float32",
+    '"classic wrong answers" 1',
+    edits={PRODUCT: "tl.sum((o * do).to(tl.float32), 1)"},
+)
+wrong(
+    DELTA,
+    "dO twice",
+    "dO is multiplied by itself",
+    "owned by program",
+    edits={"o.to(tl.float32) * do": "do.to(tl.float32) * do"},
+)
+wrong(DELTA, "O twice", "O is multiplied by itself", edits={"* do.to": "* o.to"})
+wrong(DELTA, "no O", "the factor O is missing", edits={"o.to(tl.float32) * do": "do"})
+wrong(DELTA, "no dO", "the factor dO is missing", edits={" * do.to(tl.float32)": ""})
+wrong(DELTA, "mean", "this is the mean of the products", edits={PRODUCT: PRODUCT + " / HEAD_DIM"})
+wrong(DELTA, "sign", "the sign is wrong", edits={PRODUCT: "-" + PRODUCT})
+wrong(
+    DELTA,
+    "product of sums",
+    "a product of two sums",
+    edits={PRODUCT: "tl.sum(o.to(tl.float32), 1) * tl.sum(do.to(tl.float32), 1)"},
+)
+wrong(DELTA, "largest", "this is the largest product", edits={"tl.sum(": "tl.max("})
+wrong(
+    DELTA,
+    "strides of o for dO",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_ob, stride_oh, stride_on, stride_od"},
+)
+
+# ---- 3.6 dK and dV
+FIRST, DKDV, STORE = "3.6: queries that see a tile of keys", "3.6: one step of dK and dV", "3.6: the end of dK and dV"
+DS = "ds = p * (dp - delta[None, :])"
+wrong(DKDV, "no delta", "delta is missing", '"classic wrong answers" 1', "key tile rows", edits={DS: "ds = p * dp"})
+wrong(DKDV, "delta added", "delta is added", edits={"dp - delta": "dp + delta"})
+wrong(
+    DKDV,
+    "delta after",
+    "delta is taken off after the product",
+    edits={DS: "ds = p * dp - tl.where(seen, delta[None, :], 0.0)"},
+)
+wrong(DKDV, "no p", "the factor P is missing", edits={DS: "ds = tl.where(seen, dp - delta[None, :], 0.0)"})
+wrong(STORE, "dS not scaled", "dS is not multiplied by the scale", edits={"dk * scale": "dk"})
+wrong(DKDV, "scaled twice", "the scale is multiplied twice", edits={DS: DS + " * scale"})
+wrong(STORE, "dV scaled", "dV carries the scale", edits={"dv_ptr, dv,": "dv_ptr, dv * scale,"})
+wrong(DKDV, "no scale in P", "recomputed from scores without the scale", edits={"(s * scale - lse": "(s - lse"})
+wrong(DKDV, "no lse", "P is exp(S) without the logsumexp", edits={"s * scale - lse[None, :]": "s * scale"})
+wrong(
+    DKDV,
+    "exp2 without log2 e",
+    "exp2 needs both S and L multiplied by log2 e",
+    edits={"(s * scale - lse[None, :]) * 1.4426950408889634": "s * scale - lse[None, :]"},
+)
+wrong(
+    DKDV,
+    "lse in powers of e",
+    "the scores are multiplied by log2 e and the logsumexp is not",
+    edits={"(s * scale - lse[None, :]) * 1.4426950408889634": "s * scale_log2 - lse[None, :]"},
+)
+wrong(
+    DKDV,
+    "dV from dS",
+    "dV comes from dS",
+    edits={
+        "        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)\n": "",
+        DS: DS + "\n        dv = tl.dot(ds.to(do.dtype), do, dv, input_precision=PRECISION)",
+    },
+)
+wrong(DKDV, "dK from P", "dK comes from P", edits={"tl.dot(ds.to(q.dtype), q": "tl.dot(p.to(q.dtype), q"})
+wrong(DKDV, "dK times dO", "dK multiplies dO", edits={"tl.dot(ds.to(q.dtype), q": "tl.dot(ds.to(q.dtype), do"})
+wrong(
+    DKDV,
+    "no mask",
+    "the causal mask is missing",
+    edits={"key[:, None] <= query[None, :] + Nk - Nq": "key[:, None] >= 0"},
+    also={FIRST: {"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"}},
+)
+wrong(
+    DKDV,
+    "top left",
+    "aligned at the top left",
+    edits={"query[None, :] + Nk - Nq": "query[None, :]"},
+    also={FIRST: {"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"}},
+)
+wrong(
+    DKDV,
+    "off by one",
+    "off by one: a query does not see its own key",
+    edits={"key[:, None] <= query": "key[:, None] < query"},
+)
+wrong(
+    FIRST,
+    "a tile too late",
+    "only causal attention goes wrong",
+    edits={" // BLOCK_M * BLOCK_M": " // BLOCK_M * BLOCK_M + BLOCK_M"},
+)
+wrong(
+    FIRST,
+    "nothing skipped",
+    "q_ptr is read",
+    "the budget is",
+    edits={"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"},
+)
+wrong(
+    DKDV,
+    "heads averaged",
+    "averaged: they are summed",
+    edits={"dp = tl.dot": "dp = tl.dot"},
+    also={STORE: {"dk * scale": "dk * scale / GROUP", "dv_ptr, dv,": "dv_ptr, dv / GROUP,"}},
+)
+wrong(
+    DKDV,
+    "one head counts",
+    "only one query head counts",
+    edits={
+        "batch, head, start": "batch, key_head * GROUP, start",
+        "rows_before + query": "rows_before - member * Nq + query",
+        "p = tl.where(seen, p, 0.0)": "p = tl.where(seen & (member == 0), p, 0.0)",
+    },
+)
+wrong(
+    DKDV,
+    "last step only",
+    "only the last tile is left",
+    edits={"do, dv, input": "do, tl.zeros_like(dv), input", "q, dk, input": "q, tl.zeros_like(dk), input"},
+)
+wrong(
+    DKDV,
+    "strides",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, Nq * 0 + HEAD_DIM, 1"},
+)
+wrong(
+    STORE,
+    "raced",
+    "race",
+    edits={"dk_ptr, dk * scale, batch, key_head, first": "dk_ptr, dk * scale, batch, key_head, 0"},
+)
+
+# ---- 3.7 dQ
+DQ, DQ_STORE = "3.7: one step of dQ", "3.7: the end of dQ"
+DS_Q = "ds = p * (dp - delta[:, None])"
+wrong(DQ, "no delta", "delta is missing", '"classic wrong answers" 1', "query tile rows", edits={DS_Q: "ds = p * dp"})
+wrong(DQ, "delta added", "delta is added", edits={"dp - delta": "dp + delta"})
+wrong(DQ, "no p", "the factor P is missing", edits={DS_Q: "ds = tl.where(p > 0, dp - delta[:, None], 0.0)"})
+wrong(DQ_STORE, "dS not scaled", "dS is not multiplied by the scale", edits={"dq * scale": "dq"})
+wrong(DQ, "scaled twice", "the scale is multiplied twice", edits={DS_Q: DS_Q + " * scale"})
+wrong(DQ, "no lse", "P is exp(S) without the logsumexp", edits={"s * scale - lse[:, None]": "s * scale"})
+wrong(
+    DQ,
+    "exp2 without log2 e",
+    "exp2 needs both S and L multiplied by log2 e",
+    edits={"(s * scale - lse[:, None]) * 1.4426950408889634": "s * scale - lse[:, None]"},
+)
+wrong(DQ, "times V", "dQ multiplies V", edits={"tl.dot(ds.to(k.dtype), k": "tl.dot(ds.to(k.dtype), v"})
+wrong(DQ, "from P", "dQ comes from P", edits={"tl.dot(ds.to(k.dtype)": "tl.dot(p.to(k.dtype)"})
+wrong(
+    DQ,
+    "no mask",
+    "the causal mask is missing",
+    edits={"is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL)": "(column[None, :] < Nk) & (row[:, None] >= 0)"},
+    also={SEEN: {"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
+)
+wrong(
+    DQ,
+    "heads mixed",
+    "query head h reads key head h % Hkv",
+    edits={"batch, key_head": "batch, head % (heads // GROUP)"},
+)
+wrong(DQ, "last step only", "only the last tile is left", edits={"k, dq, input": "k, tl.zeros_like(dq), input"})
+wrong(
+    DQ,
+    "strides",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
+)
+wrong(DQ_STORE, "raced", "race", edits={"batch, head, first": "batch, head, 0"})
+wrong(
+    DQ_STORE,
+    "added by atomics",
+    "programs race for the same rows",
+    edits={"store_rows(": "tl.atomic_add(dq_ptr, tl.sum(dq).to(dq_ptr.dtype.element_ty))\n        store_rows("},
+)
+
+# ---- 3.8 the autograd function
+KEEP, BACKWARD = "3.8: what the forward pass keeps", "3.8: the backward pass"
+wrong(
+    BACKWARD,
+    "swapped",
+    "dk and dv stand in each other's place",
+    '"classic wrong answers" 1',
+    edits={"return dq, dk, dv": "return dq, dv, dk"},
+)
+wrong(BACKWARD, "too few gradients", "incorrect number of gradients", edits={"dv, None, None": "dv"})
+wrong(
+    KEEP,
+    "not causal in the backward pass",
+    "forgets that attention was causal",
+    edits={"ctx.causal = causal": "ctx.causal = False"},
+)
+wrong(
+    KEEP,
+    "default scale in the backward pass",
+    "forgets the scale that was given",
+    edits={"ctx.scale = scale": "ctx.scale = q.shape[3] ** -0.5"},
+)
+wrong(
+    KEEP,
+    "not causal in the forward pass",
+    "causal does not reach the forward kernel",
+    edits={"flash_forward(q, k, v, causal, scale)": "flash_forward(q, k, v, False, scale)"},
+)
+wrong(
+    KEEP,
+    "default scale in the forward pass",
+    "does not reach the forward kernel",
+    edits={"flash_forward(q, k, v, causal, scale)": "flash_forward(q, k, v, causal)"},
+)
+wrong(
+    BACKWARD,
+    "no gradient of the logsumexp",
+    "the gradient that arrives for the logsumexp is ignored",
+    edits={"o, do, dlse, blind": "o, do, None, blind"},
+)
+wrong(BACKWARD, "blind queries", "pass on a NaN that arrives for their logsumexp", edits={"dlse, blind": "dlse"})
+wrong(
+    KEEP,
+    "keeps the scores",
+    "a tensor of",
+    "is allocated",
+    edits={"ctx.causal = causal": "ctx.scores = q.new_empty(*q.shape[:3], k.shape[2]); ctx.causal = causal"},
+)
+wrong(
+    KEEP,
+    "keeps too much",
+    "are kept for the backward pass",
+    edits={"save_for_backward(q, k, v, o, lse)": "save_for_backward(q, k, v, o, lse, q.clone())"},
+    also={BACKWARD: {"q, k, v, o, lse = ctx": "q, k, v, o, lse, _ = ctx"}},
+)
+wrong(BACKWARD, "no dv", "this gradient is zero", edits={"return dq, dk, dv": "dv.zero_(); return dq, dk, dv"})
+
+# ---- found by trying: what an earlier form of the checks let pass, or told something misleading about
+LOG_SUM = "(m1 + torch.log(d1)).logaddexp(m2 + torch.log(d2))"
+wrong(MERGE, "logaddexp", "by rounding: m + log d", edits={"d = d1 * r1 + d2 * r2": f"d = torch.exp({LOG_SUM} - safe)"})
+wrong(MERGE, "replaced maximum", "the maximum of two empty parts is -inf", edits={"return m, d": "return safe, d"})
+wrong(MERGE, "in another order", "maximum and sum stand in each other's place", edits={"return m, d": "return d, m"})
+wrong(MERGE, "in place", "the input d1 was changed in place", edits={"d = d1 * r1": "d1 *= r1; d = d1"})
+wrong(
+    LOOP,
+    "values with the keys' strides",
+    "only inputs that are not contiguous go wrong",
+    edits={"stride_vb, stride_vh, stride_vn, stride_vd": "stride_kb, stride_kh, stride_kn, stride_kd"},
+)
+RAW = {
+    "input_precision=PRECISION) * scale_log2": "input_precision=PRECISION)",
+    "s - m_new[:, None]": "(s - m_new[:, None]) * scale_log2",
+    "tl.exp2(m - m_new)": "tl.exp2((m - m_new) * scale_log2)",
+}
+wrong(
+    LOOP,
+    "scale after the maximum",
+    "only a negative scale goes wrong",
+    edits=RAW,
+    also={LAST: {"(m + tl": "(m * scale_log2 + tl"}},
+)
+Q_BACK = (
+    "store_rows(q_ptr, q, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd, "
+    "BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)"
+)
+wrong(
+    LAST,
+    "more than the output leaves the kernel",
+    "flash_forward_kernel also writes to q_ptr",
+    edits={"seen = d > 0": "seen = d > 0\n        " + Q_BACK},
+)
+wrong(
+    VISIBLE,
+    "hidden by a large number",
+    "queries that see no key get something",
+    edits={"column <= row": "column <= 0 + row"},
+    also={LOOP: {'-float("inf")': "-1e30"}},
+)
+NEEDED = "if start + BLOCK_N > seen_by_all:\n            " + MASK
+wrong(
+    SEEN,
+    "one key too many is seen by all",
+    "tiles that need the mask go without",
+    edits={"first + Nk - Nq + 1": "first + Nk - Nq + 2"},
+    also={LOOP: {MASK: NEEDED}},
+)
+wrong(
+    SEEN,
+    "one key too few is seen by one",
+    '"classic wrong answers" ',
+    edits={"first + BLOCK_M + Nk": "first + BLOCK_M - 1 + Nk"},
+)
+wrong(DELTA, "one number a tile", "all rows of a tile get the same number", edits={"tl.float32), 1)": "tl.float32))"})
+wrong(
+    FIRST,
+    "not rounded",
+    "`begin` is no multiple of BLOCK_M",
+    edits={" // BLOCK_M * BLOCK_M": ""},
+    also={DKDV: {"BLOCK_D, False, WIDE": "BLOCK_D, WHOLE_M, WIDE"}},
+)
+wrong(
+    FIRST, "negative", "the kernel leaves its tensor", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"}
+)
+wrong(
+    DKDV, "L for delta", "the logsumexp is taken off where delta belongs", edits={"delta_ptr + rows": "lse_ptr + rows"}
+)
+wrong(
+    DKDV,
+    "scores scaled twice",
+    "the scale multiplies the scores twice",
+    edits={"s * scale - lse": "s * scale * scale - lse"},
+)
+wrong(
+    DKDV,
+    "dO with q's strides",
+    "each tensor has strides of its own, dO too",
+    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, stride_qn, stride_qd"},
+)
+wrong(
+    STORE,
+    "dV with dK's strides",
+    "each tensor has strides of its own",
+    edits={"stride_dvb, stride_dvh, stride_dvn, stride_dvd": "stride_dkb, stride_dkh, stride_dkn, stride_dkd"},
+)
+wrong(
+    DQ,
+    "last tile not masked",
+    "only scores far below 0 go wrong",
+    edits={
+        "is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL)": "(column[None, :] <= row[:, None] + Nk - Nq) | "
+        "(not CAUSAL)"
+    },
+)
+wrong(BACKWARD, "blind without a mask", "too many queries are taken for blind", edits={" if ctx.causal else 0": ""})
+wrong(
+    BACKWARD,
+    "blind the other way",
+    "too many queries are taken for blind",
+    edits={"q.shape[2] - k.shape[2]": "k.shape[2] - q.shape[2]"},
+)
+wrong(
+    KEEP,
+    "keeps a copy on ctx",
+    "are kept for the backward pass",
+    edits={"ctx.causal = causal": "ctx.copy = [o.clone()]; ctx.causal = causal"},
+)
+wrong(
+    BACKWARD,
+    "another order than saved",
+    "the tensors in the order in which they were saved",
+    edits={"q, k, v, o, lse = ctx": "q, v, k, o, lse = ctx"},
+)
+wrong(
+    LOOP,
+    "sum in float16",
+    "too inaccurate in float16",
+    "accumulator are float32",
+    edits={"        m = m_new": "        d = d.to(q.dtype).to(tl.float32)\n        m = m_new"},
+)
+wrong(
+    FIRST,
+    "one query too late",
+    "only causal attention goes wrong",
+    edits={"first - (Nk - Nq)) //": "first - (Nk - Nq) + 1) //"},
+)
+
+# ---- 3.9 the anchored loop
+SCORES_OF_A_TILE, ANCHOR = "3.9: scores of one tile", "3.9: a row of tiles with an anchor"
+FIRST_SCORES, LOOK = SCORES.format(start="0"), "return o, m, d, tl.max(bad, 0) == 0.0"
+wrong(
+    ANCHOR,
+    "values of the next tile",
+    "a step adds the values of the tile before",
+    '"classic wrong answers" 1',
+    edits={V_ROWS: V_ROWS.replace("start", "start + BLOCK_N")},
+)
+wrong(
+    ANCHOR,
+    "last tile left",
+    "the last tile is missing",
+    '"classic wrong answers" 2',
+    edits={f"v = {LAST_V_ROWS}": f"p = p * 0.0\n            v = {LAST_V_ROWS}"},
+)
+wrong(ANCHOR, "nobody looks", '"classic wrong answers" 3', edits={LOOK: "return o, m, d, tl.max(bad, 0) >= 0.0"})
+wrong(
+    ANCHOR,
+    "sum alone looked at, and for infinity",
+    '"classic wrong answers" 3',
+    edits={
+        "limit = 30000.0 if q.dtype == tl.float16 else 1e19": "limit = float('inf')",
+        "tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0",
+    },
+)
+wrong(
+    ANCHOR,
+    "sum alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0"},
+)
+wrong(
+    ANCHOR,
+    "output alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.where(d < limit, 0.0, 1.0)": "tl.where(d < limit, 0.0, 0.0)"},
+)
+wrong(
+    ANCHOR,
+    "first column alone looked at",
+    '"classic wrong answers" 3',
+    edits={
+        "tl.sum(o * 0.0, 1) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, o * 0.0, 0.0), 1) == 0.0"
+    },
+)
+wrong(
+    ANCHOR,
+    "output compared with plus infinity",
+    '"classic wrong answers" 3',
+    edits={"tl.sum(o * 0.0, 1) == 0.0": "tl.max(o, 1) < float('inf')"},
+)
+wrong(
+    ANCHOR,
+    "first row alone looked at",
+    '"classic wrong answers" 3',
+    edits={"tl.max(bad, 0) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"},
+)
+wrong(
+    ANCHOR,
+    "anchored at zero",
+    "only low scores go wrong",
+    '"classic wrong answers" 3',
+    edits={"m = tl.maximum(tl.max(s, 1), -1e30)": "m = tl.zeros((BLOCK_M,), tl.float32)"},
+)
+wrong(
+    ANCHOR,
+    "always again",
+    "each row is computed again although nothing outgrew",
+    '"classic wrong answers" 4',
+    edits={LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+)
+wrong(
+    ANCHOR,
+    "one limit",
+    "each row is computed again although nothing outgrew",
+    '"classic wrong answers" 4',
+    edits={"30000.0 if q.dtype == tl.float16 else 1e19": "30000.0"},
+)
+wrong(
+    ANCHOR,
+    "never tried",
+    "only one of the two loops has run",
+    '"classic wrong answers" 4',
+    edits={"if seen_by_one > 0:": "if seen_by_one > 1000000:", LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+)
+wrong(
+    ANCHOR,
+    "maximum in another unit",
+    "only the logsumexp goes wrong",
+    '"classic wrong answers" 7',
+    edits={LOOK: "return o, m * 2.0, d, tl.max(bad, 0) == 0.0"},
+)
+wrong(
+    ANCHOR,
+    "first tile not masked",
+    "the first tile of scores is masked",
+    '"classic wrong answers" 5',
+    edits={FIRST_SCORES: FIRST_SCORES.replace("CAUSAL, WHOLE_N", "False, WHOLE_N")},
+)
+wrong(
+    SCORES_OF_A_TILE,
+    "no mask",
+    "scores past the last key",
+    '"classic wrong answers" 5',
+    edits={'return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))': "return s"},
+)
+wrong(
+    SCORES_OF_A_TILE,
+    "scaled in the exponent alone",
+    "a negative scale",
+    '"classic wrong answers" 6',
+    edits={" * scale_log2": ""},
+    also={
+        ANCHOR: {"s - m[:, None]": "(s - m[:, None]) * scale_log2", "return o, m, d,": "return o, m * scale_log2, d,"}
+    },
+)

@@ -1,0 +1,562 @@
+"""The checks of exercises 3.8 and 3.9: attention as an operator that autograd knows, and its speed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from utils import runtime
+from utils.checks.cases import Case
+from utils.checks.core import CheckFailed, Exercise, classic, draw_seed, generator
+from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import launched, never_launched, no_atomics
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+
+from . import forward, gradients, hidden, shapes, tiles, walk
+from .anchored import anchored, compiles_anchored
+from .shapes import sizes
+
+Tensor = torch.Tensor
+Attention = Callable[..., Any]
+_OUTPUTS = ("o", "lse", "dq", "dk", "dv")
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor, causal: bool = False, scale: float | None = None,
+    upstream: str = "both",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Output, logsumexp and gradients by autograd through plain attention."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    shared = q.shape[1] // max(1, k.shape[1])
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.repeat_interleave(shared, 1).transpose(-1, -2) * factor).to(wide)
+    if causal:
+        seen = shapes.visible(q.shape[2], k.shape[2], device=q.device)
+        # rows that see nothing: finite scores, and a weight of zero for all that follows
+        some = seen.any(-1)
+        scores = scores.masked_fill(~(seen | ~some[:, None]), -torch.inf)
+    else:
+        some = torch.ones(q.shape[2], dtype=torch.bool, device=q.device)
+    lse = torch.logsumexp(scores, -1)
+    p = torch.where(some[:, None], torch.softmax(scores, -1), 0.0).to(q.dtype)
+    o = p @ v.repeat_interleave(shared, 1)
+    loss = o.new_zeros((), dtype=wide)
+    if upstream in ("both", "o"):
+        loss = loss + (o.to(wide) * do.to(wide)).sum()
+    if upstream in ("both", "lse"):
+        loss = loss + (lse * torch.where(some, dlse.to(wide), 0.0)).sum()
+    found = torch.autograd.grad(loss, (q, k, v), allow_unused=True)
+    found = [torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found)]
+    return o.detach(), torch.where(some, lse, -torch.inf).detach(), *found
+
+
+def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> Attention:
+    """One step of training through an operator: output, logsumexp and the three gradients.
+
+    ``kept`` receives the elements that each call keeps for its backward pass.
+    """
+
+    def run(q, k, v, do, dlse, causal=False, scale=None, upstream="both"):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        if upstream == "timed":
+            return torch.autograd.grad(flash_attention(q, k, v, causal, scale), (q, k, v), do)
+        held: dict[int, int] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            held[x.untyped_storage().data_ptr()] = x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            if upstream == "o":
+                o, lse = flash_attention(q, k, v, causal, scale), None
+            else:
+                o, lse = attention(q, k, v, causal, scale)
+        kept.append(sum(held.values()) + _beside(o))
+        outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
+        arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
+        dq, dk, dv = torch.autograd.grad(outputs, (q, k, v), arriving)
+        if lse is None:
+            with torch.no_grad():
+                lse = attention(q, k, v, causal, scale)[1]
+        return o.detach(), lse.detach(), dq, dk, dv
+
+    return run
+
+
+def _beside(o: Tensor) -> int:
+    """Elements of the tensors that wait for the backward pass as attributes of ctx, past ``save_for_backward``."""
+    waiting = {
+        x.untyped_storage().data_ptr(): x.numel()
+        for x in torch.utils._pytree.tree_leaves(dict(getattr(o.grad_fn, "__dict__", {})))
+        if isinstance(x, Tensor)
+    }
+    return sum(waiting.values())
+
+
+def _inputs(case: Case) -> tuple[Tensor, ...]:
+    q, k, v, do = shapes.with_do(case)
+    if case.kind == "gradient of a sum":
+        do = torch.ones((), dtype=q.dtype, device=q.device).expand(q.shape)
+    dlse = case.tensor("dlse", "B", "Hq", "Nq", dtype=torch.float32, layout="contiguous")
+    if case.kind == "no gradient where no key":
+        dlse[:, :, : case.sizes["Nq"] - case.sizes["Nk"]] = torch.nan
+    return q, k, v, do, dlse
+
+
+def _cases(seed: int) -> list[Case]:
+    draw = generator(seed)
+    n, more, odd = draw.randint(33, 47), draw.randint(5, 19), draw.choice((19, 24, 40))
+    square, shared = sizes(1, 2, 2, n, n, 16), sizes(2, 4, 2, n, n + more, odd)
+    plans: list[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = [
+        ("output only", square, {"upstream": "o"}, {}),
+        ("output only", square, {"upstream": "o", "causal": True}, {}),
+        ("both", square, {}, {}),
+        ("logsumexp only", square, {"upstream": "lse"}, {}),
+        ("shared heads", shared, {"causal": True}, {}),
+        ("given scale", square, {"scale": 0.41}, {}),
+        ("given scale", square, {"scale": -0.2, "causal": True}, {}),
+        ("fewer queries than keys", sizes(1, 1, 1, n, n + more, odd), {"causal": True}, {}),
+        ("more queries than keys", sizes(1, 1, 1, n + more, n, odd), {"causal": True}, {}),
+        ("no gradient where no key", sizes(1, 1, 1, n + more, n, 16), {"causal": True}, {}),
+        ("one element", sizes(1, 1, 1, 1, 1, 16), {}, {}),
+        ("no element", sizes(0, 2, 2, n, n, 16), {}, {}),
+        ("more queries than keys", sizes(1, 1, 1, n + more, n, odd), {}, {}),
+        ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
+        ("gradient of a sum", square, {"upstream": "o"}, {}),
+        ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),
+        ("float16", shared, {"causal": True}, {"dtype": shapes.HALF}),
+        ("bfloat16", shared, {}, {"dtype": shapes.BRAIN}),
+    ]
+    return [Case(kind, named, options=options, seed=seed, **more) for kind, named, options, more in plans]
+
+
+def _is_gradient(e: Evidence) -> bool:
+    return e.difference.name in ("dq", "dk", "dv")
+
+
+def _swap(names: tuple[str, str]) -> Callable[[Evidence], bool]:
+    """Whether two gradients stand in each other's place."""
+
+    def applies(e: Evidence) -> bool:
+        places = [_OUTPUTS.index(name) for name in names]
+        if e.position not in places:
+            return False
+        other = places[1 - places.index(e.position)]
+        return e.close(e.trial.targets[other].right)
+
+    return applies
+
+
+def _with(cause: str, place: int, where: Callable[[Evidence], bool] | None = None, **flags: Any) -> Diagnosis:
+    """A rule: the gradients are those of another step of the backward pass."""
+
+    def applies(e: Evidence) -> bool:
+        if not _is_gradient(e) or (where is not None and not where(e)):
+            return False
+        q, k, v, do, dlse = e.args64
+        upstream = e.case.options.get("upstream", "both")
+        do = torch.zeros_like(do) if upstream == "lse" else do
+        given = {"dlse": None if upstream == "o" else dlse, **flags}
+        given = {name: value(e) if callable(value) else value for name, value in given.items()}
+        options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
+        options |= {name: given.pop(name) for name in ("causal", "scale") if name in given}
+        return e.close(walk.gradients(q, k, v, do, **options, **given)[e.position - 2])
+
+    return Diagnosis(applies, classic(cause, place))
+
+
+def _default_scale(e: Evidence) -> bool:
+    """Whether the backward pass computes with 1/sqrt(D) in place of the scale that was given."""
+    given = e.case.options.get("scale")
+    if given is None or not _is_gradient(e):
+        return False
+    q, k, v, do, dlse = e.args64
+    ratio = q.shape[-1] ** -0.5 / given
+    causal = bool(e.case.options.get("causal"))
+    found = walk.gradients(q, k, v, do, causal, given, score_factor=ratio, dlse=dlse)[e.position - 2]
+    return e.close(found if e.difference.name == "dv" else found * ratio)
+
+
+def _default_scale_forward(e: Evidence) -> bool:
+    """Whether the forward pass computes with 1/sqrt(D) in place of the scale that was given."""
+    if e.case.options.get("scale") is None or _is_gradient(e):
+        return False
+    return e.close(shapes.attention(*e.args64[:3], causal=bool(e.case.options.get("causal")))[e.position])
+
+
+def _not_causal_forward(e: Evidence) -> bool:
+    """Whether the forward pass computes without the mask that was asked for."""
+    if not e.case.options.get("causal") or _is_gradient(e):
+        return False
+    return e.close(shapes.attention(*e.args64[:3], scale=e.case.options.get("scale"))[e.position])
+
+
+_MISTAKES = (
+    Diagnosis(
+        _swap(("dk", "dv")),
+        classic(
+            "dk and dv stand in each other's place: backward returns gradients in the order of forward's inputs", 1
+        ),
+    ),
+    Diagnosis(
+        _swap(("dq", "dk")),
+        classic(
+            "dq and dk stand in each other's place: backward returns gradients in the order of forward's inputs", 1
+        ),
+    ),
+    Diagnosis(
+        lambda e: (
+            bool((e.got.isnan() & ~e.right.isnan()).any()) and e.only(lambda c: c.kind == "no gradient where no key")
+        ),
+        classic(
+            "queries that see no key pass on a NaN that arrives for their logsumexp: tell attention_delta how many "
+            "are blind, max(0, Nq - Nk) when causal",
+            5,
+        ),
+    ),
+    _with(
+        "the gradient that arrives for the logsumexp is ignored: hand dlse to attention_delta",
+        4,
+        where=lambda e: e.case.options.get("upstream", "both") != "o",
+        dlse=None,
+    ),
+    _with(
+        "the gradient of the logsumexp has the wrong sign",
+        4,
+        where=lambda e: e.case.options.get("upstream", "both") != "o",
+        dlse=lambda e: -e.args64[4],
+    ),
+    _with("delta is missing in the backward pass", 6, delta="none"),
+    _with(
+        "the backward pass forgets that attention was causal: keep causal on ctx",
+        2,
+        where=lambda e: bool(e.case.options.get("causal")),
+        shift="none",
+    ),
+    Diagnosis(_default_scale, classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
+    _with(
+        "too many queries are taken for blind: max(0, Nq - Nk) of them, and only when causal",
+        5,
+        blind=lambda e: abs(e.case.sizes["Nq"] - e.case.sizes["Nk"]),
+    ),
+    Diagnosis(
+        _default_scale_forward,
+        classic("the scale that was given does not reach the forward kernel", 2),
+    ),
+    Diagnosis(
+        _not_causal_forward,
+        classic("causal does not reach the forward kernel", 2),
+    ),
+    Diagnosis(
+        lambda e: _is_gradient(e) and bool((e.got == 0).all()),
+        classic("this gradient is zero: is it returned?", 1),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == "gradient of a sum" or case.layout != "contiguous"),
+        classic("only tensors that are not contiguous go wrong: dO may have strides of 0", 3),
+    ),
+    *tiles.only_where({"heads": 3}),
+    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercises 3.3 and 3.4 first"),
+    Diagnosis(
+        _is_gradient,
+        "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
+        "tensors in the order in which they were saved, and delta from o and do",
+    ),
+)
+
+
+def _keeps(kept: list[int]) -> Callable[[Trial], Problem | None]:
+    """An inspection: what a call keeps is q, k, v, o and the logsumexp."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        case = trial.case
+        queries, keys = case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D")
+        needed, most = 2 * queries + 2 * keys + case.numel("B", "Hq", "Nq"), max(kept, default=0)
+        if case.kind != "shared heads" or not kept or trial.error is not None:
+            return None
+        largest = kept[_cases(case.seed).index(case)] if len(kept) >= len(_cases(case.seed)) else most
+        if largest <= needed:
+            return None
+        return Problem(
+            f"{largest:,} elements are kept for the backward pass, {needed:,} are needed: q, k, v, o and the logsumexp",
+            classic("the backward pass computes the probabilities again: nothing else has to wait for it", 7),
+        )
+
+    return inspect
+
+
+FLASH_ATTENTION = Exercise(
+    "3.8",
+    "autograd function",
+    points=12,
+    builds_on=("3.3", "3.4", "3.5", "3.6", "3.7"),
+    observe=hidden.flash_attention,
+    tolerance=hidden.ATTENTION,
+)
+
+
+@FLASH_ATTENTION.checked_by
+def check_flash_attention(
+    flash_attention: Attention, flash_attention_with_lse: Attention, seed: int | None = None
+) -> None:
+    """Exercise 3.8: attention as an operator: output and logsumexp, both differentiable.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    kept: list[int] = []
+    of_queries = tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
+    check_kernel(
+        FLASH_ATTENTION,
+        _run(flash_attention_with_lse, flash_attention, kept),
+        _reference,
+        _cases(seed),
+        _inputs,
+        outputs=_OUTPUTS,
+        atol=gradients.ROUNDING,
+        tiling={"o": of_queries("b h row col"), "lse": of_queries("b h row"), "dq": of_queries("b h row col")},
+        inspections=[no_atomics, _keeps(kept)],
+        forbidden=forward.RULES,
+        diagnose=_MISTAKES,
+        speed=Speed(_training_step, _peer_step, 0.5, "PyTorch's FlashAttention-2, forward and backward"),
+        seed=seed,
+        notice="five tensors wait for the backward pass, and none of them has Nq x Nk elements",
+    )
+
+
+def _training_step() -> tuple[Any, ...]:
+    q, k, v, causal = forward.large(True)
+    do = torch.randn_like(q)
+    dlse = torch.zeros(q.shape[:3], device=q.device)
+    return q, k, v, do, dlse, causal, None, "timed"
+
+
+def _peer_step(q, k, v, do, dlse, causal, scale, upstream):
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    return torch.autograd.grad(forward.flash_peer(q, k, v, causal), (q, k, v), do)
+
+
+def _need_both_places(kernels: ModuleType) -> None:
+    """Look whether the places of the anchored loop are filled.
+
+    Raises:
+        NotImplementedError: of the first place of that loop that is still to be filled.
+        CheckFailed: the stub's line still stands in a comment, which leaves the loop out on a GPU.
+    """
+    for name in ("masked_scores", "anchored_row"):
+        source = textwrap.dedent(inspect.getsource(getattr(kernels, name).fn))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                raise NotImplementedError(*(ast.literal_eval(argument) for argument in node.exc.args))
+        if "raise NotImplementedError" in source:
+            raise CheckFailed(
+                f"exercise 3.9 (speed challenge): in {name} the stub's `raise NotImplementedError` still stands in a "
+                "comment, and the kernel leaves out a loop that is not filled: delete that line"
+            )
+
+
+def _tried(kernels: ModuleType, tuning: ModuleType) -> forward.Forward:
+    """The forward pass of these modules, with its anchored loop."""
+
+    def flash_forward(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with anchored(tuning):
+            return kernels.flash_forward(*args, **options)
+
+    return flash_forward
+
+
+def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) -> list[Case]:
+    """Those of exercises 3.3 and 3.4, scores that outgrow the first tile's maximum or nearly do, and large values.
+
+    A GPU, for which each is compiled in seconds, has every third of the former. ``blocks``: the tile, (queries, keys),
+    that each dtype takes. Only past the first tile of keys can anything outgrow it.
+    """
+    kinds = [("outgrown", torch.float32), ("outgrown by 88", torch.float32), ("grown by 30", torch.float32)]
+    kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF), (shapes.LARGE, torch.float32)]
+    kinds += [(shapes.TOGETHER, torch.float32)]
+    past = {dtype: (2 * block_m + 3, 3 * block_n + 5) for dtype, (block_m, block_n) in blocks.items()}
+    block_m, block_n = blocks[torch.float32]
+    blind = sizes(1, 1, 1, 3 * block_m, block_m // 2 + 1, 16)
+    former = [*shapes.drawn(seed, block_m, block_n, causal=False), *forward.causal_cases(seed, block_m, block_n)]
+    return [
+        *runtime.pick(cpu=former, gpu=former[seed % 3 :: 3]),
+        Case("a tile without keys", blind, options={"causal": True}, seed=seed),
+        Case(shapes.LOW, sizes(1, 1, 1, *past[torch.float32], 16), seed=seed),
+        *(Case(kind, sizes(1, 2, 1, *past[dtype], 16), dtype, seed=seed) for kind, dtype in kinds),
+    ]
+
+
+def _moved(tuning: ModuleType) -> Callable[[Trial], Problem | None]:
+    """An inspection: q is read and o and L are written once; keys and values once, or twice where an anchor fails."""
+
+    def inspect(trial: Trial) -> Problem | None:
+        case = trial.case
+        if trial.profile is None or not case.numel(*case.sizes):
+            return None
+        found = launched([trial], forward.FORWARD)
+        if found is None:
+            return never_launched(forward.FORWARD, trial)
+        once = case.numel("B", "Hq", "D") * case.element_size
+        once *= forward.keys_read(case, found["BLOCK_M"], found["BLOCK_N"])
+        tried = compiles_anchored(case.dtype, tuning.capability_of(runtime.DEVICE))
+        twice_at_least = tried and case.kind in ("outgrown", "outgrown by 40", shapes.LARGE, shapes.TOGETHER)
+        twice_at_most = twice_at_least or case.kind == "outgrown by 88" or case.magnitude > 1
+        least, most = once * (1 + twice_at_least), once * (1 + twice_at_most)
+        by_argument = next(x for x in trial.profile.launches if x.kernel == forward.FORWARD).by_argument
+        for name in ("k_ptr", "v_ptr"):
+            read = by_argument[name].bytes_loaded if name in by_argument else 0
+            if not least <= read <= most:
+                return Problem(f"{name}: {read:,} bytes loaded, {least:,} expected", _why(case, read, once, least))
+        rows = case.numel("B", "Hq", "Nq")
+        queries = rows * case.sizes["D"] * case.element_size
+        for name, what, bytes_expected in (
+            ("q_ptr", "loaded", queries), ("o_ptr", "stored", queries), ("lse_ptr", "stored", 4 * rows)
+        ):  # fmt: skip
+            moved = getattr(by_argument[name], f"bytes_{what}") if name in by_argument else 0
+            if moved != bytes_expected:
+                return Problem(f"{name}: {moved:,} bytes {what}, {bytes_expected:,} expected", "once is enough")
+        return None
+
+    return inspect
+
+
+def _why(case: Case, read: int, once: int, least: int) -> str:
+    if read < least:
+        return classic("scores outgrow the anchor, and only one of the two loops has run", 4)
+    if case.kind == shapes.NEGATIVE:
+        return classic("with a negative scale each row is computed again: scale before the mask and the maximum", 6)
+    if read == 2 * once:
+        return classic("each row is computed again although nothing outgrew its anchor", 4)
+    if case.options.get("causal"):
+        return classic("the loop does not end with the last key that a query of the tile sees", 5)
+    return classic("some rows are computed again although nothing outgrew their anchor", 4)
+
+
+def _without_last_tile(e: Evidence) -> bool:
+    """Whether an output is that of all tiles of keys but the last, which of one tile leaves nothing."""
+    block_n = tiles.blocks(e, forward.FORWARD)["block_n"]
+    q, k, v = e.args64[:3]
+    left = (k.shape[2] - 1) // block_n * block_n
+    if e.case.options.get("causal"):
+        return False
+    if not left:
+        return e.difference.name == "o" and not bool(e.got.count_nonzero())
+    return e.close(shapes.attention(q, k[:, :, :left], v[:, :, :left], **e.case.options)[e.position])
+
+
+_OUTGROWN = (*shapes.GROWTHS, shapes.LARGE, shapes.TOGETHER)
+_ANCHOR_MISTAKES = (
+    Diagnosis(
+        lambda e: e.difference.name == "lse",
+        classic(
+            "only the logsumexp goes wrong: d is the sum, and m has the unit in which your inner loop leaves it", 7
+        ),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind in _OUTGROWN or case.magnitude > 1),
+        classic(
+            "only scores that outgrow the first tile's maximum go wrong: are d and o looked at, behind the loop?", 3
+        ),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == shapes.LOW),
+        classic("only low scores go wrong: the anchor is each row's own maximum over its first tile", 3),
+    ),
+    Diagnosis(_without_last_tile, classic("the last tile is missing: its values are added behind the loop", 2)),
+    *tiles.only_where({"negative": 6, "empty": 5}),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+        classic("only causal attention goes wrong: the first tile of scores is masked as all others are", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
+        classic("only a last tile that keys do not fill goes wrong: scores past the last key are -inf", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind != "one tile"),
+        classic("only rows of more than one tile go wrong: a step adds the values of the tile before", 1),
+    ),
+)
+
+
+SPEED = Exercise(
+    "3.9",
+    "speed challenge",
+    points=6,
+    builds_on=("3.3", "3.4", "3.8"),
+    observe=hidden.challenge,
+    tolerance=hidden.ATTENTION,
+    tolerances={"o of flash_attention_with_lse, low scores": hidden.LOW},
+)
+
+
+@SPEED.checked_by
+def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
+    """Exercise 3.9: the anchored loop, and the forward pass beside PyTorch's FlashAttention-2, for two head dimensions.
+
+    The loop is tried through ``flash_forward`` of the same package, output and logsumexp. ``flash_attention`` is then
+    held to the right output and timed with the tiles of the table, on a GPU.
+
+    Raises:
+        CheckFailed: the answer is wrong or too slow; the text says where and why.
+    """
+    seed = draw_seed(seed)
+    draw = generator(seed)
+    package = flash_attention.__module__.rpartition(".")[0]
+    kernels, tuning = (importlib.import_module(f"{package}.{name}") for name in ("flash_forward", "tuning"))
+    tried = _tried(kernels, tuning)
+    blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BRAIN, shapes.HALF)}
+    _need_both_places(kernels)
+    ragged = {
+        head_dim: [
+            Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
+            for dtype in (shapes.BRAIN, shapes.HALF)
+            for causal in (False, True)
+        ]
+        for head_dim in (64, 128)
+        for n in [draw.randint(130, 200)]
+    }
+    check_kernel(
+        SPEED.part("anchored loop"),
+        tried,
+        shapes.attention,
+        [*_anchored_cases(seed, blocks), *ragged[64], *ragged[128]],
+        shapes.qkv,
+        outputs=("o", "lse"),
+        tiling=forward.TILING,
+        inspections=[_moved(tuning), forward.ALONE],
+        forbidden=forward.RULES,
+        diagnose=_ANCHOR_MISTAKES,
+        seed=seed,
+        notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
+    )
+    for head_dim, cases in ragged.items():
+        check_kernel(
+            SPEED.part(f"speed challenge, D = {head_dim}"),
+            flash_attention,
+            lambda *args, **options: shapes.attention(*args, **options)[0],
+            cases,
+            shapes.qkv,
+            outputs=("o",),
+            tiling={"o": forward.TILING["o"]},
+            forbidden=forward.RULES,
+            speed=Speed(
+                lambda head_dim=head_dim: forward.large(True, head_dim),
+                forward.flash_peer,
+                0.9,
+                "PyTorch's FlashAttention-2",
+            ),
+            seed=seed,
+            notice="causal, bfloat16, 16,384 tokens: the loop and the tile decide, the algorithm is the same",
+        )

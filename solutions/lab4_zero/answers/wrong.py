@@ -1,0 +1,833 @@
+"""Wrong answers to lab 4, each with one mistake, and what the check must say of it: edits of the plain answers."""
+
+from __future__ import annotations
+
+from utils.checks.answers import WrongAnswer
+
+from . import own
+from .right import ANSWERS
+
+wrong = ANSWERS.wrong
+
+#: Wrong answers that fill no place but are whole.
+ANSWERS.wrong_answers += [
+    WrongAnswer(
+        "4.3",
+        "last bucket waits for an unused parameter",
+        ("wrong answers",),
+        functions={"DistributedDataParallel": own.WaitsForUnused},
+    ),
+    WrongAnswer(
+        "4.3",
+        "hooks on frozen parameters",
+        (
+            "RuntimeError: cannot register a hook",
+            "a frozen parameter has no gradient and takes no hook",
+        ),
+        functions={"DistributedDataParallel": own.HooksFrozen},
+    ),
+    WrongAnswer(
+        "4.3",
+        "hook takes the parameter",
+        (
+            "changes the weights themselves",
+            "a hook is handed the parameter",
+        ),
+        functions={"DistributedDataParallel": own.AveragesWeights},
+    ),
+    WrongAnswer(
+        "4.3",
+        "real DDP by importlib",
+        ("leans on PyTorch's ready-made solution (torch.nn.parallel.distributed.DistributedDataParallel)",),
+        functions={"DistributedDataParallel": own.ReachesDDP},
+    ),
+    WrongAnswer(
+        "4.6",
+        "real FSDP by importlib",
+        (
+            "leans on PyTorch's ready-made solution",
+            "FSDPModule",
+        ),
+        functions={"FullyShardedDataParallel": own.ReachesFSDP},
+    ),
+    WrongAnswer(
+        "4.4",
+        "moments of everything",
+        (
+            "elements of state",
+            "this rank keeps the moments of all parameters",
+        ),
+        functions={"Zero1Optimizer": own.WholeMoments},
+    ),
+    WrongAnswer(
+        "4.5",
+        "everything reduced in the step",
+        (
+            "gradients are still unreduced in the backward pass",
+            '"classic wrong answers" 7',
+        ),
+        functions={"Zero2": own.PlainZero2},
+    ),
+    WrongAnswer(
+        "4.6",
+        "whole weights",
+        (
+            "its share is about",
+            "keeps its shard of every unit",
+        ),
+        functions={"FullyShardedDataParallel": own.WholeFSDP},
+    ),
+]
+
+
+# ---- 4.1 ring all-reduce
+SCATTER, GATHER, RING = (
+    "4.1: the steps of a ring reduce-scatter",
+    "4.1: the steps of a ring all-gather",
+    "4.1: ring all-reduce",
+)
+wrong(
+    SCATTER,
+    "send before receive",
+    "every rank waits for another one",
+    "every rank sends first",
+    "last send of",
+    edits={
+        "exchange(chunks[(rank - step - 1) % world_size], incoming, group)": (
+            "dist.send(chunks[(rank - step - 1) % world_size], group=group, group_dst=(rank + 1) % world_size)"
+            "; dist.recv(incoming, group=group, group_src=(rank - 1) % world_size)"
+        )
+    },
+)
+wrong(SCATTER, "copied", "ring_reduce_scatter is wrong", "nothing is added", edits={"mine.add_(": "mine.copy_("})
+wrong(
+    SCATTER,
+    "a step too few",
+    "ring_reduce_scatter is wrong",
+    "a step too few",
+    edits={"range(world_size - 1)": "range(world_size - 2)"},
+)
+wrong(
+    SCATTER,
+    "a step too many",
+    "a step too many",
+    '"classic wrong answers" 3',
+    edits={"range(world_size - 1)": "range(world_size)"},
+)
+wrong(
+    SCATTER,
+    "chunks of the next rank",
+    "ring_reduce_scatter is wrong",
+    '"classic wrong answers" 3',
+    edits={"rank - step - 1": "rank - step", "rank - step - 2": "rank - step - 1"},
+)
+wrong(
+    SCATTER,
+    "one size",
+    "the first chunk is as large as any",
+    edits={"torch.empty_like(mine)": "torch.empty_like(chunks[0])"},
+)
+wrong(
+    SCATTER,
+    "ranks of the whole job",
+    "ranks count within it, dist.get_rank(group)",
+    edits={"rank, world_size = dist.get_rank(group)": "rank, world_size = dist.get_rank()"},
+)
+wrong(
+    GATHER,
+    "chunks out of order",
+    "a message came that is larger than the tensor",
+    "collectives.py, line",
+    edits={"rank - step - 1": "rank + step + 1"},
+)
+wrong(
+    RING,
+    "no all-gather",
+    "the second round, the all-gather, is missing",
+    "chunks on rank 0: .XX",
+    edits={"all_gather_steps(chunks, group)": "pass"},
+)
+wrong(RING, "sum for mean", "this is the sum", edits={'if op == "mean":': "if False:"})
+wrong(
+    RING,
+    "mean twice",
+    "divided by N twice",
+    edits={"div_(world_size)": "div_(world_size**2)"},
+)
+wrong(
+    RING,
+    "copy of the chunks",
+    "the tensor is as it was",
+    edits={"flat.tensor_split": "flat.clone().tensor_split"},
+)
+wrong(
+    RING,
+    "ready made",
+    "ring_all_reduce calls the ready-made collective all_reduce",
+    instead='dist.all_reduce(flat, group=group)\nif op == "mean":\n    flat.div_(dist.get_world_size(group))',
+)
+wrong(
+    RING,
+    "whole tensors",
+    "whole tensors travel",
+    '"classic wrong answers" 6',
+    instead="""
+        world_size = dist.get_world_size(group)
+        total, travelling = flat.clone(), flat.clone()
+        for step in range(world_size - 1):
+            incoming = torch.empty_like(flat)
+            exchange(travelling, incoming, group)
+            total += incoming
+            travelling = incoming
+        flat.copy_(total / world_size if op == "mean" else total)
+        """,
+)
+wrong(
+    SCATTER,
+    "right up to three ranks",
+    "a step too few: 2 messages, where a chunk takes N - 1 = 4",
+    "5 ranks",
+    edits={"range(world_size - 1)": "range(min(world_size - 1, 2))"},
+)
+wrong(
+    SCATTER,
+    "straight to the owners",
+    "rank 0 sends to rank 2 in ring_reduce_scatter, its right neighbour is rank 1",
+    '"classic wrong answers" 8',
+    instead="""
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        for distance in range(1, world_size):
+            incoming = torch.empty_like(chunks[rank])
+            exchange(chunks[(rank + distance) % world_size], incoming, group, distance)
+            chunks[rank].add_(incoming)
+        """,
+)
+wrong(
+    RING,
+    "rest in no chunk",
+    "are in no chunk",
+    '"classic wrong answers" 5',
+    edits={
+        "chunks = flat.tensor_split(world_size)": (
+            "m = flat.numel() // world_size; chunks = [flat[k * m : (k + 1) * m] for k in range(world_size)]"
+        )
+    },
+)
+wrong(
+    RING,
+    "mean over the whole job",
+    "its sum is divided by all ranks, not by dist.get_world_size(group)",
+    edits={"div_(world_size)": "div_(dist.get_world_size())"},
+)
+
+# ---- 4.2 memory
+BYTES = "4.2: bytes on each rank"
+wrong(
+    BYTES,
+    "no master weights",
+    "without the float32 master weights",
+    edits={"parameters * (": "parameters * (-4 / (world_size if stage >= 1 else 1) + "},
+)
+wrong(
+    BYTES,
+    "wrong order",
+    "stages shard in the wrong order",
+    instead="""
+        weight = weight_bytes / world_size if stage >= 1 else weight_bytes
+        gradient = gradient_bytes / world_size if stage >= 2 else gradient_bytes
+        optimizer = optimizer_bytes / world_size if stage >= 3 else optimizer_bytes
+        return parameters * (weight + gradient + optimizer)
+        """,
+)
+wrong(
+    BYTES,
+    "a stage late",
+    "each stage counts from one stage later",
+    edits={">= 3": ">= 4", ">= 2": ">= 3", ">= 1": ">= 2"},
+)
+wrong(BYTES, "everything sharded", "every stage shards everything", edits={">= 2": ">= 1", ">= 3": ">= 1"})
+wrong(
+    BYTES, "own part alone", "a stage shards its own part alone", edits={">= 1": "== 1", ">= 2": "== 2", ">= 3": "== 3"}
+)
+wrong(
+    BYTES,
+    "all ranks",
+    "this is the memory of all ranks together",
+    edits={"parameters * (": "world_size * parameters * ("},
+)
+wrong(
+    BYTES,
+    "fixed bytes",
+    "the byte counts are fixed",
+    instead="""
+        optimizer = 12 / world_size if stage >= 1 else 12
+        gradient = 2 / world_size if stage >= 2 else 2
+        return parameters * (optimizer + gradient + (2 / world_size if stage >= 3 else 2))
+        """,
+)
+wrong(
+    BYTES,
+    "whole bytes",
+    "whole bytes are cut off",
+    edits={"(weight + gradient + optimizer)": "(weight + gradient + optimizer) // 1"},
+)
+wrong(
+    BYTES,
+    "whole bytes of each kind",
+    "whole bytes are cut off by //",
+    '"classic wrong answers" 6',
+    instead="""
+        optimizer = parameters * optimizer_bytes // (world_size if stage >= 1 else 1)
+        gradient = parameters * gradient_bytes // (world_size if stage >= 2 else 1)
+        weight = parameters * weight_bytes // (world_size if stage >= 3 else 1)
+        return weight + gradient + optimizer
+        """,
+)
+wrong(
+    BYTES,
+    "whole bytes of each parameter",
+    "whole bytes of each parameter are cut off by //",
+    '"classic wrong answers" 6',
+    edits={"/ world_size": "// world_size"},
+)
+
+# ---- 4.3 data parallelism
+START, ARRIVES, AVERAGE, FINISH = (
+    "4.3: the same start",
+    "4.3: a gradient arrives",
+    "4.3: average a bucket",
+    "4.3: the end of a backward pass",
+)
+PENDING = "self._averaging.append(all_reduce_mean(self.flat_gradients[k], self.group))"
+wrong(
+    AVERAGE,
+    "sum for mean",
+    "this is the sum over the ranks",
+    edits={PENDING: "dist.all_reduce(self.flat_gradients[k], group=self.group)"},
+)
+wrong(
+    AVERAGE,
+    "divided twice",
+    "divided by N once more",
+    edits={PENDING: "self.flat_gradients[k].div_(dist.get_world_size()); " + PENDING},
+)
+wrong(
+    AVERAGE,
+    "weights averaged",
+    "changes the weights themselves",
+    edits={PENDING: "[self._averaging.append(all_reduce_mean(p.data, self.group)) for p in bucket.parameters]"},
+)
+wrong(
+    AVERAGE,
+    "last bucket missing",
+    "the last bucket is never sent",
+    edits={"if self._synchronise:": "if self._synchronise and (k == 0 or k < len(self.buckets) - 1):"},
+)
+wrong(AVERAGE, "never averaged", "the rank's own rows: no collective has reached it", instead="pass")
+wrong(AVERAGE, "no_sync sends", "inside no_sync()", edits={"if self._synchronise:": "if True:"})
+wrong(START, "nothing broadcast", "does not start with rank 0's", "ranks that start apart stay apart", instead="pass")
+wrong(
+    START,
+    "buffers not broadcast",
+    "does not start with rank 0's scale",
+    "buffers are part of a module's state too",
+    edits={"for buffer in module.buffers()": "for buffer in ()"},
+)
+wrong(
+    START,
+    "frozen not broadcast",
+    "does not start with rank 0's frozen",
+    "a frozen parameter is not trained, but it computes",
+    edits={"in module.parameters():": "in (p for p in module.parameters() if p.requires_grad):"},
+)
+wrong(
+    START,
+    "from the last rank",
+    "rank 0 does not start with rank 0's",
+    edits={"group_src=0": "group_src=dist.get_world_size(group) - 1"},
+)
+wrong(ARRIVES, "no overlap", "no all-reduce has started when the backward pass reaches the first layer", instead="pass")
+wrong(
+    ARRIVES,
+    "as buckets get full",
+    "the ranks call different collectives",
+    instead="""
+        k = self._bucket_of[parameter]
+        self._missing[k] -= 1
+        if self._missing[k] == 0:
+            self._on_full(k)
+            self._next = max(self._next, k + 1)
+        """,
+)
+GROUP = "only a group of some ranks goes wrong"
+wrong(AVERAGE, "ranks of the whole job", GROUP, "OutsideGroup", edits={PENDING: PENDING.replace(", self.group", "")})
+wrong(START, "from the job's first rank", GROUP, edits={"group_src=0": "src=0"})
+wrong(
+    AVERAGE,
+    "waits at once",
+    "have been waited for when the backward pass reaches the first layer",
+    "wait for all of them at its end",
+    edits={PENDING: "all_reduce_mean(self.flat_gradients[k], self.group).wait()"},
+)
+wrong(
+    ARRIVES,
+    "one bucket at a time",
+    "although the buckets after it were full",
+    edits={"while self._next": "if self._next"},
+)
+wrong(FINISH, "nobody waits", "are never waited for", '"classic wrong answers" 10', instead="pass")
+wrong(
+    AVERAGE,
+    "last bucket missing on one rank",
+    "the ranks call different collectives",
+    "a rank leaves out the last bucket",
+    edits={
+        "if self._synchronise:": (
+            "if self._synchronise and not (0 < k == len(self.buckets) - 1 and dist.get_rank(self.group) == 1):"
+        )
+    },
+)
+
+# ---- 4.4 ZeRO-1
+PIECES, REDUCE, SHARD, STEP, NORM = (
+    "4.4: what of each parameter lies in a shard",
+    "4.4: reduce-scatter the gradients",
+    "4.4: gradients of the shard",
+    "4.4: step the shard, gather the weights",
+    "4.4: the norm of a gradient in shards",
+)
+REDUCED = "reduce_scatter_mean(shard.gradient, flat, self.group).wait()"
+wrong(
+    REDUCE,
+    "sum for mean",
+    "this is the sum over the ranks",
+    edits={REDUCED: "dist.reduce_scatter_tensor(shard.gradient, flat, group=self.group)"},
+)
+wrong(
+    REDUCE,
+    "divided twice",
+    "divided by N once more",
+    edits={REDUCED: REDUCED + "; shard.gradient /= dist.get_world_size()"},
+)
+wrong(
+    REDUCE,
+    "own gradient",
+    "the rank's own rows: no collective has reached it",
+    edits={REDUCED: "shard.gradient.copy_(bucket.shard(flat, rank))"},
+)
+wrong(
+    REDUCE,
+    "all-reduce",
+    "elements are all-reduced in a step",
+    "an all-reduce sends 2 Psi where a reduce-scatter sends Psi",
+    edits={
+        REDUCED: "dist.all_reduce(flat, group=self.group); "
+        "shard.gradient.copy_(bucket.shard(flat, rank) / dist.get_world_size())"
+    },
+)
+wrong(
+    STEP,
+    "never gathered",
+    "the ranks have different weights after a step",
+    "the new weights were never gathered",
+    edits={"all_gather(shard.flat, shard.weights, self.group).wait()": "pass"},
+)
+wrong(
+    STEP,
+    "master not copied",
+    "small steps move",
+    "steps smaller than bfloat16's spacing",
+    edits={"if shard.master is not shard.weights:": "if False:"},
+)
+wrong(
+    PIECES,
+    "off by one",
+    "are never stepped, on no rank",
+    "the shards do not cover every element",
+    edits={"last = first + self.shard_numel": "last = first + self.shard_numel - 1"},
+)
+wrong(
+    PIECES,
+    "whole parameters",
+    "are never stepped, on no rank",
+    edits={"if begin < last and end > first:": "if first <= begin and end <= last:"},
+)
+wrong(
+    PIECES,
+    "offset of the shard",
+    "took a wrong step",
+    edits={"Piece(k, low - first, high - first, low - begin)": "Piece(k, low - begin, high - begin, low - begin)"},
+)
+wrong(
+    SHARD,
+    "zeros for unused",
+    "unused",
+    edits={" if anyone else None": ""},
+)
+wrong(
+    NORM,
+    "norm of the own shard",
+    "each rank takes the norm of its own shard",
+    edits={"dist.all_reduce(square, group=self.group)": "pass"},
+)
+wrong(NORM, "squares", "the root is taken at the end", edits={"norm = square.sqrt()": "norm = square"})
+wrong(NORM, "not scaled", "the gradients are not scaled", edits={"if norm > max_norm:": "if False:"})
+wrong(REDUCE, "ranks of the whole job", GROUP, edits={REDUCED: REDUCED.replace(", self.group", "")})
+wrong(NORM, "norm over the whole job", GROUP, edits={"(square, group=self.group)": "(square)"})
+
+# ---- 4.5 ZeRO-2
+BUCKET, TAKE = "4.5: reduce-scatter a bucket and free it", "4.5: a shard arrives"
+SENT = "self._reducing.append((k, reduce_scatter_mean(into, flat, self.group), flat))"
+wrong(
+    BUCKET,
+    "all-reduce",
+    "elements are all-reduced in a step",
+    "an all-reduce sends 2 Psi where a reduce-scatter sends Psi",
+    edits={
+        SENT: "from .averages import Pending; work = dist.all_reduce(flat, group=self.group, async_op=True); "
+        "mine = bucket.shard(flat, dist.get_rank(self.group)); "
+        "self._reducing.append((k, Pending(work, mine, dist.get_world_size(self.group)), flat))"
+    },
+)
+wrong(
+    BUCKET,
+    "sum for mean",
+    "this is the sum over the ranks",
+    edits={
+        SENT: "from .averages import Pending; self._reducing.append("
+        "(k, Pending(dist.reduce_scatter_tensor(into, flat, group=self.group, async_op=True), into), flat))"
+    },
+)
+wrong(BUCKET, "not released", "elements of full gradients exist", edits={"bucket.release()": "pass"})
+wrong(
+    BUCKET,
+    "flat tensors kept",
+    "bytes more after a backward pass",
+    "a flat bucket that has been reduced is still referred to",
+    edits={SENT: SENT + "; self.__dict__.setdefault('kept', []).append(flat)"},
+)
+wrong(
+    BUCKET,
+    "reduced before it is filled",
+    "the gradients that reach the optimizer are zeros",
+    edits={"bucket.collect(bucket.views(flat))": "flat.zero_()"},
+)
+wrong(
+    BUCKET,
+    "own gradient",
+    "the rank's own rows: no collective has reached it",
+    edits={SENT: "self._reducing.append((k, bucket.shard(flat, dist.get_rank(self.group)).clone(), flat))"},
+    also={TAKE: {"pending.wait()": "pending"}},
+)
+wrong(
+    TAKE,
+    "second pass overwrites",
+    "a second backward pass before the step adds to the shard of the first",
+    edits={"self.gradients[k].add_(mean)": "self.gradients[k].copy_(mean)"},
+)
+wrong(
+    TAKE,
+    "added to the step before",
+    "the shard still holds the gradient of the step before",
+    edits={"self.gradients[k].copy_(mean)": "self.gradients[k].add_(mean)"},
+)
+wrong(BUCKET, "ranks of the whole job", GROUP, edits={SENT: SENT.replace(", self.group", "")})
+wrong(
+    BUCKET,
+    "all in flight",
+    "bytes more late in the backward pass",
+    "take the oldest until fewer than IN_FLIGHT are under way",
+    edits={"while len(self._reducing) >= IN_FLIGHT:": "while False:"},
+)
+REBOUND = "self.gradients[k] is another tensor now than the optimizer's"
+wrong(TAKE, "another tensor", REBOUND, edits={"self.gradients[k].copy_(mean)": "self.gradients[k] = mean"})
+wrong(
+    TAKE,
+    "another tensor for the sum",
+    REBOUND,
+    edits={"self.gradients[k].add_(mean)": "self.gradients[k] = self.gradients[k] + mean"},
+)
+
+# ---- 4.6 ZeRO-3
+PADDED, FILL, SPREAD, FORE, AFT, BACK, DONE = (
+    "4.6: a rank's shard, padded",
+    "4.6: gather the shards",
+    "4.6: reduce and scatter the gradients",
+    "4.6: before a block's forward pass",
+    "4.6: after a block's forward pass",
+    "4.6: before a block's backward pass",
+    "4.6: after a block's backward pass",
+)
+wrong(
+    PADDED,
+    "padding lost",
+    "every shard has the same size",
+    edits={"shard[: own.numel()] = own": "shard = own.clone()"},
+)
+wrong(
+    PADDED,
+    "off by one",
+    "first loss is",
+    '"classic wrong answers" 5',
+    edits={"flat[rank * size : (rank + 1) * size]": "flat[rank * size + 1 : (rank + 1) * size]"},
+)
+wrong(
+    PADDED,
+    "shard of the next rank",
+    "first loss is",
+    edits={"own = flat[": "rank = (rank + 1) % world_size; own = flat["},
+)
+wrong(
+    FILL,
+    "stale weights",
+    "weights that were gathered before the optimizer's step are stale",
+    instead="""
+        if not hasattr(self, "kept"):
+            self.own_part.copy_(self.shard)
+            start_all_gather(self.full, self.own_part, self.group).wait()
+            self.kept = self.full.clone()
+            return None
+        self.full.copy_(self.kept)
+        return start_all_gather(torch.empty_like(self.full), self.own_part.clone(), self.group)
+        """,
+)
+wrong(
+    AFT,
+    "not freed",
+    "blocks",
+    "a block's weights are freed after it has computed",
+    edits={"self._free(unit)": "pass"},
+    also={DONE: {"self._free(unit)": "pass"}},
+)
+wrong(
+    BACK,
+    "not gathered again",
+    "a weight is used while its memory is freed",
+    instead="pass",
+)
+wrong(
+    SPREAD,
+    "own gradient",
+    "the rank's own gradient is divided by N, and never summed",
+    instead="""
+        self.work = None
+        size = unit.trained.size
+        self.shard = full[unit.trained.rank * size : (unit.trained.rank + 1) * size].clone()
+        """,
+)
+wrong(
+    SPREAD,
+    "all-reduce",
+    "elements are all-reduced in a step",
+    instead="""
+        import torch.distributed as dist
+
+        self.work = dist.all_reduce(full, group=unit.trained.group, async_op=True)
+        size = unit.trained.size
+        self.shard = full[unit.trained.rank * size : (unit.trained.rank + 1) * size]
+        """,
+)
+wrong(
+    FILL,
+    "float32 travels",
+    "the weights travel as float32",
+    instead="""
+        whole = torch.empty(self.padded, dtype=self.shard.dtype, device=self.shard.device)
+        start_all_gather(whole, self.shard, self.group).wait()
+        self.full.copy_(whole)
+        return None
+        """,
+)
+wrong(SPREAD, "ranks of the whole job", GROUP, edits={"unit.trained.group": "None"})
+
+# ---- 4.7 tensor-parallel MLP
+COPY, SUM, PART, COLUMN, ROW, CUT, MLP = (
+    "4.7: the gradient of what all ranks read",
+    "4.7: the sum of all ranks' parts",
+    "4.7: the gradient of one rank's part",
+    "4.7: column-parallel linear layer",
+    "4.7: row-parallel linear layer",
+    "4.7: which matrix is cut which way",
+    "4.7: the MLP",
+)
+wrong(
+    COPY,
+    "no sum backward",
+    "the gradients of what all ranks read must be summed",
+    instead="return gradient, None",
+)
+wrong(COLUMN, "input not copied", "the gradients of what all ranks read must be summed", edits={"x = copy": "copy"})
+wrong(
+    COPY,
+    "mean backward",
+    "it is a sum, not a mean",
+    edits={"return total, None": "return total / dist.get_world_size(), None"},
+)
+wrong(SUM, "no sum forward", "these are one rank's summands", instead="return x.clone()")
+wrong(SUM, "mean forward", "it is a sum, not a mean", edits={"return total": "return total / dist.get_world_size()"})
+wrong(
+    PART,
+    "sum too many",
+    "an all-reduce in this backward pass makes it N times too large",
+    instead="total = gradient.clone()\ndist.all_reduce(total, group=ctx.group)\nreturn total, None",
+    also={SUM: {"total = x": "ctx.group = group; total = x"}},
+)
+wrong(
+    ROW,
+    "bias on every rank",
+    "the bias is added on every rank, so N times",
+    instead="return reduce_from_ranks(F.linear(x, self.weight, self.bias), self.group)",
+)
+wrong(ROW, "bias lost", "the bias is missing", edits={"y = y + self.bias": "pass"})
+wrong(
+    ROW,
+    "bias on the first rank",
+    "no gradient on rank 1",
+    "every rank adds the whole bias to the sum",
+    instead="""
+        bias = self.bias if dist.get_rank(self.group) == 0 else None
+        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        """,
+)
+wrong(
+    ROW,
+    "bias in parts",
+    "an N-th of its gradient",
+    "every rank adds the whole bias to the sum",
+    instead="""
+        bias = None if self.bias is None else self.bias / dist.get_world_size(self.group)
+        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        """,
+)
+wrong(
+    COLUMN,
+    "bias cut off",
+    "no gradient on rank 0",
+    "autograd does the rest",
+    edits={"self.bias": "(None if self.bias is None else self.bias.detach())"},
+)
+wrong(
+    COLUMN,
+    "gathered between the layers",
+    "makes 1 collective forward, 1 backward",
+    edits={"return F": "dist.all_reduce(x.detach().clone(), group=self.group); return F"},
+)
+wrong(
+    CUT,
+    "cut the wrong way",
+    "which dimension is cut",
+    edits={
+        "self.up = ColumnParallelLinear": "self.up = RowParallelLinear",
+        "self.down = RowParallelLinear": "self.down = ColumnParallelLinear",
+    },
+)
+wrong(MLP, "other gelu", "GeLU in its tanh form", edits={', approximate="tanh"': ""})
+wrong(
+    MLP,
+    "no gelu",
+    "the GeLU between the layers is missing",
+    edits={'F.gelu(self.up(x), approximate="tanh")': "self.up(x)"},
+)
+wrong(
+    ROW,
+    "nothing to add",
+    "a rank without features adds nothing, but is waited for",
+    instead="""
+        if self.weight.numel():
+            y = reduce_from_ranks(F.linear(x, self.weight), self.group)
+        else:
+            y = x.new_zeros(*x.shape[:-1], self.weight.shape[0])
+        return y if self.bias is None else y + self.bias
+        """,
+)
+wrong(
+    ROW,
+    "weight detached",
+    "the gradient of a row-parallel weight on rank 0 is None",
+    "autograd does not reach it",
+    edits={"self.weight)": "self.weight.detach())"},
+)
+wrong(
+    SUM,
+    "sum in place",
+    "reduce_from_ranks changes x that it is given",
+    '"classic wrong answers" 9',
+    instead="dist.all_reduce(x, group=group)\nreturn x",
+)
+wrong(
+    COPY,
+    "gradient in place",
+    "copy_to_ranks changes the gradient that it is given",
+    instead="dist.all_reduce(gradient, group=ctx.group)\nreturn gradient, None",
+)
+wrong(SUM, "ranks of the whole job", GROUP, edits={"(total, group=group)": "(total)"})
+
+# ---- 4.8 1F1B
+ORDER = "4.8: the 1F1B order"
+wrong(
+    ORDER,
+    "gpipe",
+    "this is GPipe's order",
+    "in flight",
+    instead='return [Action(kind, i) for kind in "FB" for i in range(micro_batches)]',
+)
+wrong(
+    ORDER,
+    "one in flight too many",
+    "one forward too many before the first backward",
+    edits={"stages - stage - 1": "stages - stage"},
+)
+wrong(
+    ORDER,
+    "warm-up of the first stage",
+    "every stage warms up as the first does",
+    edits={"stages - stage - 1": "stages - 1"},
+)
+wrong(
+    ORDER,
+    "no warm-up",
+    "units of time",
+    "too few forwards before the first backward",
+    edits={"min(stages - stage - 1, micro_batches)": "0"},
+)
+wrong(
+    ORDER,
+    "backwards left over",
+    "B",
+    "each micro-batch goes forward once and backward once",
+    edits={"while done < micro_batches:": "while False:"},
+)
+wrong(
+    ORDER,
+    "warm-up longer than the batch",
+    "does not belong",
+    edits={"min(stages - stage - 1, micro_batches)": "stages - stage - 1"},
+)
+wrong(
+    ORDER,
+    "newest first",
+    "micro-batches go in ascending order",
+    instead="""
+        order = [Action("F", i) for i in range(micro_batches)]
+        return order + [Action("B", i) for i in reversed(range(micro_batches))]
+        """,
+)
+wrong(
+    ORDER,
+    "backward first",
+    "comes before its F",
+    edits={
+        '"F", i))\n            order.append(Action("B", done': '"B", done))\n            order.append(Action("F", i'
+    },
+)
+wrong(
+    ORDER,
+    "gpipe for many",
+    "3 stages, 40 micro-batches",
+    "in flight",
+    edits={
+        "ahead = min(stages - stage - 1, micro_batches)": (
+            "ahead = micro_batches if micro_batches > 16 else min(stages - stage - 1, micro_batches)"
+        )
+    },
+)

@@ -1,0 +1,230 @@
+"""The model that the checks of data parallelism train: small, with everything that trips an implementation.
+
+Two layers share one weight, one parameter is frozen, one is never used, one is used by some ranks alone, and there is a
+buffer. Its trainable elements do not divide by two, three or four.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ROWS = 2  # of each rank
+
+
+class Block(nn.Module):
+    """Two linear layers around a tanh, added to what comes in: (rows, width) to (rows, width)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Toy(nn.Module):
+    """The model; ``forward(x, y)`` is the mean squared error.
+
+    Args:
+        seed: draws parameters and buffer; the same seed gives the same model.
+        width, inner, layers: sizes.
+
+    Attributes:
+        watch: called with "forward" when the last block starts, and with "backward" when the gradient of the first
+            block's input is known: nearly at the end of the backward pass.
+        used_first: whether the parameter that some ranks use comes before the first block, not after the last: its
+            gradient, of the first bucket, is then one of the last to be known.
+    """
+
+    def __init__(self, seed: int, width: int = 5, inner: int = 7, layers: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.frozen = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.blocks = nn.ModuleList(Block(width, inner) for _ in range(layers))
+        self.last = nn.Linear(width, width, bias=False)
+        self.last.weight = self.first.weight
+        self.unused = nn.Parameter(torch.empty(3))
+        self.register_buffer("scale", torch.empty(width))
+        self.spare = nn.Module()
+        self.spare.sometimes = nn.Parameter(torch.empty(width))  # the last parameter: in the first bucket
+        self.watch: Callable[[str], None] | None = None
+        self.used_first = False
+        source = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for tensor in (*self.parameters(), *self.buffers()):
+                tensor.copy_(torch.randn(tensor.shape, generator=source) * 0.6)
+            self.scale += 2
+
+    def forward(self, x: Tensor, y: Tensor, sometimes: bool = False) -> Tensor:
+        h = self.first(x) + self.frozen
+        if self.watch is not None and h.requires_grad:
+            h.register_hook(lambda gradient: self.watch("backward"))
+        if sometimes and self.used_first:
+            h = h * (1 + self.spare.sometimes)
+        for block in self.blocks:
+            if self.watch is not None and block is self.blocks[-1]:
+                self.watch("forward")
+            h = block(h)
+        if sometimes and not self.used_first:
+            h = h * (1 + self.spare.sometimes)
+        return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
+
+
+def rows(seed: int, step: int, rank: int, width: int = 5, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """What a rank reads in a step: x and y, (ROWS, width) each."""
+    source = torch.Generator().manual_seed(10_000 * seed + 100 * step + rank)
+    x, y = torch.randn(2, ROWS, width, generator=source).to(dtype)
+    return x, y
+
+
+@dataclass
+class Exact:
+    """What one process computes of one step: gradients by name, of each rank's rows and their mean; None if unused."""
+
+    start: dict[str, Tensor]
+    local: list[dict[str, Tensor | None]]
+    mean: dict[str, Tensor | None]
+    losses: list[float]
+
+
+def exact(model: Toy, seed: int, ranks: int, step: int = 0, sometimes: tuple[int, ...] = (), width: int = 5) -> Exact:
+    """One step's gradients in one process; ``sometimes`` are the ranks that use that parameter."""
+    local, losses = [], []
+    for rank in range(ranks):
+        model.zero_grad()
+        loss = model(*rows(seed, step, rank, width, model.first.weight.dtype), sometimes=rank in sometimes)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        local.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(model).items()})
+    model.zero_grad()
+    return Exact(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
+
+
+def _mean(gradients: list[Tensor | None]) -> Tensor | None:
+    there = [gradient for gradient in gradients if gradient is not None]
+    return sum(there) / len(gradients) if there else None
+
+
+def trained(
+    seed: int,
+    ranks: int,
+    steps: int,
+    optimizer_class: type[torch.optim.Optimizer],
+    settings: Mapping[str, object],
+    sometimes: tuple[int, ...] = (),
+    accumulation: int = 1,
+    **sizes: int,
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of each step (mean over the ranks) and the final weights of one process.
+
+    With ``accumulation`` the mean gradients of so many passes add up before each step.
+    """
+    model = Toy(seed, **sizes)
+    optimizer = optimizer_class(trainable(model).values(), **settings)
+    losses = []
+    for step in range(steps):
+        sums: dict[str, Tensor | None] = {}
+        for micro in range(accumulation):
+            found = exact(model, seed, ranks, step * accumulation + micro, sometimes, sizes.get("width", 5))
+            losses.append(sum(found.losses) / ranks)
+            for name, gradient in found.mean.items():
+                before = sums.get(name)
+                sums[name] = gradient if before is None else before if gradient is None else before + gradient
+        for name, parameter in trainable(model).items():
+            parameter.grad = sums[name]
+        optimizer.step()
+    return losses, weights(model)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by their first names."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by their first names."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    """Copies of all gradients of trainable parameters."""
+    return {name: None if p.grad is None else p.grad.detach().clone() for name, p in trainable(model).items()}
+
+
+def elements(model: nn.Module) -> int:
+    """Trainable elements, Psi."""
+    return sum(parameter.numel() for parameter in trainable(model).values())
+
+
+class Memory:
+    """Counts the bytes of the tensors that Python can reach in this process, each memory once, since it was made.
+
+    What was there already is set aside (``gc.freeze``), so that counting again looks at little; a tensor among it whose
+    memory grows or goes is noticed all the same. Ends with :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._thaws = "utils.distributed.frozen" not in sys.modules  # a rank was started with all of it set aside
+        self._known = [weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        gc.freeze()
+        self._before = self._bytes()
+
+    def grown(self) -> int:
+        """Bytes more than at the start."""
+        gc.collect()
+        return self._bytes() - self._before
+
+    def close(self) -> None:
+        """Let the garbage collector look at everything again, but on a rank."""
+        if self._thaws:
+            gc.unfreeze()
+
+    def _bytes(self) -> int:
+        things = [tensor for known in self._known if (tensor := known()) is not None]
+        things += [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        sizes = {}
+        for thing in things:
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None and tensor.layout is torch.strided:
+                    storage = tensor.untyped_storage()
+                    sizes[storage._cdata] = storage.nbytes()
+        return sum(sizes.values())
+
+
+class Recorded:
+    """Makes optimizer classes that tell how large their state is."""
+
+    def __init__(self, base: type[torch.optim.Optimizer]) -> None:
+        self.made: list[torch.optim.Optimizer] = []
+        made = self.made
+
+        class RecordedOptimizer(base):
+            def __init__(self, params, *args, **kwargs) -> None:
+                super().__init__(params, *args, **kwargs)
+                made.append(self)
+
+        RecordedOptimizer.__name__ = RecordedOptimizer.__qualname__ = base.__name__
+        self.optimizer_class = RecordedOptimizer
+
+    def state_elements(self) -> int:
+        """Elements of all state tensors, without the counters of steps."""
+        values = [value for made in self.made for state in made.state.values() for value in state.values()]
+        return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim())
+
+    def state_dtypes(self) -> set[torch.dtype]:
+        """Dtypes of the state tensors and of what is stepped."""
+        values = [value for made in self.made for state in made.state.values() for value in state.values()]
+        found = {value.dtype for value in values if isinstance(value, Tensor) and value.dim()}
+        return found | {p.dtype for made in self.made for group in made.param_groups for p in group["params"]}
+
+    def stepped_elements(self) -> int:
+        """Elements of all parameters that the optimizers were given."""
+        return sum(p.numel() for made in self.made for group in made.param_groups for p in group["params"])

@@ -1,0 +1,92 @@
+"""The labs of the course with answers in them, for every test that holds checks to right and wrong ones."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+from lab_notebook import LabNotebook
+from lab_places import ROOT, lab_with
+
+from utils.checks.answers import Answers, WrongAnswer, answers_of
+from utils.checks.core import Exercise, exercises_of
+
+LABS = sorted(path.name for path in (ROOT / "solutions").glob("lab*_*"))
+_numbers = itertools.count()
+
+
+def lab_of(number: str) -> str:
+    """The lab of an exercise: ``"lab2_triton_kernels"`` for ``"2.1"``."""
+    return next(lab for lab in LABS if lab.startswith(f"lab{number.split('.')[0]}_"))
+
+
+@functools.cache
+def exercises(lab: str) -> dict[str, Exercise]:
+    """The exercises of a lab by their numbers, in order."""
+    return {exercise.number: exercise for exercise in exercises_of(f"solutions.{lab}.exercises")}
+
+
+def exercise(number: str) -> Exercise:
+    """The exercise of that number."""
+    return exercises(lab_of(number))[number]
+
+
+#: All exercises of the course by their numbers.
+EXERCISES = {number: each for lab in LABS for number, each in exercises(lab).items()}
+
+
+@functools.cache
+def answers(lab: str) -> Answers:
+    """Right and wrong answers to a lab's exercises."""
+    return answers_of(f"solutions.{lab}.answers")
+
+
+def wrong_answers(lab: str, number: str = "") -> list[WrongAnswer]:
+    """The wrong answers to a lab's exercises, or to one of them."""
+    return [wrong for wrong in answers(lab).wrong_answers if number in ("", wrong.exercise)]
+
+
+def wrong_answer(number: str, name: str) -> WrongAnswer:
+    """The wrong answer of that name to an exercise."""
+    (found,) = (wrong for wrong in wrong_answers(lab_of(number), number) if wrong.name == name)
+    return found
+
+
+def solution(lab: str) -> ModuleType:
+    """The lab as the course solves it."""
+    return importlib.import_module(f"solutions.{lab}")
+
+
+@functools.cache
+def notebook(lab: str) -> LabNotebook:
+    """The lab's notebook with its solutions."""
+    return LabNotebook(ROOT / "solutions" / lab / f"{lab}.ipynb")
+
+
+def right_for(number: str) -> dict[str, str]:
+    """The right answers to an exercise and to those that it builds on, by place."""
+    filled = (number, *exercise(number).builds_on)
+    return {label: text for label, text in answers(lab_of(number)).right.items() if label.split(":")[0] in filled}
+
+
+@contextmanager
+def lab_filled(lab: str, folder: Path, places: Mapping[str, str]) -> Iterator[ModuleType]:
+    """A lab as a package of a name of its own, its places filled with these answers."""
+    with lab_with(lab, folder, f"{lab}_answered_{next(_numbers)}", places) as package:
+        yield package
+
+
+@contextmanager
+def lab_answered(wrong: WrongAnswer, folder: Path) -> Iterator[object]:
+    """What has the functions of a lab, among them those of a wrong answer."""
+    lab = lab_of(wrong.exercise)
+    if wrong.functions:
+        yield SimpleNamespace(**{**vars(exercise(wrong.exercise).home(solution(lab))), **wrong.functions})
+    else:
+        with lab_filled(lab, folder, wrong.filled(answers(lab).right)) as package:
+            yield package

@@ -1,0 +1,99 @@
+"""Answers that a lab's checks are held to: right ones written otherwise than the solution, and wrong ones.
+
+A lab keeps them in its folder ``answers``, which is never released. A **place** is what a student fills, named by its
+label in the solution (``"3.1: merge"``); an answer is the text that stands there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+#: What a text says -> what stands there instead.
+Edits = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A right answer with one mistake in it, made as the mistake is made.
+
+    Attributes:
+        exercise: whose check must refuse it (``"3.1"``).
+        name: the mistake in a few words.
+        says: what the check's message must hold.
+        edits: by place, words of the right answer and what stands there instead.
+        functions: by name, functions or classes that stand in place of the right ones, for what fills no place.
+    """
+
+    exercise: str
+    name: str
+    says: tuple[str, ...]
+    edits: Mapping[str, Edits] = field(default_factory=dict)
+    functions: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.exercise}-{self.name.replace(' ', '-')}"
+
+    def filled(self, right: Mapping[str, str]) -> dict[str, str]:
+        """The right answers by place, one or two of them with the mistake.
+
+        Raises:
+            ValueError: the right answer does not hold the words that are replaced.
+        """
+        places = dict(right)
+        for place, edits in self.edits.items():
+            for words, instead in edits.items():
+                if words not in places[place]:
+                    raise ValueError(f"{self}: the answer to {place} does not say {words!r}")
+                places[place] = places[place].replace(words, instead)
+        return places
+
+
+@dataclass
+class Answers:
+    """Answers to a lab's exercises: ``right`` by place, and wrong ones in the order in which they were added."""
+
+    right: dict[str, str] = field(default_factory=dict)
+    wrong_answers: list[WrongAnswer] = field(default_factory=list)
+
+    def wrong(
+        self,
+        place: str,
+        name: str,
+        *says: str,
+        edits: Edits | None = None,
+        instead: str = "",
+        also: Mapping[str, Edits] | None = None,
+        exercise: str = "",
+    ) -> None:
+        """Add a wrong answer: ``edits`` of one place, or another text ``instead`` of it, and ``also`` edits of others.
+
+        It belongs to the exercise of its place unless ``exercise`` names another one.
+        """
+        own = {self.right[place]: instead} if instead else (edits or {})
+        number = exercise or place.split(":")[0]
+        self.wrong_answers.append(WrongAnswer(number, name, says, {place: own, **(also or {})}))
+
+    def wrong_function(self, exercise: str, replaces: str, *says: str) -> Callable[[Callable], Callable]:
+        """Decorate a function or class that stands in place of the one that ``replaces`` names."""
+
+        def add(function: Callable) -> Callable:
+            name = function.__name__.replace("_", " ")
+            self.wrong_answers.append(WrongAnswer(exercise, name, says, functions={replaces: function}))
+            return function
+
+        return add
+
+
+def answers_of(package: str) -> Answers:
+    """All answers in the modules of a package (``"solutions.lab3_flash_attention.answers"``)."""
+    home = importlib.import_module(package)
+    modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(home.__path__)]
+    found = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Answers)}
+    every = Answers()
+    for answers in found.values():
+        every.right |= answers.right
+        every.wrong_answers += answers.wrong_answers
+    return every

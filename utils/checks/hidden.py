@@ -1,0 +1,176 @@
+"""What a hidden case is made of: numbers drawn from a seed, tensors in any memory layout, observations, tolerances.
+
+``observe(package, seed)`` of an exercise calls the public functions of a lab's package on drawn inputs and returns
+**observations**: numbers, texts and tensors by name. It holds no reference and no expected value. The same function on
+the solution gives what is expected, and :mod:`grading.scenarios.compare` holds the two against each other, outside of
+the process that ran the student's code. Whoever reads it learns which cases are tried, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from utils import runtime
+
+#: What a scenario returns under each name: a tensor, a number, a text, a truth value, None, or lists of them.
+Observation = Any
+
+
+class Observed(dict[str, Observation]):
+    """Observations by name, each name once, in the order in which they are made."""
+
+    def __setitem__(self, name: str, value: Observation) -> None:
+        if name in self:
+            raise ValueError(f"there are two observations of the name {name!r}")
+        super().__setitem__(name, value)
+
+    def __ior__(self, more: Mapping[str, Observation]) -> Observed:
+        for name, value in more.items():
+            self[name] = value
+        return self
+
+
+#: Allowed relative error of a floating-point tensor, by dtype: two units in the last place of the 16-bit dtypes, and
+#: room for float32 sums in another order. An integer or a truth value must be equal.
+BY_DTYPE: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+}
+#: Allowed relative error of a Python float.
+FLOAT = 1e-9
+#: What a relative error is relative to.
+MAGNITUDES = ("tensor", "row", "element")
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an observation may be from the expected one; compared in float64.
+
+    An element may be off by ``relative * magnitude + absolute``. The magnitude is the largest finite absolute value
+    that is expected in the whole ``"tensor"``, in the element's ``"row"`` (along the last axis), or of the
+    ``"element"`` itself. ``relative`` None takes :data:`BY_DTYPE` for a tensor and :data:`FLOAT` for a number,
+    ``times`` over.
+    """
+
+    relative: float | None = None
+    absolute: float = 0.0
+    of: str = "row"
+    times: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.of not in MAGNITUDES:
+            raise ValueError(f"of must be one of {', '.join(MAGNITUDES)}, got {self.of!r}")
+        for name, value in (("relative", self.relative), ("absolute", self.absolute)):
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+class Draw:
+    """What a seed draws for one exercise: ``random`` for sizes, :meth:`normal` for tensors."""
+
+    def __init__(self, seed: int, exercise: str) -> None:
+        self.random = random.Random(f"{seed}/{exercise}")
+        self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
+
+    def normal(
+        self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", scale: float = 1.0
+    ) -> torch.Tensor:
+        """Normal numbers of that shape and dtype on ``device``."""
+        return (torch.randn(shape, generator=self.generator) * scale).to(dtype).to(device)
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number, both ends included."""
+        return self.random.randint(low, high)
+
+
+# ---- tensors ----
+#: Layout -> how the student reads of it.
+LAYOUTS = {
+    "whole": "a contiguous tensor",
+    "padded": "a slice",
+    "strided": "every second column",
+    "transposed": "a transposed tensor",
+    "turned": "a tensor with its first axes swapped",
+}
+_MARGIN = 8192  # elements on each side; it keeps a start at a multiple of 16 bytes
+
+
+def placed(values: torch.Tensor, layout: str = "whole") -> torch.Tensor:
+    """``values`` in another layout, on the device of the kernels, inside of a larger tensor of NaN.
+
+    ``padded``: rows further apart than they are long; ``strided``: elements of a row two apart; ``transposed``: the
+    last two axes stored in the other order; ``turned``: the first two axes swapped, so that no single stride leads
+    from row to row.
+
+    Raises:
+        ValueError: the layout is unknown, or has more axes than the values.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    shape = tuple(values.shape)
+    if len(shape) < {"whole": 0, "turned": 3, "transposed": 2}.get(layout, 1):
+        raise ValueError(f"a tensor of shape {shape} cannot be {layout}")
+    if layout == "whole":
+        view = _home(shape, values.dtype)
+    elif layout == "padded":
+        view = _home((*shape[:-1], shape[-1] + 9), values.dtype)[..., 5 : 5 + shape[-1]]
+    elif layout == "strided":
+        view = _home((*shape[:-1], 2 * shape[-1]), values.dtype)[..., ::2]
+    elif layout == "transposed":
+        view = _home((*shape[:-2], shape[-1], shape[-2] + 3), values.dtype)[..., : shape[-2]].transpose(-1, -2)
+    else:
+        home = _home((shape[1], shape[0] + 1, *shape[2:-1], shape[-1] + 3), values.dtype)
+        view = home[:, 1:, ..., : shape[-1]].transpose(0, 1)
+    return view.copy_(values)
+
+
+def _home(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = math.prod(shape)
+    flat = torch.full((count + 2 * _MARGIN,), math.nan, dtype=dtype, device=runtime.DEVICE)
+    return flat[_MARGIN : _MARGIN + count].view(shape)
+
+
+def normal(
+    draw: Draw, *shape: int, dtype: torch.dtype = torch.float32, layout: str = "whole", scale: float = 1.0
+) -> torch.Tensor:
+    """Normal numbers of that shape, dtype and layout."""
+    return placed(draw.normal(*shape, dtype=dtype, scale=scale), layout)
+
+
+def words(*parts: str, dtype: torch.dtype = torch.float32, layout: str = "whole") -> str:
+    """What a case is, for the name of an observation: ``"a slice, float16"``."""
+    name = str(dtype).removeprefix("torch.")
+    return ", ".join([*parts, LAYOUTS[layout], name])
+
+
+def leaves_alone(function: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> tuple[Any, bool]:
+    """What a function returns, and whether the tensors that it was given hold afterwards what they held before."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    result = function(*tensors, **options)
+    same = [torch.equal(tensor.detach().nan_to_num(), old.nan_to_num()) for tensor, old in zip(tensors, before)]
+    return result, all(same)
+
+
+# ---- observations one after the other ----
+#: Gives the names and the observations of a scenario, in their order.
+Observe = Callable[[ModuleType, int], Iterator[tuple[str, Observation]]]
+
+
+def collected(observe: Observe) -> Callable[[ModuleType, int], dict[str, Observation]]:
+    """The ``run`` of a scenario; whoever wants to stop at the first difference takes its ``__wrapped__``."""
+
+    @functools.wraps(observe)
+    def run(package: ModuleType, seed: int) -> dict[str, Observation]:
+        return dict(observe(package, seed))
+
+    return run
