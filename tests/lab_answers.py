@@ -36,10 +36,6 @@ def exercise(number: str) -> Exercise:
     return exercises(lab_of(number))[number]
 
 
-#: All exercises of the course by their numbers.
-EXERCISES = {number: each for lab in LABS for number, each in exercises(lab).items()}
-
-
 @functools.cache
 def answers(lab: str) -> Answers:
     """Right and wrong answers to a lab's exercises."""

@@ -15,7 +15,6 @@ from types import ModuleType
 
 import pytest
 from lab_answers import (
-    EXERCISES,
     LABS,
     answers,
     exercises,
@@ -34,6 +33,8 @@ from grading.lab import find_lab
 from utils.checks.answers import WrongAnswer
 from utils.checks.core import CheckFailed, exercises_of
 
+#: All exercises of the course by their numbers.
+EXERCISES = {number: each for lab in LABS for number, each in exercises(lab).items()}
 #: Played on several processes.
 ON_RANKS = ("4.1", "4.3", "4.4", "4.5", "4.6", "4.7")
 #: Exercises whose checks take a moment; `make check` runs these, `make test` all.

@@ -40,12 +40,17 @@ def test_nbgraders_own_autograde_refuses_to_run_a_submission(tmp_path):
     assert not [*(tmp_path / "autograded" / "ada").rglob("*")]
 
 
+def files(folder: Path) -> list[Path]:
+    """The files below a folder, without what Python compiled."""
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
 @pytest.mark.slow
 def test_nbgraders_own_release_holds_no_solution(tmp_path):
     gradebook.register(tmp_path / "gradebook.db", LAB)
     convert(GenerateAssignment, grades_config(tmp_path))
-    made = [path for path in (tmp_path / "release").rglob("*") if path.is_file()]
-    assert {path.name for path in made} == {path.name for path in LAB.released.iterdir() if path.is_file()}
+    made = files(tmp_path / "release")
+    assert {path.name for path in made} == {path.name for path in files(LAB.released)}
     assert not [path for path in made if b"BEGIN SOLUTION" in path.read_bytes()]
     shutil.copytree(LAB.solution, tmp_path / "solutions" / LAB.name)
     shutil.copytree(LAB.released, tmp_path / "labs" / LAB.name)
