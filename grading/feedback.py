@@ -142,7 +142,7 @@ def require_known(result: Mapping[str, Any]) -> None:
         ValueError: a format, a status or an outcome that is not known here.
     """
     if result["format"] != 1:
-        raise ValueError(f"a result of format 1 is due, got {result['format']!r}: grade the submission again")
+        raise ValueError(f"expected a result of format 1, got {result['format']!r}: grade the submission again")
     if result["status"] not in ("graded", "unreadable"):
         raise ValueError(f"status must be 'graded' or 'unreadable', got {result['status']!r}")
     for exercise in result["exercises"]:

@@ -150,13 +150,13 @@ def test_a_right_attention_passes_in_both_dtypes_causal_or_not():
 @pytest.mark.parametrize(
     ("bug", "says"),
     [
-        ("sum not rescaled", "right while one tile covers k, wrong from its second tile on"),
-        ("accumulator not rescaled", "right while one tile covers k, wrong from its second tile on"),
+        ("sum not rescaled", "right while one tile covers k, wrong from the second tile on"),
+        ("accumulator not rescaled", "right while one tile covers k, wrong from the second tile on"),
         ("no scale", "the scores are not divided by sqrt(d)"),
         ("mask at the top left", "the causal mask starts at the top left"),
-        ("padded keys", "only sizes that the tile does not divide go wrong"),
+        ("padded keys", "only sizes that are no multiple of the tile fail"),
         ("logsumexp without maximum", "the logsumexp lacks the maximum"),
-        ("all key blocks", "tiles are multiplied that cannot change the result: skip them"),
+        ("all key blocks", "some tiles that are multiplied cannot change the result: skip them"),
         ("writes the scores", "keep one tile of it on chip"),
     ],
 )
@@ -168,6 +168,8 @@ def test_a_classic_mistake_is_told_its_cause(bug, says):
     assert says in text
     if "elements differ" in text:
         name = "lse" if "logsumexp" in bug else "o"
-        assert f"first at {name}[b=0, h=0, q=" in text and ": query tile q " in text and "bad query tiles" in text
+        assert (
+            f"first mismatch: {name}[b=0, h=0, q=" in text and ": query tile q " in text and "wrong query tiles" in text
+        )
     if "mask" in bug or "blocks" in bug:
         assert "causal=True" in text.splitlines()[-1]

@@ -46,7 +46,7 @@ def test_a_fast_answer_passes_with_its_rate(gpu):
 
 def test_a_slow_answer_is_told_both_times_and_what_is_asked_for(gpu):
     line, problem = run_speed(spec(peer_name="torch.compile"), lambda x: 40e-6)
-    assert problem.headline == f"{line}; 0.9 times is asked for"
+    assert problem.headline == f"expected at least 0.9 times the speed of torch.compile, got {line}"
     assert "0.25 times the speed of torch.compile: 40.0 µs against 10.0 µs" in line
     assert "neighbouring lanes on neighbouring addresses" in problem.cause
 

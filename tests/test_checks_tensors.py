@@ -31,7 +31,7 @@ def test_a_wrong_element_is_placed_on_the_program_and_tile_that_own_it():
 def test_a_map_shows_the_tiles_of_the_head_with_the_first_wrong_element():
     bad = np.zeros((1, 2, 204, 32), dtype=bool)
     bad[0, 1, 64:128] = bad[0, 1, 200] = True
-    assert ATTENTION.map(bad, (0, 1, 64, 0)) == ["bad query tiles, h=1:   .X.X      ('.' right, 'X' wrong)"]
+    assert ATTENTION.map(bad, (0, 1, 64, 0)) == ["wrong query tiles, h=1:   .X.X      ('.' right, 'X' wrong)"]
 
 
 def test_a_map_of_two_tiled_axes_has_a_line_for_each_row_of_tiles():
@@ -212,37 +212,37 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
 @pytest.mark.parametrize(
     ("name", "bug", "says"),
     [
-        ("add", "one program too far", "each tile holds what the tile after it should"),
-        ("add", "loads ignore the program", "the loads' offsets do not use tl.program_id"),
+        ("add", "one program too far", "each tile holds the values of the tile after it"),
+        ("add", "loads ignore the program", "the load offsets ignore tl.program_id"),
         ("add", "store ignores the program", "only the first program's tile is written"),
         ("add", "floor grid", "triton.cdiv(size, BLOCK)"),
-        ("add", "ignores strides", "only inputs that are not contiguous go wrong"),
-        ("add", "fixed in float16", "right to about three digits only"),
-        ("add", "float32 out", "out is float32, float16 is right"),
-        ("add", "padded out", "keeps the padding up to whole tiles"),
-        ("add", "into x", "the input x was changed in place"),
-        ("add", "changes x", "the input x was changed in place"),
+        ("add", "ignores strides", "only non-contiguous inputs fail"),
+        ("add", "fixed in float16", "only about three digits are right"),
+        ("add", "float32 out", "expected out.dtype float16, got float32"),
+        ("add", "padded out", "padded to whole tiles"),
+        ("add", "into x", "input x was modified in place"),
+        ("add", "changes x", "input x was modified in place"),
         ("add", "no return", "ends without a return statement"),
-        ("add", "column", "out has shape (32, 1), (32,) is right"),
-        ("add", "two", "2 outputs are returned, 1 is asked for: out"),
+        ("add", "column", "expected out.shape (32,), got (32, 1)"),
+        ("add", "two", "expected 1 output (out), got 2"),
         ("add", "raises", "RuntimeError: cannot add 32 elements\n  in add, line "),
-        ("row sum", "other is one", "the `other` value it gives them"),
-        ("row sum", "float16 sum", "right to about three digits only"),
-        ("row sum", "keeps the last tile", "right while one tile covers col, wrong from its second tile on"),
+        ("row sum", "other is one", "its `other` value"),
+        ("row sum", "float16 sum", "only about three digits are right"),
+        ("row sum", "keeps the last tile", "right while one tile covers col, wrong from the second tile on"),
         ("row sum", "negated", "every element has the wrong sign"),
         ("row sum", "mean", "1/col for col=32"),
-        ("row sum", "plus one", "off by the same 1"),
-        ("softmax", "other is zero", "the `other` value it gives them"),
-        ("softmax", "no maximum", "only large values go wrong: exp overflows"),
-        ("softmax", "no rescale", "not rescaled when the next tile comes"),
+        ("row sum", "plus one", "differs by the same constant, 1"),
+        ("softmax", "other is zero", "its `other` value"),
+        ("softmax", "no maximum", "only large values fail: exp overflows"),
+        ("softmax", "no rescale", "not rescaled for the next tile"),
         ("softmax", "not normalised", "the rows are not divided by their sums"),
-        ("scale", "no factor", "every element is 0.33 times what it should be"),
-        ("scale", "transposed", "this is the right result transposed"),
+        ("scale", "no factor", "every element is 0.33 times the expected value"),
+        ("scale", "transposed", "this is the transpose of the right result"),
         ("scale", "rows below the first tile", "the first tile along row is right and each later one is wrong"),
         ("scale", "zero", "the result is zero everywhere"),
-        ("scale", "square root", "NaN appears where a number belongs"),
-        ("matmul", "float16 accumulator", "right to about three digits only"),
-        ("matmul", "b first", "this is the right result transposed"),
+        ("scale", "square root", "NaN where a finite value is expected"),
+        ("matmul", "float16 accumulator", "only about three digits are right"),
+        ("matmul", "b first", "this is the transpose of the right result"),
         ("matmul", "swapped", "this is the right result with a and b swapped"),
     ],
 )
@@ -250,13 +250,13 @@ def test_a_wrong_kernel_is_told_its_likely_cause(name, bug, says):
     seed = sum(map(ord, name + bug))  # another one for each mistake
     text = message(name, bug, seed)
     assert says in text
-    assert f"reproduce: seed {seed}, shape " in text
+    assert f"reproduce: seed={seed}, case " in text
 
 
 def test_an_index_that_overflows_32_bits_is_told_so_and_a_64_bit_one_passes():
     far = Cases({"row": (3,), "col": 32}, dtypes=(torch.float16,), layouts=("far",), count=1)
     check("row sum", cases=far)
-    assert "only offsets beyond 2^31 go wrong" in message("row sum", "int32", cases=far)
+    assert "only offsets beyond 2^31 are wrong" in message("row sum", "int32", cases=far)
 
 
 def test_a_sum_over_the_wrong_axis_is_recognised_by_the_formula_that_it_equals():
@@ -282,22 +282,24 @@ def test_accumulating_in_half_precision_is_recognised_when_float32_is_right():
         budget=None,
         forbidden=Rules(kernel=False),
     )
-    assert "right in float32, too inaccurate in float16" in text
+    assert "right in float32, but too inaccurate in float16" in text
 
 
 def test_a_failing_check_reads_as_the_course_asks():
     lines = message("add", "floor grid").splitlines()
-    assert lines[0] == ("exercise 2.1 (vector addition): 14 of 46 elements differ (largest error NaN, allowed 1.6e-06)")
-    assert lines[1] == "  first at out[n=32], owned by program (1): tile n 32..45"
-    assert lines[3] == "  bad tiles:   .X      ('.' right, 'X' wrong)"
-    assert lines[-1] == "  reproduce: seed 1729, shape n=46 float32 (ragged)"
+    assert lines[0] == (
+        "exercise 2.1 (vector addition): out: 14 of 46 elements differ (max abs error NaN, tolerance 1.6e-06)"
+    )
+    assert lines[1] == "  first mismatch: out[n=32], computed by program (1): tile n 32..45"
+    assert lines[3] == "  wrong tiles:   .X      ('.' right, 'X' wrong)"
+    assert lines[-1] == "  reproduce: seed=1729, case n=46 float32 (ragged)"
 
 
 def test_an_option_that_alone_goes_wrong_is_named():
     def student(x, double=False):
         return x.clone() + (x.abs() if double else 0)
 
-    with pytest.raises(CheckFailed, match="only cases with double=True go wrong"):
+    with pytest.raises(CheckFailed, match="only cases with double=True fail"):
         check_kernel(
             Exercise("1.1", "options"),
             student,
@@ -319,7 +321,7 @@ def test_each_output_of_several_is_compared_with_its_own_tiling():
     def student(x):
         return x * 1, (x * 2).sum(-1)
 
-    with pytest.raises(CheckFailed, match=r"first at total\[row=0\], owned by program \(0\): tile row 0"):
+    with pytest.raises(CheckFailed, match=r"first mismatch: total\[row=0\], computed by program \(0\): tile row 0"):
         check_kernel(
             Exercise("1.2", "two outputs"),
             student,

@@ -16,7 +16,7 @@ from grading.feedback import CSS, HEAD, LINES, OUTCOMES, TAIL, WIDTH, page, poin
 
 MESSAGE = """exercise 2.3 (weighted sum): 12 of 99 elements differ
   first at out[row=64], owned by program (1, 1)
-  bad tiles:   .X.X      ('.' right, 'X' wrong)"""
+  wrong tiles:   .X.X      ('.' right, 'X' wrong)"""
 
 
 def exercise(number: str, outcome: str, message: str = "", most: float = 10, **more: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_submission_that_could_not_be_read_says_why():
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        ({"format": 2}, "format 1 is due, got 2"),
+        ({"format": 2}, "expected a result of format 1, got 2"),
         ({"status": "lost"}, "got 'lost'"),
         ({"exercises": [exercise("2.1", "guessed")]}, r"exercise 2\.1: outcome must be one of passed, .* 'guessed'"),
     ],

@@ -318,20 +318,20 @@ ONES = torch.ones(3, 4)
 @pytest.mark.parametrize(
     ("expected", "got", "words"),
     [
-        (ONES, ONES[:2], "its shape is (2, 4) where (3, 4) is due"),
-        (ONES, ONES.half(), "its dtype is float16 where float32 is due"),
+        (ONES, ONES[:2], "expected shape (3, 4), got (2, 4)"),
+        (ONES, ONES.half(), "expected dtype float32, got float16"),
         (ONES, ONES * torch.tensor([1, 1, 2, 1]), "3 of 12 values are wrong"),
-        (ONES, ONES * 1.0001, "12 of 12 values are wrong (the worst error is 5 times what is allowed)"),
+        (ONES, ONES * 1.0001, "12 of 12 values are wrong (the largest error is 5 times the tolerance)"),
         (ONES, ONES * math.nan, "12 of 12 values are wrong; 12 of them are NaN or infinite"),
-        (ONES, "ones", "a text was given where a tensor is due"),
-        (ONES, {1: 2}, "a value of type dict was given where a tensor is due"),
+        (ONES, "ones", "expected a tensor, got a string"),
+        (ONES, {1: 2}, "expected a tensor, got a value of type dict"),
         (ONES.bool(), torch.tensor([False, True, True, True]).expand(3, 4), "3 of 12 values are wrong"),
-        (3, 3.0, "a float was given where an integer is due"),
-        (3, True, "a truth value was given where an integer is due"),
+        (3, 3.0, "expected an int, got a float"),
+        (3, True, "expected an int, got a bool"),
         ([3, 4], [3, 5], "1 of 2 values is wrong"),
-        ([3, 4], (3,), "there are 1 values where 2 are due"),
+        ([3, 4], (3,), "expected 2 values, got 1"),
         ([3, None], [3, 4], "1 of 2 values is wrong"),
-        (3, None, "None was given where there is an answer"),
+        (3, None, "expected a value, got None"),
         (1.5, 10**400, "it is wrong"),
         (math.inf, -math.inf, "it is wrong"),
         (math.nan, 1.0, "it is wrong"),
@@ -374,8 +374,8 @@ def test_a_tolerance_holds_for_the_names_that_begin_so():
 
 def test_outputs_that_are_missing_or_that_nobody_asked_for_are_told():
     exercise = Exercise("9.1", "compared")
-    assert difference(exercise, {"a": 1, "b": 2}, {"a": 1}) == "on hidden inputs, b: no such output was given"
-    assert "not asked for" in difference(exercise, {"a": 1}, {"a": 1, "b": 2})
+    assert difference(exercise, {"a": 1, "b": 2}, {"a": 1}) == "on hidden inputs, b: this output is missing"
+    assert "more outputs than expected" in difference(exercise, {"a": 1}, {"a": 1, "b": 2})
     assert "(1 more output of 2 wrong)" in difference(exercise, {"a": 1, "b": 2}, {"a": 2, "b": 1})
 
 

@@ -53,9 +53,9 @@ def _reason(exercise: Exercise, expected_dir: Path, got_dir: Path) -> str | None
         got = read(got_dir, exercise.number)
     except FileNotFoundError:
         begun = os.path.lexists(got_dir / f"{exercise.number}.started")
-        return DID_NOT_FINISH if begun else "it was not run on the hidden inputs: the process ended before"
+        return DID_NOT_FINISH if begun else "it was not run on the hidden inputs: the process ended first"
     except Unreadable as error:
-        return f"what it gave on the hidden inputs cannot be used: {error}"
+        return f"its result on the hidden inputs cannot be read: {error}"
     if isinstance(got, Raised):
         return f"on hidden inputs it raised {got.text}"
     return difference(exercise, expected, got)
@@ -66,11 +66,11 @@ def difference(exercise: Exercise, expected: Mapping[str, Any], got: Mapping[str
     wrong = []
     for name, right in expected.items():
         if name not in got:
-            wrong.append(f"{name}: no such output was given")
+            wrong.append(f"{name}: this output is missing")
         elif problem := _problem(plain(right), plain(got[name]), exercise.tolerance_of(name)):
             wrong.append(f"{name}: {problem}")
     if not wrong and len(got) > len(expected):
-        wrong.append("there are outputs that were not asked for")
+        wrong.append("there are more outputs than expected")
     if not wrong:
         return None
     more = len(wrong) - 1
@@ -103,7 +103,7 @@ class _Tally:
         """How far off the worst value is; nothing where it is off by orders of magnitude, or has no measure."""
         if not self.worst < MOST_TIMES:
             return ""
-        return f" (the worst error is {self.worst:.2g} times what is allowed)"
+        return f" (the largest error is {self.worst:.2g} times the tolerance)"
 
 
 def _problem(expected: Any, got: Any, tolerance: Tolerance) -> str:
@@ -120,7 +120,7 @@ def _walk(expected: Any, got: Any, tolerance: Tolerance, tally: _Tally) -> str:
         return _tensor_problem(expected, got, tolerance)
     if isinstance(expected, list) and isinstance(got, list):
         if len(expected) != len(got):
-            return f"there are {len(got):,} values where {len(expected):,} are due"
+            return f"expected {len(expected):,} values, got {len(got):,}"
         for right, value in zip(expected, got):
             if problem := _walk(right, value, tolerance, tally):
                 return problem
@@ -128,15 +128,15 @@ def _walk(expected: Any, got: Any, tolerance: Tolerance, tally: _Tally) -> str:
     if _kind(expected) != _kind(got) and not (type(expected) is float and type(got) is int):
         if expected is None or got is None:  # one of the answers that are allowed, but the wrong one
             tally.add(math.inf)
-            return "" if got is not None else "None was given where there is an answer"
-        return f"{_kind(got)} was given where {_kind(expected)} is due"
+            return "" if got is not None else "expected a value, got None"
+        return f"expected {_kind(expected)}, got {_kind(got)}"
     tally.add(_excess(expected, got, tolerance))
     return ""
 
 
 def _kind(value: Any) -> str:
     """A value's type in words."""
-    names = {bool: "a truth value", int: "an integer", float: "a float", str: "a text", list: "a list"}
+    names = {bool: "a bool", int: "an int", float: "a float", str: "a string", list: "a list"}
     if isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, Other):
@@ -168,9 +168,9 @@ def _over(error: float, allowed: float) -> float:
 
 def _tensor_problem(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str:
     if got.shape != expected.shape:
-        return f"its shape is {tuple(got.shape)} where {tuple(expected.shape)} is due"
+        return f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}"
     if got.dtype != expected.dtype:
-        return f"its dtype is {_dtype(got)} where {_dtype(expected)} is due"
+        return f"expected dtype {_dtype(expected)}, got {_dtype(got)}"
     if not expected.numel():
         return ""
     if not expected.dtype.is_floating_point:

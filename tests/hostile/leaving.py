@@ -155,7 +155,7 @@ at_call(
 at_call(
     "verdict-printed",
     "prints the line that a passed check prints",
-    "print('✓ exercise: 40 cases agree (seed 18)')\nreturn 1",
+    "print('✓ exercise: all 40 cases pass (seed 18)')\nreturn 1",
     r"exercise|notebook draws|wrong|differ|raised|return",
     "failed",
     labs=(1, 2, 5),

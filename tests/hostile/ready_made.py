@@ -10,7 +10,7 @@ from pathlib import Path
 from grading.lab import Lab
 from hostile import hostile
 
-RULES = r"ready-made|leaves PyTorch|no Triton kernel|PyTorch computes|notebook draws|from_dlpack|torch\."
+RULES = r"built-in|converts to NumPy|no Triton kernel|PyTorch computes|notebook draws|from_dlpack|torch\."
 
 
 def _gelu(name: str, tries: str, answer: str, *outcomes: str, reason: str = RULES, before: str = "") -> None:

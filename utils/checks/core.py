@@ -95,6 +95,10 @@ class Exercise:
         """Run the check on the functions of a lab's package (or of anything that has them as attributes)."""
         self.check(*(getattr(self.home(package), name) for name in self.functions), seed=seed)
 
+    def rerun(self, seed: int) -> str:
+        """The call that runs the check again on the same cases: ``check_gelu(gelu, seed=7)``."""
+        return f"{self.check.__name__}({', '.join(self.functions)}, seed={seed})" if self.check else f"seed={seed}"
+
     def tolerance_of(self, name: str) -> Tolerance:
         """How far the observation of that name may be from the solution's."""
         fitting = [beginning for beginning in self.tolerances if name.startswith(beginning)]
@@ -145,8 +149,9 @@ def message(
 ) -> str:
     """Lay out a failed check as the course does everywhere.
 
-    The headline follows the exercise's name; ``details`` are indented lines (first bad index, owner, map of tiles);
-    ``cause`` is the likely reason in a sentence; ``reproduce`` names the seed and the case.
+    The headline follows the exercise's name; ``details`` are indented lines (first wrong index, the program that
+    computed it, a map of tiles); ``cause`` is the likely cause, or what to do, in a sentence; ``reproduce`` is the call
+    that draws the same cases again, and the case.
     """
     lines = [f"{exercise}: {headline}", *(f"  {line}" for line in details)]
     if cause:
@@ -174,6 +179,6 @@ def fail(exercise: Exercise, headline: str, details: Sequence[str] = (), cause: 
 
 def passed(exercise: Exercise, notice: str, seed: int, cases: int) -> None:
     """Print the verdict of a passed check and what to notice in it."""
-    print(f"✓ {exercise}: {cases} cases agree (seed {seed})")
+    print(f"✓ {exercise}: {f'all {cases} cases pass' if cases > 1 else '1 case passes'} (seed {seed})")
     if notice:
         print(f"  {notice}")

@@ -21,20 +21,20 @@ _MOST_CASES_NAMED = 6
 _MOST_LINES = 6  # of an exception's text after its first line
 
 _COMPILED_ONLY = (
-    "compiled, programs run at the same time, threads of a program too, tl.dot rounds float32 to TF32 unless it has "
-    "input_precision='ieee', and torch.empty holds old data: which of these does the kernel rely on?"
+    "a compiled kernel runs programs, and the threads of a program, at the same time; tl.dot rounds float32 to TF32 "
+    "unless it has input_precision='ieee'; torch.empty holds old data: which of these matters here?"
 )
 
 
 def stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int, more: Sequence[str] = ()) -> None:
     """Raise the message of a problem that a case has, if there is one, with ``more`` lines of detail."""
     if problem is not None:
-        core.fail(exercise, problem.headline, [*problem.details, *more], problem.cause, reproduce(case, seed))
+        core.fail(exercise, problem.headline, [*problem.details, *more], problem.cause, reproduce(exercise, case, seed))
 
 
-def reproduce(case: Case, seed: int) -> str:
-    """What it takes to see a failure again."""
-    return f"seed {seed}, shape {case} ({case.kind})"
+def reproduce(exercise: Exercise, case: Case, seed: int) -> str:
+    """How to reproduce a failure: ``check_gelu(gelu, seed=7), case row=5 col=33 float32 (ragged)``."""
+    return f"{exercise.rerun(seed)}, case {case} ({case.kind})"
 
 
 def explain(
@@ -61,7 +61,7 @@ def explain(
         said = getattr(error, "error_message", None) or str(error)  # Triton's compiler puts the source first
         headline, *more = f"{type(error).__name__}: {said}".splitlines()
         text = core.message(
-            exercise, headline, [*more[:_MOST_LINES], *lines, *others], reproduce=reproduce(trial.case, seed)
+            exercise, headline, [*more[:_MOST_LINES], *lines, *others], reproduce=reproduce(exercise, trial.case, seed)
         )
         raise core.CheckFailed(text) from trial.error
     if trial.form is not None:
@@ -70,7 +70,7 @@ def explain(
             trial.form.headline,
             [*trial.form.details, *others],
             trial.form.cause,
-            reproduce(trial.case, seed),
+            reproduce(exercise, trial.case, seed),
         )
     wrong = trial.wrong[0]
     position = trial.differences.index(wrong)
@@ -79,8 +79,11 @@ def explain(
         tiling = tiling([trial, *trials])
     headline, lines = tensors.describe(wrong, tiling)
     evidence = Evidence(trial, wrong, position, trials, reference, tiling, names)
-    cause = diagnoses.diagnose(evidence, rules) or (_COMPILED_ONLY if stage.compiled else "")
-    core.fail(exercise, headline, [*lines, *others], cause, reproduce(trial.case, seed))
+    if cause := diagnoses.diagnose(evidence, rules):
+        cause = f"likely cause: {cause}"
+    elif stage.compiled:
+        cause = _COMPILED_ONLY
+    core.fail(exercise, f"{wrong.name}: {headline}", [*lines, *others], cause, reproduce(exercise, trial.case, seed))
 
 
 def _which_cases(trials: Sequence[Trial]) -> str:
@@ -92,5 +95,6 @@ def _which_cases(trials: Sequence[Trial]) -> str:
         return ", ".join(found[:_MOST_CASES_NAMED] + more)
 
     count = sum(trial.failed for trial in trials)
-    right = f"; right in: {labels(False)}" if count < len(trials) else ""
-    return f"wrong in {count} of {len(trials)} cases: {labels(True)}{right}"
+    if count == len(trials):
+        return f"all {count} cases fail: {labels(True)}"
+    return f"{count} of {len(trials)} cases fail{'' if count > 1 else 's'}: {labels(True)}; these pass: {labels(False)}"

@@ -292,39 +292,39 @@ def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False
     for call in seen.calls:
         if call.base == "compile":
             return Problem(
-                f"torch.compile is called by {call.where}", "the exercise is to write what it would generate"
+                f"torch.compile is called by {call.where}", "write the kernel that it would generate yourself"
             )
         for family in rules.families:
             if call.base in FAMILIES[family] and call.base not in rules.allow:
-                ready = "leaves PyTorch for NumPy" if family == "NumPy" else f"is a ready-made {family} operator"
-                return Problem(f"{call.name} is called by {call.where}", f"it {ready}: the exercise is to write it")
+                kind = "converts to NumPy" if family == "NumPy" else f"is a built-in {family} operator"
+                return Problem(f"{call.name} is called by {call.where}", f"it {kind}: implement the operation yourself")
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
     if limit is not None and seen.largest is not None and seen.largest.elements > limit:
         big = seen.largest
         shape = " x ".join(map(str, big.shape)) or "1"
         return Problem(
-            f"a tensor of {shape} = {big.elements:,} elements is allocated, {int(limit):,} is the most that is needed",
-            "a whole intermediate is written to memory: keep one tile of it on chip and finish with it before the next",
+            f"largest allocation: expected at most {int(limit):,} elements, got {big.elements:,} ({shape})",
+            "a whole intermediate tensor is written to memory: keep one tile of it on chip at a time",
             (f"by {big.name} in {big.where}",),
         )
     if not rules.kernel:
         return None
     for name, module in seen.kernels:
         if module.split(".")[0] in ("utils", "torch", *_READY_MADE_LIBRARIES):
-            return Problem(f"the kernel {name} of {module} is launched", "the exercise is to write that kernel")
+            return Problem(f"the kernel {name} from {module} is launched", "write that kernel yourself")
     if not seen.kernels and not empty:
-        return Problem("no Triton kernel is launched", "the function must start its kernel: kernel[grid](...)")
+        return Problem("no Triton kernel is launched", "launch your kernel: kernel[grid](...)")
     fetched = [call for call in seen.calls if call.name.startswith("aten.") and call.base == "local_scalar_dense"]
     if len(fetched) > MOST_FETCHED:
         return Problem(
             f"{len(fetched):,} single elements are fetched into Python by {fetched[0].where}",
-            "each is a wait for the GPU, and Python does the kernel's work: do it inside the kernel",
+            "each one waits for the GPU, and Python does the kernel's work: do it inside the kernel",
         )
     for call in seen.calls:
         if call.name.startswith("aten.") and call.base not in BOOKKEEPING and call.base not in rules.allow:
             return Problem(
                 f"PyTorch computes part of the result: {call.name} is called by {call.where}",
-                "each such operator reads and writes whole tensors once more: do this inside the kernel",
+                "each such operator makes one more pass over whole tensors: do this inside the kernel",
             )
     return None
 

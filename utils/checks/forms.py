@@ -45,12 +45,12 @@ def _odd_type(value: object) -> str:
     if value is None:
         return "None: is a `return` missing?"
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)} values where one number is due: {value!r}"
+        return f"a {type(value).__name__} of {len(value)} values, expected one number: {value!r}"
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Number):
         kind = f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
-        return f"a {kind}: work with the plain Python numbers that you are given (a tensor rounds large counts)"
+        return f"a {kind}, expected a Python number: use the arguments as they are (a tensor rounds large counts)"
     if isinstance(value, bool):
-        return f"{value!r}, a truth value where a number is due"
+        return f"the bool {value!r}, expected a number"
     return ""
 
 
@@ -68,8 +68,10 @@ class Count(Form):
         if isinstance(value, numbers.Integral):
             return ""
         if isinstance(value, numbers.Real):
-            return f"the float {value!r} where an integer is due: divide with // (a float loses ones above 2**53)"
-        return f"{value!r} of type {type(value).__name__} where an integer is due"
+            return (
+                f"the float {value!r}, expected an int: divide with // (above 2**53 a float cannot hold every integer)"
+            )
+        return f"{value!r} of type {type(value).__name__}, expected an int"
 
     def show(self, value: object) -> str:
         return f"{value:,}" if isinstance(value, numbers.Integral) else repr(value)
@@ -88,8 +90,8 @@ class Rate(Form):
         if problem := _odd_type(value):
             return problem
         if not isinstance(value, numbers.Real):
-            return f"{value!r} of type {type(value).__name__} where a number is due"
-        return "" if math.isfinite(value) else f"{value!r}: a finite number is due"
+            return f"{value!r} of type {type(value).__name__}, expected a number"
+        return "" if math.isfinite(value) else f"{value!r}, expected a finite number"
 
     def same(self, value: object, expected: object) -> bool:
         return math.isclose(value, expected, rel_tol=self.tolerance, abs_tol=0.0)
@@ -114,7 +116,7 @@ class Within(Rate):
     factor: float = 2.0
 
     def problem(self, value: object) -> str:
-        return super().problem(value) or ("" if value > 0 else f"{value!r}: a number above zero is due")
+        return super().problem(value) or ("" if value > 0 else f"{value!r}, expected a positive number")
 
     def same(self, value: object, expected: object) -> bool:
         return 1 / self.factor <= value / expected <= self.factor
@@ -141,9 +143,9 @@ class Table(Form):
         if value is None:
             return "None: is a `return` missing?"
         if not isinstance(value, Mapping):
-            return f"a {type(value).__name__} where a dictionary with the keys {', '.join(self.keys)} is due"
+            return f"a {type(value).__name__}, expected a dict with the keys {', '.join(self.keys)}"
         if set(value) != set(self.keys):
-            return f"the keys {', '.join(map(repr, value)) or 'none'} where {', '.join(map(repr, self.keys))} are due"
+            return f"the keys {', '.join(map(repr, value)) or 'none'}, expected {', '.join(map(repr, self.keys))}"
         for key in self.keys:
             if problem := self.entry.problem(value[key]):
                 return f"under {key!r} {problem}"

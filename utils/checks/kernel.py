@@ -107,7 +107,7 @@ def check_kernel(
         stage = stages.pop(0)
         trials: list[Trial] = []
         for case in drawn:
-            with lost_gpu.told(exercise, stage.details, reproduce(case, seed)):
+            with lost_gpu.told(exercise, stage.details, reproduce(exercise, case, seed)):
                 args = tuple(inputs(case))
                 wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
                 trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
@@ -120,9 +120,9 @@ def check_kernel(
             empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
             stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
             if len(trials) == 1 and (used := forbid.ready_made(student)):
-                cause = "the exercise is to write what it does"
+                cause = "implement the operation yourself"
                 name = getattr(student, "__name__", "the function")
-                stop_at(exercise, Problem(f"{name} uses {used}, a ready-made solution", cause), case, seed)
+                stop_at(exercise, Problem(f"{name} uses a built-in solution, {used}", cause), case, seed)
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
@@ -147,7 +147,7 @@ def check_kernel(
         core.fail(exercise, problem.headline, problem.details, problem.cause)
     left_out = ""
     if isinstance(cases, Cases) and "far" in cases.layouts and not any(case.layout == "far" for case in drawn):
-        left_out = "offsets beyond 2^31 were not tried: this machine has too little memory"
+        left_out = "offsets beyond 2^31 were not tested: this machine has too little memory"
     core.passed(exercise, "\n  ".join(line for line in (notice, measured, left_out) if line), seed, len(drawn))
 
 

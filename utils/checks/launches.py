@@ -48,7 +48,7 @@ def launched(trials: Sequence[Trial], kernel: str) -> dict[str, Any] | None:
 def never_launched(kernel: str, trial: Trial) -> Problem:
     """What to say of a trial that should have launched a kernel and did not."""
     ran = ", ".join(dict.fromkeys(launch.kernel for launch in trial.profile.launches)) or "none"
-    return Problem(f"{kernel} is never launched", f"these kernels are: {ran}; keep the names of the stub")
+    return Problem(f"{kernel} is never launched", f"the kernels that are launched: {ran}; keep the stub's names")
 
 
 class _Kernel:
@@ -83,8 +83,8 @@ def no_atomics(trial: Trial) -> Problem | None:
         if counters.bytes_atomic:
             return Problem(
                 f"{name} is updated by atomic operations ({counters.bytes_atomic:,} bytes)",
-                "programs reach an atomic in another order on each run, and floating-point sums depend on the order: "
-                "the gradient would differ from run to run; give each strip its own row of partial sums",
+                "programs reach an atomic in a different order on each run, and floating-point sums depend on it, so "
+                "the gradient differs from run to run; give each row split its own row of partial sums",
             )
     return None
 

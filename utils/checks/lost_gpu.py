@@ -35,8 +35,8 @@ def is_lost() -> bool:
 def refuse(exercise: core.Exercise) -> None:
     """Raise :class:`CheckFailed` where the GPU was lost before this check began."""
     if is_lost():
-        cause = "a kernel that ran earlier touched memory that is not its own"
-        core.fail(exercise, "the GPU was lost before this check began", [cause], RESTART)
+        cause = "an earlier kernel made an illegal memory access"
+        core.fail(exercise, "the CUDA context was lost before this check began", [cause], RESTART)
 
 
 @contextmanager
@@ -50,5 +50,5 @@ def told(exercise: core.Exercise, details: Sequence[str] = (), reproduce: str = 
         if not is_lost():
             raise
         said = (str(error) or type(error).__name__).splitlines()[0]
-        text = core.message(exercise, f"the GPU stopped: {said}", details, RESTART, reproduce)
+        text = core.message(exercise, f"CUDA context lost: {said}", details, RESTART, reproduce)
         raise core.CheckFailed(text) from error

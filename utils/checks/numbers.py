@@ -58,7 +58,7 @@ def _refuse_ready_made(exercise: Exercise, question: Question, function: Callabl
     if not callable(function):
         fail(
             exercise,
-            f"the check takes the function {question.name} itself, got {function!r}: leave out the parentheses",
+            f"expected the function {question.name}, got {function!r}: pass {question.name}, not {question.name}(...)",
         )
     if found := imports_of(function, forbidden):
         _fail_ready_made(exercise, question, found)
@@ -67,8 +67,8 @@ def _refuse_ready_made(exercise: Exercise, question: Question, function: Callabl
 def _fail_ready_made(exercise: Exercise, question: Question, found: Sequence[str]) -> None:
     fail(
         exercise,
-        f"{question.name} leans on the course's ready-made answer ({found[0]})",
-        cause="the point is to derive it once yourself; from the next notebook on, do use the ready-made one",
+        f"{question.name} uses the course's own solution ({found[0]})",
+        cause="derive it yourself in this exercise; from the next notebook on you may use the course's function",
     )
 
 
@@ -142,7 +142,7 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
     if made.called:
         _fail_ready_made(exercise, question, made.called)
     if made.late:
-        hint = "find the formula: a loop over every operation cannot finish at this size"
+        hint = "use a closed formula: a loop over every operation takes too long at this size"
         fail(exercise, f"{written} did not return in time", cause=hint)
     return made.value if made.error is None else Raised(made.error)
 
@@ -162,10 +162,10 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
         details.append(f"... and {len(wrong) - SHOWN_CASES} more")
     fail(
         exercise,
-        f"{question.name} is wrong{entry} in {len(wrong)} of {len(answers)} cases",
+        f"{question.name}{entry}: {len(wrong)} of {len(answers)} cases fail{'' if len(wrong) > 1 else 's'}",
         details,
         diagnose(question, answers),
-        f"seed {seed}, {wrong[0].case.call(question.name)}",
+        f"{exercise.rerun(seed)}, case {wrong[0].case.call(question.name)}",
     )
 
 
@@ -216,7 +216,7 @@ def _common_tag(answers: Sequence[Answer]) -> str:
     """Whether one tag tells the wrong cases from the right ones."""
     for tag in {answer.case.tag for answer in answers if not answer.right} - {""}:
         if all((answer.case.tag == tag) != answer.right for answer in answers):
-            return f"every other case is right: it goes wrong with {tag}"
+            return f"every case with {tag} fails, and every other case passes"
     return ""
 
 
@@ -229,7 +229,7 @@ def _constant_ratio(form: Form, answers: Sequence[Answer]) -> str:
     ratio = Fraction(ratios[0]).limit_denominator(64)
     if not ratio or any(abs(r / float(ratio) - 1) > 1e-6 for r in ratios):
         return ""
-    return f"in every case your answer is {ratio} of what is expected: which factor is missing or counted twice?"
+    return f"every result is {ratio} of what is expected: which factor is missing or counted twice?"
 
 
 def _check_refusals(
@@ -242,14 +242,16 @@ def _check_refusals(
         bad = Case({**case.arguments, **changed})
         written = bad.call(question.name)
         named = min(value) if isinstance(value, list) and value else value
-        wanted = f"it must raise a ValueError that names the value {named!r}"
+        expected = f"expected a ValueError whose message contains {named!r}"
         made = attempt(function, bad.arguments, forbidden)
         if made.late:
-            fail(exercise, f"{written} did not return in time", [wanted])
+            fail(exercise, f"{written} did not return in time", [expected])
         if made.error is None:
-            reason = "what is let in here turns up much later as a wrong number: refuse it at the door"
-            fail(exercise, f"{written} returned {made.value!r} instead of refusing the value", [wanted], reason)
+            reason = (
+                "validate arguments on entry: a bad value that gets past here shows up much later as a wrong number"
+            )
+            fail(exercise, f"{written} returned {made.value!r} for an invalid argument", [expected], reason)
         if not isinstance(made.error, ValueError) or str(named) not in str(made.error):
             error = f"{type(made.error).__name__}: {made.error}"
-            fail(exercise, f"{written} raised {error}", [wanted, *tail(made.error)])
+            fail(exercise, f"{written} raised {error}", [expected, *tail(made.error)])
     return len(refusals)

@@ -51,7 +51,7 @@ class Raised:
 class Mistake:
     """A known way to get a question wrong.
 
-    ``says`` completes "this is what you get when ..."; ``computes`` takes the question's arguments and gives the value
+    ``says`` completes "likely cause: ..."; ``computes`` takes the question's arguments and gives the value
     that the mistake leads to, or raises what it makes a student's function raise (a division by zero, a missing key);
     ``classic`` is its number in the notebook's classic wrong answers (0: not listed).
     """
@@ -69,7 +69,7 @@ class Mistake:
 
     def __str__(self) -> str:
         pointer = f': see "classic wrong answers" {self.classic}' if self.classic else ""
-        return f"this is what you get when {self.says}{pointer}"
+        return f"likely cause: {self.says}{pointer}"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ def run_speed(speed: Speed, student: Callable[..., Any]) -> tuple[str, Problem |
     if reached >= speed.at_least:
         return line, None
     cause = (
-        "the traffic is within budget, so look at how it is asked for: tile sizes, num_warps, "
-        "neighbouring lanes on neighbouring addresses"
+        "the traffic is within budget, so look at how memory is accessed: tile sizes, num_warps, "
+        "and coalescing (neighbouring lanes on neighbouring addresses)"
     )
-    return line, Problem(f"{line}; {speed.at_least:g} times is asked for", cause)
+    return line, Problem(
+        f"expected at least {speed.at_least:g} times the speed of {speed.peer_name}, got {line}", cause
+    )

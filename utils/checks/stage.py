@@ -22,12 +22,12 @@ class Stage:
     @property
     def details(self) -> list[str]:
         """What to say about an exception that costs the process its GPU."""
-        return ["compiled; in the interpreter no access of any case is out of bounds"] if self.compiled else []
+        return ["compiled; in the interpreter no case accesses memory out of bounds"] if self.compiled else []
 
     def said(self, trial: Trial) -> list[str]:
         """What to say about a case that goes wrong at this stage and was right before."""
         if self.compiled:
-            return ["the interpreter runs every case right: only the compiled kernel goes wrong"]
+            return ["every case passes in the interpreter and fails only when the kernel is compiled"]
         if self.configuration:
             constants = ", ".join(f"{name}={value}" for name, value in trial.constants.items())
             return [

@@ -19,7 +19,7 @@ from utils.checks.traffic import OVERFLOW
 
 def _out_of_bounds(e: Evidence) -> str:
     found = e.findings("out_of_bounds")
-    return f"the kernel leaves its tensor ({found[0]}): the mask is missing there, or compares with the wrong size"
+    return f"out-of-bounds access ({found[0]}): its mask is missing, or compares with the wrong size"
 
 
 # ---- which cases fail
@@ -155,7 +155,7 @@ def _factor_sentence(e: Evidence) -> str:
     if factor is not None and abs(factor + 1) < 5e-3:
         return "every element has the wrong sign"
     known = f" ({' or '.join(named[:2])})" if named else ""
-    return f"every element is {number(factor)} times what it should be{known}: a factor is missing or applied twice"
+    return f"every element is {number(factor)} times the expected value{known}: a factor is missing or applied twice"
 
 
 def _constant_offset(e: Evidence) -> float | None:
@@ -213,10 +213,7 @@ def _never(e: Evidence) -> torch.Tensor:
     return e.difference.never_written
 
 
-_CARRY = (
-    "what a program carries from tile to tile (running maximum, sum, accumulator) is not updated or not rescaled "
-    "when the next tile comes"
-)
+_CARRY = "the running state (maximum, denominator, accumulator) is not updated or not rescaled for the next tile"
 
 #: The rules that hold for any kernel, the most telling first.
 GENERIC: tuple[Diagnosis, ...] = (
@@ -229,113 +226,113 @@ GENERIC: tuple[Diagnosis, ...] = (
             e.only(lambda case: case.layout != "contiguous")
             or (not e.trial.args[0].is_contiguous() and _ignores_strides(e))
         ),
-        "only inputs that are not contiguous go wrong: the kernel steps through memory without their strides; "
+        "only non-contiguous inputs fail: the kernel ignores their strides; "
         "pass x.stride() to it and multiply each index by its own stride",
     ),
     Diagnosis(
         lambda e: e.findings("uninitialized_reads"),
-        lambda e: f"the kernel reads memory that nothing has written ({e.findings('uninitialized_reads')[0]})",
+        lambda e: f"the kernel reads uninitialized memory ({e.findings('uninitialized_reads')[0]})",
     ),
     Diagnosis(
         lambda e: bool(_never(e).all()),
-        "nothing is ever written into the output: is the kernel launched on it, and does it end in tl.store?",
+        "the output is never written: is the kernel launched on it, and does it end with tl.store?",
     ),
     Diagnosis(
         lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()),
-        "the last, ragged tile is never written: the grid has too few programs, it needs triton.cdiv(size, BLOCK), "
+        "the partial last tile is never written: the grid has too few programs; it needs triton.cdiv(size, BLOCK), "
         "not size // BLOCK",
     ),
     Diagnosis(
         lambda e: _beyond_first_program(e) is not None and bool((_never(e) == _beyond_first_program(e)).all()),
-        "only the first program's tile is written: the store's offsets do not use tl.program_id, "
+        "only the first program's tile is written: the store offsets ignore tl.program_id, "
         "or the grid has a single program",
     ),
     Diagnosis(
         lambda e: bool(_never(e)[e.bad].all()),
-        "these elements are never written: no program's store covers them (too small a grid, a mask that cuts too "
-        "much, or two programs that write the same tile)",
+        "these elements are never written: no program's store covers them (the grid is too small, a mask excludes "
+        "too much, or two programs write the same tile)",
     ),
     Diagnosis(lambda e: bool(e.findings("out_of_bounds")), _out_of_bounds),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude != 1),
-        "only large values go wrong: exp overflows unless the maximum is subtracted first, "
+        "only large values fail: exp overflows unless the maximum is subtracted first, "
         "and sums of large terms need float32",
     ),
     Diagnosis(
         lambda e: _last_tile(e),
         lambda e: (
-            f"only the last, ragged tile along {_last_tile(e)} is wrong: the mask is missing there, "
-            "or its `other` value takes part in the result"
+            f"only the partial last tile along {_last_tile(e)} differs: a mask is missing, "
+            "or the `other` value of a masked load enters the result"
         ),
     ),
     Diagnosis(
         lambda e: e.only(_ragged(e)) and any(trial.failed and _plain(trial.case) for trial in e.trials),
-        "only sizes that the tile does not divide go wrong: lanes beyond the end take part; check the mask of each "
-        "load and the `other` value it gives them",
+        "only sizes that are no multiple of the tile fail: lanes past the end enter the result; check the mask of each "
+        "load and its `other` value",
     ),
     Diagnosis(
         lambda e: e.right.numel() > 0 and bool((e.got == 0).all()),
-        "the result is zero everywhere: the accumulator is never added to, or something else than it is stored",
+        "the result is zero everywhere: nothing is added to the accumulator, or something else is stored",
     ),
     Diagnosis(
         _transposed,
-        "this is the right result transposed: rows and columns are swapped in the store's or a load's offsets",
+        "this is the transpose of the right result: rows and columns are swapped in the offsets of a load or the store",
     ),
     Diagnosis(_swapped_inputs, _swapped_sentence),
     Diagnosis(_constant_factor, _factor_sentence),
     Diagnosis(
         _constant_offset,
-        lambda e: f"every element is off by the same {number(_constant_offset(e))}: a constant is added or missing",
+        lambda e: (
+            f"every element differs by the same constant, {number(_constant_offset(e))}: a term is added or missing"
+        ),
     ),
     Diagnosis(
         _repeats_first_tile,
-        "each tile holds what the first one should: the loads' offsets do not use tl.program_id",
+        "every tile repeats tile 0: the load offsets ignore tl.program_id",
     ),
-    Diagnosis(_shift, lambda e: f"each tile holds what {_shift(e)} should: a program number is off by one"),
+    Diagnosis(_shift, lambda e: f"each tile holds the values of {_shift(e)}: the program id is off by one"),
     Diagnosis(
         lambda e: e.only(_low_precision) and bool((e.got.isinf() & ~e.right.isinf()).any()),
-        "right in float32, but the values overflow in the shorter type: convert to float32 before the arithmetic",
+        "float32 passes, but values overflow in the 16-bit dtype: convert to float32 before the arithmetic",
     ),
     Diagnosis(
         lambda e: e.only(_low_precision),
         lambda e: (
-            f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: "
+            f"right in float32, but too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: "
             "convert to float32 after loading, accumulate in float32, and round once when storing"
         ),
     ),
     Diagnosis(
         _three_digits,
         (
-            "right to about three digits only: a float32 value passes through a shorter type on its way "
-            "(a conversion, or tl.dot in TF32: input_precision='ieee')"
+            "only about three digits are right: a float32 value is rounded to a narrower format on the way "
+            "(a conversion, or tl.dot in TF32: use input_precision='ieee')"
         ),
     ),
     Diagnosis(
         _later_tiles,
-        lambda e: f"right while one tile covers {_later_tiles(e)}, wrong from its second tile on: {_CARRY}",
+        lambda e: f"right while one tile covers {_later_tiles(e)}, wrong from the second tile on: {_CARRY}",
     ),
     Diagnosis(
         lambda e: e.findings("races"),
-        lambda e: f"programs overwrite each other's results ({e.findings('races')[0]})",
+        lambda e: f"race: programs overwrite each other's results ({e.findings('races')[0]})",
     ),
     Diagnosis(
         lambda e: _nan(e) and bool(e.got.isnan().all()),
-        "every element is NaN: 0/0, inf - inf, or arithmetic on memory that nothing has written",
+        "every element is NaN: 0/0, inf - inf, or arithmetic on uninitialized memory",
     ),
     Diagnosis(
         _nan,
-        "NaN appears where a number belongs: 0/0 or inf - inf, as in a row whose every element is masked, "
-        "or arithmetic on memory that nothing has written",
+        "NaN where a finite value is expected: 0/0 or inf - inf, as in a fully masked row, "
+        "or arithmetic on uninitialized memory",
     ),
     Diagnosis(
         lambda e: _first_tile_right(e),
         lambda e: (
             f"the first tile along {_first_tile_right(e)} is right and each later one is wrong: {_CARRY}, "
-            "or an offset that grows with the tile's number is wrong"
+            "or an offset that grows with the tile index is wrong"
         ),
     ),
-    Diagnosis(_option, lambda e: "only cases with {}={} go wrong".format(*_option(e))),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.kind == "one element"), "only the smallest case goes wrong: sizes of one"
-    ),
+    Diagnosis(_option, lambda e: "only cases with {}={} fail".format(*_option(e))),
+    Diagnosis(lambda e: e.only(lambda case: case.kind == "one element"), "only the case with all sizes 1 fails"),
 )

@@ -205,22 +205,24 @@ def wrong_form(name: str, got: Any, target: Target, inputs: Mapping[str, torch.T
     """
     if not isinstance(got, torch.Tensor):
         cause = "the function ends without a return statement" if got is None else ""
-        return Problem(f"{name} is {got!r:.80}, a tensor is asked for", cause)
+        return Problem(f"expected {name} to be a tensor, got {got!r:.80}", cause)
     shape = tuple(got.shape)
     if shape != target.shape:
         return Problem(
-            f"{name} has shape {_shape(shape)}, {_shape(target.shape)} is right", _shape_cause(shape, target.shape)
+            f"expected {name}.shape {_shape(target.shape)}, got {_shape(shape)}", _shape_cause(shape, target.shape)
         )
     if got.dtype != target.dtype:
         cause = "allocate the output in the input's dtype; compute in float32 and convert when storing"
-        return Problem(f"{name} is {_dtype(got.dtype)}, {_dtype(target.dtype)} is right", cause)
+        return Problem(f"expected {name}.dtype {_dtype(target.dtype)}, got {_dtype(got.dtype)}", cause)
     device = next((value.device for value in inputs.values()), got.device)
     if got.device != device:
-        return Problem(f"{name} is on {got.device}, the inputs are on {device}", "allocate it with device=x.device")
+        return Problem(
+            f"expected {name} on {device}, as the inputs, got {got.device}", "allocate it with device=x.device"
+        )
     for input_name, value in inputs.items():
         if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
-            cause = "allocate a tensor of its own for the result"
-            return Problem(f"{name} shares its memory with the input {input_name}", cause)
+            cause = "allocate a new tensor for the result"
+            return Problem(f"{name} shares memory with the input {input_name}", cause)
     return None
 
 
@@ -236,9 +238,9 @@ def _shape_cause(got: tuple[int, ...], right: tuple[int, ...]) -> str:
     if sorted(got) == sorted(right):
         return "two axes are swapped"
     if math.prod(got) == math.prod(right):
-        return "the elements are all there: reshape the result to the shape of the input before returning it"
+        return "the number of elements is right: reshape the result to the shape of the input before returning it"
     if len(got) == len(right) and all(g >= r for g, r in zip(got, right)):
-        return "the output keeps the padding up to whole tiles: allocate the exact size and mask the store"
+        return "the output is padded to whole tiles: allocate the exact size and mask the store"
     return ""
 
 
@@ -270,16 +272,16 @@ def describe(difference: Difference, tiling: Tiling | None) -> tuple[str, list[s
     total = difference.bad.numel()
     headline = (
         f"{difference.count:,} of {total:,} elements differ "
-        f"(largest error {number(difference.largest_error)}, allowed {number(difference.allowed)})"
+        f"(max abs error {number(difference.largest_error)}, tolerance {number(difference.allowed)})"
     )
     first, shape = difference.first, tuple(difference.bad.shape)
     axes = tiling.axes if tiling else [f"axis{i}" for i in range(len(shape))]
     index = ", ".join(f"{axis}={i}" for axis, i in zip(axes, first))
     where = f"{difference.name}[{index}]" if shape else difference.name
-    owner = f", owned by {tiling.describe(first, shape)}" if tiling and shape else ""
+    owner = f", computed by {tiling.describe(first, shape)}" if tiling and shape else ""
     got, right = _told_apart(difference.got[first].item(), difference.right[first].item())
     got = "never written" if difference.never_written[first] else got
-    lines = [f"first at {where}{owner}", f"there: {got}, right is {right}"]
+    lines = [f"first mismatch: {where}{owner}", f"expected {right}, got {got}"]
     if tiling and shape:
         lines += tiling.map(difference.bad.numpy(), first)
     return headline, lines

@@ -178,7 +178,7 @@ class Tiling:
         marks = self.bad_tiles(bad)
         marks = marks[tuple(slice(None) if d in drawn else tile[d.name] for d in self.dimensions)]
         where = " ".join(f"{d.name}={tile[d.name]}" if d.tile == 1 else f"{d.name} tile {tile[d.name]}" for d in fixed)
-        title = f"bad {self.noun}s{', ' + where if where else ''}:"
+        title = f"wrong {self.noun}s{', ' + where if where else ''}:"
         legend = "('.' right, 'X' wrong)"
         rows = ["".join("X" if mark else "." for mark in row) for row in np.atleast_2d(marks)]
         rows = [row if len(row) <= _MAP_COLUMNS else row[: _MAP_COLUMNS - 1] + "…" for row in rows]
@@ -189,5 +189,5 @@ class Tiling:
         stop = min(start + _MAP_LINES, len(rows))
         above = [f"… {start} lines of tiles above"] if start else []
         below = [f"… {len(rows) - stop} more lines of tiles"] if stop < len(rows) else []
-        names = f"a line for each tile of {drawn[0].name}, a mark for each tile of {drawn[1].name}"
+        names = f"one line per tile of {drawn[0].name}, one mark per tile of {drawn[1].name}"
         return [f"{title}   {legend}, {names}", *(f"  {row}" for row in above + rows[start:stop] + below)]

@@ -18,8 +18,8 @@ _SHOWN = 3
 
 #: What goes wrong where only the ``far`` layout does.
 OVERFLOW = (
-    "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
-    "convert the index first: row.to(tl.int64) * stride"
+    "only offsets beyond 2^31 are wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
+    "convert the index to 64 bits first: row.to(tl.int64) * stride"
 )
 
 
@@ -112,8 +112,8 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
                 if _bytes(formula, case) == 0:
                     continue
                 known = ", ".join(profile.by_argument) or "none"
-                cause = f"the arguments it does use: {known}; keep the names of the stub"
-                return Problem(f"no kernel reads or writes an argument {name}", cause)
+                cause = f"the arguments that are used: {known}; keep the stub's names"
+                return Problem(f"no kernel loads or stores through an argument named {name}", cause)
             counted = getattr(profile.by_argument[name], f"bytes_{verb}")
             problem = _compare(name, verb, counted, formula, budget, case)
             if problem:
@@ -127,8 +127,11 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
             return problem
     if budget.flops is not None and not _within(profile.flops, _bytes(budget.flops, case), budget):
         allowed = _bytes(budget.flops, case) * budget.factor
-        cause = "tiles are multiplied that cannot change the result: skip them" if profile.flops > allowed else ""
-        return Problem(f"the kernel's dots take {profile.flops:,} FLOPs, the budget is {_plain(allowed)}", cause)
+        cause = "some tiles that are multiplied cannot change the result: skip them" if profile.flops > allowed else ""
+        return Problem(
+            f"tl.dot: expected {'' if budget.exact else 'at most '}{_plain(allowed)} FLOPs, got {profile.flops:,}",
+            cause,
+        )
     return None
 
 
@@ -141,29 +144,28 @@ def _compare(name: str, verb: str, counted: int, formula: Formula, budget: Budge
     if _within(counted, needed, budget):
         return None
     allowed = needed * budget.factor
-    numbers = f"{counted:,} bytes {verb}, {_plain(allowed)} allowed"
+    at_most = "" if budget.exact else "at most "
     if name and isinstance(formula, Times) and formula.one_pass(case):
-        action = "read" if verb == "loaded" else "written"
         one = formula.one_pass(case)
-        headline = f"{name} is {action} {counted / one:.1f} times, the budget is {allowed / one:.3g}: {numbers}"
+        headline = f"{name} is {verb} {counted / one:.1f} times, expected {at_most}{allowed / one:.3g} "
+        headline += f"({counted:,} bytes, expected {_plain(allowed)})"
     else:
-        headline = f"{name}: {numbers}" if name else f"the kernels move too much: {numbers}"
-        headline = headline if counted > allowed else headline.replace("move too much", "move too little")
+        headline = f"{name or 'total traffic'}: expected {at_most}{_plain(allowed)} bytes {verb}, got {counted:,}"
     return Problem(headline, _cause(verb, counted, needed))
 
 
 def _cause(verb: str, counted: float, needed: float) -> str:
     if counted < needed:
-        return f"not everything is {verb}: part of the tensor is skipped"
+        return f"part of the tensor is never {verb}"
     if needed == 0:
-        return f"this argument need not be {verb} at all"
+        return f"nothing needs to be {verb} through this argument"
     if verb == "stored":
         return (
             "intermediate results are written out, or several programs write the same elements: store each result once"
         )
     if counted / needed >= 1.9:
-        return "the same elements are loaded again: load a tile once and keep it on chip until every use of it is done"
-    return "some elements are loaded that no result needs: tiles overlap, or a loop takes a step too many"
+        return "the same elements are loaded more than once: load a tile once and keep it on chip until its last use"
+    return "some loaded elements are never needed: tiles overlap, or a loop runs one iteration too many"
 
 
 def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
@@ -174,16 +176,16 @@ def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
     kinds: Sequence[tuple[str, str, str, str]] = (
         (
             "out_of_bounds",
-            "access outside its tensor",
-            "accesses outside their tensor",
-            "the values may look right here; on a GPU this reads or overwrites other memory, or stops the kernel: "
+            "out-of-bounds access",
+            "out-of-bounds accesses",
+            "the values may be right here, but on a GPU this reads or overwrites other memory, or aborts the kernel: "
             "give each load and store a mask that compares its offsets with the tensor's size",
         ),
         (
             "uninitialized_reads",
-            "read of memory that nothing has written",
-            "reads of memory that nothing has written",
-            "torch.empty leaves whatever was there before: write it first, or allocate with torch.zeros",
+            "uninitialized read",
+            "uninitialized reads",
+            "torch.empty does not initialize its memory: write it first, or allocate with torch.zeros",
         ),
         (
             "races",

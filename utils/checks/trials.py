@@ -77,12 +77,12 @@ def _form(
     trial: Trial, outputs: Sequence[str], named: Mapping[str, torch.Tensor], before: Sequence[torch.Tensor | None]
 ) -> Problem | None:
     if len(trial.outputs) != len(outputs):
-        wanted = f"{len(outputs)} {'is' if len(outputs) == 1 else 'are'} asked for: {', '.join(outputs)}"
-        return Problem(f"{len(trial.outputs)} outputs are returned, {wanted}")
+        plural = "" if len(outputs) == 1 else "s"
+        return Problem(f"expected {len(outputs)} output{plural} ({', '.join(outputs)}), got {len(trial.outputs)}")
     for name, old, new in zip(_fill(named, len(trial.args)), before, trial.args):
         if old is not None and tensors.changed(old, new):
-            cause = "write the result into a tensor of its own; callers still need their input"
-            return Problem(f"the input {name} was changed in place", cause)
+            cause = "write the result to a new tensor: the caller still needs the input"
+            return Problem(f"input {name} was modified in place", cause)
     problems = map(lambda *pair: tensors.wrong_form(*pair, named), outputs, trial.outputs, trial.targets)
     return next((problem for problem in problems if problem), None)
 

@@ -87,11 +87,11 @@ _TILED_MISTAKES = (
     *_accumulation(TILED, 3),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous"),
-        classic("only operands that are not contiguous go wrong: each index has a stride of its own", 1),
+        classic("only non-contiguous operands fail: each index has a stride of its own", 1),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.sizes["k"] % _block_k(e, TILED) != 0),
-        classic("only sizes K that BLOCK_K does not divide go wrong: mask both loads along K, with other=0", 2),
+        classic("only sizes K that are no multiple of BLOCK_K fail: mask both loads along K, with other=0", 2),
     ),
 )
 
@@ -211,8 +211,8 @@ _DESCRIPTOR_MISTAKES = (
     Diagnosis(
         lambda e: e.only(lambda case: case.layout == "transposed"),
         classic(
-            "only operands stored column by column go wrong: their descriptor describes the transpose, so the offsets "
-            "change places and the tile is turned with .T",
+            "only column-major operands fail: their descriptor describes the transpose, so the offsets "
+            "are swapped and the tile is transposed with .T",
             4,
         ),
     ),

@@ -84,7 +84,7 @@ _DELTA_MISTAKES = (
     same_as(lambda o, do: (o * do).amax(-1), classic("this is the largest product: delta is their sum", 3)),
     Diagnosis(
         tiles.not_contiguous,
-        classic("only inputs that are not contiguous go wrong: o and dO have four strides each", 4),
+        classic("only non-contiguous inputs fail: o and dO have four strides each", 4),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.dtype.itemsize < 4),

@@ -175,7 +175,7 @@ def mistakes(
         *(Diagnosis(product(wrong), classic(cause, products)) for wrong, cause in _PRODUCTS),
         Diagnosis(
             tiles.not_contiguous,
-            classic("only inputs that are not contiguous go wrong: each tensor has strides of its own, dO too", do),
+            classic("only non-contiguous inputs fail: each tensor has strides of its own, dO too", do),
         ),
     )
 

@@ -108,8 +108,7 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
         ),
         "strides": Diagnosis(
             not_contiguous,
-            "only inputs that are not contiguous go wrong: each axis of each tensor has a stride of its own, "
-            "the last one too",
+            "only non-contiguous inputs fail: each axis of each tensor has a stride of its own, the last one too",
         ),
         "head_dim": Diagnosis(
             lambda e: e.only(lambda case: case.sizes["D"] & (case.sizes["D"] - 1) != 0),

@@ -18,7 +18,7 @@ GELU, GELU_LAUNCH = "2.1: GeLU", "2.1: GeLU, the launch"
 GELU_Y = "y = x / (1 + tl.exp(-2 * u))"
 GELU_U = "u = 0.7978845608028654 * (x + 0.044715 * x * x * x)"
 GELU_LOAD = "x = tl.load(x_row + along(start + lanes, step, WIDE), mask=mask)"
-wrong(GELU, "no mask", "accesses outside their tensor", "wrote out_ptr", UNMASKED, edits={", mask=mask": ""})
+wrong(GELU, "no mask", "out-of-bounds accesses", "wrote out_ptr", UNMASKED, edits={", mask=mask": ""})
 wrong(GELU, "no mask on the load", "outside of its shape", UNMASKED, edits={"WIDE), mask=mask": "WIDE)"})
 wrong(
     GELU_LAUNCH,
@@ -30,7 +30,7 @@ wrong(
 wrong(
     GELU,
     "no step",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     "`step` apart",
     edits={"along(start + lanes, step, WIDE)": "start + lanes"},
 )
@@ -65,14 +65,14 @@ wrong(
 wrong(
     GELU,
     "through float16",
-    "right to about three digits only",
-    "passes through a shorter type",
+    "only about three digits are right",
+    "rounded to a narrower format",
     edits={"x = x.to(tl.float32)": "x = x.to(tl.float16).to(tl.float32)"},
 )
 wrong(
     GELU,
     "reads twice",
-    "x_ptr is read 2.0 times, the budget is 1",
+    "x_ptr is loaded 2.0 times, expected 1",
     "keep it on chip",
     edits={GELU_Y: f"{GELU_LOAD}.to(tl.float32)\n        {GELU_Y}"},
 )
@@ -80,7 +80,7 @@ wrong(
     GELU_LAUNCH,
     "calls PyTorch",
     "torch.nn.functional.gelu is called by gelu",
-    "is a ready-made activation operator",
+    "is a built-in activation operator",
     edits={"grid = ": 'return torch.nn.functional.gelu(x, approximate="tanh")\n        grid = '},
 )
 wrong(
@@ -108,7 +108,7 @@ wrong(
 wrong(
     RELU,
     "bias without its stride",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"along(column, bias_step, WIDE)": "column"},
 )
 wrong(
@@ -122,7 +122,7 @@ wrong(RELU, "no ReLU", "there is no ReLU", edits={"tl.maximum(x + bias[None, :],
 wrong(
     RELU_BACK,
     "mask from dout",
-    "first at dx",
+    "first mismatch: dx",
     "dout decides what is cut, not out",
     '"classic wrong answers" 3',
     edits={"tl.where(out > 0": "tl.where(dout > 0"},
@@ -159,7 +159,7 @@ wrong(
     RELU_BACK,
     "atomics",
     "is updated by atomic operations",
-    "differ from run to run",
+    "differs from run to run",
     edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
     also={RELU_BACK_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
@@ -167,7 +167,7 @@ wrong(RELU, "rows not masked", "outside of its shape", edits={"row[:, None] < nu
 wrong(
     RELU,
     "bias loaded for each row",
-    "bias_ptr is read",
+    "bias_ptr is loaded",
     "keep it on chip",
     edits={
         "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None]"
@@ -178,7 +178,7 @@ wrong(
 wrong(
     RELU_BACK,
     "tail never written",
-    "first at dx",
+    "first mismatch: dx",
     "never written: a row has triton.cdiv(columns, BLOCK) blocks",
     edits={"tl.cdiv(columns, BLOCK)": "tl.maximum(columns // BLOCK, 1)"},
     also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
@@ -252,7 +252,7 @@ wrong(
 wrong(
     SUM,
     "32-bit offsets",
-    "only offsets beyond 2^31 go wrong",
+    "only offsets beyond 2^31 are wrong",
     "row.to(tl.int64)",
     edits={
         ROW_OFFSET: "row.to(tl.int32) // size_2 // size_1 * stride_0"
@@ -325,7 +325,7 @@ wrong(
     DWEIGHT,
     "atomics",
     "partial_ptr is updated by atomic operations",
-    "differ from run to run",
+    "differs from run to run",
     edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
     also={DWEIGHT_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
@@ -350,7 +350,11 @@ wrong(
     edits={"(strip * tiles_per_strip + tile)": "(strip + tile)"},
 )
 wrong(
-    DX, "columns left out", "first at dx", "never written", edits={"% blocks_per_row * BLOCK": "% blocks_per_row * 0"}
+    DX,
+    "columns left out",
+    "first mismatch: dx",
+    "never written",
+    edits={"% blocks_per_row * BLOCK": "% blocks_per_row * 0"},
 )
 
 # ---- 2.5 softmax of short rows
@@ -366,7 +370,7 @@ wrong(
 wrong(
     SHORT,
     "no maximum",
-    "only large values go wrong",
+    "only large values fail",
     "maximum is subtracted first",
     '"classic wrong answers" 2',
     edits={f"x - {SHORT_MAX}": "x"},
@@ -395,7 +399,7 @@ wrong(SHORT, "rows not masked", "outside of its shape", edits={"row[:, None] < n
 wrong(
     SHORT,
     "reads twice",
-    "x_ptr is read 2.0 times, the budget is 1",
+    "x_ptr is loaded 2.0 times, expected 1",
     edits={
         "numerator = ": "x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask,"
         ' other=-float("inf")).to(tl.float32)\n        numerator = '
@@ -411,7 +415,7 @@ wrong(
     SHORT_LAUNCH,
     "calls PyTorch",
     "torch.softmax is called by",
-    "ready-made softmax operator",
+    "built-in softmax operator",
     edits={"grid = ": "return torch.softmax(x, -1)\n        grid = "},
 )
 
@@ -453,13 +457,13 @@ wrong(
 wrong(
     LONG,
     "no maximum",
-    "only large values go wrong",
+    "only large values fail",
     edits={LONG_MAX: "new_maximum = maximum", "-3.0e38": "0.0"},
 )
 wrong(
     LONG,
     "three reads",
-    "x_ptr is read 3.0 times, the budget is 2",
+    "x_ptr is loaded 3.0 times, expected 2",
     "maximum and sum come out of one pass",
     '"classic wrong answers" 6',
     edits={"for again": f"{FIRST_LOOP}for again"},
@@ -512,7 +516,7 @@ wrong(
 wrong(
     TILED,
     "K not masked",
-    "only sizes K that BLOCK_K does not divide go wrong",
+    "only sizes K that are no multiple of BLOCK_K fail",
     '"classic wrong answers" 2',
     edits={" & (inner[None, :] < K - start)": "", "(inner[:, None] < K - start) & ": ""},
 )
@@ -550,11 +554,11 @@ wrong(
     "never written",
     edits={"triton.cdiv(M, tile.m)": "max(1, M // tile.m)", "triton.cdiv(N, tile.n)": "max(1, N // tile.n)"},
 )
-wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 go wrong", edits={"if WIDE:": "if False:"})
+wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 are wrong", edits={"if WIDE:": "if False:"})
 wrong(
     TILED,
     "a loaded twice",
-    "a_ptr is read",
+    "a_ptr is loaded",
     "keep it on chip",
     edits={
         DOT: "a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)\n"

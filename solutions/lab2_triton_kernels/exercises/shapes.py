@@ -20,7 +20,7 @@ def too_inaccurate(advice: str, number: int) -> Diagnosis:
     return Diagnosis(
         lambda e: e.only(lambda case: case.dtype.itemsize < 4),
         lambda e: classic(
-            f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: {advice}", number
+            f"right in float32, but too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: {advice}", number
         ),
     )
 
@@ -62,8 +62,8 @@ def far(seed: int, col: int) -> list[Case]:
 
 FAR = Diagnosis(
     lambda e: e.only(lambda case: case.layout == "far"),
-    "only offsets beyond 2^31 go wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
-    "convert the index first: row.to(tl.int64)",
+    "only offsets beyond 2^31 are wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
+    "convert the index to 64 bits first: row.to(tl.int64)",
 )
 
 #: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
@@ -71,13 +71,12 @@ MISTAKES = (
     FAR,
     Diagnosis(
         lambda e: e.only(lambda case: "batch" in case.sizes),
-        "only tensors whose rows do not lie evenly go wrong, such as x.transpose(0, 1): one stride does not lead to "
+        "only tensors without one stride from row to row fail, such as x.transpose(0, 1): one stride does not lead to "
         "every row; where row r starts is row_offset(r, size_1, size_2, stride_0, stride_1, stride_2)",
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
-        "only inputs that are not contiguous go wrong: a row starts at row_offset(row, ...), and its elements are "
-        "`step` apart",
+        "only non-contiguous inputs fail: a row starts at row_offset(row, ...), and its elements are `step` apart",
     ),
 )
 

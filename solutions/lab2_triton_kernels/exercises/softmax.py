@@ -56,9 +56,7 @@ def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormal
         same_as(lambda x: torch.log_softmax(x, -1), classic("this is the logarithm of softmax", unnormalised)),
         Diagnosis(
             lambda e: e.only(lambda case: case.magnitude != 1),
-            classic(
-                "only large values go wrong: exp overflows unless the row's maximum is subtracted first", no_maximum
-            ),
+            classic("only large values fail: exp overflows unless the row's maximum is subtracted first", no_maximum),
         ),
         *shapes.MISTAKES,
         shapes.too_inaccurate("exponentials and their sum need float32; round once, when storing", precision),
@@ -222,9 +220,8 @@ def _not_three_reads(trial: Trial) -> Problem | None:
     one = every(trial.case).one_pass(trial.case)
     if counters is None or one == 0 or counters.bytes_loaded != 3 * one:
         return None
-    numbers = f"{counters.bytes_loaded:,} bytes loaded, {2 * one:,} allowed"
     return Problem(
-        f"x_ptr is read 3.0 times, the budget is 2: {numbers}",
+        f"x_ptr is loaded 3.0 times, expected 2 ({counters.bytes_loaded:,} bytes, expected {2 * one:,})",
         classic("maximum and sum come out of one pass: rescale the sum when a new maximum comes", 6),
     )
 

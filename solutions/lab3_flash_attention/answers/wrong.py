@@ -31,7 +31,7 @@ wrong(
 wrong(
     MERGE,
     "overflow",
-    "only large values go wrong",
+    "only large values fail",
     edits={"d1 * r1 + d2 * r2": "(d1 * torch.exp(m1) + d2 * torch.exp(m2)) * torch.exp(-safe)"},
 )
 wrong(
@@ -126,7 +126,7 @@ wrong(
     STEP,
     "ready made",
     "torch.softmax",
-    "ready-made softmax operator",
+    "built-in softmax operator",
     edits={"p = torch.exp(": "torch.softmax(scores, -1)\n        p = torch.exp("},
 )
 wrong(
@@ -160,7 +160,7 @@ wrong(
     "no rescale",
     "neither the running sum nor the accumulator is rescaled",
     '"classic wrong answers" 1',
-    "owned by program",
+    "computed by program",
     edits={"d * rescale": "d", "o * rescale[:, None]": "o"},
 )
 wrong(
@@ -236,7 +236,7 @@ wrong(
 wrong(
     LOOP,
     "strides of k for v",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
 )
 wrong(
@@ -249,8 +249,8 @@ wrong(
 wrong(
     LOOP,
     "no mask on the load",
-    "the kernel leaves its tensor",
-    "the mask is missing there",
+    "out-of-bounds access",
+    "its mask is missing",
     edits={"BLOCK_N, HEAD_DIM, BLOCK_D, False": "BLOCK_N, HEAD_DIM, BLOCK_D, True"},
 )
 wrong(
@@ -276,7 +276,7 @@ wrong(
     "off by one",
     "a query does not see its own key",
     '"classic wrong answers" 1',
-    "owned by program",
+    "computed by program",
     edits={"column <= row": "column < row"},
 )
 wrong(VISIBLE, "one too many", "a query sees the key after its own", edits={"column <= row": "column <= 1 + row"})
@@ -346,7 +346,7 @@ wrong(
     DELTA,
     "dO twice",
     "dO is multiplied by itself",
-    "owned by program",
+    "computed by program",
     edits={"o.to(tl.float32) * do": "do.to(tl.float32) * do"},
 )
 wrong(DELTA, "O twice", "O is multiplied by itself", edits={"* do.to": "* o.to"})
@@ -364,7 +364,7 @@ wrong(DELTA, "largest", "this is the largest product", edits={"tl.sum(": "tl.max
 wrong(
     DELTA,
     "strides of o for dO",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_ob, stride_oh, stride_on, stride_od"},
 )
 
@@ -437,8 +437,8 @@ wrong(
 wrong(
     FIRST,
     "nothing skipped",
-    "q_ptr is read",
-    "the budget is",
+    "q_ptr is loaded",
+    "times, expected",
     edits={"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"},
 )
 wrong(
@@ -467,7 +467,7 @@ wrong(
 wrong(
     DKDV,
     "strides",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, Nq * 0 + HEAD_DIM, 1"},
 )
 wrong(
@@ -511,7 +511,7 @@ wrong(DQ, "last step only", "only the last tile is left", edits={"k, dq, input":
 wrong(
     DQ,
     "strides",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
 )
 wrong(DQ_STORE, "raced", "race", edits={"batch, head, first": "batch, head, 0"})
@@ -584,11 +584,11 @@ LOG_SUM = "(m1 + torch.log(d1)).logaddexp(m2 + torch.log(d2))"
 wrong(MERGE, "logaddexp", "by rounding: m + log d", edits={"d = d1 * r1 + d2 * r2": f"d = torch.exp({LOG_SUM} - safe)"})
 wrong(MERGE, "replaced maximum", "the maximum of two empty parts is -inf", edits={"return m, d": "return safe, d"})
 wrong(MERGE, "in another order", "maximum and sum stand in each other's place", edits={"return m, d": "return d, m"})
-wrong(MERGE, "in place", "the input d1 was changed in place", edits={"d = d1 * r1": "d1 *= r1; d = d1"})
+wrong(MERGE, "in place", "input d1 was modified in place", edits={"d = d1 * r1": "d1 *= r1; d = d1"})
 wrong(
     LOOP,
     "values with the keys' strides",
-    "only inputs that are not contiguous go wrong",
+    "only non-contiguous inputs fail",
     edits={"stride_vb, stride_vh, stride_vn, stride_vd": "stride_kb, stride_kh, stride_kn, stride_kd"},
 )
 RAW = {
@@ -642,9 +642,7 @@ wrong(
     edits={" // BLOCK_M * BLOCK_M": ""},
     also={DKDV: {"BLOCK_D, False, WIDE": "BLOCK_D, WHOLE_M, WIDE"}},
 )
-wrong(
-    FIRST, "negative", "the kernel leaves its tensor", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"}
-)
+wrong(FIRST, "negative", "out-of-bounds access", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"})
 wrong(
     DKDV, "L for delta", "the logsumexp is taken off where delta belongs", edits={"delta_ptr + rows": "lse_ptr + rows"}
 )

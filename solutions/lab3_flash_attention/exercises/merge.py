@@ -87,7 +87,7 @@ _COMMON = (
     ),
     Diagnosis(
         lambda e: bool(e.got.isfinite().all()) and e.only(lambda case: case.magnitude != 1),
-        "only large values go wrong, by rounding: m + log d keeps fewer digits of d the larger m is; merge d itself",
+        "only large values fail, by rounding: m + log d keeps fewer digits of d the larger m is; merge d itself",
     ),
     Diagnosis(
         lambda e: e.position == 0 and bool(e.got[e.bad].isfinite().all()) and e.only(lambda case: case.kind in _EMPTY),
@@ -95,7 +95,7 @@ _COMMON = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind not in _EMPTY and case.magnitude != 1),
-        classic("only large values go wrong: e^m overflows; e^(m1 - m) with the new maximum m never does", 4),
+        classic("only large values fail: e^m overflows; e^(m1 - m) with the new maximum m never does", 4),
     ),
 )
 
