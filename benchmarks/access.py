@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import cuda_program, family
+from benchmarks import benchmark_cli, cuda_program
 from utils import simt
-from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
 SOURCES = cuda_program.sources("access")
 
@@ -42,7 +42,7 @@ def sector_efficiency(pattern: str, element_size: int, stride: int, offset: int)
     return (read.bytes_requested + write.bytes_requested) / (read.bytes_moved + write.bytes_moved)
 
 
-LAYOUT = {
+SCHEMA = {
     "points": [
         {
             "pattern": TEXT,
@@ -90,8 +90,8 @@ def table(results: dict[str, Any]) -> str:
         for point in results["points"]
         if point["offset"] in (0, 1, 4, 7, 8, 16, 31, 32)
     ]
-    return family.text_table(["copy", "B", "stride", "offset", "useful TB/s", "of best", "model"], rows)
+    return benchmark_cli.text_table(["copy", "B", "stride", "offset", "useful TB/s", "of best", "model"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("access", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("access", measure, table, SCHEMA))

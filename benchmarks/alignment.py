@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, trace
+from benchmarks import benchmark_cli, trace
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 BASE = 4096
 AXES = ("k", "n", "m", "all")
@@ -23,7 +23,7 @@ DIVISORS = (1, 2, 4, 8, 16, 32, 64, 128)
 QUICK_DIVISORS = (1, 2, 8, 64)
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "base": SIZE,
     "points": [
@@ -92,8 +92,8 @@ def table(results: dict[str, Any]) -> str:
         ]
         for p in results["points"]
     ]
-    return family.text_table(["size", "us", "TFLOP/s", "of aligned time", "kernel"], rows)
+    return benchmark_cli.text_table(["size", "us", "TFLOP/s", "of aligned time", "kernel"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("alignment", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("alignment", measure, table, SCHEMA))

@@ -1,7 +1,7 @@
-"""Measures every family, each in its own process, so that one failure leaves the others: ``python -m benchmarks.all``.
+"""Runs every benchmark in a process of its own, so that one failure leaves the others: ``python -m benchmarks.all``.
 
-``--quick`` measures little and records nothing; names on the command line choose families. ``attention_tutorial`` needs
-a file that ``TRITON_TUTORIAL`` names, and fails without it.
+``--quick`` measures little and records nothing; names on the command line choose benchmarks. ``attention_tutorial``
+needs a file that ``TRITON_TUTORIAL`` names, and fails without it.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import runtime
 from utils.fingerprint import ROOT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the families and print a summary; return 1 when any of them failed."""
-    known = family.families()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.all", description="Measure every family and record it.")
+    """Run the benchmarks and print a summary; return 1 when any of them failed."""
+    known = benchmark_cli.benchmark_names()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.all", description="Measure every benchmark and record it."
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, a few seconds each, nothing recorded")
-    parser.add_argument("families", nargs="*", metavar="family", help=f"which to measure: {', '.join(known)}")
+    parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help=f"which to measure: {', '.join(known)}")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.families if name not in known]
+    unknown = [name for name in options.benchmarks if name not in known]
     if unknown:
-        parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(known)}")
+        parser.error(f"unknown benchmark {unknown[0]!r}; known: {', '.join(known)}")
     if not runtime.HAS_GPU:
         print("measuring needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
     outcomes = []
-    for name in options.families or known:
+    for name in options.benchmarks or known:
         start = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if options.quick else [])]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(outcomes: Sequence[tuple[str, int, float]]) -> int:
-    """Print one line a family (name, exit status, seconds); return 1 when any failed, else 0."""
+    """Print one line per benchmark (name, exit status, seconds); return 1 when any failed, else 0."""
     for name, status, seconds in outcomes:
         print(f"{'FAIL' if status else 'ok  '} {name:17s} {seconds:6.1f} s{f'  status {status}' if status else ''}")
     return int(any(status for _, status, _ in outcomes))

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, family, head_start, power, sustained
+from benchmarks import attention_speed, benchmark_cli, head_start, power, sustained
 from benchmarks.attention_speed import Shape
 from benchmarks.preheat import preheat
 from utils import timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 ANCHORED, INNER, OUTGROWN, CUDNN = "anchored", "inner loop", "outgrown", "cudnn"
 #: Keys at the start of a row whose scores lie below the others', and by how much.
@@ -96,7 +96,7 @@ def point(shape: Shape, rounds: int = ROUNDS, lap_seconds: float = sustained.LAP
     }
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "first_keys": SIZE,
     "growth": POSITIVE,
@@ -114,7 +114,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     shapes: Sequence[Shape] | None = None,
@@ -180,8 +180,8 @@ def table(results: Mapping[str, Any]) -> str:
         f"{item['watts']:.0f} W"
         for item in results["alone"]
     )
-    return family.text_table(heads, rows) + alone + why
+    return benchmark_cli.text_table(heads, rows) + alone + why
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_anchor", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_anchor", measure, table, SCHEMA))

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, tuning
+from benchmarks import benchmark_cli, tuning
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
 from utils.attention_math import AttentionShape, attention_flops
-from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, SIZE, TEXT, TIMING, each
 
 #: BLOCK_M (queries), BLOCK_N (keys), warps, stages
 Tiles = tuple[int, int, int, int]
@@ -99,7 +99,7 @@ def _try_all(jobs: Sequence[tuple[AttentionShape, Tiles]], workers: int) -> list
         return list(pool.map(try_tile, *zip(*jobs, strict=True)))
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "shapes": [each(SIZE, "batch", "heads", "seq_len", "head_dim")],
     "points": [
@@ -185,10 +185,10 @@ def table(results: Mapping[str, Any]) -> str:
             for (m, n), p in best(results, shape["head_dim"]).items()
         ]
         heads = ["tile", "warps", "registers", "spills", "shared", "TFLOP/s"]
-        texts.append(f"D = {shape['head_dim']}\n" + family.text_table(heads, rows))
+        texts.append(f"D = {shape['head_dim']}\n" + benchmark_cli.text_table(heads, rows))
     texts += [f"{key}: {why}" for key, why in results["refused"].items()]
     return "\n\n".join(texts)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_blocks", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_blocks", measure, table, SCHEMA))

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.attention_speed import SHAPE_LAYOUT
-from utils import record_layouts, records
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils import record_schemas, records
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 FORMAT = 1
 POINT = {
@@ -64,7 +64,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise BoardError(f"{path} is damaged, and left as it is: {error} (--board names another file)") from error
     except OSError as error:
         raise BoardError(f"{path} cannot be read: {error}") from error
-    problems = record_layouts.check(raw, BOARD, "board")
+    problems = record_schemas.check(raw, BOARD, "board")
     problems += [f"board.format must be {FORMAT}" for _ in range(1) if not problems and raw["format"] != FORMAT]
     problems += [] if problems else [text for i, row in enumerate(raw["rows"]) for text in incomplete(row, i)]
     if problems:
@@ -91,7 +91,7 @@ def add(path: Path, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     rows = [*read(path), dict(row)]
     board = {"format": FORMAT, "rows": rows}
-    problems = record_layouts.check(json.loads(json.dumps(board)), BOARD, "board") + incomplete(row, len(rows) - 1)
+    problems = record_schemas.check(json.loads(json.dumps(board)), BOARD, "board") + incomplete(row, len(rows) - 1)
     if problems:
         raise BoardError(f"{path} is left as it is: {problems[0]}")
     temporary = None
@@ -166,7 +166,9 @@ def board(key: tuple, rows: list[Mapping[str, Any]]) -> str:
         ratios = [f"{found[column]:.3f}" for column in ("all", *directions, "lowest")]
         table.append([f"{place:2d} {name}", *ratios, date, source])
     words = f"{device}, {dtype}, {' and '.join(directions)}, {len({shape[1:] for shape in shapes})} shapes"
-    text = family.text_table([f"times as fast as {base}", "mean", *directions, "lowest", "date", "source"], table)
+    text = benchmark_cli.text_table(
+        [f"times as fast as {base}", "mean", *directions, "lowest", "date", "source"], table
+    )
     return f"{words}\n{text}"
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, family, head_start
+from benchmarks import attention_speed, benchmark_cli, head_start
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import example_kernels, runtime, timing
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 #: (batch, heads, seq_len, head_dim, causal)
 Shape = tuple[int, int, int, int, bool]
@@ -92,7 +92,7 @@ def relative_distance(dq: torch.Tensor, other: torch.Tensor) -> float:
     return difference.item()
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "points": [
         {
@@ -110,7 +110,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     shapes: Sequence[Shape] | None = None,
@@ -174,8 +174,8 @@ def table(results: dict[str, Any]) -> str:
         "largest",
         "from second pass",
     ]
-    return family.text_table(headings, rows)
+    return benchmark_cli.text_table(headings, rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_determinism", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_determinism", measure, table, SCHEMA))

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from solutions import lab3_flash_attention as lab
 from utils import runtime
 from utils.checks import cases, tensors
-from utils.record_layouts import ERROR, POSITIVE, SIZE, TEXT, each
+from utils.record_schemas import ERROR, POSITIVE, SIZE, TEXT, each
 
 CASES = 312
 WORKERS = 15
@@ -182,7 +182,7 @@ def within(point: Mapping[str, Any]) -> bool:
     return all(output["error"] <= output["allowed"] for output in point["outputs"].values())
 
 
-LAYOUT = {
+SCHEMA = {
     "factor": POSITIVE,
     "points": [
         {
@@ -232,8 +232,10 @@ def table(results: Mapping[str, Any]) -> str:
         for point in results["points"]
         if not within(point)
     ]
-    return "\n".join([family.text_table(["output", "cases", "of the error allowed", "beyond it"], rows), *worst[:20]])
+    return "\n".join(
+        [benchmark_cli.text_table(["output", "cases", "of the error allowed", "beyond it"], rows), *worst[:20]]
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_errors", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_errors", measure, table, SCHEMA))

@@ -36,7 +36,15 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_board, attention_entry, attention_speed, family, head_start, hopper_ways, sustained
+from benchmarks import (
+    attention_board,
+    attention_entry,
+    attention_speed,
+    benchmark_cli,
+    head_start,
+    hopper_ways,
+    sustained,
+)
 from benchmarks.attention_board import YOURS, BoardError
 from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_entry import Entry, EntryError
@@ -197,7 +205,7 @@ def table(row: Mapping[str, Any]) -> str:
         rates = [f"{t['flops_per_second'] / 1e12:.0f}" if t else "" for t in map(item["timed"].get, names)]
         lines.append([attention_speed.name_of(item), *rates, f"{item['over'][YOURS]['ratio']:.3f}"])
     headings = ["TFLOP/s", *(row["name"] if name == YOURS else name for name in names), f"x {row['base']}"]
-    return family.text_table(headings, lines)
+    return benchmark_cli.text_table(headings, lines)
 
 
 def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -250,7 +258,7 @@ def enter(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 0 when a row was recorded, or the board printed."""
     options = arguments_of(arguments)

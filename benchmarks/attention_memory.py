@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.attention_ways import WAYS, call, forward
 from utils import runtime, timing
 from utils.attention_math import (
@@ -26,7 +26,7 @@ from utils.attention_math import (
     AttentionShape,
     attention_flops,
 )
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 HEADS, HEAD_DIM = 16, 64
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -76,7 +76,7 @@ def rounds_at(seq_len: int, quick: bool) -> int:
     return 4 if quick else 3 if seq_len > 32768 else 6 if seq_len > 8192 else 20
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "shape": each(SIZE, "batch", "heads", "head_dim"),
     "memory": [{"way": TEXT, "pass": TEXT, "seq_len": SIZE, "peak_bytes": SIZE}],
@@ -191,15 +191,15 @@ def table(results: Mapping[str, Any]) -> str:
                 ms = f"{took[n, way] * 1e3:,.2f} ms" if (n, way) in took else "-"
                 cells.append(f"{ms} {peaks[n, way] / 1e6:,.0f} MB" if (n, way) in peaks else "-")
             rows.append([n, *cells])
-        texts.append(f"{name}\n" + family.text_table(["N", *ways], rows))
+        texts.append(f"{name}\n" + benchmark_cli.text_table(["N", *ways], rows))
     rows = [
         [w["name"], f"{w['seconds'] * 1e3:.2f}", f"{w['ratio']:.2f}", f"{w['peak_bytes'] / 1e9:.2f}"]
         for w in results["published"]["ways"]
     ]
-    texts.append("published configuration\n" + family.text_table(["way", "ms", "faster", "peak, GB"], rows))
+    texts.append("published configuration\n" + benchmark_cli.text_table(["way", "ms", "faster", "peak, GB"], rows))
     texts += [f"{key}: {why}" for key, why in results["refused"].items()]
     return "\n\n".join(texts)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_memory", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_memory", measure, table, SCHEMA))

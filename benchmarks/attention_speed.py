@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import family, head_start, power, sustained
+from benchmarks import benchmark_cli, head_start, power, sustained
 from benchmarks.preheat import preheat
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 TOKENS = 16384
 HIDDEN = 2048
@@ -162,7 +162,7 @@ ALONE_LAYOUT = {
     **SHAPE_LAYOUT,
     **each(POSITIVE, "seconds", "flops_per_second", "clock_hz", "watts", "celsius"),
 }
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "points": [POINT_LAYOUT],
     "long": POINT_LAYOUT,
@@ -171,7 +171,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     shapes: Sequence[Shape] | None = None,
@@ -245,7 +245,7 @@ def table(results: Mapping[str, Any]) -> str:
         rates = [f"{t['flops_per_second'] / 1e12:.0f}" if t else "" for t in map(item["timed"].get, names)]
         ratios = [f"{r['ratio']:.3f}" if r else "" for r in map(item["ours_over"].get, peers)]
         rows.append([name_of(item), *rates, *ratios])
-    text = family.text_table(["TFLOP/s", *names, *(f"x {name}" for name in peers)], rows)
+    text = benchmark_cli.text_table(["TFLOP/s", *names, *(f"x {name}" for name in peers)], rows)
     long = ", ".join(f"{name} {t['seconds'] * 1e3:.3f}" for name, t in results["long"]["timed"].items())
     why = "".join(f"\n{name}: {reason}" for name, reason in results["unavailable"].items())
     alone = "".join(
@@ -257,4 +257,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_speed", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_speed", measure, table, SCHEMA))

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import attention_ways, family
+from benchmarks import attention_ways, benchmark_cli
 from utils import runtime
-from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT
+from utils.record_schemas import COUNT, POSITIVE, SIZE, TEXT
 
 HEADS, HEAD_DIM = 4, 64
 SIZES = (1024, 4096, 16384)
@@ -128,7 +128,7 @@ def methods(tiles: Sequence[int], in_use: Sequence[str]) -> list[tuple[str, str,
     return found
 
 
-LAYOUT = {
+SCHEMA = {
     "heads": SIZE,
     "head_dim": SIZE,
     "points": [
@@ -193,8 +193,8 @@ def table(results: Mapping[str, Any]) -> str:
             if point["tile"] in (0, tiles[0], tiles[-1]):
                 name = f"{point['method']}, {point['softmax']}" + (f", tile {point['tile']}" if point["tile"] else "")
                 rows.append([*where.values(), name, f"{point['rms']:.2e}", f"{point['rms'] / base:.2f}"])
-    return family.text_table(["inputs", "dtype", "N", "method", "rms", "over standard"], rows)
+    return benchmark_cli.text_table(["inputs", "dtype", "N", "method", "rms", "over standard"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_stability", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_stability", measure, table, SCHEMA))

@@ -20,14 +20,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import attention_speed, family, head_start, sustained
+from benchmarks import attention_speed, benchmark_cli, head_start, sustained
 from benchmarks.attention_speed import SHAPES, Shape
 from benchmarks.preheat import preheat
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import trace
 from utils import timing
 from utils.fingerprint import ROOT
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 _STEPS = "solutions/capstone_hopper/steps"
 SOURCES = [
@@ -128,7 +128,7 @@ def kind_of(each: steps.Step) -> str:
     return "package" if each is steps.PACKAGE else "try" if each in steps.TRIES else "step"
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "steps": [
         {
@@ -168,7 +168,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     shapes: Sequence[Shape] | None = None,
@@ -234,7 +234,7 @@ def table(results: Mapping[str, Any]) -> str:
             rate, over = item["timed"].get(name), item["over_cudnn"].get(name)
             cells.append(f"{rate['flops_per_second'] / 1e12:.0f} {over['ratio']:.3f}" if rate and over else "")
         rows.append([name, *cells])
-    text = family.text_table(["TFLOP/s, x cuDNN", *map(label, results["points"])], rows)
+    text = benchmark_cli.text_table(["TFLOP/s, x cuDNN", *map(label, results["points"])], rows)
     spent = [
         f"{each['name']}: "
         + "; ".join(
@@ -254,4 +254,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("attention_steps", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("attention_steps", measure, table, SCHEMA))

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ways, family, profiler_truth
+from benchmarks import attention_ways, benchmark_cli, profiler_truth
 from benchmarks.attention_blocks import Tiles, tile_of_forward
 from solutions import lab3_flash_attention as lab
 from utils import runtime
 from utils.attention_math import AttentionShape, flash2_traffic, standard_cost
 from utils.fingerprint import ROOT
-from utils.record_layouts import COUNT, SIZE, TEXT, each
+from utils.record_schemas import COUNT, SIZE, TEXT, each
 
 SECTOR = 32
 DTYPE, DTYPE_NAME = torch.float16, "fp16"
@@ -220,7 +220,7 @@ def formula_bytes(name: str, shape: AttentionShape = LARGE_SHAPE) -> int:
     return flash2_traffic(shape, block_m, block_n, DTYPE_NAME).total
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "cases": [
         {
@@ -307,9 +307,9 @@ def table(results: Mapping[str, Any]) -> str:
         for item in results["large"]
     ]
     return (
-        family.text_table(["case", "what", "formula", "profiler", "hardware", "ratio", "because"], rows)
+        benchmark_cli.text_table(["case", "what", "formula", "profiler", "hardware", "ratio", "because"], rows)
         + "\n\nMB\n"
-        + family.text_table(["call", "kernels", "formula", *names], large)
+        + benchmark_cli.text_table(["call", "kernels", "formula", *names], large)
     )
 
 
@@ -319,4 +319,4 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["--count"]:
         print(json.dumps(count()))
     else:
-        raise SystemExit(family.run("attention_traffic", measure, table, LAYOUT))
+        raise SystemExit(benchmark_cli.run("attention_traffic", measure, table, SCHEMA))

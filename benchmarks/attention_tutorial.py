@@ -32,11 +32,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, family, sustained
+from benchmarks import attention_speed, benchmark_cli, sustained
 from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_speed import DIRECTIONS, OURS, Attention, Shape
 from benchmarks.preheat import preheat
-from utils.record_layouts import NOT_NEGATIVE, TEXT
+from utils.record_schemas import NOT_NEGATIVE, TEXT
 
 VARIABLE = "TRITON_TUTORIAL"
 TUTORIAL = "tutorial"
@@ -104,7 +104,7 @@ def distances(shape: Shape, attention: Attention) -> dict[str, float]:
     return {"forward": forward, "backward": max(backward)}
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "sha256": TEXT,
     "farthest": NOT_NEGATIVE,
@@ -113,7 +113,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     path: Path | None = None,
@@ -177,7 +177,7 @@ def table(results: dict[str, Any]) -> str:
     for item in results["points"]:
         rates = [f"{item['timed'][name]['flops_per_second'] / 1e12:.0f}" for name in (OURS, TUTORIAL)]
         rows.append([attention_speed.name_of(item), *rates, f"{item['ours_over'][TUTORIAL]['ratio']:.2f}"])
-    text = family.text_table(["TFLOP/s", OURS, TUTORIAL, "x tutorial"], rows)
+    text = benchmark_cli.text_table(["TFLOP/s", OURS, TUTORIAL, "x tutorial"], rows)
     why = "".join(f"\n{name}: not timed, {reason}" for name, reason in results["left_out"].items())
     return f"{text}\ntutorial of SHA-256 {results['sha256'][:16]}..., results within {results['farthest']:.2g}{why}"
 
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(f"attention_tutorial: {error}")
         return 1
-    return family.run("attention_tutorial", measure, table, LAYOUT, arguments)
+    return benchmark_cli.run("attention_tutorial", measure, table, SCHEMA, arguments)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import cuda_program, family
-from utils.record_layouts import POSITIVE, SIZE, TIMING
+from benchmarks import benchmark_cli, cuda_program
+from utils.record_schemas import POSITIVE, SIZE, TIMING
 
 SOURCES = cuda_program.sources("bandwidth")
 
 
 _POINT = {"working_set": SIZE, "bytes_per_second": POSITIVE, **TIMING, "bytes_per_cycle_per_sm": POSITIVE}
-LAYOUT = {"through_l1": [_POINT], "past_l1": [_POINT], "shared": _POINT}
+SCHEMA = {"through_l1": [_POINT], "past_l1": [_POINT], "shared": _POINT}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -40,7 +40,9 @@ def table(results: dict[str, Any]) -> str:
     shared = results["shared"]
     return "\n".join(
         [
-            family.text_table(["working set", "through L1, TB/s", "past L1, TB/s", "through L1, B/cycle/SM"], rows),
+            benchmark_cli.text_table(
+                ["working set", "through L1, TB/s", "past L1, TB/s", "through L1, B/cycle/SM"], rows
+            ),
             f"shared memory: {shared['bytes_per_second'] / 1e12:.2f} TB/s, "
             f"{shared['bytes_per_cycle_per_sm']:.1f} B/cycle/SM",
         ]
@@ -48,4 +50,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("bandwidth", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("bandwidth", measure, table, SCHEMA))

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, serving_work
+from benchmarks import benchmark_cli, serving_work
 from benchmarks.decoding import SHAPE, random_model
 from solutions.lab5_serving import ModelRunner
 from utils import timing
-from utils.record_layouts import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import ModelConfig
 from utils.serving.lengths import Draw, fixed, lognormal, poisson, uniform
 from utils.serving.metrics import Report
@@ -109,7 +109,7 @@ def load(share: float, rate: float, report: Report) -> dict[str, Any]:
 
 #: A workload under one scheduler: its steps, and the mean share of the batch's places that were taken.
 _SCHEDULED = {**TIMING, "tokens_per_second": POSITIVE, "steps": SIZE, "slots": POSITIVE}
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     **each(SIZE, "requests", "max_batch", "token_budget"),
     "prompts": [SIZE],
@@ -211,7 +211,7 @@ def table(results: Mapping[str, Any]) -> str:
         for point in results["spreads"]
     ]
     rates = ["continuous tokens/s", "static", "ratio", "of steps"]
-    first = family.text_table(["answers", "variation", "mean", "longest", *rates, "slots", "static"], rows)
+    first = benchmark_cli.text_table(["answers", "variation", "mean", "longest", *rates, "slots", "static"], rows)
     rows = [
         [
             f"{point['share']:.2f}",
@@ -222,8 +222,8 @@ def table(results: Mapping[str, Any]) -> str:
         for point in results["loads"]
     ]
     headings = ["load", "requests/s", "tokens/s", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p90", "p99"]
-    return f"{first}\n\ncapacity {results['capacity']:.1f} requests/s\n{family.text_table(headings, rows)}"
+    return f"{first}\n\ncapacity {results['capacity']:.1f} requests/s\n{benchmark_cli.text_table(headings, rows)}"
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("batching", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("batching", measure, table, SCHEMA))

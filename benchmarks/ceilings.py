@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, SIZE, TEXT, TIMING
 
 COPY_BYTES = [1 << power for power in range(20, 33)]
 LARGE_COPY = 1 << 28
@@ -68,7 +68,7 @@ def matmul_call(dtype: str, n: int) -> Callable[[], object]:
     return call
 
 
-LAYOUT = {
+SCHEMA = {
     "copy": [{"bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE}],
     "matmul": [{"dtype": TEXT, "n": SIZE, **TIMING, "flops_per_second": POSITIVE}],
     "unavailable": {str: TEXT},
@@ -140,8 +140,8 @@ def table(results: dict[str, Any]) -> str:
     ]
     missing = [[f"matmul {dtype}", f"not measured: {why}"] for dtype, why in results["unavailable"].items()]
     launch = [["shortest time", f"{results['launch']['seconds'] * 1e6:.2f} us"]]
-    return family.text_table(["what", "rate"], copies + products + missing + launch)
+    return benchmark_cli.text_table(["what", "rate"], copies + products + missing + launch)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("ceilings", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("ceilings", measure, table, SCHEMA))

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, head_start, trace
+from benchmarks import benchmark_cli, head_start, trace
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.fusion import SCALE, SHIFT
-from utils.record_layouts import RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import RATIO, SIZE, TEXT, TIMING
 
 ELEMENTS = 1 << 26
 #: Multiply-adds in the fused kernel; each is two operations an element.
@@ -85,7 +85,7 @@ def side_by_side(calls: dict[str, Callable[[], object]], rounds: int) -> list[di
     ]
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "elements": SIZE,
     "fused": [{"operations": SIZE, **TIMING}],
@@ -133,12 +133,12 @@ def table(results: dict[str, Any]) -> str:
         for kind in ("fused", "eager")
         for p in results[kind]
     ]
-    tables = [family.text_table(["chain", "us"], chains)]
+    tables = [benchmark_cli.text_table(["chain", "us"], chains)]
     for key, heading in (("relu_of_sum", "ReLU(X + B)"), ("sin2_cos2", "sin^2 + cos^2")):
         rows = [[p["name"], p["kernels"], f"{p['seconds'] * 1e6:,.1f}", f"{p['ratio']:.3f}"] for p in results[key]]
-        tables.append(family.text_table([heading, "kernels", "us", "x"], rows))
+        tables.append(benchmark_cli.text_table([heading, "kernels", "us", "x"], rows))
     return "\n".join(tables)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("chains", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("chains", measure, table, SCHEMA))

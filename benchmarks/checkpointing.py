@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.operator_classes import EncoderLayer
 from utils import runtime, timing
-from utils.record_layouts import COUNT, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, RATIO, SIZE, TEXT, TIMING, each
 
 SHAPE = {"batch": 32, "seq_len": 1024, "hidden": 1024, "heads": 16, "layers": 24}
 QUICK_SHAPE = {"batch": 4, "seq_len": 512, "hidden": 1024, "heads": 16, "layers": 8}
@@ -86,7 +86,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(runtime.DEVICE) - before
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "shape": each(SIZE, "batch", "seq_len", "hidden", "heads", "layers"),
     "input_bytes": SIZE,
@@ -95,7 +95,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False, shape: Mapping[str, int] | None = None, segments: Sequence[int] | None = None
 ) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def table(results: dict[str, Any]) -> str:
         for v in results["variants"]
     ]
     sizes = f"a layer saves {results['layer_bytes'] / 1e6:.1f} MB, its input is {results['input_bytes'] / 1e6:.1f} MB"
-    return sizes + "\n" + family.text_table(["layers a segment", "peak, GB", "ms", "of the time without"], rows)
+    return sizes + "\n" + benchmark_cli.text_table(["layers a segment", "peak, GB", "ms", "of the time without"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("checkpointing", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("checkpointing", measure, table, SCHEMA))

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks import family, ranks
+from benchmarks import benchmark_cli, ranks
 from benchmarks.sustained import repeated
 from solutions.lab4_zero.averages import all_gather, all_reduce_mean, reduce_scatter_mean
 from solutions.lab4_zero.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from utils import distributed, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 from utils.transformer_math import ring_volume
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
@@ -97,7 +97,7 @@ def point(world_size: int, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "points": [
         {
@@ -146,8 +146,8 @@ def table(results: Mapping[str, Any]) -> str:
         ]
         for p in results["points"]
     ]
-    return family.text_table(["N x kind", "MiB", "ours GB/s", "nccl", "ours us", "nccl", "ratio"], rows)
+    return benchmark_cli.text_table(["N x kind", "MiB", "ours GB/s", "nccl", "ours us", "nccl", "ratio"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("collectives", measure, table, LAYOUT))
+    raise SystemExit(ranks.run("collectives", measure, table, SCHEMA))

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import family, operator_classes
+from benchmarks import benchmark_cli, operator_classes
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import Decoder, ModelConfig, attend_causally
 from utils.serving.model import rotary_frequencies
 
@@ -107,7 +107,7 @@ def step_cost(config: ModelConfig, batch: int, context: int, element_size: int =
     return flops, element_size * config.parameters + batch * context * config.kv_bytes_per_token(element_size)
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "model": {"name": TEXT, **each(SIZE, "parameters", "layers", "cache_bytes_per_token")},
     "contexts": [{"context": SIZE, "cached": TIMING, "recomputed": TIMING, **RATIO}],
@@ -123,7 +123,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 @torch.no_grad()
 def measure(
     quick: bool = False,
@@ -133,7 +133,7 @@ def measure(
     step_contexts: Sequence[int] = STEP_CONTEXTS,
     rounds: int = 25,
 ) -> dict[str, Any]:
-    """Everything in the record's layout; ``quick`` takes few sizes.
+    """Everything in the record's schema; ``quick`` takes few sizes.
 
     Raises:
         RuntimeError: there is no GPU here.
@@ -189,12 +189,12 @@ def table(results: dict[str, Any]) -> str:
     ]  # fmt: skip
     return "\n\n".join(
         [
-            family.text_table(["context", "cached ms", "recomputed ms", "x"], alone),
-            family.text_table(["context x batch", "ms", "tokens/s", "TB/s"], steps),
+            benchmark_cli.text_table(["context", "cached ms", "recomputed ms", "x"], alone),
+            benchmark_cli.text_table(["context x batch", "ms", "tokens/s", "TB/s"], steps),
             f"one sequence launched from Python: {results['launched']['seconds'] * 1e3:.3f} ms",
         ]
     )
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("decoding", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("decoding", measure, table, SCHEMA))

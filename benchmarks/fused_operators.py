@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from benchmarks import family, head_start
+from benchmarks import benchmark_cli, head_start
 from solutions import lab2_triton_kernels as lab
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 #: Elements of every large input: 1 GiB in bf16, far more than any cache holds.
 ELEMENTS = 1 << 29
@@ -116,7 +116,7 @@ def point(
     }  # fmt: skip
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "elements": SIZE,
     "points": [
@@ -165,8 +165,10 @@ def table(results: Mapping[str, Any]) -> str:
             rates["torch"], f"{item['of_copy']['ratio']:.3f}", f"{compiled['ratio']:.3f}" if compiled else "-",
             f"{item['of_peer']['torch']['ratio']:.2f}",
         ])  # fmt: skip
-    return family.text_table(["operator", "TB/s", "copy", "compile", "torch", "x copy", "x compile", "x torch"], rows)
+    return benchmark_cli.text_table(
+        ["operator", "TB/s", "copy", "compile", "torch", "x copy", "x compile", "x torch"], rows
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("fused_operators", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("fused_operators", measure, table, SCHEMA))

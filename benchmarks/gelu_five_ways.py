@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import cuda_gelu, family, head_start, trace
+from benchmarks import benchmark_cli, cuda_gelu, head_start, trace
 from utils import example_kernels, runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SOURCES = ["benchmarks/cuda/gelu.cu"]
 
@@ -48,7 +48,7 @@ def function(way: str) -> Callable[[torch.Tensor], torch.Tensor]:
     }[way]
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "elements": SIZE,
     "ways": [
@@ -120,8 +120,8 @@ def table(results: dict[str, Any]) -> str:
         for way in results["ways"]
     ]
     rows += [[name, "not measured", why, "", "", "", "", ""] for name, why in results["unavailable"].items()]
-    return family.text_table(["GeLU", "kernels", "in kernels, us", "GB", "us", "TB/s", "x", "longest"], rows)
+    return benchmark_cli.text_table(["GeLU", "kernels", "in kernels, us", "GB", "us", "TB/s", "x", "longest"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("gelu_five_ways", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("gelu_five_ways", measure, table, SCHEMA))

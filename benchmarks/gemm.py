@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, head_start
+from benchmarks import benchmark_cli, head_start
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = (2048, 4096, 8192)
 #: Which operands are stored column by column.
@@ -46,7 +46,7 @@ def point(n: int, layout: str, rounds: int) -> dict[str, Any]:
     }
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "points": [
         {"n": SIZE, "layout": TEXT, "timed": {str: {**TIMING, "flops_per_second": POSITIVE}}, "of_cublas": RATIO}
@@ -71,8 +71,8 @@ def table(results: Mapping[str, Any]) -> str:
         for name, timed in item["timed"].items():
             share = f"{item['of_cublas']['ratio']:.3f}" if name == OURS else ""
             rows.append([f"{item['n']} {item['layout']}: {name}", f"{timed['flops_per_second'] / 1e12:.1f}", share])
-    return family.text_table(["product", "TFLOP/s", "x cuBLAS"], rows)
+    return benchmark_cli.text_table(["product", "TFLOP/s", "x cuBLAS"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("gemm", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("gemm", measure, table, SCHEMA))

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import attention_speed, family, head_start, hopper_ways, sustained
+from benchmarks import attention_speed, benchmark_cli, head_start, hopper_ways, sustained
 from benchmarks.attention_speed import Shape
 from benchmarks.hopper_ways import DTYPES, FAST, LAB, OURS, PEERS, WORKERS
 from benchmarks.preheat import preheat
 from utils import timing
-from utils.record_layouts import NOT_NEGATIVE, RATIO, TEXT
+from utils.record_schemas import NOT_NEGATIVE, RATIO, TEXT
 
 SHAPES: tuple[Shape, ...] = (
     *attention_speed.SHAPES,
@@ -86,15 +86,15 @@ def point(
     }
 
 
-# ---- the family ------------------------------------------------------------------------------------------------------
+# ---- the benchmark ---------------------------------------------------------------------------------------------------
 
 
 #: A point: its dtype, and how the second mode compares.
 _POINT = {"dtype": TEXT, **attention_speed.POINT_LAYOUT, "fast_over": {str: RATIO}}
-LAYOUT = {"points": [_POINT], "long": [_POINT], "lap_seconds": {str: NOT_NEGATIVE}, "unavailable": {str: TEXT}}
+SCHEMA = {"points": [_POINT], "long": [_POINT], "lap_seconds": {str: NOT_NEGATIVE}, "unavailable": {str: TEXT}}
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     shapes: Sequence[Shape] | None = None,
@@ -166,7 +166,7 @@ def table(results: Mapping[str, Any]) -> str:
         ratios = [f"{item[over][peer]['ratio']:.3f}" if peer in item[over] else "" for over, peer in compared]
         rows.append([name_of(item), *rates, *ratios])
     headings = [*(f"x {peer}" for peer in peers), *(f"fast x {peer}" for peer in peers)]
-    lines = [family.text_table(["TFLOP/s", *names, *headings], rows)]
+    lines = [benchmark_cli.text_table(["TFLOP/s", *names, *headings], rows)]
     for dtype in results["lap_seconds"]:
         for mine, over in MODES:
             ranked = [item for item in items if item["dtype"] == dtype and "cudnn" in item[over]]
@@ -184,7 +184,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: :func:`benchmarks.family.run`'s, and how long to measure."""
+    """The command line: :func:`benchmarks.benchmark_cli.run`'s, and how long to measure."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.hopper_attention", description="Measure hopper_attention and record it."
     )
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lap_seconds = usual.lap_seconds if options.lap_seconds is None else options.lap_seconds / share
         effort[dtype] = Effort(rounds, lap_seconds, usual.warm_seconds)
     measured = functools.partial(measure, effort=effort, workers=options.workers)
-    return family.run("hopper_attention", measured, table, LAYOUT, ["--quick"] if options.quick else [])
+    return benchmark_cli.run("hopper_attention", measured, table, SCHEMA, ["--quick"] if options.quick else [])
 
 
 if __name__ == "__main__":

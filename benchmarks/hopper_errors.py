@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_errors, family, hopper_sanitize
+from benchmarks import attention_errors, benchmark_cli, hopper_sanitize
 from benchmarks.attention_determinism import bits
 from benchmarks.hopper_sanitize import MODES, Shape, attention, described, tensors, words
 from benchmarks.hopper_ways import need_hopper
-from utils.record_layouts import COUNT, ERROR, POSITIVE, SIZE, TEXT, each
+from utils.record_schemas import COUNT, ERROR, POSITIVE, SIZE, TEXT, each
 
 # Processes of their own.
 SOURCES = ["benchmarks/hopper_sanitize.py", "benchmarks/hopper_control.py"]
@@ -128,7 +128,7 @@ def poisoned(shape: Shape, dtype: torch.dtype, mode: str) -> dict[str, Any]:
     return {**described(shape, dtype, mode), "elements": sum(x.numel() for x in found), "bad": bad}
 
 
-# ---- the family ------------------------------------------------------------------------------------------------------
+# ---- the benchmark ---------------------------------------------------------------------------------------------------
 
 
 def tasks(count: int, longest: int, repeat: Sequence[Shape], poison: Sequence[Shape], runs: int) -> list[tuple]:
@@ -155,7 +155,7 @@ def run_task(function: Callable[..., dict[str, Any]], arguments: tuple) -> dict[
 
 #: What a check was tried on.
 _TRIED = {**each(TEXT, "mode", "dtype", "shape"), "head_dim": SIZE, "causal": bool}
-LAYOUT = {
+SCHEMA = {
     "factor": POSITIVE,
     "points": [{**_TRIED, "layout": TEXT, "scale": TEXT, "outputs": each(ERROR, "o", "lse", "dq", "dk", "dv")}],
     "poisoned": [{**_TRIED, "elements": SIZE, "bad": COUNT}],
@@ -165,7 +165,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False,
     count: int | None = None,
@@ -247,7 +247,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: :func:`benchmarks.family.run`'s, and compute-sanitizer's tools."""
+    """The command line: :func:`benchmarks.benchmark_cli.run`'s, and compute-sanitizer's tools."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.hopper_errors", description="Measure hopper_errors and record it."
     )
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", default=(), help="of compute-sanitizer: memcheck, racecheck...")
     options = parser.parse_args(arguments)
     measured = functools.partial(measure, tools=options.tools)
-    return family.run("hopper_errors", measured, table, LAYOUT, ["--quick"] if options.quick else [])
+    return benchmark_cli.run("hopper_errors", measured, table, SCHEMA, ["--quick"] if options.quick else [])
 
 
 if __name__ == "__main__":

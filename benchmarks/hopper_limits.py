@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, family, power
+from benchmarks import attention_speed, benchmark_cli, power
 from benchmarks.attention_speed import Shape
 from benchmarks.hopper_ways import need_hopper
 from solutions import capstone_hopper
 from utils import runtime
-from utils.record_layouts import COUNT, SIZE, TEXT, each
+from utils.record_schemas import COUNT, SIZE, TEXT, each
 
 # Lab 3 stands in on other GPUs, which are refused here.
 SOURCES = ["!solutions/lab3_flash_attention/"]
@@ -148,7 +148,7 @@ def _row(name: str, shape: Shape, reading: Mapping[str, float], flops: int) -> d
     return {"name": name, **where, **reading, "flops_per_second": flops / reading["seconds"]}
 
 
-LAYOUT = {
+SCHEMA = {
     "kernels": [
         {
             "pass": TEXT,
@@ -182,7 +182,7 @@ def table(results: Mapping[str, Any]) -> str:
          k["consumer_registers"], k["spilled_bytes"], k["shared_bytes"]]
         for k in results["kernels"]
     ]  # fmt: skip
-    lines = [family.text_table(["kernel", "registers", "a consumer's", "spilled", "shared"], rows)]
+    lines = [benchmark_cli.text_table(["kernel", "registers", "a consumer's", "spilled", "shared"], rows)]
     for item in results["alone"]:
         lines.append(
             f"alone, {item['name']}, D {item['head_dim']}, {'causal' if item['causal'] else 'full'}: "
@@ -192,4 +192,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("hopper_limits", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("hopper_limits", measure, table, SCHEMA))

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_errors, family, hopper_races
+from benchmarks import attention_errors, benchmark_cli, hopper_races
 from benchmarks.hopper_ways import WORKERS, need_hopper
 from solutions import capstone_hopper
 from utils import runtime
@@ -136,7 +136,7 @@ def attempt(case: tuple[Shape, torch.dtype, str]) -> list[str]:
         return [f"{type(error).__name__}: {str(error).strip()[-300:]}"]
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def run_cases(head_dims: Sequence[int] = HEAD_DIMS, workers: int = 1, atomic_starts: bool = False) -> int:
     """Run every case, in so many processes, and say how it went; 1 when any result is wrong, else 0.
 

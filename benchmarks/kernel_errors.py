@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from solutions import lab2_triton_kernels as lab
 from utils import runtime
 from utils.checks import cases, tensors
-from utils.record_layouts import ERROR, POSITIVE, SIZE, TEXT, each
+from utils.record_schemas import ERROR, POSITIVE, SIZE, TEXT, each
 
 CASES = 264
 WORKERS = 12
@@ -162,7 +162,7 @@ def large(elements: int, columns: int = 4096) -> list[dict[str, Any]]:
     return found
 
 
-LAYOUT = {
+SCHEMA = {
     "factor": POSITIVE,
     "points": [{**each(TEXT, "operator", "dtype", "shapes", "strides"), **ERROR}],
     "large": [{"operator": TEXT, "elements": SIZE, **ERROR}],
@@ -202,8 +202,8 @@ def table(results: Mapping[str, Any]) -> str:
             share = max(point["error"] / point["allowed"] if point["allowed"] else 0.0 for point in mine)
             bad = sum(not within(point) for point in mine)
             rows.append([group + name, len(mine), f"{share:.2f}", bad])
-    return family.text_table(["operator", "cases", "of the error allowed", "beyond it"], rows)
+    return benchmark_cli.text_table(["operator", "cases", "of the error allowed", "beyond it"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("kernel_errors", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("kernel_errors", measure, table, SCHEMA))

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import cuda_program, family
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, each
+from benchmarks import benchmark_cli, cuda_program
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, each
 
 SOURCES = cuda_program.sources("latency")
 
 
 _CYCLES = {"cycles": POSITIVE, "seconds": POSITIVE, "steps": SIZE}
 _HISTOGRAM = {"working_set": SIZE, "bin_cycles": SIZE, "counts": [COUNT]}
-LAYOUT = {
+SCHEMA = {
     "through_l1": [{"working_set": SIZE, **_CYCLES}],
     "past_l1": [{"working_set": SIZE, **_CYCLES}],
     "pages": [{"pages": SIZE, **_CYCLES}],
@@ -53,15 +53,15 @@ def table(results: dict[str, Any]) -> str:
             f"{past[point['working_set']]['cycles']:.1f}",
             f"{past[point['working_set']]['seconds'] * 1e9:.1f}",
         ]
-        for point in family.thin(results["through_l1"])
+        for point in benchmark_cli.thin(results["through_l1"])
     ]
     shared = ", ".join(f"{name} {value:.1f}" for name, value in results["shared"].items())
-    pages = ", ".join(f"{point['pages']}: {point['cycles']:.0f}" for point in family.thin(results["pages"], 12))
+    pages = ", ".join(f"{point['pages']}: {point['cycles']:.0f}" for point in benchmark_cli.thin(results["pages"], 12))
     by_index = results["by_index"]
     sms = results["one_line_from_each_sm"]
     return "\n".join(
         [
-            family.text_table(["working set", "through L1, cycles", "past L1, cycles", "past L1, ns"], rows),
+            benchmark_cli.text_table(["working set", "through L1, cycles", "past L1, cycles", "past L1, ns"], rows),
             f"shared memory: {shared}",
             f"by index: shared {by_index['shared_cycles']:.1f}, L1 {by_index['l1_cycles']:.1f} cycles",
             f"2 MiB pages touched: {pages}",
@@ -71,4 +71,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("latency", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("latency", measure, table, SCHEMA))

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, trace
+from benchmarks import benchmark_cli, trace
 from utils import example_kernels, runtime, simt, timing
 from utils.example_kernels.matmul import Tiles
-from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, SIZE, TEXT, TIMING
 
 #: Coarse over the whole range; every multiple of 8 where waves of 128x256 tiles change; every N in three windows.
 SIZES = sorted(
@@ -116,7 +116,7 @@ def fixed_tile_points(
     }
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "cublas": [{"n": SIZE, **TIMING, "flops_per_second": POSITIVE, "kernel": TEXT, "grid": [SIZE], "launches": SIZE}],
     "fixed_tile": [
@@ -153,18 +153,18 @@ def table(results: dict[str, Any]) -> str:
     """A thinned sweep with kernels, and the fixed tile's staircase."""
     rows = [
         [p["n"], f"{p['seconds'] * 1e6:,.1f}", f"{p['flops_per_second'] / 1e12:.1f}", p["kernel"][:60], p["grid"]]
-        for p in family.thin(results["cublas"], 60)
+        for p in benchmark_cli.thin(results["cublas"], 60)
     ]
-    parts = [family.text_table(["N", "us", "TFLOP/s", "kernel", "grid"], rows)]
+    parts = [benchmark_cli.text_table(["N", "us", "TFLOP/s", "kernel", "grid"], rows)]
     for sweep in results["fixed_tile"]:
         rows = [
             [p["n"], p["tiles"], f"{p['seconds'] * 1e6:,.1f}", f"{p['flops_per_second'] / 1e12:.1f}"]
-            for p in family.thin(sweep["points"])
+            for p in benchmark_cli.thin(sweep["points"])
         ]
         parts.append(f"tile {sweep['tile']}, K = {sweep['k']}")
-        parts.append(family.text_table(["N", "tiles", "us", "TFLOP/s"], rows))
+        parts.append(benchmark_cli.text_table(["N", "tiles", "us", "TFLOP/s"], rows))
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("matmul_sweep", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("matmul_sweep", measure, table, SCHEMA))

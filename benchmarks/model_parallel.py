@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import family, ranks
+from benchmarks import benchmark_cli, ranks
 from benchmarks.ranks import ADAMW
 from solutions.lab4_zero.distributed_data_parallel import DistributedDataParallel
 from solutions.lab4_zero.mesh import parallel_mesh, share_of_batch, tensor_data_parallel_gpt
@@ -24,7 +24,7 @@ from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.precision import MasterWeightOptimizer
 from solutions.lab4_zero.tensor_parallel_gpt import tensor_parallel_gpt
 from utils import distributed, gpt, timing
-from utils.record_layouts import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 CONFIG = gpt.GPT_1_4B
 ROWS = 8
@@ -170,7 +170,7 @@ def points_of(
     return found
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "model": ranks.GPT_LAYOUT,
     "rows": SIZE,
@@ -240,8 +240,8 @@ def table(results: Mapping[str, Any]) -> str:
         for p in results["points"]
     ]
     headings = ["N x way", "ms a step", "k tokens/s", "x data", "peak GB by rank", "in flight", "M elements sent"]
-    return family.text_table(headings, rows)
+    return benchmark_cli.text_table(headings, rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("model_parallel", measure, table, LAYOUT))
+    raise SystemExit(ranks.run("model_parallel", measure, table, SCHEMA))

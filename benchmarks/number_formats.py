@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.operator_classes import EncoderLayer
 from utils import example_kernels, runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 ELEMENTS = 1 << 27
 PRODUCT_SIZE = 8192
@@ -158,7 +158,7 @@ def products(n: int, rounds: int) -> tuple[list[dict[str, Any]], dict[str, str]]
     return found, unavailable
 
 
-LAYOUT = {
+SCHEMA = {
     "element_wise": [{"dtype": TEXT, "bytes": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
     "n": SIZE,
     "products": [{"format": TEXT, **TIMING, "flops_per_second": POSITIVE, **RATIO, "error": POSITIVE}],
@@ -168,7 +168,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False, elements: int | None = None, n: int | None = None, shape: Mapping[str, int] | None = None,
     steps: Sequence[str] = STEPS,
@@ -214,8 +214,8 @@ def table(results: dict[str, Any]) -> str:
     ]
     rows += [row(f"step {p['format']}", p) for p in results["step"]]
     rows += [[f"product {name}", "not measured", why, "", ""] for name, why in results["unavailable"].items()]
-    return family.text_table(["what", "us", "rate", "x", "error"], rows)
+    return benchmark_cli.text_table(["what", "us", "rate", "x", "error"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("number_formats", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("number_formats", measure, table, SCHEMA))

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import family, trace
+from benchmarks import benchmark_cli, trace
 from utils import runtime, timing
-from utils.record_layouts import NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
 
 CLASSES = ("contraction", "normalisation", "element-wise")
 SHAPE = {"batch": 8, "seq_len": 512, "hidden": 1024, "heads": 16}
@@ -143,7 +143,7 @@ def by_class(launches: Sequence[Sequence[trace.Kernel]]) -> dict[str, Any]:
 
 
 _CLASSES = each(NOT_NEGATIVE, "contraction", "normalisation", "element-wise")
-LAYOUT = {
+SCHEMA = {
     "shape": each(SIZE, "batch", "seq_len", "hidden", "heads"),
     "dtype": TEXT,
     "variants": {
@@ -159,7 +159,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False, variants: Sequence[str] | None = None, shape: dict[str, int] | None = None, steps: int = 10
 ) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def table(results: dict[str, Any]) -> str:
         ]
         for name, v in results["variants"].items()
     ]
-    lines = [family.text_table(["variant", "launched, us", "graph, us", "kernels, us", *CLASSES], rows)]
+    lines = [benchmark_cli.text_table(["variant", "launched, us", "graph, us", "kernels, us", *CLASSES], rows)]
     for name, v in results["variants"].items():
         lines.append(f"{name}:")
         lines += [
@@ -206,4 +206,4 @@ def table(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("operator_classes", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("operator_classes", measure, table, SCHEMA))

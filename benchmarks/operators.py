@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import roofline, runtime, timing
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, TIMING, each
 from utils.roofline import Cost
 
 Case = tuple[str, str, str, dict[str, int]]  # name, kind, dtype, parameters
@@ -201,7 +201,7 @@ _OPERATOR = {
     "flops_per_second": NOT_NEGATIVE,
     "bytes_per_second": POSITIVE,
 }
-LAYOUT = {"points": [_OPERATOR], "held_out": [_OPERATOR]}
+SCHEMA = {"points": [_OPERATOR], "held_out": [_OPERATOR]}
 
 
 def measure(
@@ -236,8 +236,8 @@ def table(results: dict[str, Any]) -> str:
         ]
         for item in [*results["points"], *results["held_out"]]
     ]
-    return family.text_table(["operator", "FLOP/B", "us", "TFLOP/s", "TB/s"], rows)
+    return benchmark_cli.text_table(["operator", "FLOP/B", "us", "TFLOP/s", "TB/s"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("operators", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("operators", measure, table, SCHEMA))

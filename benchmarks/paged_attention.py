@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import family, head_start
+from benchmarks import benchmark_cli, head_start
 from benchmarks.preheat import preheat
 from solutions.lab5_serving import tuning
 from solutions.lab5_serving.paged_decode import paged_attention_decode
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 DTYPE = torch.bfloat16
@@ -156,7 +156,7 @@ _SPLIT = {
     "timed": {str: {**TIMING, "bytes_per_second": POSITIVE}},
     **RATIO,
 }
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "shape": each(SIZE, "heads", "kv_heads", "head_dim", "block_size"),
     "batched": {
@@ -214,7 +214,7 @@ def table(results: Mapping[str, Any]) -> str:
         ]
         for item in (*results["points"], results["long"])
     ]
-    lines.append(family.text_table(["tokens", "parts", "split, us", "unsplit, us", "TB/s", "faster"], rows))
+    lines.append(benchmark_cli.text_table(["tokens", "parts", "split, us", "unsplit, us", "TB/s", "faster"], rows))
     lines.append(
         "parts, us: " + ", ".join(f"{item['splits']} {item['seconds'] * 1e6:,.1f}" for item in results["by_splits"])
     )
@@ -222,4 +222,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("paged_attention", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("paged_attention", measure, table, SCHEMA))

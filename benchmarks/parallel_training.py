@@ -20,10 +20,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks import benchmark_cli, overlap, ranks
 from benchmarks import data_parallel_methods as methods
-from benchmarks import family, overlap, ranks
 from utils import distributed, gpt, timing
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.transformer_math import communication_volume, memory_per_rank
 
 CONFIG = gpt.GPT_1_4B
@@ -129,7 +129,7 @@ def point(world_size: int, parameters: int, of_ranks: Sequence[Results]) -> Resu
 
 
 _SPAN = {**each(TEXT, "lane", "phase", "name"), "start": NOT_NEGATIVE, "end": POSITIVE, "kernels": SIZE}
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "model": ranks.GPT_LAYOUT,
     "rows": SIZE,
@@ -223,8 +223,8 @@ def table(results: Mapping[str, Any]) -> str:
         lines += [f"{item['world_size']} GPUs, ours over PyTorch's: {ratios}", f"  overlap, ms: {hidden}"]
         lines.append(f"  activations {item['activations_bytes'] / 1e9:.2f} GB; spans of the timelines: {counts}")
     headings = ["N x method", "ms a step", "peak GB", "predicted", "ratio", "dropped", "sent/formula"]
-    return "\n".join([family.text_table(headings, rows), *lines])
+    return "\n".join([benchmark_cli.text_table(headings, rows), *lines])
 
 
 if __name__ == "__main__":
-    raise SystemExit(ranks.run("parallel_training", measure, table, LAYOUT))
+    raise SystemExit(ranks.run("parallel_training", measure, table, SCHEMA))

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.truth_cases import cases
 from utils import runtime
 from utils.fingerprint import ROOT
-from utils.record_layouts import COUNT, TEXT
+from utils.record_schemas import COUNT, TEXT
 
 _KERNELS = {
     "elementwise.py": ("copy_kernel", "strided_copy_kernel", "gelu_kernel", "gather_kernel"),
@@ -212,7 +212,7 @@ def counts_in_interpreter() -> dict[str, dict[str, int]]:
     return json.loads(done.stdout)
 
 
-LAYOUT = {"kernels": [{"name": TEXT, "size": TEXT, "counted": {str: COUNT}, "measured": {str: COUNT}}]}
+SCHEMA = {"kernels": [{"name": TEXT, "size": TEXT, "counted": {str: COUNT}, "measured": {str: COUNT}}]}
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def table(results: dict[str, Any]) -> str:
         [row.kernel, row.what, f"{row.counted:,}", f"{row.measured:,}", row.ratio_text, row.explanation]
         for row in truth.comparison(results)
     ]
-    return family.text_table(["kernel", "sectors", "counted", "measured", "ratio", "because"], rows)
+    return benchmark_cli.text_table(["kernel", "sectors", "counted", "measured", "ratio", "because"], rows)
 
 
 if __name__ == "__main__":
@@ -253,4 +253,4 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["--count"]:
         print(json.dumps(count()))
     else:
-        raise SystemExit(family.run("profiler_truth", measure, table, LAYOUT))
+        raise SystemExit(benchmark_cli.run("profiler_truth", measure, table, SCHEMA))

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import distributed, runtime, timing
 from utils.distributed import Ledger, calls
-from utils.record_layouts import COUNT, SIZE, each
+from utils.record_schemas import COUNT, SIZE, each
 
 #: Numbers of GPUs, of one host, on which everything is measured.
 WORLD_SIZES = (2, 4)
@@ -42,10 +42,10 @@ def run(
     name: str,
     measure: Callable[..., dict[str, Any]],
     table: Callable[[dict[str, Any]], str],
-    layout: object,
+    schema: object,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """As :func:`benchmarks.family.run`; a record needs a machine with as many GPUs as the largest world size.
+    """As :func:`benchmarks.benchmark_cli.run`; a record needs a machine with as many GPUs as the largest world size.
 
     ``--quick`` measures the world sizes that the machine has room for, and records nothing.
     """
@@ -54,7 +54,7 @@ def run(
     if runtime.HAS_GPU and "--quick" not in given and "-h" not in given and gpus < max(WORLD_SIZES):
         print(f"{name}: a record needs {max(WORLD_SIZES)} GPUs in one machine and this one has {gpus} (--quick does)")
         return 1
-    return family.run(name, measure, table, layout, arguments)
+    return benchmark_cli.run(name, measure, table, schema, arguments)
 
 
 def world_sizes() -> list[int]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, head_start, trace
+from benchmarks import benchmark_cli, head_start, trace
 from utils import example_kernels, runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 ELEMENTS = 1 << 27
 VARIANTS = ("eager", "kept", "recomputed", "compiled")
@@ -79,14 +79,14 @@ def call(variant: str, x: torch.Tensor, dy: torch.Tensor) -> tuple[Callable[[], 
     raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "elements": SIZE,
     "variants": [{"name": TEXT, "accesses": SIZE, "kernels": SIZE, **TIMING, "bytes_per_second": POSITIVE, **RATIO}],
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(quick: bool = False, elements: int | None = None, variants: Sequence[str] = VARIANTS) -> dict[str, Any]:
     """Time, kernels and bandwidth of each variant; ``quick`` takes an eighth of the elements.
 
@@ -130,8 +130,8 @@ def table(results: dict[str, Any]) -> str:
         ]
         for v in results["variants"]
     ]
-    return family.text_table(["three sigmoids", "accesses", "kernels", "us", "TB/s", "x"], rows)
+    return benchmark_cli.text_table(["three sigmoids", "accesses", "kernels", "us", "TB/s", "x"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("recomputation", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("recomputation", measure, table, SCHEMA))

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, serving_peer, serving_work, trace
+from benchmarks import benchmark_cli, serving_peer, serving_work, trace
 from benchmarks.decoding import SHAPE, random_model
 from solutions.lab5_serving import ModelRunner
 from utils import hardware, runtime, timing
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import ModelConfig, SamplingParams
 
 REQUESTS, PROMPTS, NEW_TOKENS = 256, (100, 1024), 256
@@ -79,7 +79,7 @@ def decode_kernels(engine: Any, prompts: Sequence[list[int]], params: SamplingPa
     }
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "model": each(SIZE, "parameters", "layers", "cache_bytes_per_token"),
     **each(SIZE, "requests", "prompt_tokens", "output_tokens", "token_budget", "blocks", "block_size"),
@@ -258,4 +258,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("serving_throughput", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("serving_throughput", measure, table, SCHEMA))

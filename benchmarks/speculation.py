@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from benchmarks.decoding import random_model, replayed
 from benchmarks.speculative_rounds import BatchCache, Rounds, prompts_of, whole_pass
 from utils import runtime, timing
-from utils.record_layouts import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
 from utils.serving import MODELS, Decoder, ModelConfig, SamplingParams, load_model, load_tokenizer
 
 SEED = 2023
@@ -108,7 +108,7 @@ def passes(
     return found
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "target": {"parameters": SIZE, "layers": SIZE},
     "draft": {"parameters": SIZE, "layers": SIZE},
@@ -124,7 +124,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 @torch.no_grad()
 def measure(
     quick: bool = False,
@@ -138,7 +138,7 @@ def measure(
     pair: tuple[Decoder, Decoder] | None = None,
     rounds: int = 18,
 ) -> dict[str, Any]:
-    """Everything in the record's layout; ``quick`` takes few sizes.
+    """Everything in the record's schema; ``quick`` takes few sizes.
 
     Raises:
         RuntimeError: there is no GPU here.
@@ -198,12 +198,12 @@ def table(results: dict[str, Any]) -> str:
     ]  # fmt: skip
     return "\n\n".join(
         [
-            family.text_table(["tokens a round", *(f"k = {k}" for k in drafts)], yields),
-            family.text_table(["batch", "k", "us a round", "tokens/s", "x"], speeds),
-            family.text_table(["model", "batch", "tokens", "ms a pass", "of one token"], large),
+            benchmark_cli.text_table(["tokens a round", *(f"k = {k}" for k in drafts)], yields),
+            benchmark_cli.text_table(["batch", "k", "us a round", "tokens/s", "x"], speeds),
+            benchmark_cli.text_table(["model", "batch", "tokens", "ms a pass", "of one token"], large),
         ]
     )
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("speculation", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("speculation", measure, table, SCHEMA))

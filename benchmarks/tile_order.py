@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import family, profiler_truth
+from benchmarks import benchmark_cli, profiler_truth
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
 from utils.fingerprint import ROOT
-from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
 SIZES = (4096, 8192, 16384)
 QUICK_SIZES = (4096, 8192)
@@ -88,7 +88,7 @@ def counters(sizes: Sequence[int], groups: Sequence[int]) -> dict[tuple[int, int
     return {key: {name: seen[str(key)][metric] for name, metric in zip(NAMES, METRICS, strict=True)} for key in keys}
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "tile": [SIZE],
     "points": [
@@ -133,7 +133,7 @@ def table(results: dict[str, Any]) -> str:
         [p["n"], p["group"], f"{32 * p['dram_sectors_read'] / 1e6:,.0f}", f"{p['flops_per_second'] / 1e12:.0f}"]
         for p in results["points"]
     ]
-    return family.text_table(["N", "group", "MB from HBM", "TFLOP/s"], rows)
+    return benchmark_cli.text_table(["N", "group", "MB from HBM", "TFLOP/s"], rows)
 
 
 if __name__ == "__main__":
@@ -141,4 +141,4 @@ if __name__ == "__main__":
         split = sys.argv.index("--groups")
         launch_for_counters([int(n) for n in sys.argv[2:split]], [int(g) for g in sys.argv[split + 1 :]])
     else:
-        raise SystemExit(family.run("tile_order", measure, table, LAYOUT))
+        raise SystemExit(benchmark_cli.run("tile_order", measure, table, SCHEMA))

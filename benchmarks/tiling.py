@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
-from utils.record_layouts import COUNT, POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import COUNT, POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = [1024, 2048, 4096]
 QUICK_SIZES = [1024]
@@ -98,7 +98,7 @@ def transposes(n: int, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-LAYOUT = {
+SCHEMA = {
     "matmul": [
         {
             "kernel": TEXT,
@@ -153,11 +153,11 @@ def table(results: dict[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            family.text_table(["product", "tile", "us", "TFLOP/s", "asked TB/s"], products),
-            family.text_table(["transpose", "us", "TB/s", "of a copy"], moved),
+            benchmark_cli.text_table(["product", "tile", "us", "TFLOP/s", "asked TB/s"], products),
+            benchmark_cli.text_table(["transpose", "us", "TB/s", "of a copy"], moved),
         ]
     )
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("tiling", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("tiling", measure, table, SCHEMA))

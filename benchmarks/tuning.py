@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.matmul import Tiles
-from utils.record_layouts import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
+from utils.record_schemas import COUNT, POSITIVE, SIZE, TEXT, TIMING, each
 
 _MI = 1 << 20
 #: Name -> (M, N, K): a large square, one with fewer tiles than an H100 has multiprocessors, one with few rows.
@@ -149,7 +149,7 @@ def gelu_points(n: int, blocks: Sequence[int], rounds: int) -> list[dict[str, An
 
 #: What a compiled kernel occupies: registers and spilled registers of a thread, shared memory of a program in bytes.
 RESOURCES = each(COUNT, "registers", "spills", "shared_bytes")
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "matmul": [
         {
@@ -216,8 +216,8 @@ def table(results: dict[str, Any]) -> str:
     for point in results["gelu"]:
         rate = f"{point['bytes_per_second'] / 1e12:.2f} TB/s"
         rows.append([f"gelu {point['block']}", point["warps"], rate, point["registers"], point["spills"]])
-    return family.text_table(["kernel", "tile or warps", "rate", "registers", "spilled"], rows)
+    return benchmark_cli.text_table(["kernel", "tile or warps", "rate", "registers", "spilled"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("tuning", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("tuning", measure, table, SCHEMA))

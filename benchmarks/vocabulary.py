@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import family, trace
+from benchmarks import benchmark_cli, trace
 from utils import runtime, timing
-from utils.record_layouts import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 SIZES = (50257, 50304)
 #: (tokens, hidden): GPT-2's smallest and largest hidden size, and one of a larger model.
@@ -38,7 +38,7 @@ def _calls(tokens: int, hidden: int, sizes: Sequence[int], backward: bool) -> di
     return calls
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "sizes": [SIZE],
     "points": [
@@ -53,7 +53,7 @@ LAYOUT = {
 }
 
 
-@family.quiet()
+@benchmark_cli.quiet()
 def measure(
     quick: bool = False, shapes: Sequence[tuple[int, int]] | None = None, sizes: Sequence[int] = SIZES
 ) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def table(results: dict[str, Any]) -> str:
         for p in results["points"]
     ]
     small, large = results["sizes"]
-    return family.text_table(["tokens x hidden", f"{small}, us", f"{large}, us", "ratio", "p20-p80"], rows)
+    return benchmark_cli.text_table(["tokens x hidden", f"{small}, us", f"{large}, us", "ratio", "p20-p80"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("vocabulary", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("vocabulary", measure, table, SCHEMA))

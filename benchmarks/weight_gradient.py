@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import family
+from benchmarks import benchmark_cli
 from utils import runtime, timing
 from utils.example_kernels import cdiv
-from utils.record_layouts import POSITIVE, SIZE, TEXT, TIMING
+from utils.record_schemas import POSITIVE, SIZE, TEXT, TIMING
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -117,7 +117,7 @@ def distinct_results(call: Callable[[], torch.Tensor], repeats: int) -> int:
     return len({call().cpu().numpy().tobytes() for _ in range(repeats)})
 
 
-LAYOUT = {
+SCHEMA = {
     "dtype": TEXT,
     "points": [
         {
@@ -181,8 +181,8 @@ def table(results: dict[str, Any]) -> str:
         ]
         for p in results["points"]
     ]
-    return family.text_table(["weight gradient", "programs meet", "TB/s", "different results"], rows)
+    return benchmark_cli.text_table(["weight gradient", "programs meet", "TB/s", "different results"], rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(family.run("weight_gradient", measure, table, LAYOUT))
+    raise SystemExit(benchmark_cli.run("weight_gradient", measure, table, SCHEMA))

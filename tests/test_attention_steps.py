@@ -1,4 +1,4 @@
-"""The ladder's benchmark without a GPU: plain steps, known times, the layout of its record, what happens on failure."""
+"""The ladder's benchmark without a GPU: plain steps, known times, the schema of its record, what happens on failure."""
 
 import subprocess
 import threading
@@ -9,7 +9,7 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import attention_step_checks, attention_steps, head_start
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import compiler
 

@@ -1,4 +1,4 @@
-"""The benchmarks without a GPU: every script runs on small sizes, with known times, and fills its record's layout."""
+"""The benchmarks without a GPU: every script runs on small sizes, with known times, and fills its record's schema."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks import (
     access,
     alignment,
     bandwidth,
+    benchmark_cli,
     ceilings,
     cuda_program,
-    family,
     latency,
     matmul_sweep,
     operator_classes,
@@ -28,7 +28,7 @@ from benchmarks import (
 from benchmarks import (
     all as every,
 )
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import records, runtime, timing
 from utils.fingerprint import files
 from utils.kernel_profile import profile_kernel
@@ -47,7 +47,7 @@ def known_times(monkeypatch):
     monkeypatch.setattr(trace, "kernels_of", kernels_of)
 
 
-def test_ceilings_fill_their_layout(known_times):
+def test_ceilings_fill_their_schema(known_times):
     results = ceilings.measure(copy_bytes=[64, 128], matmul_sizes={"fp32": [8], "tf32": [8], "bf16": [8, 16]})
     assert problems("ceilings", results) == []
     assert results["copy"][1]["bytes_per_second"] == pytest.approx(2 * 128 / 11e-6)
@@ -65,7 +65,7 @@ def test_a_product_that_the_machine_lacks_is_recorded_with_its_reason(known_time
     assert "not measured: no such product here" in ceilings.table(results)
 
 
-def test_operators_fill_their_layout_and_cover_every_kind(known_times):
+def test_operators_fill_their_schema_and_cover_every_kind(known_times):
     small = {
         "copy": {"n": 64}, "add": {"n": 64}, "axpy": {"n": 64}, "relu": {"n": 64}, "gelu": {"n": 64}, "dot": {"n": 64},
         "softmax": {"rows": 4, "cols": 8}, "layer_norm": {"rows": 4, "cols": 8}, "transpose": {"rows": 4, "cols": 8},
@@ -106,7 +106,7 @@ def test_an_unknown_operator_is_refused_by_name():
         operators.build("sort", "fp32", {})
 
 
-def test_the_matmul_sweep_fills_its_layout(known_times):
+def test_the_matmul_sweep_fills_its_schema(known_times):
     tile = (16, 32, 16, 4, 4, 1)
     results = matmul_sweep.measure(quick=True, sizes=[16, 24], fixed_sizes=[16, 32], tiles=[tile], k=16)
     assert problems("matmul_sweep", results) == []
@@ -119,7 +119,7 @@ def test_the_sweep_holds_the_sizes_that_the_notebook_speaks_of():
     assert len(matmul_sweep.SIZES) == len(set(matmul_sweep.SIZES))
 
 
-def test_alignment_fills_its_layout_and_changes_one_axis_at_a_time(known_times):
+def test_alignment_fills_its_schema_and_changes_one_axis_at_a_time(known_times):
     results = alignment.measure(base=16, divisors=(1, 2, 128))
     assert problems("alignment", results) == []
     by_axis = {(p["axis"], p["divisor"]): (p["m"], p["k"], p["n"]) for p in results["points"]}
@@ -136,7 +136,7 @@ def test_every_alignment_variant_takes_the_same_number_of_tiles():
         assert (alignment.BASE + divisor) % divisor == 0 and (alignment.BASE + divisor) % (2 * divisor) != 0
 
 
-def test_the_vocabulary_fills_its_layout(known_times):
+def test_the_vocabulary_fills_its_schema(known_times):
     results = vocabulary.measure(shapes=[(4, 8)], sizes=(13, 16))
     assert problems("vocabulary", results) == []
     assert [p["pass"] for p in results["points"]] == ["forward", "forward and backward"]
@@ -145,7 +145,7 @@ def test_the_vocabulary_fills_its_layout(known_times):
     assert "4 x 8, forward" in vocabulary.table(results)
 
 
-def test_operator_classes_fill_their_layout(known_times):
+def test_operator_classes_fill_their_schema(known_times):
     shape = {"batch": 2, "seq_len": 4, "hidden": 8, "heads": 2}
     results = operator_classes.measure(variants=("unfused", "fused attention"), shape=shape, steps=2)
     assert problems("operator_classes", results) == []
@@ -328,9 +328,9 @@ def test_the_cases_are_at_least_ten_kernels_and_launch_what_they_say():
 # ---- command lines --------------------------------------------------------------------------------------------------
 
 
-def test_a_family_without_a_gpu_measures_and_records_nothing(monkeypatch, capsys):
+def test_a_benchmark_without_a_gpu_measures_and_records_nothing(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
-    status = family.run("latency", lambda quick: pytest.fail("measured"), str, latency.LAYOUT, [])
+    status = benchmark_cli.run("latency", lambda quick: pytest.fail("measured"), str, latency.SCHEMA, [])
     assert status == 1
     assert "needs a CUDA GPU" in capsys.readouterr().out
 
@@ -339,11 +339,11 @@ def test_quick_measures_but_records_nothing(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     monkeypatch.setattr(runtime, "gpu_name", lambda: "a GPU")
     monkeypatch.setattr(records, "save", lambda *a: pytest.fail("recorded"))
-    assert family.run("latency", lambda quick: {"quick": quick}, str, latency.LAYOUT, ["--quick"]) == 0
+    assert benchmark_cli.run("latency", lambda quick: {"quick": quick}, str, latency.SCHEMA, ["--quick"]) == 0
     assert "{'quick': True}" in capsys.readouterr().out
 
 
-def test_one_failing_family_leaves_the_others_and_makes_the_status_nonzero(monkeypatch, capsys):
+def test_one_failing_benchmark_leaves_the_others_and_makes_the_status_nonzero(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     ran = []
 
@@ -353,22 +353,22 @@ def test_one_failing_family_leaves_the_others_and_makes_the_status_nonzero(monke
 
     monkeypatch.setattr(every.subprocess, "run", run)
     assert every.main([]) == 1
-    assert ran == [f"benchmarks.{name}" for name in family.families()]
+    assert ran == [f"benchmarks.{name}" for name in benchmark_cli.benchmark_names()]
     assert re.search(r"FAIL latency .*status 1", capsys.readouterr().out)
     assert every.main(["ceilings", "--quick"]) == 0
 
 
-def test_an_unknown_family_is_refused_by_name(capsys):
+def test_an_unknown_benchmark_is_refused_by_name(capsys):
     with pytest.raises(SystemExit):
         every.main(["weather"])
-    assert "unknown family 'weather'" in capsys.readouterr().err
+    assert "unknown benchmark 'weather'" in capsys.readouterr().err
 
 
-def test_every_family_that_is_found_has_a_layout_and_sources_that_exist():
-    assert family.families() == records.families()
-    for name in family.families():
-        assert isinstance(family.layout(name), dict)
-        assert f"benchmarks/{name}.py" in files(family.sources(name))
+def test_every_benchmark_that_is_found_has_a_schema_and_sources_that_exist():
+    assert benchmark_cli.benchmark_names() == records.benchmark_names()
+    for name in benchmark_cli.benchmark_names():
+        assert isinstance(benchmark_cli.schema(name), dict)
+        assert f"benchmarks/{name}.py" in files(benchmark_cli.sources(name))
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The benchmarks of attention's forward pass without a GPU: small sizes, known times, the layouts of their records."""
+"""The benchmarks of attention's forward pass without a GPU: small sizes, known times, the schemas of their records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks import (
     power,
     truth,
 )
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from solutions.lab3_flash_attention import flash_forward
 from utils import reference, runtime, timing
 from utils.attention_math import AttentionShape, attention_flops, flash2_traffic
@@ -90,7 +90,7 @@ def fake_peaks(monkeypatch, too_long=10**9):
     monkeypatch.setattr(attention_ways, "eager", eager)
 
 
-def test_memory_and_time_fill_their_layout(known_times, monkeypatch):
+def test_memory_and_time_fill_their_schema(known_times, monkeypatch):
     fake_peaks(monkeypatch)
     monkeypatch.setattr(attention_memory, "HEADS", 2)
     small = AttentionShape(1, 2, 32, 16)
@@ -136,7 +136,7 @@ def test_the_longest_sequences_are_measured_for_memory_only(known_times, monkeyp
 # ---- anchor ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_anchors_worth_fills_its_layout(known_times, monkeypatch):
+def test_the_anchors_worth_fills_its_schema(known_times, monkeypatch):
     monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
     readings = ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ def test_outgrown_rows_are_computed_twice_and_others_once(monkeypatch):
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_block_sweep_fills_its_layout(known_times):
+def test_the_block_sweep_fills_its_schema(known_times):
     shape = AttentionShape(1, 1, 32, 16)
     tiles = {16: [(16, 16, 4, 1), (32, 16, 4, 1), (16, 16, 8, 1)]}
     results = attention_blocks.measure(shapes=[shape], tiles=tiles, workers=1)
@@ -235,7 +235,7 @@ def test_the_sweep_holds_every_tile_once():
 # ---- stability -------------------------------------------------------------------------------------------------------
 
 
-def test_the_stability_study_fills_its_layout():
+def test_the_stability_study_fills_its_schema():
     results = attention_stability.measure(sizes=(64,), tiles=(16, 64, 128), in_use=ON_CPU)
     assert problems("attention_stability", results) == []
     assert len(results["points"]) == 2 * 2 * (3 + 2 * 5 + 3)  # the tile of 128 is longer than the sequence
@@ -295,7 +295,7 @@ def test_counters_are_summed_over_the_kernels_between_markers():
 
 
 @pytest.mark.slow
-def test_the_record_of_the_traffic_has_its_layout_and_the_three_counts_agree():
+def test_the_record_of_the_traffic_has_its_schema_and_the_three_counts_agree():
     counted = attention_traffic.count()
     measured = []
     for counts in counted:  # hardware that counts as the profiler does

@@ -1,4 +1,4 @@
-"""The benchmarks behind the backward lecture without a GPU: small sizes, known times, the layouts of their records."""
+"""The benchmarks behind the backward lecture without a GPU: small sizes, known times, the schemas of their records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks import (
     preheat,
     sustained,
 )
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import reference, runtime, timing
 
 
@@ -61,7 +61,7 @@ def test_a_meter_is_stopped_when_the_function_fails_and_no_reading_is_an_error()
 
 
 @pytest.mark.slow
-def test_the_speed_of_attention_fills_its_layout_and_names_backends_that_are_not_there(known_times, monkeypatch):
+def test_the_speed_of_attention_fills_its_schema_and_names_backends_that_are_not_there(known_times, monkeypatch):
     monkeypatch.setattr(
         power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: fake_readings)
     )
@@ -237,7 +237,7 @@ def test_a_lap_holds_the_same_number_of_calls_of_everybody_and_times_are_those_o
 # ---- attention_determinism -------------------------------------------------------------------------------------------
 
 
-def test_determinism_fills_its_layout(known_times):
+def test_determinism_fills_its_schema(known_times):
     results = attention_determinism.measure(shapes=[(1, 1, 48, 16, True)], repeats=2, rounds=3, seconds=0)
     assert problems("attention_determinism", results) == []
     ways = {p["way"]: p for p in results["points"]}

@@ -1,4 +1,4 @@
-"""The benchmark of lecture 10 without a GPU: a tiny model, known times, the layout of its record."""
+"""The benchmark of lecture 10 without a GPU: a tiny model, known times, the schema of its record."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import decoding
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import runtime, timing
 from utils.serving import ModelConfig
 
 TINY = ModelConfig("qwen3", 32, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, tied_head=True)
 
 
-def test_decoding_fills_its_layout_and_counts_what_a_step_must_read(monkeypatch):
+def test_decoding_fills_its_schema_and_counts_what_a_step_must_read(monkeypatch):
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
     results = decoding.measure(config=TINY, contexts=(8, 32), batches=(1, 3), step_contexts=(8, 16), rounds=3)
     assert problems("decoding", results) == []

@@ -10,14 +10,14 @@ from fake_stopwatch import FakeStopwatch
 from benchmarks import (
     attention_errors,
     attention_speed,
-    family,
+    benchmark_cli,
     head_start,
     hopper_attention,
     hopper_errors,
     hopper_sanitize,
     hopper_ways,
 )
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from solutions import capstone_hopper
 from utils import runtime, timing
 from utils.fingerprint import files
@@ -34,7 +34,7 @@ def known_times(monkeypatch):
 # ---- hopper_attention ------------------------------------------------------------------------------------------------
 
 
-def test_the_speed_of_the_capstone_fills_its_layout_in_both_dtypes_and_modes(known_times, monkeypatch):
+def test_the_speed_of_the_capstone_fills_its_schema_in_both_dtypes_and_modes(known_times, monkeypatch):
     everybody = dict.fromkeys(hopper_ways.functions(), plain)
     monkeypatch.setattr(hopper_ways, "functions", lambda: everybody)
     results = hopper_attention.measure(shapes=[(1, 1, 8, 64, False)], long=(1, 1, 9, 64, True), effort=SHORT, workers=0)
@@ -157,7 +157,7 @@ def test_the_command_line_says_how_long_to_measure(monkeypatch):
         asked.update(name=name, arguments=arguments, **measure.keywords)
         return 0
 
-    monkeypatch.setattr(family, "run", run)
+    monkeypatch.setattr(benchmark_cli, "run", run)
     assert hopper_attention.main(["--quick", "--rounds", "6", "--lap-seconds", "0.2", "--workers", "3"]) == 0
     assert asked["name"] == "hopper_attention" and asked["arguments"] == ["--quick"] and asked["workers"] == 3
     assert asked["effort"]["bf16"][:2] == (6, 0.2) and asked["effort"]["fp16"][:2] == (3, 0.1)
@@ -166,7 +166,7 @@ def test_the_command_line_says_how_long_to_measure(monkeypatch):
 
 def test_the_capstones_modules_and_lab_3s_are_measured_and_no_steps():
     for name in ("hopper_attention", "hopper_errors"):
-        found = files(family.sources(name))
+        found = files(benchmark_cli.sources(name))
         assert {f"solutions/capstone_hopper/{file}.py" for file in ("forward", "backward", "tuning")} <= set(found)
         assert "solutions/lab3_flash_attention/flash_forward.py" in found
         assert not any("steps" in file for file in found)
@@ -176,7 +176,7 @@ def test_the_capstones_modules_and_lab_3s_are_measured_and_no_steps():
 
 
 @pytest.mark.slow
-def test_errors_bits_and_memory_fill_their_layout():
+def test_errors_bits_and_memory_fill_their_schema():
     results = hopper_errors.measure(count=2, longest=12, repeat=[TINY], poison=[TINY], runs=2, workers=1)
     assert problems("hopper_errors", results) == []
     assert [p["mode"] for p in results["points"]] == ["deterministic", "fast"] * 2

@@ -1,9 +1,9 @@
-"""The reading of what holds the capstone's kernels, without a GPU: reports, the layout of the record, the table."""
+"""The reading of what holds the capstone's kernels, without a GPU: reports, the schema of the record, the table."""
 
 import pytest
 
 from benchmarks import hopper_limits
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from solutions.capstone_hopper import tuning
 from utils import runtime
 
@@ -34,7 +34,7 @@ def test_a_consumer_has_the_registers_that_the_table_of_tiles_gives_it():
     assert hopper_limits.consumers("backward, fast", 128, False)["warpgroups"] == 2
 
 
-def test_the_record_has_its_layout_and_its_table_names_every_row():
+def test_the_record_has_its_schema_and_its_table_names_every_row():
     kernel = {"pass": "forward", "head_dim": 64, "causal": True, **hopper_limits.numbers(REPORT), "shared_bytes": 1000,
               **hopper_limits.consumers("forward", 64, True)}  # fmt: skip
     reading = {"seconds": 1e-3, "clock_hz": 1.5e9, "watts": 700.0, "celsius": 70.0}

@@ -1,4 +1,4 @@
-"""Lab 2's benchmarks without a GPU: each runs on small sizes, with known times, and fills its record's layout."""
+"""Lab 2's benchmarks without a GPU: each runs on small sizes, with known times, and fills its record's schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import fused_operators, gemm, head_start, kernel_errors
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import runtime, timing
 
 
@@ -17,7 +17,7 @@ def known_times(monkeypatch):
 
 
 @pytest.mark.slow
-def test_fused_operators_fill_their_layout_and_cover_what_the_lab_promises(known_times, monkeypatch):
+def test_fused_operators_fill_their_schema_and_cover_what_the_lab_promises(known_times, monkeypatch):
     monkeypatch.setattr(fused_operators, "COLUMNS", 64)
     results = fused_operators.measure(elements=1 << 10, columns=64, softmax_columns=(16, 128))
     assert problems("fused_operators", results) == []
@@ -42,14 +42,14 @@ def test_a_ratio_to_the_copy_compares_rates_not_times(known_times, monkeypatch):
     assert point["of_peer"]["torch"]["ratio"] == pytest.approx(1)
 
 
-def test_products_fill_their_layout(known_times):
+def test_products_fill_their_schema(known_times):
     results = gemm.measure(sizes=[16])
     assert problems("gemm", results) == []
     assert {point["layout"] for point in results["points"]} == set(gemm.LAYOUTS)
     assert "pointers, grouped" in gemm.table(results)
 
 
-def test_errors_fill_their_layout_and_stay_within_what_pytorch_errs():
+def test_errors_fill_their_schema_and_stay_within_what_pytorch_errs():
     results = kernel_errors.measure(count=2 * len(kernel_errors.OPERATORS), largest=120, elements=1 << 14, workers=1)
     assert problems("kernel_errors", results) == []
     assert all(kernel_errors.within(point) for point in (*results["points"], *results["large"]))

@@ -1,4 +1,4 @@
-"""The benchmark of paged attention without a GPU: small sizes, known times, the layout of its record."""
+"""The benchmark of paged attention without a GPU: small sizes, known times, the schema of its record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import head_start, paged_attention
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def small(monkeypatch):
         monkeypatch.setattr(paged_attention, name, value)
 
 
-def test_paged_attention_fills_its_layout(small):
+def test_paged_attention_fills_its_schema(small):
     results = paged_attention.measure(many=(2, 32), long=(1, 48), contexts=(16,), splits=(1, 3), rounds=2)
     assert problems("paged_attention", results) == []
     assert results["batched"]["bytes"] == 2 * 2 * 32 * 2 * 16 * 2

@@ -1,12 +1,12 @@
-"""The benchmarks on several GPUs without a GPU: two ranks on the CPU, a tiny model, the layouts of their records."""
+"""The benchmarks on several GPUs without a GPU: two ranks on the CPU, a tiny model, the schemas of their records."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks import collectives, family, model_parallel, overlap, parallel_training, ranks
-from benchmarks.family import problems
+from benchmarks import benchmark_cli, collectives, model_parallel, overlap, parallel_training, ranks
+from benchmarks.benchmark_cli import problems
 from utils import gpt, runtime, timing
 from utils.distributed import calls
 from utils.transformer_math import ring_volume
@@ -19,7 +19,7 @@ CONFIG = gpt.GPTConfig(vocabulary=64, context=16, layers=4, heads=4, hidden=32, 
 
 
 @pytest.mark.slow
-def test_data_parallel_training_fills_its_layout_and_sends_and_keeps_what_the_formulas_say():
+def test_data_parallel_training_fills_its_schema_and_sends_and_keeps_what_the_formulas_say():
     results = parallel_training.measure(
         world_sizes=[2], config=CONFIG, shallow=CONFIG, rows=2, warmup=1, rounds=2, overlap_rounds=2
     )
@@ -41,7 +41,7 @@ def test_data_parallel_training_fills_its_layout_and_sends_and_keeps_what_the_fo
 
 
 @pytest.mark.slow
-def test_cut_models_fill_their_layout_and_1f1b_holds_fewer_micro_batches_than_gpipe():
+def test_cut_models_fill_their_schema_and_1f1b_holds_fewer_micro_batches_than_gpipe():
     results = model_parallel.measure(
         world_sizes=[2], config=CONFIG, rows=2, micro_batches_a_stage=(1, 2), warmup=1, rounds=2
     )
@@ -62,7 +62,7 @@ def test_cut_models_fill_their_layout_and_1f1b_holds_fewer_micro_batches_than_gp
 
 
 @pytest.mark.slow
-def test_collectives_fill_their_layout_and_agree_with_the_backends():
+def test_collectives_fill_their_schema_and_agree_with_the_backends():
     results = collectives.measure(world_sizes=[2], sizes=(256, 4096), warmup=1, rounds=2)
     assert problems("collectives", results) == []
     assert [(p["kind"], p["bytes"]) for p in results["points"]] == [
@@ -108,14 +108,14 @@ def test_a_record_needs_as_many_gpus_as_the_largest_world(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     measured = []
-    monkeypatch.setattr(family, "run", lambda *a: measured.append(a) or 0)
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, []) == 1
+    monkeypatch.setattr(benchmark_cli, "run", lambda *a: measured.append(a) or 0)
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.SCHEMA, []) == 1
     assert "a record needs 4 GPUs in one machine and this one has 2" in capsys.readouterr().out
     assert not measured
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, ["--quick"]) == 0
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.SCHEMA, ["--quick"]) == 0
     assert ranks.world_sizes() == [2]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert ranks.run("collectives", lambda quick: {}, str, collectives.LAYOUT, []) == 0
+    assert ranks.run("collectives", lambda quick: {}, str, collectives.SCHEMA, []) == 0
     assert ranks.world_sizes() == [2, 4]
     assert len(measured) == 2
 

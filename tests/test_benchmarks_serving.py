@@ -1,4 +1,4 @@
-"""The benchmarks of serving without a GPU: a tiny model, a few requests, the layouts of their records."""
+"""The benchmarks of serving without a GPU: a tiny model, a few requests, the schemas of their records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from serving_runs import request, right_logits, tiny_model
 
 from benchmarks import batching, serving_peer, serving_throughput, serving_work
+from benchmarks.benchmark_cli import problems
 from benchmarks.decoding import SHAPE
-from benchmarks.family import problems
 from solutions.lab5_serving import ModelRunner, StepRecord
 from utils import runtime
 from utils.serving import ModelConfig
@@ -30,7 +30,7 @@ def fake_peer(monkeypatch):
 
 
 @pytest.mark.slow
-def test_throughput_fills_its_layout_and_takes_the_quickest_of_theirs(fake_peer):
+def test_throughput_fills_its_schema_and_takes_the_quickest_of_theirs(fake_peer):
     results = serving_throughput.measure(
         config=TINY, dtype=torch.float32, requests=5, lengths=(3, 20), new_tokens=6, token_budget=16,
         runs=(2, 2), settings={"cuda_graphs": True},
@@ -102,7 +102,7 @@ def test_the_peer_has_our_weights():
 
 
 @pytest.mark.slow
-def test_batching_fills_its_layout_and_static_batches_take_more_steps_where_lengths_differ():
+def test_batching_fills_its_schema_and_static_batches_take_more_steps_where_lengths_differ():
     results = batching.measure(
         quick=True, config=TINY, dtype=torch.float32, requests=12, prompts=(3, 9), mean=8, longest=30, max_batch=4,
         token_budget=32, loads=(0.5, 1.0),

@@ -1,4 +1,4 @@
-"""The benchmark of lecture 13 without a GPU: tiny models, known times, the layout of its record."""
+"""The benchmark of lecture 13 without a GPU: tiny models, known times, the schema of its record."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import speculation
+from benchmarks.benchmark_cli import problems
 from benchmarks.decoding import random_model
-from benchmarks.family import problems
 from benchmarks.speculative_rounds import BatchCache, Rounds, prompts_of
 from utils import runtime, timing
 from utils.serving import ModelConfig, SamplingParams, attend_causally, generate
@@ -25,7 +25,7 @@ def pair():
     return target, draft
 
 
-def test_speculation_fills_its_layout_and_counts_speed_by_what_was_accepted(pair, monkeypatch):
+def test_speculation_fills_its_schema_and_counts_speed_by_what_was_accepted(pair, monkeypatch):
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
     monkeypatch.setattr(speculation, "WAYS", {"temperature 1": SamplingParams(temperature=1.0)})
     known, count = [], Rounds.count

@@ -18,7 +18,7 @@ from benchmarks import (
     tiling,
     trace,
 )
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import example_kernels as ek
 from utils import runtime, timing
 from utils.compile_only import Request, resource_usages
@@ -40,7 +40,7 @@ def random(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(11)).to(runtime.DEVICE)
 
 
-def test_chains_fill_their_layout(known_times):
+def test_chains_fill_their_schema(known_times):
     results = chains.measure(
         elements=100, links=[1, 3], operations=[1, 2], variants=chains.VARIANTS[:3], sine_variants=chains.SINES[:1]
     )
@@ -66,7 +66,7 @@ def test_sines_are_one():
         chains.sines("magic", random(1))
 
 
-def test_gelu_five_ways_fill_their_layout_and_name_what_is_missing(known_times, monkeypatch):
+def test_gelu_five_ways_fill_their_schema_and_name_what_is_missing(known_times, monkeypatch):
     monkeypatch.setattr(cuda_program, "compiler", lambda: None)
     cuda_gelu.compiled.cache_clear()
     results = gelu_five_ways.measure(elements=2000, ways=gelu_five_ways.WAYS[:4])
@@ -89,7 +89,7 @@ def test_the_cuda_source_is_compiled_as_a_shared_library(tmp_path):
     assert "tanhf" in cuda_gelu.source()
 
 
-def test_checkpointing_fills_its_layout(known_times, monkeypatch):
+def test_checkpointing_fills_its_schema(known_times, monkeypatch):
     monkeypatch.setattr(checkpointing, "peak_bytes", lambda run: run() or 1000)
     shape = {"batch": 2, "seq_len": 4, "hidden": 16, "heads": 2, "layers": 3}
     results = checkpointing.measure(shape=shape, segments=(0, 1, 2))
@@ -116,7 +116,7 @@ def test_segments_change_memory_but_no_gradient():
         checkpointing.forward(layers, x, -1)
 
 
-def test_recomputation_fills_its_layout(known_times):
+def test_recomputation_fills_its_schema(known_times):
     results = recomputation.measure(elements=100, variants=("eager", "kept", "recomputed"))
     assert problems("recomputation", results) == []
     assert [v["accesses"] for v in results["variants"]] == [15, 8, 5]
@@ -138,7 +138,7 @@ def test_accesses_follow_from_what_autograd_saves():
         recomputation.call("magic", random(1), random(1))
 
 
-def test_number_formats_fill_their_layout(known_times):
+def test_number_formats_fill_their_schema(known_times):
     shape = {"batch": 1, "seq_len": 4, "hidden": 16, "heads": 2}
     results = number_formats.measure(elements=100, n=16, shape=shape)
     assert problems("number_formats", results) == []
@@ -161,7 +161,7 @@ def test_an_unknown_number_format_is_refused_by_name():
         number_formats.step("int3", number_formats.QUICK_SHAPE)
 
 
-def test_tiling_fills_its_layout(known_times):
+def test_tiling_fills_its_schema(known_times):
     results = tiling.measure(quick=True, sizes=[20], sides=[16, 32], transpose_size=33)
     assert problems("tiling", results) == []
     loads = {(p["dtype"], p["tile"]): p["bytes_loaded"] for p in results["matmul"] if p["kernel"] in ("naive", "tiled")}

@@ -1,4 +1,4 @@
-"""The benchmarks behind the Triton lecture without a GPU: small sizes, known times, the layouts of their records."""
+"""The benchmarks behind the Triton lecture without a GPU: small sizes, known times, the schemas of their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import profiler_truth, tile_order, tuning, weight_gradient
-from benchmarks.family import problems
+from benchmarks.benchmark_cli import problems
 from utils import runtime, timing
 from utils.kernel_profile import profile_kernel
 
@@ -23,7 +23,7 @@ def known_times(monkeypatch):
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def test_tuning_fills_its_layout(known_times):
+def test_tuning_fills_its_schema(known_times):
     tiles = [(16, 16, 16, 4, 4, 1), (16, 32, 16, 4, 4, 1)]
     results = tuning.measure(quick=True, shapes={"tiny": (16, 32, 16)}, tiles=tiles, rows={128: 2}, gelu_elements=1000)
     assert problems("tuning", results) == []
@@ -76,7 +76,7 @@ def test_the_best_point_is_the_fastest():
 # ---- tile order ------------------------------------------------------------------------------------------------------
 
 
-def test_the_tile_order_fills_its_layout(known_times, monkeypatch):
+def test_the_tile_order_fills_its_schema(known_times, monkeypatch):
     sectors = dict.fromkeys(tile_order.NAMES, 7)
     monkeypatch.setattr(
         tile_order, "counters", lambda sizes, groups: {(n, group): sectors for n in sizes for group in groups}
@@ -124,7 +124,7 @@ def test_counters_that_fail_say_what_ncu_said(monkeypatch):
 # ---- weight gradient -------------------------------------------------------------------------------------------------
 
 
-def test_the_weight_gradient_fills_its_layout(known_times):
+def test_the_weight_gradient_fills_its_schema(known_times):
     results = weight_gradient.measure(shapes=[(70, 130)], taken=(32, 64), repeats=3)
     assert problems("weight_gradient", results) == []
     assert [p["programs_per_element"] for p in results["points"]] == [3, 2, 3, 2]

@@ -345,7 +345,7 @@ import importlib
 from solutions import lab
 from utils import timing
 SOURCES = ["benchmarks/apart.py"]
-LAYOUT = {"seconds": lab.unused()}
+SCHEMA = {"seconds": lab.unused()}
 UNUSED = 3
 def measure():
     return timing.seconds(lab.ours)

@@ -27,9 +27,9 @@ def test_every_number_in_the_lectures_is_that_of_its_claim_or_record(claims):
 
 
 def test_a_changed_digit_in_a_record_is_found_in_the_sentence(claims):
-    def load(family):
-        record = records.load(family)
-        if family != "attention_anchor":
+    def load(benchmark):
+        record = records.load(benchmark)
+        if benchmark != "attention_anchor":
             return record
         results = copy.deepcopy(record.results)
         for point in results["points"]:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from benchmarks import family, readings, truth
-from utils import record_layouts, records, runtime
+from benchmarks import benchmark_cli, readings, truth
+from utils import record_schemas, records, runtime
 
 COPY = {"bytes": 64, "seconds": 1e-6, "low": 9e-7, "high": 2e-6, "rounds": 5, "bytes_per_second": 1.28e8}
 RESULTS = {
@@ -20,7 +20,7 @@ RESULTS = {
     "launch": {"seconds": 1e-6, "low": 1e-6, "high": 1e-6, "rounds": 5},
     "best": {"copy_bytes_per_second": 1.28e8, "matmul_flops_per_second": {"bf16": 1e9}},
 }
-SOURCES, LAYOUT = family.sources("ceilings"), family.layout("ceilings")
+SOURCES, SCHEMA = benchmark_cli.sources("ceilings"), benchmark_cli.schema("ceilings")
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def edit(path, change, *, renew_digest=False):
 # ---- the records of the course ---------------------------------------------------------------------------------------
 
 
-def test_every_family_is_recorded_on_a_gpu():
-    assert records.families() == family.families()
-    for name in records.families():
+def test_every_benchmark_is_recorded_on_a_gpu():
+    assert records.benchmark_names() == benchmark_cli.benchmark_names()
+    for name in records.benchmark_names():
         record = records.load(name)
-        assert family.problems(name, record.results) == []
+        assert benchmark_cli.problems(name, record.results) == []
         assert record.label == f"{record.device}, {record.date}"
         assert record.command == f"python -m benchmarks.{name}"
         assert {"python", "torch", "triton", "cuda", "driver", "numpy"} <= set(record.versions)
 
 
 def test_each_record_is_of_what_its_benchmark_measures():
-    for name in records.families():
-        assert records.load(name).sources == tuple(family.sources(name)), name
+    for name in records.benchmark_names():
+        assert records.load(name).sources == tuple(benchmark_cli.sources(name)), name
 
 
 def test_no_measured_source_has_changed_since_it_was_measured():
@@ -63,7 +63,7 @@ def test_no_measured_source_has_changed_since_it_was_measured():
 
 
 def test_the_files_are_written_as_the_code_writes_them():
-    for name in records.families():
+    for name in records.benchmark_names():
         text = records.path_of(name).read_text(encoding="utf-8")
         assert records.as_text(json.loads(text)) == text
 
@@ -177,30 +177,30 @@ def test_a_deviation_that_no_rule_knows_is_listed_as_unexplained():
 
 
 def test_what_is_saved_is_loaded_again(shelf):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "python -m benchmarks.ceilings")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "python -m benchmarks.ceilings")
     record = records.load("ceilings")
     assert record.results == RESULTS and record.sources == tuple(SOURCES)
     assert record.fingerprint == records.fingerprint(SOURCES)
     assert re.fullmatch(r"NVIDIA H100 80GB HBM3, \d{4}-\d\d-\d\d", record.label)
-    assert records.families() == ["ceilings"] and records.stale() == []
+    assert records.benchmark_names() == ["ceilings"] and records.stale() == []
     assert [file.name for file in shelf.iterdir()] == [path.name]
 
 
-def test_a_benchmarks_command_line_records_what_has_its_layout_and_refuses_the_rest(shelf):
-    assert family.run("ceilings", lambda quick: RESULTS, lambda results: "table", LAYOUT, []) == 0
+def test_a_benchmarks_command_line_records_what_has_its_schema_and_refuses_the_rest(shelf):
+    assert benchmark_cli.run("ceilings", lambda quick: RESULTS, lambda results: "table", SCHEMA, []) == 0
     record = records.load("ceilings")
     assert (record.results, record.sources) == (RESULTS, tuple(SOURCES))
     with pytest.raises(records.RecordError, match=r"ceilings\.json: results\.best is missing"):
         broken = {key: RESULTS[key] for key in RESULTS if key != "best"}
-        family.run("ceilings", lambda quick: broken, lambda results: "table", LAYOUT, [])
+        benchmark_cli.run("ceilings", lambda quick: broken, lambda results: "table", SCHEMA, [])
     assert records.load("ceilings").results == RESULTS
 
 
 def test_nothing_is_recorded_on_a_machine_without_a_gpu(shelf, monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="cannot record 'ceilings': no GPU is in use"):
-        records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
-    assert records.families() == []
+        records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
+    assert records.benchmark_names() == []
 
 
 @pytest.mark.parametrize(
@@ -222,23 +222,23 @@ def test_nothing_is_recorded_on_a_machine_without_a_gpu(shelf, monkeypatch):
         ),
         ({**RESULTS, "copy": [{**COPY, "low": 0}]}, r"copy\[0\]\.low must be a positive finite number, got 0"),
         ({**RESULTS, "copy": [{**COPY, "low": "1"}]}, r"copy\[0\]\.low must be a positive finite number, got '1'"),
-        ({**RESULTS, "extra": 1}, r"results\.extra is not part of the layout"),
+        ({**RESULTS, "extra": 1}, r"results\.extra is not in the schema"),
         ({key: RESULTS[key] for key in RESULTS if key != "launch"}, r"results\.launch is missing"),
         ({**RESULTS, "launch": {1: 2}}, "has a key that is not a text: 1"),
         ({**RESULTS, "launch": object()}, "must be plain JSON data"),
     ],
 )
 def test_a_broken_measurement_is_refused_and_the_former_record_stays(shelf, broken, message):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
     former = path.read_text()
     with pytest.raises(records.RecordError, match=rf"ceilings\.json: .*{message}"):
-        records.save("ceilings", broken, LAYOUT, SOURCES, "command")
+        records.save("ceilings", broken, SCHEMA, SOURCES, "command")
     assert path.read_text() == former
     assert [file.name for file in shelf.iterdir()] == ["ceilings.json"]
 
 
 def test_a_failure_while_writing_leaves_the_former_record_and_no_litter(shelf, monkeypatch):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
     former = path.read_text()
 
     def fail(*_):
@@ -246,16 +246,16 @@ def test_a_failure_while_writing_leaves_the_former_record_and_no_litter(shelf, m
 
     monkeypatch.setattr(records.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        records.save("ceilings", {**RESULTS, "unavailable": {"fp8": "no"}}, LAYOUT, SOURCES, "another command")
+        records.save("ceilings", {**RESULTS, "unavailable": {"fp8": "no"}}, SCHEMA, SOURCES, "another command")
     assert path.read_text() == former
     assert [file.name for file in shelf.iterdir()] == ["ceilings.json"]
 
 
-def test_a_family_or_source_that_is_none_is_refused_by_name(shelf):
+def test_a_benchmark_or_source_that_is_none_is_refused_by_name(shelf):
     with pytest.raises(ValueError, match=r"got '\.\./evil'"):
         records.save("../evil", {}, {}, SOURCES, "command")
     with pytest.raises(FileNotFoundError, match=r"benchmarks/gone\.py"):
-        records.save("ceilings", RESULTS, LAYOUT, ["benchmarks/gone.py"], "command")
+        records.save("ceilings", RESULTS, SCHEMA, ["benchmarks/gone.py"], "command")
     with pytest.raises(ValueError, match=r"nothing is recorded for 'latency'; there are records of: nothing"):
         records.load("latency")
 
@@ -264,7 +264,7 @@ def test_a_family_or_source_that_is_none_is_refused_by_name(shelf):
 
 
 def test_a_changed_source_makes_its_record_stale_and_says_what_to_run(shelf, monkeypatch):
-    records.save("ceilings", RESULTS, LAYOUT, SOURCES, "python -m benchmarks.ceilings")
+    records.save("ceilings", RESULTS, SCHEMA, SOURCES, "python -m benchmarks.ceilings")
     monkeypatch.setattr(records, "fingerprint", lambda *sources: "0" * 64)
     (problem,) = records.stale()
     assert problem.startswith("ceilings: benchmarks/ceilings.py changed since it was measured")
@@ -272,13 +272,13 @@ def test_a_changed_source_makes_its_record_stale_and_says_what_to_run(shelf, mon
 
 
 def test_a_source_that_is_gone_makes_its_record_stale(shelf):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
     edit(path, lambda raw: raw.update(sources=["benchmarks/gone.py"]))
     assert records.stale() == ["ceilings: measured source 'benchmarks/gone.py' is not there any more"]
 
 
 def test_a_source_may_be_renamed_in_a_record_if_it_is_the_same_source(shelf):
-    path = records.save("ceilings", RESULTS, LAYOUT, ["utils/records.py"], "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, ["utils/records.py"], "command")
     edit(path, lambda raw: raw.update(sources=["utils/records.py", "utils/records.py::load"]))
     assert records.stale() == []
     edit(path, lambda raw: raw.update(sources=["benchmarks/latency.py"]))
@@ -296,7 +296,10 @@ def test_a_source_may_be_renamed_in_a_record_if_it_is_the_same_source(shelf):
         (lambda raw: raw.update(format=7), "format must be 1, got 7"),
         (lambda raw: raw.update(format=True), "format must be 1, got True"),
         (lambda raw: raw.update(versions={}), r"versions must map names to texts, got \{\}"),
-        (lambda raw: raw.update(family="latency"), "family must be 'ceilings', as the file's name says, got 'latency'"),
+        (
+            lambda raw: raw.update(benchmark="latency"),
+            "benchmark must be 'ceilings', as the file's name says, got 'latency'",
+        ),
         (lambda raw: raw.update(fingerprint="abc"), "fingerprint must be 64 hexadecimal digits, got 'abc'"),
         (lambda raw: raw.update(sources=[]), r"sources must be a list of at least one path, got \[\]"),
         (lambda raw: raw.update(versions={"torch": 2}), "versions must map names to texts"),
@@ -306,7 +309,7 @@ def test_a_source_may_be_renamed_in_a_record_if_it_is_the_same_source(shelf):
     ],
 )
 def test_a_damaged_record_is_refused_by_file_and_value(shelf, change, message):
-    edit(records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command"), change)
+    edit(records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command"), change)
     with pytest.raises(records.RecordError, match=rf"^ceilings\.json: .*{message}"):
         records.load("ceilings")
 
@@ -323,13 +326,13 @@ def test_a_damaged_record_is_refused_by_file_and_value(shelf, change, message):
     ],
 )
 def test_whatever_was_edited_in_a_record_is_refused_by_file_and_value(shelf, change, value):
-    edit(records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command"), change)
+    edit(records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command"), change)
     with pytest.raises(records.RecordError, match=rf"^ceilings\.json: the file was edited after .*{value}.* digest "):
         records.load("ceilings")
 
 
 def test_the_order_and_layout_of_a_record_may_change(shelf):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(dict(reversed(raw.items())), indent=7))
     assert records.load("ceilings").results == RESULTS
@@ -343,7 +346,7 @@ def test_the_order_and_layout_of_a_record_may_change(shelf):
         ('{"format": NaN}', "NaN is not a number that can have been measured"),
         ("[" * 100_000, "not valid JSON"),
         ('{"format": 1, "format": 2}', "key 'format' appears twice"),
-        ("[]", "must be an object with the keys format, family"),
+        ("[]", "must be an object with the keys format, benchmark"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused_by_name(shelf, text, message):
@@ -359,7 +362,7 @@ def test_a_file_that_is_no_text_is_refused_by_name(shelf):
 
 
 def test_several_problems_are_counted(shelf):
-    path = records.save("ceilings", RESULTS, LAYOUT, SOURCES, "command")
+    path = records.save("ceilings", RESULTS, SCHEMA, SOURCES, "command")
     edit(path, lambda raw: raw.update(device="", command=""))
     with pytest.raises(records.RecordError, match=r"device must be .* \(and 1 more\)"):
         records.load("ceilings")
@@ -368,14 +371,14 @@ def test_several_problems_are_counted(shelf):
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_layout_names_the_place_of_each_difference():
-    layout = {"a": [{"n": record_layouts.SIZE}], "b": {str: str}, "c": bool}
-    assert record_layouts.check({"a": [{"n": 1}], "b": {}, "c": True}, layout, "r") == []
+def test_a_schema_names_the_place_of_each_difference():
+    schema = {"a": [{"n": record_schemas.SIZE}], "b": {str: str}, "c": bool}
+    assert record_schemas.check({"a": [{"n": 1}], "b": {}, "c": True}, schema, "r") == []
     value = {"a": [{"n": 1}, {"n": True}], "b": {"x": ""}, "c": 1, "d": 0}
-    assert record_layouts.check(value, layout, "r") == [
-        "r.d is not part of the layout",
+    assert record_schemas.check(value, schema, "r") == [
+        "r.d is not in the schema",
         "r.a[1].n must be a whole number of at least 1, got True",
         "r.b.x must be a text that is not empty, got ''",
         "r.c must be true or false, got 1",
     ]
-    assert record_layouts.check([1], {"a": str}, "r") == ["r must be an object, got [1]"]
+    assert record_schemas.check([1], {"a": str}, "r") == ["r must be an object, got [1]"]

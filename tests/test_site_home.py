@@ -43,9 +43,9 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def record(family: str) -> dict[str, Any]:
+def record(benchmark: str) -> dict[str, Any]:
     """A record as it lies on disk, read without the library."""
-    return json.loads((ROOT / "utils" / "records" / f"{family}.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / "utils" / "records" / f"{benchmark}.json").read_text(encoding="utf-8"))
 
 
 # ---- the course as data
@@ -231,8 +231,8 @@ def test_the_still_figure_has_every_number_its_device_and_its_date():
         assert quantity(float(value), unit, 3) in drawn
     assert f"{number(start.eager_seconds / start.seconds, 2)}×" in drawn
     assert f"{number(start.counted[0] / start.counted[1], 2)}×" in drawn
-    for family in ("attention_memory", "attention_traffic"):
-        assert f"{record(family)['device']}, {record(family)['date']}" in drawn
+    for benchmark in ("attention_memory", "attention_traffic"):
+        assert f"{record(benchmark)['device']}, {record(benchmark)['date']}" in drawn
     assert drawn.count("<title") == drawn.count("<desc") == 2
     assert 'class="hero-controls" hidden' in drawn, "without a script there is nothing to press"
 

@@ -20,7 +20,7 @@ from website.record_tables import blocks
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = records.families()
+BENCHMARKS = records.benchmark_names()
 PREFIXES = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 SUPERSCRIPT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 #: Half a unit of the fifth digit, relative to the smallest leading digits.
@@ -203,9 +203,9 @@ def leaves(value) -> list[float]:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) and value else []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_figure_of_a_record_stands_in_its_tables(family):
-    record = records.load(family)
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_every_figure_of_a_record_stands_in_its_tables(benchmark):
+    record = records.load(benchmark)
     html = "\n".join(block.html for block in blocks(record.results, "", 10**9))
     shown = sorted(figures_of(html))
     expected = sorted(float(leaf) for leaf in leaves(record.results))
@@ -235,16 +235,16 @@ def test_a_figure_that_is_missing_would_be_found():
 # ---- records: pages ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_record_page_says_what_when_where_and_with_what(family):
-    record = records.load(family)
-    page = record_pages.page(record, record_pages.digest_of(family))
-    raw = json.loads(records.path_of(family).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_a_record_page_says_what_when_where_and_with_what(benchmark):
+    record = records.load(benchmark)
+    page = record_pages.page(record, record_pages.digest_of(benchmark))
+    raw = json.loads(records.path_of(benchmark).read_text(encoding="utf-8"))
     sources = record_pages.files_of(record.sources)
     for fact in (record.device, record.date, record.command, record.fingerprint, raw["digest"], *sources):
         assert fact in page, fact
     assert all(version in page for version in record.versions.values())
-    assert f"{{download}}`{family}.json`" in page
+    assert f"{{download}}`{benchmark}.json`" in page
     assert page.count("\n# ") + page.startswith("# ") == 1
     assert len(page.encode()) < 220_000
     levels = [len(marks) for marks in re.findall(r"^(#+) ", page, re.MULTILINE)]
@@ -253,14 +253,14 @@ def test_a_record_page_says_what_when_where_and_with_what(family):
 
 
 def test_the_list_has_every_record_and_each_is_in_one_part():
-    page = record_pages.index(FAMILIES)
-    for family in FAMILIES:
-        record = records.load(family)
-        assert page.count(f"]({family}.md)") == 1
-        assert f"\n{family}\n" in page[page.index("{toctree}") :]
-        assert f"`{record.fingerprint[:8]}`" in page and f"`{record_pages.digest_of(family)[:8]}`" in page
-        assert record_pages.part_of(record) != "Others", family
-    assert f"**{len(FAMILIES)} records.**" in page
+    page = record_pages.index(BENCHMARKS)
+    for benchmark in BENCHMARKS:
+        record = records.load(benchmark)
+        assert page.count(f"]({benchmark}.md)") == 1
+        assert f"\n{benchmark}\n" in page[page.index("{toctree}") :]
+        assert f"`{record.fingerprint[:8]}`" in page and f"`{record_pages.digest_of(benchmark)[:8]}`" in page
+        assert record_pages.part_of(record) != "Others", benchmark
+    assert f"**{len(BENCHMARKS)} records.**" in page
 
 
 def test_parts_are_called_and_divided_as_in_the_readme():
@@ -281,9 +281,9 @@ def test_everything_is_written_where_the_site_looks_for_it(tmp_path):
     ledger.write(tmp_path)
     record_pages.write(tmp_path)
     assert (tmp_path / "claims.md").read_text(encoding="utf-8").startswith("# Claims\n")
-    for family in FAMILIES:
-        assert (tmp_path / "records" / f"{family}.md").is_file()
-        assert (tmp_path / "records" / f"{family}.json").read_bytes() == records.path_of(family).read_bytes()
+    for benchmark in BENCHMARKS:
+        assert (tmp_path / "records" / f"{benchmark}.md").is_file()
+        assert (tmp_path / "records" / f"{benchmark}.json").read_bytes() == records.path_of(benchmark).read_bytes()
 
 
 # ---- a made-up record ----------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ __all__ = ["FOLLOWED", "ROOT", "cpp_form", "files", "fingerprint", "python_form"
 
 #: Where names are followed to: what is measured, and not what times, counts, checks or prints.
 FOLLOWED = ("benchmarks/", "solutions/", "utils/example_kernels/", "utils/gpt.py", "utils/serving/")
-_NOT_FOLLOWED = ("benchmarks/family.py",)
+_NOT_FOLLOWED = ("benchmarks/benchmark_cli.py",)
 #: What a benchmark says of its record: it is not measured, and does not lead anywhere.
-_SAID = {"LAYOUT", "SOURCES"}
+_SAID = {"SCHEMA", "SOURCES"}
 
 _PYTHON = (".py",)
 _CPP = (".cu", ".cuh", ".cpp", ".h")

@@ -1,11 +1,11 @@
 """Recorded measurements: what a GPU really did, with device, date, versions, command and the source that was measured.
 
-A reader without a GPU sees these figures, and a notebook's claims rest on them. Each family of measurements is one JSON
-file in ``utils/records/``, written by a script in ``benchmarks/`` on a machine with a GPU and never by hand: the file
-keeps a digest of what it says, so that a figure, a device or a date that was edited is refused, and a fingerprint of
-the measured source, so that a test fails when the source has changed since (:func:`stale`). The digest leaves out the
-sources' paths: when a measured file is renamed, its record may name it so, and the fingerprint tells whether it is the
-same source.
+A reader without a GPU sees these figures, and a notebook's claims rest on them. Each benchmark has one JSON file in
+``utils/records/``, written by its script in ``benchmarks/`` on a machine with a GPU and never by hand: the file keeps
+a digest of what it says, so that a figure, a device or a date that was edited is refused, and a fingerprint of the
+measured source, so that a test fails when the source has changed since (:func:`stale`). The digest leaves out the
+sources' paths: when a measured file is renamed, it is renamed in its records too, and the fingerprint tells whether it
+is the same source.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils import record_layouts
+from utils import record_schemas
 from utils.course_modules import Course
 from utils.fingerprint import fingerprint
 
-__all__ = ["DIRECTORY", "Record", "RecordError", "families", "fingerprint", "load", "path_of", "save", "stale"]
+__all__ = ["DIRECTORY", "Record", "RecordError", "benchmark_names", "fingerprint", "load", "path_of", "save", "stale"]
 
 #: Where the records are.
 DIRECTORY = Path(__file__).resolve().parent / "records"
 
 _FORMAT = 1
-_KEYS = ("format", "family", "device", "date", "versions", "command", "sources", "fingerprint", "digest", "results")
-_FAMILY = re.compile(r"[a-z][a-z0-9_]*")
+_KEYS = ("format", "benchmark", "device", "date", "versions", "command", "sources", "fingerprint", "digest", "results")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class RecordError(ValueError):
@@ -44,20 +44,20 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """One family of measurements as it was recorded.
+    """The measurements of one benchmark as they were recorded.
 
     Attributes:
-        family: Its name, ``"latency"``.
+        benchmark: Its name, ``"latency"``.
         device: The GPU as its driver calls it, ``"NVIDIA H100 80GB HBM3"``.
         date: The day, ``"2026-11-20"``.
         versions: What ran: ``python``, ``torch``, ``triton``, ``cuda``, ``driver``, ``numpy``.
         command: What repeats the measurement, ``"python -m benchmarks.latency"``.
         sources: The measured source, as paths relative to the course (see :mod:`utils.fingerprint`).
         fingerprint: That source's fingerprint when it was measured.
-        results: The figures, in the layout that the family's benchmark gives; times in seconds, sizes in bytes.
+        results: The figures, in the benchmark's ``SCHEMA``; times in seconds, sizes in bytes.
     """
 
-    family: str
+    benchmark: str
     device: str
     date: str
     versions: Mapping[str, str]
@@ -72,42 +72,42 @@ class Record:
         return f"{self.device}, {self.date}"
 
 
-def path_of(family: str) -> Path:
-    """The file of a family.
+def path_of(benchmark: str) -> Path:
+    """The file of a benchmark's record.
 
     Raises:
-        ValueError: ``family`` is not a name in lower case.
+        ValueError: ``benchmark`` is not a name in lower case.
     """
-    if not isinstance(family, str) or not _FAMILY.fullmatch(family):
-        raise ValueError(f"family must be a name of lower-case letters, digits and underscores, got {family!r}")
-    return DIRECTORY / f"{family}.json"
+    if not isinstance(benchmark, str) or not _NAME.fullmatch(benchmark):
+        raise ValueError(f"benchmark must be a name of lower-case letters, digits and underscores, got {benchmark!r}")
+    return DIRECTORY / f"{benchmark}.json"
 
 
-def families() -> list[str]:
-    """Names of the families that are recorded, sorted."""
+def benchmark_names() -> list[str]:
+    """Names of the benchmarks that are recorded, sorted."""
     return sorted(path.stem for path in DIRECTORY.glob("*.json"))
 
 
-def load(family: str) -> Record:
-    """Read the recorded measurements of one family.
+def load(benchmark: str) -> Record:
+    """Read the recorded measurements of one benchmark.
 
     Raises:
-        ValueError: ``family`` is not a family's name, or nothing is recorded for it (the message lists what is).
+        ValueError: ``benchmark`` is no benchmark's name, or nothing is recorded for it (the message lists what is).
         RecordError: the file is damaged or was edited.
     """
-    path = path_of(family)
+    path = path_of(benchmark)
     if not path.is_file():
         raise ValueError(
-            f"nothing is recorded for {family!r}; there are records of: {', '.join(families()) or 'nothing'}"
+            f"nothing is recorded for {benchmark!r}; there are records of: {', '.join(benchmark_names()) or 'nothing'}"
         )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RecordError(f"{path.name}: not a text file in UTF-8: {error}") from error
-    return parse(text, family, path.name)
+    return parse(text, benchmark, path.name)
 
 
-def parse(text: str, family: str, filename: str) -> Record:
+def parse(text: str, benchmark: str, filename: str) -> Record:
     """Read a record from its text: what :func:`load` does with a file's content.
 
     Raises:
@@ -117,11 +117,11 @@ def parse(text: str, family: str, filename: str) -> Record:
         raw = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{filename}: not valid JSON: {error}") from error
-    problems = _problems(raw, family)
+    problems = _problems(raw, benchmark)
     if problems:
         raise RecordError(_first(problems, filename))
     return Record(
-        family=family,
+        benchmark=benchmark,
         device=raw["device"],
         date=raw["date"],
         versions=raw["versions"],
@@ -132,40 +132,40 @@ def parse(text: str, family: str, filename: str) -> Record:
     )
 
 
-def save(family: str, results: Any, layout: object, sources: Sequence[str], command: str) -> Path:
+def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], command: str) -> Path:
     """Record measurements that were made just now on this machine's GPU; return the file.
 
-    The record is checked as :func:`load` would check it before the family's file is replaced, in one step: a failure
+    The record is checked as :func:`load` would check it before the benchmark's file is replaced, in one step: a failure
     leaves the former record as it was.
 
     Args:
-        family: Its name.
+        benchmark: Its name.
         results: The figures.
-        layout: What they must hold, for :func:`utils.record_layouts.check`.
+        schema: What they must hold, for :func:`utils.record_schemas.check`.
         sources: The measured source, as paths relative to the course.
         command: What repeats the measurement.
 
     Raises:
         RuntimeError: kernels do not run on a GPU here, so nothing can have been measured.
-        ValueError: ``family`` is not a family's name, or a source leads nowhere.
+        ValueError: ``benchmark`` is no benchmark's name, or a source leads nowhere.
         FileNotFoundError: a source is not there.
-        RecordError: the results do not have the layout, or hold a number that is not finite.
+        RecordError: the results do not have the schema, or hold a number that is not finite.
     """
     from utils import runtime
 
-    path = path_of(family)
+    path = path_of(benchmark)
     if not runtime.HAS_GPU:
         raise RuntimeError(
-            f"cannot record {family!r}: no GPU is in use here, so nothing was measured "
+            f"cannot record {benchmark!r}: no GPU is in use here, so nothing was measured "
             "(python -m utils.runtime says why)"
         )
     _refuse_non_finite(results, "results", path.name)
-    problems = record_layouts.check(json.loads(json.dumps(results)), layout, "results")
+    problems = record_schemas.check(json.loads(json.dumps(results)), schema, "results")
     if problems:
         raise RecordError(_first(problems, path.name))
     raw = {
         "format": _FORMAT,
-        "family": family,
+        "benchmark": benchmark,
         "device": runtime.gpu_name(),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
@@ -177,9 +177,9 @@ def save(family: str, results: Any, layout: object, sources: Sequence[str], comm
     }
     raw["digest"] = digest(raw)
     text = as_text(raw)
-    parse(text, family, path.name)
+    parse(text, benchmark, path.name)
     DIRECTORY.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=DIRECTORY, prefix=f".{family}-", suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=DIRECTORY, prefix=f".{benchmark}-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -195,16 +195,16 @@ def stale() -> list[str]:
     """What is out of date, one sentence a record: its measured source has changed or gone since it was measured."""
     problems = []
     course = Course()
-    for family in families():
-        record = load(family)
+    for benchmark in benchmark_names():
+        record = load(benchmark)
         try:
             current = fingerprint(record.sources, course)
         except (ValueError, FileNotFoundError) as error:
-            problems.append(f"{family}: {error}")
+            problems.append(f"{benchmark}: {error}")
             continue
         if current != record.fingerprint:
             problems.append(
-                f"{family}: {', '.join(record.sources)} changed since it was measured on {record.date}: "
+                f"{benchmark}: {', '.join(record.sources)} changed since it was measured on {record.date}: "
                 f"run `{record.command}` on a GPU"
             )
     return problems
@@ -265,7 +265,7 @@ def _nests(value: dict | list) -> bool:
     return any(isinstance(item, dict) or (isinstance(item, list) and len(item) > 8) for item in items)
 
 
-def _problems(raw: object, family: str) -> list[str]:
+def _problems(raw: object, benchmark: str) -> list[str]:
     """What is wrong with a parsed record; empty when it can be trusted."""
     if not isinstance(raw, dict):
         return [f"must be an object with the keys {', '.join(_KEYS)}, got {type(raw).__name__}"]
@@ -275,8 +275,8 @@ def _problems(raw: object, family: str) -> list[str]:
         return problems
     if type(raw["format"]) is not int or raw["format"] != _FORMAT:
         problems.append(f"format must be {_FORMAT}, got {raw['format']!r}")
-    if raw["family"] != family:
-        problems.append(f"family must be {family!r}, as the file's name says, got {raw['family']!r}")
+    if raw["benchmark"] != benchmark:
+        problems.append(f"benchmark must be {benchmark!r}, as the file's name says, got {raw['benchmark']!r}")
     for key in ("device", "command"):
         if not isinstance(raw[key], str) or not raw[key]:
             problems.append(f"{key} must be a text that is not empty, got {raw[key]!r}")
@@ -292,7 +292,7 @@ def _problems(raw: object, family: str) -> list[str]:
             problems.append(f"{key} must be 64 hexadecimal digits, got {raw[key]!r}")
     if not problems and digest(raw) != raw["digest"]:
         header = ", ".join(
-            f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "family", "sources", "digest", "results")
+            f"{key} {raw[key]!r}" for key in _KEYS if key not in ("format", "benchmark", "sources", "digest", "results")
         )
         problems.append(
             f"the file was edited after it was measured: {header} and the results do not match digest "

@@ -52,7 +52,7 @@ class CudaStopwatch:
         if not runtime.HAS_GPU:
             raise RuntimeError(
                 "timing needs a CUDA GPU and none is in use (python -m utils.runtime says why): "
-                "show the recorded measurement instead, utils.records.load(family)"
+                "show the recorded measurement instead, utils.records.load(benchmark)"
             )
         self._laps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         l2_bytes = torch.cuda.get_device_properties(runtime.DEVICE).L2_cache_size

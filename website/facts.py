@@ -22,7 +22,7 @@ def wrong_answers() -> int:
 
 def facts() -> list[tuple[int, str, str, str]]:
     """(count, what is counted, what it means, page) of what the course can be held to."""
-    measured = {family: records.load(family) for family in records.families()}
+    measured = {benchmark: records.load(benchmark) for benchmark in records.benchmark_names()}
     devices = sorted({record.device for record in measured.values()})
     return [
         (

@@ -1,7 +1,7 @@
 """The pages of recorded measurements: a list of all, and for each what was measured, where, when and with what.
 
-``write`` puts ``records/index.md``, a page for each family and a copy of its JSON into the site's sources. What a
-family measures is said in the words of the benchmark's own docstring.
+``write`` puts ``records/index.md``, a page for each benchmark and a copy of its JSON into the site's sources. What a
+benchmark measures is told in its own docstring.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _ROWS = (400, 300, 200, 150, 100, 50, 20)
 _INDEX = """\
 # Records
 
-What a GPU really did. Each family of measurements below was made by one script on the device named, and is stored with
-its date, the versions that ran and a fingerprint of the measured source: when that source changes, a test fails until
+What a GPU really did. Each record below was made by one benchmark on the device named, and is stored with its
+date, the versions that ran and a fingerprint of the measured source: when that source changes, a test fails until
 it is measured again. A digest covers the whole file, so that a figure that was edited is refused. Readers without a
 GPU see these figures in the notebooks, and claims of kind *measure* rest on them.
 """
@@ -53,24 +53,24 @@ def write(source: Path) -> None:
     """Write the pages and the JSON files into ``records/`` of the site's sources."""
     folder = source / "records"
     folder.mkdir(parents=True, exist_ok=True)
-    families = records.families()
-    (folder / "index.md").write_text(index(families), encoding="utf-8")
-    for family in families:
-        (folder / f"{family}.md").write_text(page(records.load(family), digest_of(family)), encoding="utf-8")
-        (folder / f"{family}.json").write_bytes(records.path_of(family).read_bytes())
+    benchmarks = records.benchmark_names()
+    (folder / "index.md").write_text(index(benchmarks), encoding="utf-8")
+    for benchmark in benchmarks:
+        (folder / f"{benchmark}.md").write_text(page(records.load(benchmark), digest_of(benchmark)), encoding="utf-8")
+        (folder / f"{benchmark}.json").write_bytes(records.path_of(benchmark).read_bytes())
 
 
-def digest_of(family: str) -> str:
-    """The digest that a family's file states; :func:`utils.records.load` refuses a file that does not match it."""
-    return json.loads(records.path_of(family).read_text(encoding="utf-8"))["digest"]
+def digest_of(benchmark: str) -> str:
+    """The digest that a benchmark's file states; :func:`utils.records.load` refuses a file that does not match it."""
+    return json.loads(records.path_of(benchmark).read_text(encoding="utf-8"))["digest"]
 
 
 # ---- the list ------------------------------------------------------------------------------------------------------
 
 
-def index(families: Sequence[str]) -> str:
+def index(benchmarks: Sequence[str]) -> str:
     """The list of all records as MyST Markdown, a table for each part of the course."""
-    loaded = [records.load(family) for family in families]
+    loaded = [records.load(benchmark) for benchmark in benchmarks]
     shared = {json.dumps(dict(record.versions), sort_keys=True) for record in loaded}
     ran = f"All ran with {_versions(loaded[0])}" if len(shared) == 1 else "Each page says with which versions it ran"
     parts = [_INDEX, f"**{len(loaded)} records.** {ran}.\n"]
@@ -78,7 +78,7 @@ def index(families: Sequence[str]) -> str:
         members = [record for record in loaded if part_of(record) == part]
         if members:
             parts += [f"## {part}\n", _list(members)]
-    parts += ["```{toctree}\n:hidden:\n", *families, "```\n", script("../_static")]
+    parts += ["```{toctree}\n:hidden:\n", *benchmarks, "```\n", script("../_static")]
     return "\n".join(parts)
 
 
@@ -90,11 +90,11 @@ def _list(members: Sequence[Record]) -> str:
     ]
     for record in members:
         cells = (
-            f"[{heading(record.family)}]({record.family}.md)<br>{_first_sentence(record)}",
+            f"[{heading(record.benchmark)}]({record.benchmark}.md)<br>{_first_sentence(record)}",
             f"{record.device}<br>{record.date}",
-            ", ".join(_link(path, short=True) for path in shown_in(record.family)) or "–",
+            ", ".join(_link(path, short=True) for path in shown_in(record.benchmark)) or "–",
             f"`{record.command}`<br><small>{_count(len(files_of(record.sources)), 'source')}, fingerprint "
-            f"`{record.fingerprint[:8]}`, digest `{digest_of(record.family)[:8]}`</small>",
+            f"`{record.fingerprint[:8]}`, digest `{digest_of(record.benchmark)[:8]}`</small>",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ":::"]) + "\n"
@@ -106,14 +106,14 @@ def files_of(sources: tuple[str, ...]) -> list[str]:
     return files(sources, _COURSE)
 
 
-def heading(family: str) -> str:
-    """A family's name as a heading: "Attention blocks"."""
-    return _capital(label(family))
+def heading(benchmark: str) -> str:
+    """A benchmark's name as a heading: "Attention blocks"."""
+    return _capital(label(benchmark))
 
 
 def part_of(record: Record) -> str:
     """The part of the course that a record belongs to: that of the first notebook that shows it, else of its lab."""
-    shown = [path.stem.split("_")[0] for path in shown_in(record.family)]
+    shown = [path.stem.split("_")[0] for path in shown_in(record.benchmark)]
     measured = re.findall(r"solutions/(lab\d)_", " ".join(files_of(record.sources)))
     for place in (*shown, *measured):
         for part, places in PARTS.items():
@@ -123,14 +123,14 @@ def part_of(record: Record) -> str:
 
 
 @cache
-def shown_in(family: str) -> tuple[Path, ...]:
-    """The lectures and labs whose code loads a family's record, in reading order."""
-    return tuple(path for path in (*lectures(), *labs()) if family in _loaded_by(path))
+def shown_in(benchmark: str) -> tuple[Path, ...]:
+    """The lectures and labs whose code loads a benchmark's record, in reading order."""
+    return tuple(path for path in (*lectures(), *labs()) if benchmark in _loaded_by(path))
 
 
 @cache
 def _loaded_by(notebook: Path) -> frozenset[str]:
-    """Families that a notebook's code loads, or that the checks of a lab load for it."""
+    """Benchmarks that a notebook's code loads, or that the checks of a lab load for it."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     if notebook.stem.startswith("lab"):
@@ -147,16 +147,16 @@ def page(record: Record, digest: str) -> str:
 
     ``digest`` is the 64 hexadecimal digits that the file states. Tables of a page take :data:`MOST_BYTES` at most.
     """
-    shown = ", ".join(_link(path) for path in shown_in(record.family))
+    shown = ", ".join(_link(path) for path in shown_in(record.benchmark))
     return "\n".join(
         [
-            f"# {heading(record.family)}\n",
+            f"# {heading(record.benchmark)}\n",
             _words(record) + "\n",
             f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
             "## How it was measured\n",
             _provenance(record, digest) + "\n",
             "## Results\n",
-            _notes(record.results) + f"All figures in full: {{download}}`{record.family}.json`.\n",
+            _notes(record.results) + f"All figures in full: {{download}}`{record.benchmark}.json`.\n",
             *map(_markdown, results(record.results)),
             script("../_static"),
         ]

@@ -4,7 +4,7 @@
     attention_steps:points[head_dim=64,causal=false].timed.(exp2/textbook).seconds
     table:[step=ping_pong].cycles_a_tile
 
-A claim's id is what its cell computed; ``family:path`` is a field of a record (:mod:`utils.records`); ``table:path``
+A claim's id is what its cell computed; ``benchmark:path`` is a field of a record (:mod:`utils.records`); ``table:path``
 is a column of the nearest stored table above that has such rows. In a path a name is a key, with ``_`` for
 all that is neither letter nor digit, and ``*`` every key; ``[key=value]`` keeps the elements of a list that have it
 (``value/value``: one of these) and ``[0]`` takes one; ``(a/b)`` is the quotient of two paths. Each element that is left
@@ -57,8 +57,8 @@ def evaluate(expression: str, claims: Mapping[str, Any], results: Callable[[str]
     Args:
         expression: see the module.
         claims: id -> value in SI units.
-        results: What lies below ``family:``, lists and dicts as in a record's results; for ``table`` the rows of each
-            cell above, the nearest first.
+        results: What lies below ``benchmark:``, lists and dicts as in a record's results; for ``table`` the rows of
+            each cell above, the nearest first.
 
     Raises:
         ValueError: the expression is none, or names a claim or a field that is not there or is no number.
@@ -96,14 +96,14 @@ def _computed(node: ast.expr, named: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def field(path: str, results: Callable[[str], Any]) -> list[Any]:
-    """The values that a path with its family leads to, see the module; an empty list if it leads nowhere."""
+    """The values that a path with its benchmark leads to, see the module; an empty list if it leads nowhere."""
     if quotient := re.search(r"\((\w+)/(\w+)\)", path):
         above, below = (field(path.replace(quotient[0], quotient[n]), results) for n in (1, 2))
         return [a / b for a, b in zip(above, below, strict=True)]
-    family, _, rest = path.partition(":")
-    if family == "table":
-        return next((values for rows in results(family) if (values := _followed(rows, rest))), [])
-    return _followed(results(family), rest)
+    benchmark, _, rest = path.partition(":")
+    if benchmark == "table":
+        return next((values for rows in results(benchmark) if (values := _followed(rows, rest))), [])
+    return _followed(results(benchmark), rest)
 
 
 def _followed(start: Any, path: str) -> list[Any]:

@@ -65,7 +65,7 @@ def problems(
     Args:
         notebooks: Files; by default all lectures.
         claims: id -> value in SI units; by default those of the lectures' stored outputs.
-        load: Reads a record by its family's name.
+        load: Reads a record by its benchmark's name.
     """
     claims = claim_values() if claims is None else claims
     found = []
@@ -83,7 +83,7 @@ def problems(
 
 
 def _results(shown: list[list[dict[str, Any]]], load: Callable[[str], records.Record]) -> Callable[[str], Any]:
-    return lambda family: shown if family == "table" else load(family).results
+    return lambda benchmark: shown if benchmark == "table" else load(benchmark).results
 
 
 def text_problems(text: str, claims: Mapping[str, Any], results: Callable[[str], Any]) -> list[str]:

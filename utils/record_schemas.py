@@ -1,8 +1,8 @@
 """Layouts of recorded measurements: what a benchmark's ``LAYOUT`` is made of.
 
-A layout is plain data. A dict names the keys that must be there (and no others), a list of one layout means a list of
-at least one such item, ``{str: layout}`` a dict with any names, and the constants below say what a value may be.
-:func:`check` walks a layout and a value together and says where they differ.
+A schema is plain data. A dict names the keys that must be there (and no others), a list of one schema means a list of
+at least one such item, ``{str: schema}`` a dict with any names, and the constants below say what a value may be.
+:func:`check` walks a schema and a value together and says where they differ.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ ERROR = {"error": NOT_NEGATIVE, "torch_error": NOT_NEGATIVE, "allowed": NOT_NEGA
 
 
 def each(kind: object, *names: str) -> dict[str, object]:
-    """A layout of several keys with values of one kind."""
+    """A schema of several keys with values of one kind."""
     return dict.fromkeys(names, kind)
 
 
-def check(value: object, layout: object, where: str) -> list[str]:
-    """What is wrong with ``value``, as sentences that begin with the place; empty when it has the layout.
+def check(value: object, schema: object, where: str) -> list[str]:
+    """What is wrong with ``value``, as sentences that begin with the place; empty when it has the schema.
 
     Args:
         value: Parsed JSON.
-        layout: What it should be.
+        schema: What it should be.
         where: The place's name, such as ``"results.copy[3].seconds"``.
     """
-    if isinstance(layout, Number):
-        problem = layout.problem(value)
+    if isinstance(schema, Number):
+        problem = schema.problem(value)
         return [f"{where} {problem}"] if problem else []
-    if layout is str:
+    if schema is str:
         return [] if isinstance(value, str) and value else [f"{where} must be a text that is not empty, got {value!r}"]
-    if layout is bool:
+    if schema is bool:
         return [] if isinstance(value, bool) else [f"{where} must be true or false, got {value!r}"]
-    if isinstance(layout, list):
+    if isinstance(schema, list):
         if not isinstance(value, list) or not value:
             return [f"{where} must be a list of at least one item, got {_short(value)}"]
-        return [p for i, item in enumerate(value) for p in check(item, layout[0], f"{where}[{i}]")]
+        return [p for i, item in enumerate(value) for p in check(item, schema[0], f"{where}[{i}]")]
     if not isinstance(value, Mapping):
         return [f"{where} must be an object, got {_short(value)}"]
-    if set(layout) == {str}:
-        return [p for key in value for p in check(value[key], layout[str], f"{where}.{key}")]
-    problems = [f"{where}.{key} is not part of the layout" for key in value if key not in layout]
-    for key, inner in layout.items():
+    if set(schema) == {str}:
+        return [p for key in value for p in check(value[key], schema[str], f"{where}.{key}")]
+    problems = [f"{where}.{key} is not in the schema" for key in value if key not in schema]
+    for key, inner in schema.items():
         problems += check(value[key], inner, f"{where}.{key}") if key in value else [f"{where}.{key} is missing"]
     return problems
 

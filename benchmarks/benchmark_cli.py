@@ -11,64 +11,64 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils import record_layouts, records, runtime
+from utils import record_schemas, records, runtime
 
 FOLDER = Path(__file__).resolve().parent
 
 
 def run(
-    family: str,
+    benchmark: str,
     measure: Callable[..., dict[str, Any]],
     table: Callable[[dict[str, Any]], str],
-    layout: object,
+    schema: object,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Measure one family on this machine's GPU, print its table and renew its record; return an exit status.
+    """Measure one benchmark on this machine's GPU, print its table and renew its record; return an exit status.
 
     ``--quick`` measures fewer sizes in a few seconds and records nothing.
 
     Args:
-        family: Name of the record.
+        benchmark: Name of the record.
         measure: Returns the results; takes ``quick``.
         table: Results as a short text.
-        layout: Of the results (:mod:`utils.record_layouts`).
+        schema: What the results must hold (:mod:`utils.record_schemas`).
         arguments: Command line; the process's own by default.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{family}", description=f"Measure {family} and record it."
+        prog=f"python -m benchmarks.{benchmark}", description=f"Measure {benchmark} and record it."
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, a few seconds, nothing recorded")
     options = parser.parse_args(arguments)
     if not runtime.HAS_GPU:
-        print(f"{family}: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
+        print(f"{benchmark}: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
-    print(f"{family} on {runtime.gpu_name()}", flush=True)
+    print(f"{benchmark} on {runtime.gpu_name()}", flush=True)
     results = measure(quick=options.quick)
     print(table(results))
     if not options.quick:
-        path = records.save(family, results, layout, sources(family), f"python -m benchmarks.{family}")
+        path = records.save(benchmark, results, schema, sources(benchmark), f"python -m benchmarks.{benchmark}")
         print(f"recorded in utils/records/{path.name}")
     return 0
 
 
-def families() -> list[str]:
-    """The benchmarks that make a record, by name: those that have its ``LAYOUT``."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if "\nLAYOUT = " in path.read_text(encoding="utf-8"))
+def benchmark_names() -> list[str]:
+    """The benchmarks that make a record, by name: those that have its ``SCHEMA``."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if "\nSCHEMA = " in path.read_text(encoding="utf-8"))
 
 
-def layout(family: str) -> object:
-    """The layout of a family's results."""
-    return importlib.import_module(f"benchmarks.{family}").LAYOUT
+def schema(benchmark: str) -> object:
+    """The schema of a benchmark's results."""
+    return importlib.import_module(f"benchmarks.{benchmark}").SCHEMA
 
 
-def problems(family: str, results: object) -> list[str]:
-    """How results differ from their family's layout, as sentences; empty when a record of them would be taken."""
-    return record_layouts.check(json.loads(json.dumps(results)), layout(family), "results")
+def problems(benchmark: str, results: object) -> list[str]:
+    """How results differ from their benchmark's schema, as sentences; empty when they could be recorded."""
+    return record_schemas.check(json.loads(json.dumps(results)), schema(benchmark), "results")
 
 
-def sources(family: str) -> list[str]:
-    """What a family measures: its benchmark, and in ``SOURCES`` what that does not lead to by name."""
-    return [f"benchmarks/{family}.py", *getattr(importlib.import_module(f"benchmarks.{family}"), "SOURCES", ())]
+def sources(benchmark: str) -> list[str]:
+    """What a benchmark measures: its own file, and in ``SOURCES`` what that does not lead to by name."""
+    return [f"benchmarks/{benchmark}.py", *getattr(importlib.import_module(f"benchmarks.{benchmark}"), "SOURCES", ())]
 
 
 @contextlib.contextmanager
