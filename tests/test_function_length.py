@@ -36,11 +36,6 @@ TO_DO = {
     "solutions/lab5_serving/fused_layers.py::rotate_and_store_kernel": {"arguments": 26},
     "solutions/lab5_serving/paged_decode.py::paged_decode_kernel": {"arguments": 35},
     "solutions/lab5_serving/paged_extend.py::paged_extend_kernel": {"arguments": 35},
-    "utils/checks/kernel.py::check_kernel": {"lines": 79},
-    "solutions/lab3_flash_attention/exercises/gradients.py::mistakes": {"lines": 107},
-    "solutions/lab3_flash_attention/exercises/mistakes.py::forward": {"lines": 185},
-    "solutions/lab3_flash_attention/exercises/walk.py::gradients": {"lines": 73},
-    "solutions/lab3_flash_attention/exercises/walk.py::walk": {"lines": 95},
 }
 
 

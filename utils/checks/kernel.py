@@ -112,43 +112,70 @@ def check_kernel(
                 wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
                 trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
             trials.append(trial)
-            if trial.error is not None:
-                if len(trials) == 1:
-                    break  # it will not do better on a harder case
-                continue
-            nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in args)
-            empty = nothing_in or all(target.right.numel() == 0 for target in wanted)
-            stop_at(exercise, forbid.broken_rule(rules, trial.seen, case, empty), case, seed)
-            if len(trials) == 1 and (used := forbid.ready_made(student)):
-                cause = "implement the operation yourself"
-                name = getattr(student, "__name__", "the function")
-                stop_at(exercise, Problem(f"{name} uses a built-in solution, {used}", cause), case, seed)
+            if trial.error is None:
+                _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
+            elif len(trials) == 1:
+                break  # it will not do better on a harder case
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
-        for trial in trials:
-            if trial.profile is not None:
-                problem = traffic.unsafe(trial.profile, trial.case)
-                stop_at(exercise, problem, trial.case, seed, stage.said(trial))
-        for trial in trials:
-            if trial.profile is not None and budget is not None and stage.configuration == 0:
-                stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
-        for trial in trials:
-            for inspect in inspections if trial.profile is not None and stage.configuration == 0 else ():
-                stop_at(exercise, inspect(trial), trial.case, seed)
+        _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
-    measured, problem = "", None
-    if speed is not None:
-        with lost_gpu.told(exercise, ["while its speed was measured, on larger inputs than those of the cases"]):
-            measured, problem = run_speed(speed, student)
+    measured = "" if speed is None else _measured(exercise, speed, student)
+    lines = (notice, measured, _left_out(cases, drawn))
+    core.passed(exercise, "\n  ".join(line for line in lines if line), seed, len(drawn))
+
+
+def _stop_at_forbidden(
+    exercise: Exercise, rules: forbid.Rules, trial: Trial, student: Callable[..., Any], seed: int, first: bool
+) -> None:
+    """Raise if a case called what is forbidden; the ``first`` one, also if the function is a ready-made solution."""
+    nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in trial.args)
+    empty = nothing_in or all(target.right.numel() == 0 for target in trial.targets)
+    stop_at(exercise, forbid.broken_rule(rules, trial.seen, trial.case, empty), trial.case, seed)
+    if first and (used := forbid.ready_made(student)):
+        name = getattr(student, "__name__", "the function")
+        problem = Problem(f"{name} uses a built-in solution, {used}", "implement the operation yourself")
+        stop_at(exercise, problem, trial.case, seed)
+
+
+def _stop_at_traffic(
+    exercise: Exercise,
+    trials: Sequence[Trial],
+    budget: traffic.Budget | None,
+    inspections: Sequence[Callable[[Trial], Problem | None]],
+    stage: Stage,
+    seed: int,
+) -> None:
+    """Raise if a case left its tensors or the budget, or an inspection finds something, in this order."""
+    trials = [trial for trial in trials if trial.profile is not None]
+    for trial in trials:
+        stop_at(exercise, traffic.unsafe(trial.profile, trial.case), trial.case, seed, stage.said(trial))
+    if stage.configuration:
+        return
+    for trial in trials if budget is not None else ():
+        stop_at(exercise, traffic.over_budget(budget, trial.profile, trial.case), trial.case, seed)
+    for trial in trials:
+        for inspect in inspections:
+            stop_at(exercise, inspect(trial), trial.case, seed)
+
+
+def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> str:
+    """What the timing says of a function that is fast enough; raises if it is not."""
+    with lost_gpu.told(exercise, ["while its speed was measured, on larger inputs than those of the cases"]):
+        measured, problem = run_speed(speed, student)
     if problem:
         core.fail(exercise, problem.headline, problem.details, problem.cause)
-    left_out = ""
+    return measured
+
+
+def _left_out(cases: Cases | Sequence[Case], drawn: Sequence[Case]) -> str:
+    """What this machine could not try, or the empty string."""
     if isinstance(cases, Cases) and "far" in cases.layouts and not any(case.layout == "far" for case in drawn):
-        left_out = "offsets beyond 2^31 were not tested: this machine has too little memory"
-    core.passed(exercise, "\n  ".join(line for line in (notice, measured, left_out) if line), seed, len(drawn))
+        return "offsets beyond 2^31 were not tested: this machine has too little memory"
+    return ""
 
 
 def _stages(kernel: bool) -> list[Stage]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from utils.checks.cases import Case
-from utils.checks.core import classic
 from utils.checks.diagnoses import Diagnosis, Evidence
 
 from . import shapes, tiles
-from .mistakes import BlocksOf, scaled
+from .mistakes import BlocksOf, Mistake, causal, rules, scaled
 from .walk import gradients
 
 #: What e^(S - L) may be off by because L is rounded to float32, in a gradient of ordinary size.
@@ -50,181 +49,130 @@ def _do_of(e: Evidence) -> torch.Tensor:
     return e.args64[5] if len(e.args64) > 5 and e.args64[5].dim() == 4 else e.args64[3]
 
 
-def mistakes(
-    blocks: BlocksOf,
-    *,
-    delta: int,
-    scale: int,
-    sums: int,
-    mask: int,
-    heads: int,
-    softmax: int,
-    products: int,
-    do: int,
-) -> tuple[Diagnosis, ...]:
-    """Rules for dq, dk and dv, each with its place in the exercise's list.
+def mistakes(blocks: BlocksOf, **places: int) -> tuple[Diagnosis, ...]:
+    """Rules for dq, dk and dv.
 
     Args:
         blocks: The answer's tile sizes.
-        delta: Where the list tells of delta.
-        scale: Of the scale.
-        sums: Of what is added up over tiles.
-        mask: Of the causal mask.
-        heads: Of shared heads.
-        softmax: Of P, computed again from L.
-        products: Of the matrix products.
-        do: Of strides.
+        places: Where the exercise's list tells of ``delta``, ``scale``, ``sums`` (what is added up over tiles),
+            ``mask`` (the causal one), ``heads`` (shared ones), ``softmax`` (P, computed again from L), ``products``
+            (of matrices) and ``do`` (strides).
     """
 
-    def rule(cause: str, place: int, *alternatives: Mapping[str, Any], where: Callable[[Evidence], bool] | None = None):
-        def applies(e: Evidence) -> bool:
-            if where is not None and not where(e):
-                return False
-            number = _PLACE[e.difference.name]
-            options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
-            for flags in alternatives:
-                given = {name: value(e) if callable(value) else value for name, value in flags.items()}
-                if e.close(gradients(*e.args64[:3], _do_of(e), **options, **blocks(e), **given)[number]):
-                    return True
+    def compute(e: Evidence, **way: Any) -> torch.Tensor:
+        return gradients(*e.args64[:3], _do_of(e), **way, **blocks(e))[_PLACE[e.difference.name]]
+
+    return rules((*_STEPS, *_PRODUCTS, _STRIDES), compute, places)
+
+
+def _is_dv(e: Evidence) -> bool:
+    return e.difference.name == "dv"
+
+
+_STEPS = (
+    Mistake("delta", "delta is missing: dS = P * (dP - delta)", [{"delta": "none"}]),
+    Mistake("delta", "delta is added: dS = P * (dP - delta)", [{"delta": "added"}]),
+    Mistake(
+        "delta",
+        "delta is taken off after the product: dS = P * (dP - delta), not P * dP - delta",
+        [{"delta": "after"}],
+    ),
+    Mistake("delta", "the factor P is missing: dS = P * (dP - delta)", [{"delta": "no p"}]),
+    Mistake(
+        "scale",
+        "dS is not multiplied by the scale: S = scale Q K^T, so dQ and dK carry the factor",
+        [{"ds_scale": 0}],
+    ),
+    Mistake("scale", "the scale is multiplied twice: once in dS, or once at the end", [{"ds_scale": 2}]),
+    Mistake("scale", "dV carries the scale: only dQ and dK do", [{"dv_factor": lambda e: 1 / scaled(e)}], _is_dv),
+    Mistake("delta", "the logsumexp is taken off where delta belongs: dS = P * (dP - delta)", [{"delta": "lse"}]),
+    Mistake(
+        "softmax",
+        "the scale multiplies the scores twice: probabilities() takes products and applies it",
+        [{"score_factor": lambda e: 1 / scaled(e)}],
+    ),
+    Mistake("softmax", "P is recomputed from scores without the scale", [{"score_factor": scaled}]),
+    Mistake(
+        "softmax",
+        "P is recomputed in powers of 2 from a natural logsumexp: exp2 needs both S and L multiplied by log2 e",
+        [{"softmax": "base 2"}],
+    ),
+    Mistake(
+        "softmax",
+        "P is recomputed in powers of 2: the scores are multiplied by log2 e and the logsumexp is not",
+        [{"softmax": "natural lse"}],
+    ),
+    Mistake(
+        "softmax",
+        "P is recomputed in powers of 2: the logsumexp is multiplied by log2 e and the scores are not",
+        [{"softmax": "natural scores"}],
+    ),
+    Mistake(
+        "softmax",
+        "P is exp(S) without the logsumexp: the rows are not divided by their sums",
+        [{"softmax": "no lse"}],
+    ),
+    Mistake("mask", "the causal mask is missing where P is computed again", [{"shift": "none"}], causal),
+    Mistake(
+        "mask",
+        "the causal mask is aligned at the top left: with Nq != Nk, j <= i + Nk - Nq",
+        [{"shift": "top left"}],
+        causal,
+    ),
+    Mistake("mask", "the causal mask is off by one: a query does not see its own key", [{"shift": -1}], causal),
+    Mistake("mask", "the causal mask is off by one: a query sees the key after its own", [{"shift": 1}], causal),
+    Mistake("sums", "only the last tile is left: each step adds to the gradient", [{"rows": "last tile"}]),
+    Mistake("sums", "only the first tile counts: go through all tiles that see this one", [{"rows": "first tile"}]),
+    Mistake(
+        "heads",
+        "only one query head counts: gradients of K and V are summed over the heads that share them",
+        [{"over": "first"}, {"over": "last"}],
+    ),
+    Mistake(
+        "heads",
+        "the gradients of the heads that share K and V are averaged: they are summed",
+        [{"over": "mean"}],
+    ),
+    Mistake(
+        "heads",
+        "query head h reads key head h % Hkv: heads that share keys are neighbours",
+        [{"heads": "modulo"}],
+    ),
+)
+
+
+def _product(cause: str, wrong: Callable[..., torch.Tensor], square: bool = False) -> Mistake:
+    """The mistake that a gradient is another product; of (P, dS, q, k, v, dO, scale) with as many heads as q.
+
+    ``square``: the product exists only where there are as many queries as keys.
+    """
+
+    def applies(e: Evidence) -> bool:
+        q, k, v = e.args64[:3]
+        do, scale = _do_of(e), 1 / scaled(e)
+        if q.shape[1] != k.shape[1] or (square and q.shape[2] != k.shape[2]):
             return False
+        o, lse = shapes.attention(q, k, v, causal(e), scale)
+        p = shapes.probabilities(q, k, lse, causal(e), scale)
+        ds = p * (do @ v.transpose(-1, -2) - (do * o).sum(-1, keepdim=True))
+        return e.close(wrong(p, ds, q, k, v, do, scale))
 
-        return Diagnosis(applies, classic(cause, place))
-
-    def causal(e: Evidence) -> bool:
-        return bool(e.case.options.get("causal"))
-
-    def is_dv(e: Evidence) -> bool:
-        return e.difference.name == "dv"
-
-    def product(wrong: Callable[..., torch.Tensor]) -> Callable[[Evidence], bool]:
-        """Whether dv, dk or dq equals another product; of (P, dS, q, k, v, dO, scale) with as many heads as q."""
-
-        def applies(e: Evidence) -> bool:
-            q, k, v = e.args64[:3]
-            d_o, factor = _do_of(e), 1 / scaled(e)
-            if q.shape[1] != k.shape[1] or (q.shape[2] != k.shape[2] and wrong in _SQUARE):
-                return False
-            o, lse = shapes.attention(q, k, v, bool(e.case.options.get("causal")), factor)
-            p = shapes.probabilities(q, k, lse, causal(e), factor)
-            ds = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
-            return e.close(wrong(p, ds, q, k, v, d_o, factor))
-
-        return applies
-
-    return (
-        rule("delta is missing: dS = P * (dP - delta)", delta, {"delta": "none"}),
-        rule("delta is added: dS = P * (dP - delta)", delta, {"delta": "added"}),
-        rule(
-            "delta is taken off after the product: dS = P * (dP - delta), not P * dP - delta", delta, {"delta": "after"}
-        ),
-        rule("the factor P is missing: dS = P * (dP - delta)", delta, {"delta": "no p"}),
-        rule(
-            "dS is not multiplied by the scale: S = scale Q K^T, so dQ and dK carry the factor", scale, {"ds_scale": 0}
-        ),
-        rule("the scale is multiplied twice: once in dS, or once at the end", scale, {"ds_scale": 2}),
-        rule(
-            "dV carries the scale: only dQ and dK do",
-            scale,
-            {"ds_scale": 1, "dv_factor": lambda e: 1 / scaled(e)},
-            where=is_dv,
-        ),
-        rule("the logsumexp is taken off where delta belongs: dS = P * (dP - delta)", delta, {"delta": "lse"}),
-        rule(
-            "the scale multiplies the scores twice: probabilities() takes products and applies it",
-            softmax,
-            {"score_factor": lambda e: 1 / scaled(e)},
-        ),
-        rule("P is recomputed from scores without the scale", softmax, {"score_factor": scaled}),
-        rule(
-            "P is recomputed in powers of 2 from a natural logsumexp: exp2 needs both S and L multiplied by log2 e",
-            softmax,
-            {"softmax": "base 2"},
-        ),
-        rule(
-            "P is recomputed in powers of 2: the scores are multiplied by log2 e and the logsumexp is not",
-            softmax,
-            {"softmax": "natural lse"},
-        ),
-        rule(
-            "P is recomputed in powers of 2: the logsumexp is multiplied by log2 e and the scores are not",
-            softmax,
-            {"softmax": "natural scores"},
-        ),
-        rule(
-            "P is exp(S) without the logsumexp: the rows are not divided by their sums", softmax, {"softmax": "no lse"}
-        ),
-        rule("the causal mask is missing where P is computed again", mask, {"shift": "none"}, where=causal),
-        rule(
-            "the causal mask is aligned at the top left: with Nq != Nk, j <= i + Nk - Nq",
-            mask,
-            {"shift": "top left"},
-            where=causal,
-        ),
-        rule("the causal mask is off by one: a query does not see its own key", mask, {"shift": -1}, where=causal),
-        rule("the causal mask is off by one: a query sees the key after its own", mask, {"shift": 1}, where=causal),
-        rule("only the last tile is left: each step adds to the gradient", sums, {"rows": "last tile"}),
-        rule("only the first tile counts: go through all tiles that see this one", sums, {"rows": "first tile"}),
-        rule(
-            "only one query head counts: gradients of K and V are summed over the heads that share them",
-            heads,
-            {"over": "first"},
-            {"over": "last"},
-        ),
-        rule("the gradients of the heads that share K and V are averaged: they are summed", heads, {"over": "mean"}),
-        rule("query head h reads key head h % Hkv: heads that share keys are neighbours", heads, {"heads": "modulo"}),
-        *(Diagnosis(product(wrong), classic(cause, products)) for wrong, cause in _PRODUCTS),
-        Diagnosis(
-            tiles.not_contiguous,
-            classic("only non-contiguous inputs fail: each tensor has strides of its own, dO too", do),
-        ),
-    )
+    return Mistake("products", cause, where=applies)
 
 
-def _dv_untransposed(p, ds, q, k, v, d_o, factor):
-    return p @ d_o
-
-
-def _dk_untransposed(p, ds, q, k, v, d_o, factor):
-    return ds @ q * factor
-
-
-def _dq_transposed(p, ds, q, k, v, d_o, factor):
-    return ds.transpose(-1, -2) @ k * factor
-
-
-def _dv_from_ds(p, ds, q, k, v, d_o, factor):
-    return ds.transpose(-1, -2) @ d_o
-
-
-def _dv_from_v(p, ds, q, k, v, d_o, factor):
-    return p.transpose(-1, -2) @ q
-
-
-def _dk_from_p(p, ds, q, k, v, d_o, factor):
-    return p.transpose(-1, -2) @ q * factor
-
-
-def _dk_from_do(p, ds, q, k, v, d_o, factor):
-    return ds.transpose(-1, -2) @ d_o * factor
-
-
-def _dq_from_v(p, ds, q, k, v, d_o, factor):
-    return ds @ v * factor
-
-
-def _dq_from_p(p, ds, q, k, v, d_o, factor):
-    return p @ k * factor
-
-
-_SQUARE = (_dv_untransposed, _dk_untransposed, _dq_transposed)
 _PRODUCTS = (
-    (_dv_untransposed, "dV = P^T dO: P is not transposed"),
-    (_dk_untransposed, "dK = scale dS^T Q: dS is not transposed"),
-    (_dq_transposed, "dQ = scale dS K: dS is transposed"),
-    (_dv_from_ds, "dV comes from dS: it is P^T dO"),
-    (_dv_from_v, "dV multiplies Q: it is P^T dO"),
-    (_dk_from_p, "dK comes from P: it is scale dS^T Q"),
-    (_dk_from_do, "dK multiplies dO: it is scale dS^T Q"),
-    (_dq_from_v, "dQ multiplies V: it is scale dS K"),
-    (_dq_from_p, "dQ comes from P: it is scale dS K"),
+    _product("dV = P^T dO: P is not transposed", lambda p, ds, q, k, v, do, scale: p @ do, square=True),
+    _product("dK = scale dS^T Q: dS is not transposed", lambda p, ds, q, k, v, do, scale: ds @ q * scale, square=True),
+    _product("dQ = scale dS K: dS is transposed", lambda p, ds, q, k, v, do, scale: ds.mT @ k * scale, square=True),
+    _product("dV comes from dS: it is P^T dO", lambda p, ds, q, k, v, do, scale: ds.mT @ do),
+    _product("dV multiplies Q: it is P^T dO", lambda p, ds, q, k, v, do, scale: p.mT @ q),
+    _product("dK comes from P: it is scale dS^T Q", lambda p, ds, q, k, v, do, scale: p.mT @ q * scale),
+    _product("dK multiplies dO: it is scale dS^T Q", lambda p, ds, q, k, v, do, scale: ds.mT @ do * scale),
+    _product("dQ multiplies V: it is scale dS K", lambda p, ds, q, k, v, do, scale: ds @ v * scale),
+    _product("dQ comes from P: it is scale dS K", lambda p, ds, q, k, v, do, scale: p @ k * scale),
+)
+_STRIDES = Mistake(
+    "do",
+    "only non-contiguous inputs fail: each tensor has strides of its own, dO too",
+    where=tiles.not_contiguous,
 )

@@ -44,7 +44,7 @@ def walk(
     shift: int | str = 0,
     padded: bool = False,
     leave_out: str = "",
-    unmasked: int = 0,
+    unmasked: str = "",
     divide: bool = True,
     heads: str = "group",
     value_heads: str = "",
@@ -66,16 +66,18 @@ def walk(
             ``"square"`` those past its last query too, where a tile of queries is ragged;
             ``"unseen"`` (rightly) tiles of which no query sees a key; ``"short"`` also those
             of which only the last query sees one.
-        unmasked: Keys by which the tiles that need no mask are taken to reach too far; negative for a mask everywhere.
+        unmasked: By how many keys the tiles that need no mask are taken to reach too far: ``"key"`` by one, ``"last
+            query"`` to what the last query of the tile sees, ``"next query tile"`` to what the query after it sees,
+            ``"key tile"`` by one less than a tile of keys.
         divide: Whether the accumulator is divided by the sum.
         heads, value_heads: Which head of k (and v) a query head reads; see :func:`shared`.
         lse: What stands for the logsumexp: ``"sum"`` without the maximum, ``"max"`` without the sum, ``"base 2"``,
             ``"log2 sum"`` (maximum natural, sum in base 2), ``"plain max"`` (maximum in base 2, sum natural),
-            ``"product"`` (m * log d), ``"difference"`` (m - log d).
+            ``"2 sums"`` (maximum natural, sum in base 2, both multiplied by ln 2), ``"product"`` (m * log d),
+            ``"difference"`` (m - log d), ``"raw sum"`` (m + d).
     """
     scale = (1 / math.sqrt(q.shape[-1]) if scale is None else scale) * factor
-    value_heads = value_heads or heads
-    k, v = shared(q, k, heads), shared(q, v, value_heads)
+    k, v = shared(q, k, heads), shared(q, v, value_heads or heads)
     num_queries, num_keys = q.shape[2], k.shape[2]
     missing = -num_keys % block_n
     scores = torch.nn.functional.pad(q @ k.transpose(-1, -2) * scale, (0, missing))
@@ -83,37 +85,14 @@ def walk(
     if not padded:
         scores[..., num_keys:] = -math.inf
     if causal and shift != "none":
-        by = num_queries - num_keys if shift == "top left" else shift
-        seen = torch.nn.functional.pad(shapes.visible(num_queries, num_keys, by), (0, missing), value=padded)
+        seen = torch.nn.functional.pad(_visible(num_queries, num_keys, shift), (0, missing), value=padded)
         if unmasked:
-            tile_end = torch.arange(num_keys + missing) // block_n * block_n + block_n
-            start = torch.arange(num_queries) // block_m * block_m
-            all_see = (start + num_keys - num_queries + 1 + unmasked).clamp(max=num_keys)
-            seen = seen | (tile_end <= all_see[:, None])
+            seen = seen | _without_mask(num_queries, num_keys, unmasked, block_m, block_n)
         scores = scores.masked_fill(~seen, -math.inf)
-    first = torch.arange(num_queries) // block_m * block_m
-    last = (first + block_m - 1).clamp(max=num_queries - 1)
-    offset = num_keys - num_queries
     maximum = torch.full((*q.shape[:3], 1), _LOWEST, dtype=q.dtype)
     total, output = torch.zeros_like(maximum), torch.zeros_like(q)
     for start in range(0, num_keys, block_n):
-        stop = start + block_n
-        taken = torch.ones(num_queries, dtype=torch.bool)
-        if leave_out == "ragged":
-            taken &= stop <= num_keys
-        elif leave_out == "last":
-            taken &= stop < num_keys
-        elif leave_out == "diagonal":
-            taken &= stop - 1 <= first + offset
-        elif leave_out == "top left":
-            taken &= start < first + block_m
-        elif leave_out == "square":
-            taken &= start <= last
-        elif leave_out == "unseen":
-            taken &= start <= last + offset
-        elif leave_out == "short":
-            taken &= start < first + block_m - 1 + offset
-        part, tile = scores[..., start:stop], v[:, :, start:stop]
+        part, tile = scores[..., start : start + block_n], v[:, :, start : start + block_n]
         here = part.amax(-1, True).clamp(min=_LOWEST)
         new = torch.maximum(here, maximum) if carry else here
         weight = torch.exp(part - new)
@@ -124,25 +103,61 @@ def walk(
         old_total = total * ratio if rescale_sum else total
         old_output = output * ratio if rescale_output else output
         kept = 0.0 if last_tile else 1.0
-        taken = taken[:, None]
+        taken = _taken(leave_out, start, num_queries, num_keys, block_m, block_n)
         total = torch.where(taken, kept * old_total + weight.sum(-1, True), total)
         output = torch.where(taken, kept * old_output + weight @ tile, output)
         maximum = torch.where(taken, new, maximum)
-    seen = total > 0
-    natural = torch.where(seen, maximum + torch.log(total), -math.inf)[..., 0]
-    variants = {
-        "sum": torch.log(total),
-        "max": torch.where(seen, maximum, -math.inf),
-        "base 2": natural[..., None] / _LN2,
+    if divide and not each_tile:
+        output = torch.where(total > 0, output / total, 0.0)
+    return output, _logsumexp(maximum, total, lse)[..., 0]
+
+
+def _visible(num_queries: int, num_keys: int, shift: int | str) -> torch.Tensor:
+    """Bool (Nq, Nk): query i sees keys up to i + Nk - Nq + shift, or with ``"top left"`` up to i."""
+    return shapes.visible(num_queries, num_keys, num_queries - num_keys if shift == "top left" else shift)
+
+
+def _without_mask(num_queries: int, num_keys: int, unmasked: str, block_m: int, block_n: int) -> torch.Tensor:
+    """Bool (Nq, keys up to a whole tile): where a tile is taken to need no mask; see ``unmasked`` of :func:`walk`."""
+    too_far = {"key": 1, "last query": block_m - 1, "next query tile": block_m, "key tile": block_n - 1}[unmasked]
+    start = torch.arange(num_queries) // block_m * block_m
+    seen_by_all = (start + num_keys - num_queries + 1 + too_far).clamp(max=num_keys)
+    tile_end = torch.arange(num_keys + -num_keys % block_n) // block_n * block_n + block_n
+    return (tile_end <= seen_by_all[:, None]) & (too_far > 0)
+
+
+def _taken(leave_out: str, start: int, num_queries: int, num_keys: int, block_m: int, block_n: int) -> torch.Tensor:
+    """Bool, (Nq, 1) or one for all: which queries take the tile of keys at ``start``; see :func:`walk`."""
+    first = (torch.arange(num_queries) // block_m * block_m)[:, None]  # query of each query's tile
+    last = (first + block_m - 1).clamp(max=num_queries - 1)
+    offset, stop = num_keys - num_queries, start + block_n
+    return {
+        "": torch.tensor(True),
+        "ragged": torch.tensor(stop <= num_keys),
+        "last": torch.tensor(stop < num_keys),
+        "diagonal": stop - 1 <= first + offset,
+        "top left": start < first + block_m,
+        "square": start <= last,
+        "unseen": start <= last + offset,
+        "short": start < first + block_m - 1 + offset,
+    }[leave_out]
+
+
+def _logsumexp(maximum: torch.Tensor, total: torch.Tensor, variant: str) -> torch.Tensor:
+    """m + log d, or what stands in its place; -inf for a query that sees no key."""
+    log_total, natural = torch.log(total), torch.where(total > 0, maximum + torch.log(total), -math.inf)
+    return {
+        "": natural,
+        "sum": log_total,
+        "max": torch.where(total > 0, maximum, -math.inf),
+        "base 2": natural / _LN2,
         "log2 sum": maximum + torch.log2(total),
-        "plain max": maximum / _LN2 + torch.log(total),
-        "product": maximum * torch.log(total),
-        "difference": maximum - torch.log(total),
+        "plain max": maximum / _LN2 + log_total,
+        "product": maximum * log_total,
+        "difference": maximum - log_total,
         "raw sum": maximum + total,
         "2 sums": (maximum + torch.log2(total)) * _LN2,
-    }
-    output = torch.where(seen, output / total, 0.0) if divide and not each_tile else output
-    return output, variants[lse][..., 0] if lse else natural
+    }[variant]
 
 
 def gradients(
@@ -188,55 +203,57 @@ def gradients(
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    right_o, lse = shapes.attention(q, k, v, causal, scale)
+    o, lse = shapes.attention(q, k, v, causal, scale)
     k, v = shared(q, k, heads), shared(q, v, heads)
-    by = 0 if isinstance(shift, str) else shift
-    by = q.shape[2] - k.shape[2] if shift == "top left" else by
-    # P = exp(factor S - times L), in powers of e
-    factor, times = {
-        "": (1.0, 1.0),
-        "no lse": (1.0, 0.0),
-        "base 2": (_LN2, _LN2),
-        "natural lse": (1.0, _LN2),
-        "natural scores": (_LN2, 1.0),
-    }[softmax]
     finite = torch.where(lse == -math.inf, 0.0, lse)
+    factor, times = _SOFTMAX[softmax]
+    by = 0 if shift == "none" else q.shape[2] - k.shape[2] if shift == "top left" else shift
     masked = causal and shift != "none"
     p = shapes.probabilities(q, k, times * finite, masked, scale * score_factor * factor, by)
-    row = (do * right_o).sum(-1, keepdim=True)
+    row = (do * o).sum(-1, keepdim=True)
     if dlse is not None:
         row = row - dlse[..., None]
     row = torch.where(torch.arange(row.shape[2])[:, None] < blind, 0.0, row)
-    grad_p = do @ v.transpose(-1, -2)
-    ds = {
-        "": lambda: p * (grad_p - row),
-        "none": lambda: p * grad_p,
-        "added": lambda: p * (grad_p + row),
-        "of dP": lambda: p * (grad_p - grad_p.mean(-1, keepdim=True)),
-        "after": lambda: p * grad_p - row,
-        "no p": lambda: grad_p - row,
-        "lse": lambda: p * (grad_p - finite[..., None]),
-    }[delta]()
-    key_p, key_ds, query_ds, query_k = p, ds, ds, k
-    if rows:
-        m, n = (block_m, block_n) if rows == "first tile" else (-(-q.shape[2] // block_m), -(-k.shape[2] // block_n))
-        keep = slice(0, m) if rows == "first tile" else slice((m - 1) * block_m, None)
-        only = torch.zeros(q.shape[2], 1, dtype=p.dtype)
-        only[keep] = 1
-        key_p, key_ds = p * only, ds * only
-        keep = slice(0, n) if rows == "first tile" else slice((n - 1) * block_n, None)
-        only = torch.zeros(k.shape[2], dtype=p.dtype)
-        only[keep] = 1
-        query_ds = ds * only
-    factor = scale**ds_scale
-    dq, dk, dv = (
-        query_ds @ query_k * factor,
-        key_ds.transpose(-1, -2) @ q * factor,
-        key_p.transpose(-1, -2) @ do * dv_factor,
-    )
+    ds = _grad_scores(p, do @ v.transpose(-1, -2), row, finite[..., None], delta)
+    of_queries, of_keys = _kept(q.shape[2], block_m, rows)[:, None], _kept(k.shape[2], block_n, rows)
+    dq = (ds * of_keys) @ k * scale**ds_scale
+    dk = (ds * of_queries).transpose(-1, -2) @ q * scale**ds_scale
+    dv = (p * of_queries).transpose(-1, -2) @ do * dv_factor
 
     def collected(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(1, (kv_heads, group))
         return {"group": x.sum(2), "first": x[:, :, 0], "last": x[:, :, -1], "mean": x.mean(2)}[over]
 
     return dq, collected(dk), collected(dv)
+
+
+#: P = exp(factor S - times L), in powers of e: (factor, times) for each way to compute P again.
+_SOFTMAX = {
+    "": (1.0, 1.0),
+    "no lse": (1.0, 0.0),
+    "base 2": (_LN2, _LN2),
+    "natural lse": (1.0, _LN2),
+    "natural scores": (_LN2, 1.0),
+}
+
+
+def _grad_scores(
+    p: torch.Tensor, grad_p: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor, variant: str
+) -> torch.Tensor:
+    """dS = P * (dP - delta), or what stands in its place; P and dP are (B, Hq, Nq, Nk), the others (B, Hq, Nq, 1)."""
+    return {
+        "": lambda: p * (grad_p - delta),
+        "none": lambda: p * grad_p,
+        "added": lambda: p * (grad_p + delta),
+        "of dP": lambda: p * (grad_p - grad_p.mean(-1, keepdim=True)),
+        "after": lambda: p * grad_p - delta,
+        "no p": lambda: grad_p - delta,
+        "lse": lambda: p * (grad_p - lse),
+    }[variant]()
+
+
+def _kept(length: int, block: int, rows: str) -> torch.Tensor:
+    """1 for each row that counts and 0 for the others: those of the first tile, of the last, or all."""
+    tile = torch.arange(length) // max(1, block)
+    kept = {"": tile >= 0, "first tile": tile == 0, "last tile": tile == (length - 1) // max(1, block)}[rows]
+    return kept.double()
