@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from utils import runtime
+from utils.checks.question import Question
 
 #: What a scenario returns under each name: a tensor, a number, a text, a truth value, None, or lists of them.
 Observation = Any
@@ -174,3 +175,29 @@ def collected(observe: Observe) -> Callable[[ModuleType, int], dict[str, Observa
         return dict(observe(package, seed))
 
     return run
+
+
+def asked(exercise: str, *questions: Question) -> Callable[[ModuleType, int], Observed]:
+    """The ``run`` of a scenario that asks an exercise's own questions, with cases of its seed.
+
+    An observation holds the answers to all cases of a question, or of one value of what it is split by.
+    """
+
+    def run(package: ModuleType, seed: int) -> Observed:
+        answers: dict[str, list[Observation]] = {}
+        for question in questions:
+            for case in question.cases(random.Random(f"{seed}/{exercise}/{question.name}")):
+                split = f" with {question.split_by}={case.arguments[question.split_by]}" if question.split_by else ""
+                answer = getattr(package, question.name)(**case.arguments)
+                answers.setdefault(question.name + split, []).append(_table(answer))
+        return Observed(answers)
+
+    return run
+
+
+def _table(answer: Any) -> Observation:
+    """The sorted keys of a dictionary and their values; anything else as it is."""
+    if not isinstance(answer, Mapping):
+        return answer
+    names = sorted(answer, key=str)
+    return [list(map(str, names)), [answer[name] for name in names]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from utils.checks.core import Exercise
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Mistake, Question
 
-from . import counting, hidden
+from . import counting
 from .rules import FORBIDDEN, element_size, size_cases
 
 SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
@@ -81,7 +82,7 @@ DOT_PRODUCT = Exercise(
     "1.1",
     "dot product",
     points=5,
-    observe=hidden.dot_product,
+    observe=asked("1.1", DOT_FLOPS, DOT_BYTES),
 )
 
 
@@ -159,7 +160,7 @@ MATMUL = Exercise(
     "1.2",
     "matmul",
     points=5,
-    observe=hidden.matmul,
+    observe=asked("1.2", MATMUL_FLOPS, MATMUL_BYTES),
 )
 
 

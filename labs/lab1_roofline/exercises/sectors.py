@@ -8,10 +8,10 @@ from random import Random
 
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from . import hidden
 from .rules import FORBIDDEN
 
 SECTOR = 32
@@ -190,7 +190,7 @@ ACCESS_PATTERN = Exercise(
     "1.7",
     "sectors of an access pattern",
     points=10,
-    observe=hidden.sectors,
+    observe=asked("1.7", SECTORS, USEFUL),
 )
 
 

@@ -8,10 +8,10 @@ from random import Random
 
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from . import hidden
 from .rules import FORBIDDEN, LARGE, ONE
 
 RAGGED, WHOLE = "a size that the tile does not divide", "sizes that the tile divides"
@@ -218,7 +218,7 @@ TILES_AND_WAVES = Exercise(
     "1.8",
     "tiles and waves",
     points=10,
-    observe=hidden.waves,
+    observe=asked("1.8", TILES, WAVES, UTILISATION, TIME),
 )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from random import Random
 
 from utils.checks.core import Exercise
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from . import counting, hidden
+from . import counting
 from .operators import MULTIPLY_ADD, size_mistakes
 from .rules import FORBIDDEN, LARGE, ONE, element_size
 
@@ -213,7 +214,7 @@ ATTENTION = Exercise(
     "1.4",
     "attention",
     points=15,
-    observe=hidden.attention,
+    observe=asked("1.4", FLOPS, BYTES),
 )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from random import Random
 
 from utils.checks.core import Exercise
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 from utils.simt import If, Op
 
-from . import hidden
 from .rules import FORBIDDEN
 
 Program = Sequence[Op | If]
@@ -288,7 +288,7 @@ DIVERGENCE = Exercise(
     "1.9",
     "divergence",
     points=10,
-    observe=hidden.divergence,
+    observe=asked("1.9", CYCLES, WASTED),
 )
 
 

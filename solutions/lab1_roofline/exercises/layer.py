@@ -8,12 +8,12 @@ from random import Random
 
 from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate, Table
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 from utils.dataflow import CLASSES
 from utils.encoder_layer import transformer_layer
 
-from . import hidden
 from .rules import FORBIDDEN, LARGE
 
 
@@ -208,7 +208,7 @@ LAYER_TABLE = Exercise(
     "1.10",
     "the operator table of a transformer layer",
     points=15,
-    observe=hidden.layer,
+    observe=asked("1.10", LAYER, SHARES),
 )
 
 

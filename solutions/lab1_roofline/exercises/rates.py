@@ -9,10 +9,10 @@ from random import Random
 
 from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from . import hidden
 from .rules import FORBIDDEN
 
 BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the ridge point"
@@ -259,7 +259,7 @@ RIDGE_POINT = Exercise(
     "1.5",
     "ridge point and attainable rate",
     points=10,
-    observe=hidden.ridge,
+    observe=asked("1.5", RIDGE, ATTAINABLE, BATCH),
 )
 
 
