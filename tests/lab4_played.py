@@ -15,9 +15,9 @@ from lab_places import write_lab
 from solutions import lab4_zero as solution
 from solutions.lab4_zero.exercises import (
     data_parallel,
-    fully_sharded,
     gradient_shards,
     optimizer_states,
+    parameter_shards,
     ring,
     schedule,
     tensor_parallel,
@@ -33,7 +33,7 @@ TRIALS = {
     "4.3": data_parallel.TRIAL,
     "4.4": optimizer_states.TRIAL,
     "4.5": gradient_shards.TRIAL,
-    "4.6": fully_sharded.TRIAL,
+    "4.6": parameter_shards.TRIAL,
     "4.7": tensor_parallel.TRIAL,
     "4.8": schedule.TRIAL,
 }
@@ -43,7 +43,7 @@ MODULE = {
     "4.3": "distributed_data_parallel",
     "4.4": "zero1",
     "4.5": "zero2",
-    "4.6": "fully_sharded",
+    "4.6": "zero3",
     "4.7": "tensor_parallel",
 }
 #: Exercises whose wrong answers need no rank.

@@ -41,7 +41,7 @@ PLAYED = {
     "4.3": (hidden_data_parallel.PARTS, 3, "distributed_data_parallel", ["DistributedDataParallel"]),
     "4.4": (hidden_zero.ZERO1, 3, "zero1", ["Zero1Optimizer"]),
     "4.5": (hidden_zero.ZERO2, 3, "zero2", ["Zero2"]),
-    "4.6": (hidden_zero.FULLY_SHARDED, 3, "fully_sharded", ["FullyShardedDataParallel"]),
+    "4.6": (hidden_zero.ZERO3, 3, "zero3", ["Zero3"]),
     "4.7": (
         hidden_tensor_parallel.PARTS, 3, "tensor_parallel",
         ["ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP", "copy_to_ranks", "reduce_from_ranks"],
@@ -54,7 +54,8 @@ RIGHT_VALUES = {
     "4.3-waits-at-once": "the gradients are right, the backward pass stands still meanwhile",
     "4.5-flat-tensors-kept": "the memory of full gradients is not given back",
     "4.5-all-in-flight": "the memory of full gradients is given back late",
-    "4.6-not-freed": "the memory of gathered weights is not given back within a pass",
+    "4.6-a-view-of-everything": "the memory of the other ranks' shards is not given back",
+    "4.6-full-gradients-kept": "the memory of full gradients is not given back",
 }
 #: Wrong answers whose ranks wait for one another, or die: each takes seconds, and all end as one of them does.
 STUCK = {

@@ -27,6 +27,7 @@ from .training_state import TrainingState
 from .vocabulary_parallel import cut_vocabulary, vocabulary_parallel_loss
 from .zero1 import Zero1Optimizer
 from .zero2 import Zero2
+from .zero3 import Zero3
 
 __all__ = [
     "CheckpointError",
@@ -42,6 +43,7 @@ __all__ = [
     "TrainingState",
     "Zero1Optimizer",
     "Zero2",
+    "Zero3",
     "all_to_all",
     "broadcast",
     "bytes_per_rank",

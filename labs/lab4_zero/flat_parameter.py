@@ -1,4 +1,4 @@
-"""The parameters of one unit laid end to end, and this rank's shard of them (part of exercise 4.6)."""
+"""The parameters of one unit laid end to end, and this rank's shard of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def shard_of(flat: Tensor, rank: int, world_size: int) -> Tensor:
     Returns:
         (size,) with size = :func:`shard_size` of n; memory of its own, so that ``flat`` can be freed.
     """
-    raise NotImplementedError("Lab 4, exercise 4.6: a rank's shard, padded")
+    size = shard_size(flat.numel(), world_size)
+    own = flat[rank * size : (rank + 1) * size]  # shorter than size, or empty, on the last ranks
+    return F.pad(own, (0, size - own.numel())).clone()
 
 
 class FlatParameter:
@@ -120,7 +122,8 @@ class FlatParameter:
             What :func:`start_all_gather` returns.
         """
         self.full.untyped_storage().resize_(self.padded * self.full.element_size())
-        raise NotImplementedError("Lab 4, exercise 4.6: gather the shards")
+        self.own_part.copy_(self.shard)  # casts, and saves a second buffer: the collective runs in place
+        return start_all_gather(self.full, self.own_part, self.group)
 
     def free(self) -> None:
         """Give the memory of ``full`` back; the parameters stay, without content."""

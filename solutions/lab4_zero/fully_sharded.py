@@ -1,4 +1,8 @@
-"""ZeRO-3: parameters, gradients and optimizer state all sharded, gathered one block at a time (exercise 4.6)."""
+"""ZeRO-3: parameters, gradients and optimizer state all sharded, gathered one block at a time.
+
+What `zero3.py` grows into: the next block is gathered while one computes, in a dtype of its own; blocks may be
+checkpointed, nested, and take and return anything that holds tensors; frozen parameters are sharded too.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +139,6 @@ class FullyShardedDataParallel(ShardedModule):
         gathers of the next ones are started, and the computation waits for this one. In a backward pass, where a
         checkpoint computes again: what :meth:`_before_backward` does.
         """
-        ### BEGIN SOLUTION 4.6: before a block's forward pass
         if self._in_backward:
             self._before_backward(unit)
         else:
@@ -144,7 +147,6 @@ class FullyShardedDataParallel(ShardedModule):
             self._gather(unit)
             self._gather_ahead()
             unit.wait(self._gathers)
-        ### END SOLUTION
         return call_after_backward(partial(self._after_backward, unit), (args, kwargs))
 
     def _after_forward(self, unit: ShardedUnit, block: nn.Module, args: tuple, output: Any) -> None:
@@ -152,13 +154,11 @@ class FullyShardedDataParallel(ShardedModule):
 
         In a backward pass nothing: after a checkpoint's second forward pass the block's backward pass needs them.
         """
-        ### BEGIN SOLUTION 4.6: after a block's forward pass
         if self._in_backward:
             return  # a checkpoint's second forward pass: the block's backward pass is next
         self._hook(unit, output)
         self._free(unit)
         self._gather_ahead()
-        ### END SOLUTION
 
     def _before_backward(self, unit: ShardedUnit, gradient: Tensor | None = None) -> None:
         """When the gradient of a unit's output is known: its weights are needed again.
@@ -171,21 +171,17 @@ class FullyShardedDataParallel(ShardedModule):
             self._position = len(self._order)
             self._gather(self.root)
             self.root.wait(self._gathers)
-        ### BEGIN SOLUTION 4.6: before a block's backward pass
         if unit in self._order:
             self._position = self._order.index(unit)
         self._gather(unit)
         self._gather_ahead()
         unit.wait(self._gathers)
-        ### END SOLUTION
 
     def _after_backward(self, unit: ShardedUnit) -> None:
         """When the gradients of a unit's inputs, and so of its parameters, are there: free, reduce, gather the next."""
-        ### BEGIN SOLUTION 4.6: after a block's backward pass
         self._free(unit)
         self._reduce(unit)
         self._gather_ahead()
-        ### END SOLUTION
 
     def _end_backward(self) -> None:
         """When the whole backward pass is through: what is left is reduced, and optimizers may step."""

@@ -1,4 +1,4 @@
-"""One unit of a fully sharded model: what is gathered together, freed together and reduced together (exercise 4.6)."""
+"""One unit of a fully sharded model: what is gathered together, freed together and reduced together."""
 
 from __future__ import annotations
 
@@ -102,10 +102,8 @@ class Reduction:
         self.unit, self.full, self.stream = unit, full, stream
         ready = stream.moment()
         with stream.after(ready):
-            ### BEGIN SOLUTION 4.6: reduce and scatter the gradients
             self.shard = full.new_empty(unit.trained.size)
             self.work = start_reduce_scatter(self.shard, full, unit.trained.group)
-            ### END SOLUTION
             if self.work is None:  # on a GPU the rest is queued at once
                 self._add_to_pieces()
             self.done = stream.moment()

@@ -30,6 +30,7 @@ _OURS = (
     "solutions",
     "labs",
     "exercises",
+    "fully_sharded",
     "utils.transformer_math",
     "utils.checks",
     "utils.schedules.one_f_one_b",
@@ -95,7 +96,7 @@ def _uses(text: str, ready_made: Sequence[str]) -> list[tuple[int, str]]:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (not node.level or (node.module or "").startswith("exercises")):
+        elif isinstance(node, ast.ImportFrom) and (not node.level or (node.module or "").split(".")[0] in _OURS):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             names = [_dotted(node, aliases)]

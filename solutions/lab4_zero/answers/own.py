@@ -167,10 +167,10 @@ class PlainZero2(PlainZero1):
         return self.module(*args, **kwargs)
 
 
-class WholeFSDP(nn.Module):
+class WholeZero3(nn.Module):
     """Stage 3 by name only: every rank keeps whole weights, and gradients are all-reduced in a hook."""
 
-    def __init__(self, module, block_class, group=None, compute_dtype=None, prefetch=True) -> None:
+    def __init__(self, module, block_class, group=None) -> None:
         super().__init__()
         self.module = module
         _broadcast([*module.parameters(), *module.buffers()])
@@ -204,7 +204,7 @@ class ReachesDDP(nn.Module):
 class ReachesFSDP(nn.Module):
     """PyTorch's own ``fully_shard``, by a name that the source does not spell out."""
 
-    def __init__(self, module, block_class, group=None, compute_dtype=None, prefetch=True) -> None:
+    def __init__(self, module, block_class, group=None) -> None:
         super().__init__()
         shard = getattr(importlib.import_module("torch.distributed." + "fsdp"), "fully_" + "shard")
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))

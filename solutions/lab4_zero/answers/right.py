@@ -118,48 +118,46 @@ ANSWERS = Answers(
             self.gradients[k].copy_(mean)
         self._filled[k] = True
         """,
-        "4.6: a rank's shard, padded": """
-        size = shard_size(flat.numel(), world_size)
-        shard = flat.new_zeros(size)
-        own = flat[rank * size : (rank + 1) * size]
-        shard[: own.numel()] = own
-        return shard
+        "4.6: a rank's shard": """
+        size = self.bucket.shard_numel
+        self.shard = flat[self.rank * size : (self.rank + 1) * size].clone()
         """,
-        "4.6: gather the shards": """
-        self.own_part.copy_(self.shard)
-        return start_all_gather(self.full, self.own_part, self.group)
+        "4.6: what of each parameter lies in the shard": """
+        size, bounds = self.bucket.shard_numel, []
+        for start, parameter in zip(self.bucket.starts, self.bucket.parameters):
+            low = max(0, start - self.rank * size)
+            high = min(size, start + parameter.numel() - self.rank * size)
+            bounds.append((low, high) if low < high else (0, 0))
+        return bounds
         """,
-        "4.6: before a block's forward pass": """
-        if self._in_backward:
-            self._before_backward(unit)
-        else:
-            self._order.append(unit)
-            self._position = len(self._order) - 1
-            self._gather(unit)
-            self._gather_ahead()
-            unit.wait(self._gathers)
+        "4.6: gather the weights": """
+        self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+        all_gather(self.full, self.shard, self.group).wait()
         """,
-        "4.6: after a block's forward pass": """
-        if not self._in_backward:
-            self._hook(unit, output)
-            self._free(unit)
-            self._gather_ahead()
-        """,
-        "4.6: before a block's backward pass": """
-        if unit in self._order:
-            self._position = self._order.index(unit)
-        self._gather(unit)
-        self._gather_ahead()
-        unit.wait(self._gathers)
-        """,
-        "4.6: after a block's backward pass": """
-        self._free(unit)
-        self._reduce(unit)
-        self._gather_ahead()
+        "4.6: free the weights": """
+        storage = self.full.untyped_storage()
+        storage.resize_(0)
         """,
         "4.6: reduce and scatter the gradients": """
-        self.shard = torch.empty(unit.trained.size, dtype=full.dtype, device=full.device)
-        self.work = start_reduce_scatter(self.shard, full, unit.trained.group)
+        flat = self.bucket.new_flat()
+        self.bucket.collect(self.bucket.views(flat))
+        self.bucket.release()
+        mean = torch.empty_like(self.shard)
+        reduce_scatter_mean(mean, flat, self.group).wait()
+        for k, (low, high) in enumerate(self.bounds()):
+            if not used[k]:
+                continue
+            if self.pieces[k].grad is None:
+                self.pieces[k].grad = mean[low:high].clone()
+            else:
+                self.pieces[k].grad += mean[low:high]
+        """,
+        "4.6: when a block is gathered and freed": """
+        part.register_forward_pre_hook(lambda *_: unit.gather())
+        part.register_forward_hook(lambda *_: unit.free())
+        if part is not self.module:
+            part.register_full_backward_pre_hook(lambda *_: unit.gather())
+            part.register_full_backward_hook(lambda *found: self._after_backward(unit, *found))
         """,
         "4.7: the gradient of what all ranks read": """
         total = gradient.contiguous().clone()

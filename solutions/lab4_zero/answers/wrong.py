@@ -48,7 +48,7 @@ ANSWERS.wrong_answers += [
             "leans on PyTorch's ready-made solution",
             "FSDPModule",
         ),
-        functions={"FullyShardedDataParallel": own.ReachesFSDP},
+        functions={"Zero3": own.ReachesFSDP},
     ),
     WrongAnswer(
         "4.4",
@@ -75,7 +75,7 @@ ANSWERS.wrong_answers += [
             "its share is about",
             "keeps its shard of every unit",
         ),
-        functions={"FullyShardedDataParallel": own.WholeFSDP},
+        functions={"Zero3": own.WholeZero3},
     ),
 ]
 
@@ -549,96 +549,147 @@ wrong(
 )
 
 # ---- 4.6 ZeRO-3
-PADDED, FILL, SPREAD, FORE, AFT, BACK, DONE = (
-    "4.6: a rank's shard, padded",
-    "4.6: gather the shards",
+OWN, BOUNDS, FILL, EMPTY, SPREAD, WHEN = (
+    "4.6: a rank's shard",
+    "4.6: what of each parameter lies in the shard",
+    "4.6: gather the weights",
+    "4.6: free the weights",
     "4.6: reduce and scatter the gradients",
-    "4.6: before a block's forward pass",
-    "4.6: after a block's forward pass",
-    "4.6: before a block's backward pass",
-    "4.6: after a block's backward pass",
+    "4.6: when a block is gathered and freed",
 )
+AFTER_FORWARD = "part.register_forward_hook(lambda *_: unit.free())"
+BEFORE_BACKWARD = "part.register_full_backward_pre_hook(lambda *_: unit.gather())"
 wrong(
-    PADDED,
+    OWN,
     "padding lost",
     "every shard has the same size",
-    edits={"shard[: own.numel()] = own": "shard = own.clone()"},
+    edits={"flat[self.rank": "flat[: flat.numel() - self.bucket.padding][self.rank"},
 )
 wrong(
-    PADDED,
-    "off by one",
-    "first loss is",
-    '"classic wrong answers" 5',
-    edits={"flat[rank * size : (rank + 1) * size]": "flat[rank * size + 1 : (rank + 1) * size]"},
-)
-wrong(
-    PADDED,
+    OWN,
     "shard of the next rank",
     "first loss is",
-    edits={"own = flat[": "rank = (rank + 1) % world_size; own = flat["},
+    '"classic wrong answers" 5',
+    edits={
+        "self.shard = flat[self.rank * size : (self.rank + 1) * size]": (
+            "rank = (self.rank + 1) % dist.get_world_size(group); self.shard = flat[rank * size : (rank + 1) * size]"
+        )
+    },
+)
+wrong(
+    OWN,
+    "a view of everything",
+    "bytes of weights between the passes",
+    "the rest must be freed",
+    edits={".clone()": ""},
+)
+wrong(
+    BOUNDS,
+    "off by one",
+    "are never stepped, on no rank",
+    "the shards do not cover every element",
+    edits={"low = max(0, start": "low = 1 + max(0, start"},
+)
+wrong(
+    BOUNDS,
+    "pieces as on the first rank",
+    "are never stepped, on no rank",
+    '"classic wrong answers" 5',
+    edits={" - self.rank * size": ""},
 )
 wrong(
     FILL,
     "stale weights",
-    "weights that were gathered before the optimizer's step are stale",
+    "weights that were gathered before the step are stale",
     instead="""
+        self.full.untyped_storage().resize_(self.full.nbytes)
         if not hasattr(self, "kept"):
-            self.own_part.copy_(self.shard)
-            start_all_gather(self.full, self.own_part, self.group).wait()
+            all_gather(self.full, self.shard, self.group).wait()
             self.kept = self.full.clone()
-            return None
-        self.full.copy_(self.kept)
-        return start_all_gather(torch.empty_like(self.full), self.own_part.clone(), self.group)
+        else:
+            all_gather(torch.empty_like(self.full), self.shard, self.group).wait()
+            self.full.copy_(self.kept)
         """,
 )
 wrong(
-    AFT,
+    EMPTY,
     "not freed",
-    "blocks",
-    "a block's weights are freed after it has computed",
-    edits={"self._free(unit)": "pass"},
-    also={DONE: {"self._free(unit)": "pass"}},
+    "bytes of weights between the passes",
+    "the rest must be freed",
+    instead="pass",
 )
 wrong(
-    BACK,
+    WHEN,
+    "not freed after a pass",
+    "blocks",
+    "a block's weights are freed after it has computed",
+    edits={AFTER_FORWARD: "pass"},
+)
+wrong(
+    WHEN,
+    "kept for the backward pass",
+    "elements are all-gathered in a step",
+    "they were kept for the backward pass",
+    edits={AFTER_FORWARD: "pass", BEFORE_BACKWARD: "pass"},
+)
+wrong(
+    WHEN,
     "not gathered again",
     "a weight is used while its memory is freed",
-    instead="pass",
+    edits={BEFORE_BACKWARD: "pass"},
+)
+wrong(
+    WHEN,
+    "gathered for each layer of a block",
+    "elements are all-gathered in a step",
+    '"classic wrong answers" 7',
+    edits={"part.register_forward_pre_hook": "for layer in part.modules(): layer.register_forward_pre_hook"},
+)
+wrong(
+    SPREAD,
+    "sum",
+    "this is the sum over the ranks",
+    edits={
+        "reduce_scatter_mean(mean, flat, self.group).wait()": "dist.reduce_scatter_tensor(mean, flat, group=self.group)"
+    },
 )
 wrong(
     SPREAD,
     "own gradient",
-    "the rank's own gradient is divided by N, and never summed",
-    instead="""
-        self.work = None
-        size = unit.trained.size
-        self.shard = full[unit.trained.rank * size : (unit.trained.rank + 1) * size].clone()
-        """,
+    "this is the gradient of the rank's own rows",
+    edits={"reduce_scatter_mean(mean, flat, self.group).wait()": "mean = self.bucket.shard(flat, self.rank)"},
 )
 wrong(
     SPREAD,
     "all-reduce",
     "elements are all-reduced in a step",
-    instead="""
-        import torch.distributed as dist
-
-        self.work = dist.all_reduce(full, group=unit.trained.group, async_op=True)
-        size = unit.trained.size
-        self.shard = full[unit.trained.rank * size : (unit.trained.rank + 1) * size]
-        """,
+    edits={
+        "reduce_scatter_mean(mean, flat, self.group).wait()": (
+            "dist.all_reduce(flat, group=self.group); size = mean.numel(); "
+            "mean = flat[self.rank * size : (self.rank + 1) * size] / dist.get_world_size(self.group)"
+        )
+    },
 )
 wrong(
-    FILL,
-    "float32 travels",
-    "the weights travel as float32",
-    instead="""
-        whole = torch.empty(self.padded, dtype=self.shard.dtype, device=self.shard.device)
-        start_all_gather(whole, self.shard, self.group).wait()
-        self.full.copy_(whole)
-        return None
-        """,
+    SPREAD,
+    "zeros where nobody has a gradient",
+    "a parameter without gradient on any rank must stay as it is",
+    edits={"if not used[k]:": "if False:"},
 )
-wrong(SPREAD, "ranks of the whole job", GROUP, edits={"unit.trained.group": "None"})
+wrong(
+    SPREAD,
+    "second backward pass overwrites",
+    "a second backward pass before the step adds to the gradient of the first",
+    edits={"self.pieces[k].grad +=": "self.pieces[k].grad ="},
+)
+wrong(
+    SPREAD,
+    "full gradients kept",
+    "blocks",
+    '"classic wrong answers" 1',
+    edits={"self.bucket.release()": "self.kept = flat"},
+)
+wrong(SPREAD, "ranks of the whole job", GROUP, edits={"self.group": "None"})
 
 # ---- 4.7 tensor-parallel MLP
 COPY, SUM, PART, COLUMN, ROW, CUT, MLP = (

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from utils.checks.hidden import Draw, Observation
 
@@ -34,18 +33,16 @@ class Net(nn.Module):
     Args:
         seed: draws the weights. The sizes follow from ``sizes`` alone, so that ranks with other weights agree in them.
         sizes: the seed of the sizes.
-        saves_memory: whether the layers compute their activations again in the backward pass.
 
     Attributes:
         look: called when the gradient of the first layer's input is known: late in the backward pass.
         first_rows: whether the parameter that some ranks use stands before the layers, where its gradient comes late.
     """
 
-    def __init__(self, seed: int, sizes: int, saves_memory: bool = False) -> None:
+    def __init__(self, seed: int, sizes: int) -> None:
         super().__init__()
         draw = Draw(sizes, "sizes")
         self.width, inner = draw.random.choice((4, 5, 7)), draw.random.choice((6, 9, 11))
-        self.saves_memory = saves_memory
         self.enter = nn.Linear(self.width, self.width)
         self.still = nn.Parameter(torch.empty(self.width), requires_grad=False)
         self.layers = nn.ModuleList(Layer(self.width, inner) for _ in range(draw.between(2, 3)))
@@ -70,7 +67,7 @@ class Net(nn.Module):
         if sometimes and self.first_rows:
             h = h * (1 + self.spare.at_times)
         for layer in self.layers:
-            h = checkpoint(layer, h, use_reentrant=False) if self.saves_memory else layer(h)
+            h = layer(h)
         if sometimes and not self.first_rows:
             h = h * (1 + self.spare.at_times)
         return (self.leave(h * self.factor.to(h.dtype)) - y).square().mean()

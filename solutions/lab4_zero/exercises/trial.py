@@ -17,7 +17,7 @@ from utils.distributed.calls import Call
 
 from .barred import ReadyMade
 from .scenes import play_alone, play_on_ranks
-from .sights import Fault, Played, Scene, Sight
+from .sights import Played, Scene, Sight
 
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
 #: Finds what is wrong in what the ranks saw of a scene, or None.
@@ -110,7 +110,8 @@ class Trial:
             headline = f"in a group of one rank, rank 0 exchanges a message with itself: {fault.type}: {fault.text}"
             self._fail(Problem(headline, parts[0].to_itself, fault.where), reproduce)
         headline = f"a group of one rank already fails: {fault.type}: {fault.text}"
-        cause = _cause(fault, parts[0]) or "no other process is needed to see this: step through it here in a debugger"
+        cause = _cause(f"{fault.type}: {fault.text}", parts[0])
+        cause = cause or "no other process is needed to see this: step through it here in a debugger"
         self._fail(Problem(headline, cause, fault.where), reproduce)
 
     def judge(self, played: Played, parts: Sequence[Part], seed: int) -> None:
@@ -142,8 +143,9 @@ def _leaning(on: str, where: tuple[str, ...] = ()) -> Problem:
     return Problem(f"the answer leans on PyTorch's ready-made solution ({on})", cause, where)
 
 
-def _cause(fault: Fault, part: Part) -> str:
-    return next((cause for words, cause in part.raised.items() if words in f"{fault.type}: {fault.text}"), "")
+def _cause(said: str, part: Part) -> str:
+    """The likely cause of an exception, or of a process's end, by the words in what is said of it."""
+    return next((cause for words, cause in part.raised.items() if words in said), "")
 
 
 def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
@@ -154,7 +156,8 @@ def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
         if fault.type == ReadyMade.__name__:
             return _leaning(fault.text, fault.where)
         ranks = "every rank" if len(own) == len(part.members or sights) else f"rank {rank}"
-        return Problem(f"{ranks} raised {fault.type}: {fault.text}", _cause(fault, part), fault.where)
+        said = f"{fault.type}: {fault.text}"
+        return Problem(f"{ranks} raised {said}", _cause(said, part), fault.where)
     called = [sight.entries for sight in sights]
     apart = parted(called, part.members) if part.same_calls else ""
     waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
@@ -188,7 +191,7 @@ def _ended(played: Played, parts: Sequence[Part]) -> Problem:
     if part is not None and part.same_calls and (apart := parted(played.called, part.members)):
         details = (apart, played.end, *played.where)
         return Problem("the ranks call different collectives", part.cause_apart(played.called), details)
-    cause = (
+    cause = (_cause(played.end, part) if part else "") or (
         "a process that computes for ever holds up all others"
         if "did not end" in played.end
         else "a process that dies ends all others: it left, or a message came that is larger than the tensor "

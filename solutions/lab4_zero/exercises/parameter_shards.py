@@ -26,15 +26,23 @@ _EMPTY = classic(
     "a weight is used while its memory is freed: gather before a block computes, in both passes, and wait", 4
 )
 _PADDED = classic("N does not divide the elements: every shard has the same size, the last one is padded with zeros", 5)
-_RAISED = {"out of bounds": _EMPTY, "storage": _EMPTY, "setStorage": _EMPTY, "shape": _PADDED, "size": _PADDED}
+_STALE = classic("weights that were gathered before the step are stale: gather anew in each pass", 8)
+_RAISED = {
+    "SIGSEGV": _EMPTY,
+    "out of bounds": _EMPTY,
+    "storage": _EMPTY,
+    "setStorage": _EMPTY,
+    "shape": _PADDED,
+    "size": _PADDED,
+}
 _WIDE = {"width": 16, "inner": 33, "layers": 6}
 
 
-def _sharded(answer: Mapping[str, Callable], toy: toys.Toy, **options: object) -> Callable:
-    return answer["FullyShardedDataParallel"](toy, toys.Block, **options)
+def _sharded(answer: Mapping[str, Callable], toy: toys.Toy, **among: ProcessGroup) -> Callable:
+    return answer["Zero3"](toy, toys.Block, **among)
 
 
-def _whole(sharded: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _whole(sharded: Callable) -> dict[str, torch.Tensor]:
     state = {name: value.clone() for name, value in sharded.state_dict().items()}
     state.pop("last.weight", None)  # tied to first.weight
     state.pop("scale", None)
@@ -42,68 +50,67 @@ def _whole(sharded: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _play_step(
-    answer: Mapping[str, Callable],
-    seed: int,
-    prefetch: bool,
-    users: tuple[int, ...] = (0, 1, 2),
-    group: ProcessGroup | None = None,
+    answer: Mapping[str, Callable], seed: int, users: tuple[int, ...] = (0, 1, 2), group: ProcessGroup | None = None
 ) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
     rank, among = dist.get_rank(group), {} if group is None else {"group": group}
-    sharded = _sharded(answer, toys.Toy(seed + rank), prefetch=prefetch, **among)
+    sharded = _sharded(answer, toys.Toy(seed + rank), **among)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
+    before = [p.detach().clone() for p in sharded.parameters()]
     with record_collectives() as ledger:
         loss = sharded(*toys.rows(seed, 0, rank), sometimes=rank in users)
         forward = ledger.elements("all_gather")
         loss.backward()
         optimizer.step()
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
-    return {"weights": _whole(sharded), "kinds": kinds, "kept": kept, "loss": float(loss.detach()), "forward": forward}
+    moved = any(not torch.equal(p, old) for p, old in zip(sharded.parameters(), before, strict=True))
+    return {
+        "weights": _whole(sharded),
+        "kinds": kinds,
+        "kept": kept,
+        "loss": float(loss.detach()),
+        "forward": forward,
+        "moved": moved,
+    }
 
 
 def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
-    """Memory beyond the shards: while the last block computes, between the passes, and late in the backward pass."""
+    """Bytes of the sharded model, and how many more there are in the two passes and after each."""
     toy = toys.Toy(seed, **_WIDE)
     rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
-    sharded = _sharded(answer, toy)
-    grown: dict[str, int] = {}
     memory = toys.Memory()
-    toy.watch = lambda pass_: grown.update({pass_: memory.grown()})
+    sharded = _sharded(answer, toy)
+    shards = memory.grown()
+    grown = {"shards": 4 * toys.elements(toy) + shards}
+    toy.watch = lambda pass_: grown.update({pass_: memory.grown() - shards})
     loss = sharded(*rows)
-    grown["between"] = memory.grown()
+    grown["between"] = memory.grown() - shards
     loss.backward()
     toy.watch = None
-    grown["after"] = memory.grown()
+    grown["after"] = memory.grown() - shards
     memory.close()
     return grown
 
 
-def _play_training(answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]) -> dict:
-    rank, recorded = dist.get_rank(), toys.Recorded(torch.optim.AdamW)
+def _play_training(
+    answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1
+) -> dict:
+    """Steps of AdamW, each after so many backward passes."""
+    rank, recorded, losses = dist.get_rank(), toys.Recorded(torch.optim.AdamW), []
     sharded = _sharded(answer, toys.Toy(seed))
     optimizer = recorded.optimizer_class([p for p in sharded.parameters() if p.requires_grad], **ADAMW)
-    losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = sharded(*toys.rows(seed, step, rank), sometimes=rank in users)
-        loss.backward()
+        for micro in range(accumulation):
+            loss = sharded(*toys.rows(seed, step * accumulation + micro, rank), sometimes=rank in users)
+            loss.backward()
+            losses.append(float(loss.detach()))
         optimizer.step()
-        losses.append(float(loss.detach()))
     return {
         "losses": losses, "weights": _whole(sharded), "state": recorded.state_elements(),
         "stepped": recorded.stepped_elements(),
     }  # fmt: skip
-
-
-def _play_bfloat16(answer: Mapping[str, Callable], seed: int) -> dict:
-    """A step that computes in bfloat16 and keeps float32 shards."""
-    sharded = _sharded(answer, toys.Toy(seed), compute_dtype=torch.bfloat16)
-    dtypes = {p.dtype for p in sharded.parameters()}
-    with record_collectives() as ledger:
-        sharded(*toys.rows(seed, 0, dist.get_rank())).backward()
-    gathered = {entry.dtype for entry in ledger.entries if entry.kind == "all_gather"}
-    return {"dtypes": dtypes, "gathered": gathered}
 
 
 def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
@@ -126,6 +133,9 @@ def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORL
                     f"rank {rank}'s parameters() have {sight.value['kept']:,} elements, its share is about {share:,}",
                     classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
                 )
+            same = all(torch.equal(sight.value["weights"][name], exact.start[name]) for name in exact.mean)
+            if sight.value["moved"] and same:
+                return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
         if problem := judge_steps(weights_of(sights), exact, _NUMBERS):
             return problem
         return _judge_kinds(sights[0].value["kinds"], psi, sights[0].value["forward"])
@@ -154,10 +164,19 @@ def _judge_memory(seed: int) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
         toy = toys.Toy(seed, **_WIDE)
         block = 4 * sum(p.numel() for p in toy.blocks[0].parameters())
-        root = 4 * toys.elements(toy) - block * len(toy.blocks)
-        slack = root + block  # the root, and activations
-        limits = {"forward": (2, "while the last block computes"), "between": (1, "between the passes")}
-        limits |= {"backward": (4, "late in the backward pass"), "after": (3, "after the backward pass")}
+        psi = 4 * toys.elements(toy)
+        share = psi // WORLD_SIZE
+        slack = psi - block * len(toy.blocks) + block  # the module's own unit, and activations
+        limits = {"forward": (1, "while the last block computes"), "between": (1, "between the passes")}
+        limits |= {"backward": (3, "late in the backward pass"), "after": (3, "after the backward pass")}
+        for rank, sight in enumerate(sights):
+            if sight.value["shards"] > share + block:
+                cause = "a rank keeps a shard in memory of its own; the rest must be freed, a view keeps all of it"
+                return Problem(
+                    f"rank {rank} has {sight.value['shards']:,} bytes of weights between the passes, its share is "
+                    f"{share:,}",
+                    classic(cause, 1),
+                )
         for name, (blocks, when) in limits.items():
             for rank, sight in enumerate(sights):
                 grown = sight.value[name]
@@ -171,28 +190,20 @@ def _judge_memory(seed: int) -> Judge:
     return judge
 
 
-def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Judge:
+def _judge_training(seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1) -> Judge:
     def judge(sights: list[Sight]) -> Problem | None:
-        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users)
+        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users, accumulation=accumulation)
         if problem := judge_state(sights, 1):
             return problem
         losses = [sum(step) / len(sights) for step in zip(*(s.value["losses"] for s in sights), strict=True)]
-        cause = classic("weights that were gathered before the optimizer's step are stale: gather anew in each pass", 8)
+        cause = (
+            classic("a second backward pass before the step adds to the gradient of the first", 9)
+            if accumulation > 1
+            else _STALE
+        )
         return judge_training(losses, weights_of(sights), right, cause)
 
     return judge
-
-
-def _judge_bfloat16(sights: list[Sight]) -> Problem | None:
-    for rank, sight in enumerate(sights):
-        if sight.value["dtypes"] != {torch.float32}:
-            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in sight.value["dtypes"]))
-            return Problem(f"rank {rank}'s shards are {names}", classic("the shards stay float32, the masters", 9))
-        if sight.value["gathered"] != {"bfloat16"}:
-            names = ", ".join(sorted(sight.value["gathered"]))
-            cause = classic("cast the shard before it is gathered: 2 bytes an element travel, not 4", 9)
-            return Problem(f"with compute_dtype=torch.bfloat16 the weights travel as {names}", cause)
-    return None
 
 
 def _parts(seed: int) -> list[Part]:
@@ -200,37 +211,37 @@ def _parts(seed: int) -> list[Part]:
         return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
 
     return [
-        part("one step of SGD without prefetch", _play_step, _judge_step(seed), prefetch=False),
-        part("one step of SGD", _play_step, _judge_step(seed, (1,)), prefetch=True, users=(1,)),
+        part("one step of SGD", _play_step, _judge_step(seed)),
+        part("a parameter that rank 1 alone uses", _play_step, _judge_step(seed, (1,)), users=(1,)),
         part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
+        part("two backward passes a step", _play_training, _judge_training(seed, 2, (0, 1, 2), 2), steps=2,
+             users=(0, 1, 2), accumulation=2),
         part("memory", _play_memory, _judge_memory(seed)),
-        part("bfloat16", _play_bfloat16, _judge_bfloat16),
-        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, prefetch=True,
-                          users=(1,)),
+        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, users=(1,)),
     ]  # fmt: skip
 
 
-FULLY_SHARDED = Exercise(
+ZERO3 = Exercise(
     "4.6",
     "ZeRO-3",
     points=16,
-    observe=on_ranks(hidden_zero.FULLY_SHARDED),
+    observe=on_ranks(hidden_zero.ZERO3),
     tolerance=hidden_zero.TOLERANCE,
-    tolerances=hidden_zero.tolerances("FullyShardedDataParallel"),
+    tolerances=hidden_zero.tolerances("Zero3"),
 )
 TRIAL = Trial(
-    FULLY_SHARDED,
-    ("FullyShardedDataParallel",),
+    ZERO3,
+    ("Zero3",),
     _parts,
     "the same training, with a third of everything on each rank; the price is one more Psi of traffic",
 )
 
 
-@FULLY_SHARDED.checked_by
-def check_fully_sharded(FullyShardedDataParallel: Callable, seed: int | None = None) -> None:
+@ZERO3.checked_by
+def check_zero3(Zero3: Callable, seed: int | None = None) -> None:
     """Exercise 4.6: a module of which each rank keeps a shard.
 
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(FullyShardedDataParallel, seed=seed)
+    TRIAL.check(Zero3, seed=seed)
