@@ -197,7 +197,7 @@ def laid_out(values: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Ten
     values = values.to(dtype).to(runtime.DEVICE)
     if layout == "by token":
         return values.transpose(1, 2).contiguous().transpose(1, 2)
-    return cases.lay_out(values, layout)
+    return cases.with_layout(values, layout)
 
 
 def outputs(

@@ -94,7 +94,7 @@ def _tensor(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype, lay
     values = torch.randn(shape, generator=source).to(dtype).to(runtime.DEVICE)
     if layout == "by token":
         return values.transpose(1, 2).contiguous().transpose(1, 2)
-    return cases.lay_out(values, layout)
+    return cases.with_layout(values, layout)
 
 
 def case(number: int, longest: int = 1024) -> dict[str, Any]:

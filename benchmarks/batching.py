@@ -26,7 +26,7 @@ from utils.record_schemas import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMI
 from utils.serving import ModelConfig
 from utils.serving.lengths import Draw, fixed, lognormal, poisson, uniform
 from utils.serving.metrics import Report
-from utils.serving.play import play
+from utils.serving.replay import replay_workload
 from utils.serving.workload import Workload
 
 MAX_BATCH, TOKEN_BUDGET, BLOCK_SIZE, REQUESTS = 64, 2048, 16, 512
@@ -59,7 +59,7 @@ def served(runner: ModelRunner, workload: Workload, scheduler: str, max_batch: i
     """
     engine = serving_work.engine_over(runner, scheduler=scheduler, max_batch=max_batch, token_budget=token_budget)
     with serving_work.undisturbed():
-        report = play(engine, workload, progress=False)
+        report = replay_workload(engine, workload, progress=False)
     if len(report.completed) != len(report.requests) or report.output_tokens != workload.output_tokens:
         raise RuntimeError(f"{len(report.completed)} of {len(report.requests)} requests were answered in full")
     return report

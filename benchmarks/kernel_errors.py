@@ -70,7 +70,7 @@ def _tensor(
         width = int(draw.random() * masked * shape[-1])
         start = draw.randint(0, shape[-1] - width)
         values[..., start : start + width] = -float("inf")
-    return cases.lay_out(values, draw.choice(LAYOUTS)) if values.ndim else values
+    return cases.with_layout(values, draw.choice(LAYOUTS)) if values.ndim else values
 
 
 def _draw_inputs(kind: str, draw: random.Random, dtype: torch.dtype, largest: int) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 A GPT of 1.4 billion parameters, 8 rows of 1024 tokens for each GPU in one batch, bf16 with fp32 master weights and
 AdamW, on 2 and 4 GPUs; data parallelism of the same batch stands beside it. Pipelines run the batch in p, 2p, 4p and 8p
 micro-batches (p stages) in the orders of GPipe and of 1F1B. Steps are timed by interleaved rounds, each as long as on
-the slowest rank; for each rank the peak of allocated memory, its share of the parameters and, by the ledger, the
+the slowest rank; for each rank the peak of allocated memory, its share of the parameters and, by the log, the
 elements that it sends are there too.
 """
 
@@ -127,7 +127,7 @@ def on_rank(
         step, module, pipeline = built.of(way)
         step()
         peak = ranks.peak(step, base, repeats=1)
-        with distributed.record_collectives() as ledger:
+        with distributed.record_collectives() as log:
             step()
         steps[name_of(way)] = step
         ranks.note(f"{name_of(way)}: peak {peak / 1e9:.2f} GB")
@@ -136,8 +136,8 @@ def on_rank(
                 "parameters": sum(p.numel() for p in module.parameters()),
                 "peak": peak,
                 "in flight": pipeline.peak_in_flight if pipeline else 1,
-                "collectives": ranks.counted(ledger),
-                "sent": ledger.volume(),
+                "collectives": ranks.counted(log),
+                "sent": log.volume(),
             }
         )
     samples = ranks.compare(steps, warmup=warmup, rounds=rounds)

@@ -8,7 +8,7 @@ Each rank trains on 8 rows of 1024 tokens in bf16 with fp32 master weights and A
   on the plain model. The formula's gradients are there while activations are largest only if they are kept, as when
   they are accumulated over micro-batches: so here ``zero_grad`` fills them with zeros. (``peak_dropped_bytes``: with
   gradients that ``zero_grad`` lets go of.)
-- the collectives of one step by the ledger, beside the formulas' 2, 2, 2 and 3 Psi (N - 1) / N elements;
+- the collectives of one step by the log, beside the formulas' 2, 2, 2 and 3 Psi (N - 1) / N elements;
 - what DDP's overlap hides: steps whose all-reduces follow the backward pass, steps without any, the all-reduces alone;
 - a timeline of one step of a shallower model, from PyTorch's profiler.
 """
@@ -87,10 +87,10 @@ def account(
     kept()
     kept()
     facts: Results = {"peak": ranks.peak(kept, base)}
-    with distributed.record_collectives() as ledger:
+    with distributed.record_collectives() as log:
         dropped()
     facts["peak dropped"] = ranks.peak(dropped, base)
-    facts["collectives"], facts["sent"] = ranks.counted(ledger), ledger.volume()
+    facts["collectives"], facts["sent"] = ranks.counted(log), log.volume()
     return method, facts
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks import benchmark_cli
 from utils import distributed, runtime, timing
-from utils.distributed import Ledger, calls
+from utils.distributed import CollectiveLog, calls
 from utils.record_schemas import COUNT, SIZE, each
 
 #: Numbers of GPUs, of one host, on which everything is measured.
@@ -174,10 +174,9 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def counted(ledger: Ledger) -> dict[str, dict[str, int]]:
-    """What a ledger holds: calls, elements of the full tensors and bytes of each kind of collective."""
-    kinds = list(dict.fromkeys(entry.kind for entry in ledger.entries))
+def counted(log: CollectiveLog) -> dict[str, dict[str, int]]:
+    """What a log holds: calls, elements of the full tensors and bytes of each kind of collective."""
+    kinds = list(dict.fromkeys(entry.kind for entry in log.entries))
     return {
-        kind: {"calls": ledger.count(kind), "elements": ledger.elements(kind), "bytes": ledger.bytes(kind)}
-        for kind in kinds
+        kind: {"calls": log.count(kind), "elements": log.elements(kind), "bytes": log.bytes(kind)} for kind in kinds
     }

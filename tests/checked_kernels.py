@@ -18,7 +18,7 @@ from utils.checks.diagnoses import same_as
 from utils.checks.forbid import Rules
 from utils.checks.kernel import check_kernel
 from utils.checks.tiling import Tiling
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -244,7 +244,7 @@ EXERCISES: dict[str, dict] = {
         "cases": Cases({"n": 32}, layouts=("strided", "offset"), zero=True),
         "inputs": lambda case: (case.tensor("x", "n"), case.tensor("y", "n")),
         "tiling": FLAT,
-        "budget": Budget({"x_ptr": Times("n"), "y_ptr": Times("n")}, {"out_ptr": Times("n")}, exact=True),
+        "budget": Budget({"x_ptr": Passes("n"), "y_ptr": Passes("n")}, {"out_ptr": Passes("n")}, exact=True),
     },
     "row sum": {
         "exercise": Exercise("2.2", "row sum"),
@@ -253,7 +253,7 @@ EXERCISES: dict[str, dict] = {
         "cases": Cases({"row": range(2, 6), "col": 32}, layouts=("transposed", "padded")),
         "inputs": lambda case: (case.tensor("x", "row", "col"),),
         "tiling": Tiling("row", grid="row", loops={"col": 32}),
-        "budget": Budget({"x_ptr": Times("row", "col")}, {"out_ptr": Times("row")}, exact=True),
+        "budget": Budget({"x_ptr": Passes("row", "col")}, {"out_ptr": Passes("row")}, exact=True),
         "outputs": ("total",),
     },
     "softmax": {
@@ -263,7 +263,7 @@ EXERCISES: dict[str, dict] = {
         "cases": Cases({"row": range(2, 6), "col": 32}, layouts=("transposed", "padded"), magnitude=100),
         "inputs": lambda case: (case.tensor("x", "row", "col"),),
         "tiling": Tiling("row col", grid="row", loops={"col": 32}),
-        "budget": Budget({"x_ptr": Times("row", "col", times=2)}, {"out_ptr": Times("row", "col")}, exact=True),
+        "budget": Budget({"x_ptr": Passes("row", "col", times=2)}, {"out_ptr": Passes("row", "col")}, exact=True),
         "diagnose": (same_as(lambda x: torch.exp(x - x.amax(-1, True)), "the rows are not divided by their sums"),),
     },
     "scale": {
@@ -283,10 +283,10 @@ EXERCISES: dict[str, dict] = {
         "tiling": Tiling("m n", tiles={"m": 16, "n": 16}, grid=("m", "n"), loops={"k": 16}),
         "budget": Budget(
             {
-                "a_ptr": Times("m", "k", times=lambda case: math.ceil(case.sizes["n"] / 16)),
-                "b_ptr": Times("k", "n", times=lambda case: math.ceil(case.sizes["m"] / 16)),
+                "a_ptr": Passes("m", "k", times=lambda case: math.ceil(case.sizes["n"] / 16)),
+                "b_ptr": Passes("k", "n", times=lambda case: math.ceil(case.sizes["m"] / 16)),
             },
-            {"out_ptr": Times("m", "n")},
+            {"out_ptr": Passes("m", "n")},
             exact=True,
         ),
         "forbidden": Rules(largest=lambda case: case.numel("m", "n")),

@@ -30,7 +30,7 @@ from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from solutions.lab4_zero.tensor_parallel_gpt import named_owners, tensor_parallel_gpt
 from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
-from utils.distributed import Ledger, record_collectives
+from utils.distributed import CollectiveLog, record_collectives
 from utils.gpt import GPT, batch
 
 
@@ -41,7 +41,7 @@ def largest_difference(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found - right).detach().abs().max().nan_to_num(torch.inf))
 
 
-def count_tensor_parallel(vocabulary: bool = False) -> tuple[Ledger, Ledger]:
+def count_tensor_parallel(vocabulary: bool = False) -> tuple[CollectiveLog, CollectiveLog]:
     """What a forward and a backward pass of :data:`SMALL` send."""
     model = tensor_parallel_gpt(GPT(SMALL))
     if vocabulary:
@@ -92,7 +92,7 @@ class Swept:
     micro_batches: int
     peak: int
     difference: float  # largest, of loss and gradients
-    ledger: Ledger
+    ledger: CollectiveLog
 
 
 def sweep() -> list[Swept]:
@@ -146,7 +146,7 @@ def uneven_rows() -> float:
     )
 
 
-def count_tensor_data() -> tuple[Ledger, int]:
+def count_tensor_data() -> tuple[CollectiveLog, int]:
     """What a step of :data:`SMALL` sends; and how many parameters this rank trains."""
     mesh = parallel_mesh(tensor=2, data=2)
     parallel = tensor_data_parallel_gpt(GPT(SMALL), mesh)
@@ -162,14 +162,14 @@ class Found:
 
     tensor: dict[str, Run]
     pipeline: dict[str, Run]
-    counted: tuple[Ledger, Ledger]
-    counted_vocabulary: tuple[Ledger, Ledger]
+    counted: tuple[CollectiveLog, CollectiveLog]
+    counted_vocabulary: tuple[CollectiveLog, CollectiveLog]
     layers: dict[str, float]
     swept: list[Swept]
     held: dict[str, int]
     meshes: dict[str, Run]
     uneven: float
-    counted_mesh: tuple[Ledger, int] | None
+    counted_mesh: tuple[CollectiveLog, int] | None
 
 
 def everything() -> Found:

@@ -12,7 +12,7 @@ from triton.runtime.jit import KernelInterface
 
 from utils import runtime
 from utils.checks.core import CheckFailed
-from utils.checks.forbid import FAMILIES, Rules, broken_rule, kernel_name, ready_made, watch
+from utils.checks.forbid import OPERATOR_GROUPS, Rules, broken_rule, find_library, kernel_name, record_calls
 
 X = torch.ones(8, 8)
 compiled_earlier = None  # by the test that needs it
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 
 
 def problem_of(function, rules=None):
-    with watch() as seen:
+    with record_calls() as seen:
         function(X)
     return broken_rule(rules or Rules(kernel=False), seen)
 
@@ -71,13 +71,13 @@ def test_an_operator_inside_a_backward_pass_is_found_too():
 
 def test_one_operator_can_be_allowed_and_one_family_alone_forbidden():
     assert problem_of(lambda x: x @ x, Rules(kernel=False, allow=("matmul", "mm"))) is None
-    assert problem_of(lambda x: x @ x, Rules(families=("softmax",), kernel=False)) is None
-    assert problem_of(lambda x: x.softmax(-1), Rules(families=("softmax",), kernel=False)) is not None
+    assert problem_of(lambda x: x @ x, Rules(groups=("softmax",), kernel=False)) is None
+    assert problem_of(lambda x: x.softmax(-1), Rules(groups=("softmax",), kernel=False)) is not None
 
 
 def test_an_unknown_family_is_refused_by_name():
-    with pytest.raises(ValueError, match="'sofmax' is not a family of operators: choose from softmax, matmul"):
-        Rules(families=("sofmax",))
+    with pytest.raises(ValueError, match="'sofmax' is not a group of operators: choose from softmax, matmul"):
+        Rules(groups=("sofmax",))
 
 
 # ---- memory
@@ -90,7 +90,7 @@ def attention_with_scores(x):
 
 def test_an_n_by_n_intermediate_is_named_with_its_shape_and_line():
     rules = Rules(kernel=False, largest=lambda case: 4 * case)
-    with watch() as seen:
+    with record_calls() as seen:
         attention_with_scores(torch.ones(64, 4))
     problem = broken_rule(rules, seen, case=64 * 4)
     assert problem.headline == ("largest allocation: expected at most 1,024 elements, got 4,096 (64 x 64)")
@@ -175,7 +175,7 @@ def calls_one_that_does(x):
 def test_ready_made_libraries_and_compilers_are_found_in_the_source(function, names, monkeypatch):
     if function is uses_compiled_earlier:
         monkeypatch.setitem(globals(), "compiled_earlier", torch.compile(lambda x: x * 3))
-    found = ready_made(function)
+    found = find_library(function)
     assert found is None if names is None else names in found
 
 
@@ -199,9 +199,9 @@ def test_launches_are_seen_after_thousands_of_checks():
     for _ in range(3):
         scale(x)
     for _ in range(1500):
-        with watch():
+        with record_calls():
             pass
-    with watch() as seen:
+    with record_calls() as seen:
         scale(x)
     assert seen.kernels == [("scale_kernel", "checked_kernels")]
     assert seen.launching == 0
@@ -209,12 +209,12 @@ def test_launches_are_seen_after_thousands_of_checks():
 
 def test_everything_is_restored_also_after_an_exception():
     before = (KernelInterface.__getitem__, torch.compile)
-    with pytest.raises(RuntimeError, match="inside"), watch():
+    with pytest.raises(RuntimeError, match="inside"), record_calls():
         raise RuntimeError("inside")
     with pytest.raises(CheckFailed):
         check("add", "raises")
     assert (KernelInterface.__getitem__, torch.compile) == before
-    with watch() as seen:
+    with record_calls() as seen:
         pass
     torch.softmax(X, -1)
     gc.collect()
@@ -223,7 +223,7 @@ def test_everything_is_restored_also_after_an_exception():
 
 
 def test_the_families_do_not_overlap():
-    names = [name for family in FAMILIES.values() for name in family]
+    names = [name for group in OPERATOR_GROUPS.values() for name in group]
     assert len(names) == len(set(names))
 
 
@@ -231,7 +231,7 @@ def test_an_answer_that_python_computes_element_by_element_is_found():
     few = problem_of(lambda x: [x.view(-1)[i].item() for i in range(16)], Rules())
     assert few.headline == "no Triton kernel is launched"
 
-    with watch() as seen:
+    with record_calls() as seen:
         scale(X)
         values = [value.item() for value in X.view(-1)]
     assert len(values) == 64

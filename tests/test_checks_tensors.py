@@ -8,14 +8,14 @@ import torch
 from checked_kernels import EXERCISES, check, message
 
 from utils import runtime
-from utils.checks.cases import LAYOUTS, Case, Cases, draw_shapes, lay_out
+from utils.checks.cases import LAYOUTS, Case, Cases, draw_shapes, with_layout
 from utils.checks.core import CheckFailed, Exercise
 from utils.checks.diagnoses import Diagnosis, same_as
 from utils.checks.forbid import Rules
 from utils.checks.kernel import check_kernel
 from utils.checks.tensors import agrees, targets
 from utils.checks.tiling import Tiling
-from utils.checks.unwritten import mark, unwritten
+from utils.checks.uninitialized import mark, uninitialized
 
 ATTENTION = Tiling("b h row col", tiles={"row": 64}, grid=("row", "b*h"), noun="query tile")
 
@@ -125,7 +125,7 @@ def test_cases_cover_layouts_dtypes_options_and_large_values():
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (1, 1), (0, 3), ()])
 def test_a_layout_changes_the_memory_and_not_the_numbers(layout, shape):
     values = torch.randn(shape)
-    view = lay_out(values, layout)
+    view = with_layout(values, layout)
     assert torch.equal(view, values) and view.dtype == values.dtype
     if layout in ("padded", "offset") and values.numel() and shape:
         assert view.storage_offset() > 0 and view._base.isnan().any()
@@ -134,14 +134,14 @@ def test_a_layout_changes_the_memory_and_not_the_numbers(layout, shape):
 
 
 def test_far_rows_lie_beyond_what_32_bits_count():
-    view = lay_out(torch.ones(3, 4, dtype=torch.float16), "far")
+    view = with_layout(torch.ones(3, 4, dtype=torch.float16), "far")
     assert 2 * view.stride(0) >= 2**31 and torch.equal(view, torch.ones(3, 4, dtype=torch.float16))
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: lay_out(torch.ones(3), "diagonal"), "diagonal"),
+        (lambda: with_layout(torch.ones(3), "diagonal"), "diagonal"),
         (lambda: draw_shapes(1, {"row": 0}), "'row'"),
         (lambda: draw_shapes(1, {"row": ()}), "'row'"),
         (lambda: draw_shapes(1, {"row": 8}, count=0), "count"),
@@ -163,8 +163,8 @@ def test_memory_from_torch_empty_is_recognised_until_something_writes_it():
         value = torch.empty(6, 4, dtype=dtype).t()
         mark(value)
         value[1] = 0
-        assert unwritten(value).sum() == 18
-    assert not unwritten(torch.tensor([math.nan, 0.0]) / 0).any()
+        assert uninitialized(value).sum() == 18
+    assert not uninitialized(torch.tensor([math.nan, 0.0]) / 0).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -7,11 +7,11 @@ import pytest
 from checked_kernels import EXERCISES, check, message
 
 from utils.checks.cases import Case
-from utils.checks.traffic import Budget, Times, over_budget, unsafe
+from utils.checks.traffic import Budget, Passes, over_budget, unsafe
 from utils.kernel_profile import OutOfBounds, Race, UninitializedRead
 
 CASE = Case("ragged", {"row": 3, "col": 100})
-X = Times("row", "col")  # 1,200 bytes
+X = Passes("row", "col")  # 1,200 bytes
 
 
 def counted(loaded=1200, stored=0, flops=0, **findings):
@@ -30,7 +30,7 @@ def test_parts_of_a_pass_come_out_as_whole_bytes():
     for rows in range(1, 200):
         case = Case("ragged", {"row": rows, "col": 16})
         for read in range(1, rows + 40, 7):
-            budget = Budget({"x_ptr": Times("row", "col", times=Fraction(read, rows))}, exact=True)
+            budget = Budget({"x_ptr": Passes("row", "col", times=Fraction(read, rows))}, exact=True)
             assert over_budget(budget, counted(loaded=read * 64), case) is None, (read, rows)
             assert over_budget(budget, counted(loaded=read * 64 + 4), case) is not None, (read, rows)
 
@@ -56,7 +56,7 @@ def test_within_a_factor_passes_and_an_exact_budget_refuses_less_too():
 
 
 def test_formulas_may_be_numbers_functions_and_passes_that_depend_on_the_case():
-    twice = Times("row", "col", times=lambda case: case.sizes["row"] - 1, element_size=2)
+    twice = Passes("row", "col", times=lambda case: case.sizes["row"] - 1, element_size=2)
     assert twice(CASE) == 1200
     assert over_budget(Budget({"x_ptr": 1200}, exact=True), counted(), CASE) is None
     assert (

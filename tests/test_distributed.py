@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from torch import nn
 
 from tests.own_processes import OwnProcesses
-from utils.distributed import device, job, launch, launcher, pool, repairs, shutdown
+from utils.distributed import device, job, launch, launcher, patches, pool, shutdown
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -264,7 +264,7 @@ def test_attention_is_called_only_where_there_are_heads(monkeypatch: pytest.Monk
         called.append(kwargs)
         return query + key + value
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", repairs.of_any_heads(attention))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", patches.of_any_heads(attention))
     assert attend(0)[0].shape == (2, 0, 5, 7) and not called
     assert attend(3)[0].shape == (2, 3, 5, 7) and called == [{"is_causal": True}]
 
@@ -274,5 +274,5 @@ def test_a_pytorch_that_needs_no_repair_is_left_alone(version, repaired, monkeyp
     before = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", before)  # put back after the test
     monkeypatch.setattr(torch, "__version__", version)
-    repairs.repair()
+    patches.apply_patches()
     assert (F.scaled_dot_product_attention is not before) == repaired

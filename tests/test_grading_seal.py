@@ -77,8 +77,8 @@ def test_a_name_put_before_a_builtin_breaks_it(seal, monkeypatch):
 
 
 def test_a_table_that_loses_an_entry_breaks_it(seal, monkeypatch):
-    monkeypatch.setitem(forbid.FAMILIES, "softmax", frozenset())
-    with pytest.raises(SealBroken, match=r"utils\.checks\.forbid\.FAMILIES"):
+    monkeypatch.setitem(forbid.OPERATOR_GROUPS, "softmax", frozenset())
+    with pytest.raises(SealBroken, match=r"utils\.checks\.forbid\.OPERATOR_GROUPS"):
         seal.verify()
 
 

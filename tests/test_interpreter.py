@@ -1,4 +1,4 @@
-"""Triton's interpreter after its repairs: what a student's kernel computes here is what a GPU would compute."""
+"""Triton's interpreter after its patches: what a student's kernel computes here is what a GPU would compute."""
 
 from __future__ import annotations
 
@@ -504,9 +504,9 @@ def test_a_kernel_notices_that_a_file_of_helpers_was_edited_and_reloaded(tmp_pat
 def test_repair_is_idempotent_and_lists_what_it_did():
     builder = triton.runtime.interpreter.InterpreterBuilder
     before = builder.create_dot
-    interpreter.repair()
+    interpreter.apply_patches()
     assert builder.create_dot is before
-    assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.repairs())
+    assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.patches())
 
 
 @pytest.mark.slow
@@ -514,7 +514,7 @@ def test_repair_is_idempotent_and_lists_what_it_did():
     "order", ["from utils import runtime\nimport triton", "import utils.runtime\nimport torch, triton"]
 )
 def test_importing_the_runtime_first_is_enough(order):
-    code = order + "\nfrom utils import interpreter\nassert 'bfloat16 dot' in interpreter.repairs()\n"
+    code = order + "\nfrom utils import interpreter\nassert 'bfloat16 dot' in interpreter.patches()\n"
     code = "import os; os.environ.pop('TRITON_INTERPRET', None)\n" + code
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 

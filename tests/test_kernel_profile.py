@@ -26,7 +26,7 @@ ATTENTION_TILE = (64, 64, 4, 1)
 
 @pytest.fixture(autouse=True)
 def on_device():
-    """Tensors are made where kernels take them: on a GPU the profiler runs interpreted twins on copies."""
+    """Tensors are made where kernels take them: on a GPU the profiler runs interpreted kernels on copies."""
     with runtime.DEVICE:
         yield
 

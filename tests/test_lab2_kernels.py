@@ -24,7 +24,7 @@ SIZE = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 
 def draw(*shape, dtype=torch.float32, layout="contiguous", seed=0):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(runtime.DEVICE)
-    return cases.lay_out(values, layout)
+    return cases.with_layout(values, layout)
 
 
 def cdiv(a, b):

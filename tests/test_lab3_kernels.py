@@ -111,7 +111,7 @@ def test_any_finite_scale_even_one_that_turns_the_order_of_the_scores_round(scal
 @pytest.mark.parametrize("layout", ["transposed", "padded", *slowly("strided", "offset", "expanded")])
 def test_every_layout_gives_the_same_numbers(layout, descriptors):
     plain = inputs(2, 2, 1, 21, 35, 24, torch.float16)
-    moved = [cases.lay_out(x, layout) for x in plain]
+    moved = [cases.with_layout(x, layout) for x in plain]
     expected = five(*(x.contiguous() for x in moved), causal=True)
     for mine, theirs in zip(five(*moved, causal=True), expected, strict=True):
         assert torch.equal(mine, theirs)
@@ -120,7 +120,7 @@ def test_every_layout_gives_the_same_numbers(layout, descriptors):
 def test_heads_that_lie_beyond_2_to_the_31_are_found(descriptors):
     assert cases.far_fits(torch.float16), "needs room for offsets beyond 2^31"
     q, k, v, do, dlse = inputs(3, 1, 1, 20, 20, 16, torch.float16)
-    far = [cases.lay_out(x, "far") for x in (q, k, v, do)]
+    far = [cases.with_layout(x, "far") for x in (q, k, v, do)]
     for mine, theirs in zip(five(*far, dlse), five(q, k, v, do, dlse), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -128,7 +128,7 @@ def test_heads_that_lie_beyond_2_to_the_31_are_found(descriptors):
 def test_rows_of_one_head_that_lie_beyond_2_to_the_31_are_found():
     assert cases.far_fits(torch.float16), "needs room for offsets beyond 2^31"
     q, k, v, do, dlse = inputs(1, 1, 1, 3, 3, 16, torch.float16)
-    far = [cases.lay_out(x[0, 0], "far")[None, None] for x in (q, k, v, do)]
+    far = [cases.with_layout(x[0, 0], "far")[None, None] for x in (q, k, v, do)]
     assert tiles.is_wide(far[0]) and not tiles.is_wide(q)
     for mine, theirs in zip(five(*far, dlse, causal=True), five(q, k, v, do, dlse, causal=True), strict=True):
         assert torch.equal(mine, theirs)
@@ -437,7 +437,7 @@ def test_a_tile_is_chosen_by_what_descriptors_can_describe_and_short_rows_are_no
     for name in ("forward", "dkdv", "dq"):
         chosen = getattr(tuning, name)
         monkeypatch.setattr(tuning, name, lambda *args, chosen=chosen: asked.append(args[4:]) or chosen(*args))
-    for Nk, D, lay_out, described in (
+    for Nk, D, with_layout, described in (
         (128, 16, lambda x: x, True),
         (129, 16, lambda x: x, True),
         (40, 20, lambda x: x, False),  # rows of 40 bytes
@@ -445,7 +445,7 @@ def test_a_tile_is_chosen_by_what_descriptors_can_describe_and_short_rows_are_no
         (40, 16, lambda x: x.mT.contiguous().mT, False),
     ):
         q, k, v, do, dlse = inputs(1, 2, 2, 40, Nk, D, torch.bfloat16)
-        five(lay_out(q), k, v, do, dlse)
+        five(with_layout(q), k, v, do, dlse)
         assert asked == [(described, Nk >= 129), (described,), (described,)], (Nk, D)
         asked.clear()
 

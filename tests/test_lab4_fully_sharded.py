@@ -20,7 +20,7 @@ from torch import Tensor
 
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from utils import gpt
-from utils.distributed import Ledger, device, record_collectives
+from utils.distributed import CollectiveLog, device, record_collectives
 from utils.gpt import GPT, Block, GPTConfig
 
 CONFIG = parallel_training.CONFIG.replace(layers=3)  # tied, frozen and unused parameters; sizes that nothing divides
@@ -68,7 +68,7 @@ class Seen:
     """What one rank brings back of a case."""
 
     run: Run
-    ledger: Ledger
+    ledger: CollectiveLog
     units: list[tuple[int, int, bool]]  # elements, elements padded, trainable: of every flat parameter
     root: tuple[int, ...]  # padded elements of the root's
     peak_bytes: int

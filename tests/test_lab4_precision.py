@@ -14,7 +14,7 @@ from patient import launch
 from solutions.lab4_zero import precision
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.precision import MasterWeightOptimizer
-from utils.distributed import Ledger, record_collectives
+from utils.distributed import CollectiveLog, record_collectives
 from utils.gpt import GPT, Block, GPTConfig, batch
 
 CONFIG = GPTConfig(layers=1, unused_parameter=False, frozen_positions=False)
@@ -153,7 +153,7 @@ def test_what_cannot_be_trained_is_refused_by_name():
 
 
 # ---- sharded masters ----
-def train_mixed(reduce_dtype: torch.dtype | None) -> tuple[Run, Ledger, set]:
+def train_mixed(reduce_dtype: torch.dtype | None) -> tuple[Run, CollectiveLog, set]:
     """Ten steps in bfloat16 with float32 shards."""
     model = FullyShardedDataParallel(
         GPT(SHARDED, seed=0), Block, compute_dtype=torch.bfloat16, reduce_dtype=reduce_dtype

@@ -115,7 +115,7 @@ def test_every_layout_of_the_cache_gives_the_same_numbers(layout):
     plain, moved = (paged([9, 21], dtype=torch.float16, layout=x) for x in ("token-major", layout))
     q = normal(2, 4, 16, dtype=torch.float16)
     starts, _ = starts_of([1, 1])
-    slanted = cases.lay_out(q, "strided")
+    slanted = cases.with_layout(q, "strided")
     for parts in (1, 2):
         assert torch.equal(
             paged_attention_decode(slanted, *moved.cache, num_splits=parts),
@@ -130,7 +130,7 @@ def test_every_layout_of_the_cache_gives_the_same_numbers(layout):
 def test_blocks_that_lie_beyond_2_to_the_31_are_found():
     assert cases.far_fits(torch.float16, rows=4), "needs room for offsets beyond 2^31"
     given, q = paged([5], 1, block_size=4, dtype=torch.float16), normal(1, 2, 16, dtype=torch.float16)
-    far = [cases.lay_out(x, "far") for x in given.cache[:2]]
+    far = [cases.with_layout(x, "far") for x in given.cache[:2]]
     starts, _ = starts_of([1])
     assert torch.equal(paged_attention_decode(q, *far, *given.cache[2:]), paged_attention_decode(q, *given.cache))
     assert torch.equal(
@@ -257,7 +257,7 @@ def test_merging_weighs_each_part_by_its_sum_of_exponentials(P, D):
     weights = torch.softmax(logsumexps.cpu().double(), -1)
     exact = (weights[..., None] * outputs.cpu().double()).sum(2)
     assert_close(merge_parts(outputs, logsumexps), exact)
-    slanted = cases.lay_out(outputs, "transposed"), cases.lay_out(logsumexps, "padded")
+    slanted = cases.with_layout(outputs, "transposed"), cases.with_layout(logsumexps, "padded")
     assert_close(merge_parts(*slanted), exact)  # a GPU may add it up in another order
 
 
@@ -291,7 +291,9 @@ def test_a_token_is_written_to_its_slot_and_nowhere_else(layout, dtype):
     k_cache, v_cache = (empty_cache((5, 4, 3, 20), dtype, layout) for _ in range(2))
     slots = torch.tensor([7, -1, 0, 19], device=runtime.DEVICE)
     with profile_kernel(check_races=True) as profile:
-        write_kv(cases.lay_out(k, "padded"), v.transpose(0, 1).contiguous().transpose(0, 1), k_cache, v_cache, slots)
+        write_kv(
+            cases.with_layout(k, "padded"), v.transpose(0, 1).contiguous().transpose(0, 1), k_cache, v_cache, slots
+        )
     assert not profile.findings, profile.report()
     for cache, x in ((k_cache, k), (v_cache, v)):
         flat = cache.reshape(20, 3, 20)

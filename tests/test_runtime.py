@@ -18,7 +18,7 @@ pytestmark = pytest.mark.compat
 ROOT = Path(__file__).parents[1]
 T4 = ("Tesla T4", (7, 5))
 H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
-REPAIRED = ("bfloat16 dot", "loop bounds")
+PATCHED = ("bfloat16 dot", "loop bounds")
 
 
 def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +108,7 @@ def test_triton_imported_too_early_is_told_with_what_to_do():
 
 @pytest.mark.slow
 def test_triton_imported_early_as_interpreter_is_repaired_all_the_same():
-    code = "import triton\nfrom utils import runtime, interpreter\nassert interpreter.repairs()"
+    code = "import triton\nfrom utils import runtime, interpreter\nassert interpreter.patches()"
     done = python(code, MLF_DEVICE="cpu", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
 
@@ -128,14 +128,14 @@ def test_the_command_prints_a_line_each_and_succeeds_where_the_course_runs():
 
 
 def test_a_laptop_without_a_gpu_is_all_ok():
-    lines = runtime.report(Facts(repairs=REPAIRED, memory=16 * 2**30, course="0.1.0"))
+    lines = runtime.report(Facts(patches=PATCHED, memory=16 * 2**30, course="0.1.0"))
     assert {line.level for line in lines} == {"ok"}
     assert environment.as_text(lines).endswith("The course runs here.")
 
 
 def test_a_t4_is_told_that_kernels_run_in_the_interpreter_and_why():
     decision = runtime.decide([T4])
-    facts = Facts(devices=(Device(*T4, 15 * 2**30),), reason=decision.reason, repairs=REPAIRED, torch_cuda="12.6")
+    facts = Facts(devices=(Device(*T4, 15 * 2**30),), reason=decision.reason, patches=PATCHED, torch_cuda="12.6")
     found = line(facts, "kernels run in Triton's interpreter")
     assert found.level == "warn"
     assert "Triton no longer supports GPUs before 8.0" in found.text
@@ -192,14 +192,14 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_told():
 def test_the_bad_pair_of_numpy_and_triton_is_told():
     bad = Facts(triton="3.6.0", numpy="2.5.0")
     assert line(bad, "NumPy 2.5.0 with Triton 3.6").level == "warn"
-    repaired = line(Facts(triton="3.6.0", numpy="2.5.0", repairs=REPAIRED), "NumPy 2.5.0 with Triton 3.6")
-    assert repaired.level == "ok" and repaired.text.endswith("the course repairs it")
+    repaired = line(Facts(triton="3.6.0", numpy="2.5.0", patches=PATCHED), "NumPy 2.5.0 with Triton 3.6")
+    assert repaired.level == "ok" and repaired.text.endswith("the course patches it")
     assert line(Facts(triton="3.7.1", numpy="2.5.0"), "NumPy").text == "NumPy 2.5.0"
     assert line(Facts(numpy=None), "NumPy is not installed").level == "fail"
 
 
 def test_missing_repairs_are_a_failure():
-    assert line(Facts(), "the interpreter's repairs are not in place").level == "fail"
+    assert line(Facts(), "the interpreter's patches are not in place").level == "fail"
 
 
 def test_nvcc_is_reported_either_way():
@@ -221,7 +221,7 @@ def test_the_facts_of_this_machine_are_found():
     assert facts.python == sys.version_info[:3]
     assert facts.torch == torch.__version__
     assert facts.cpus >= 1 and facts.triton is not None
-    assert bool(facts.repairs) == runtime.INTERPRET
+    assert bool(facts.patches) == runtime.INTERPRET
     assert facts.memory is None or facts.memory > 2**28
 
 
@@ -275,16 +275,16 @@ def test_the_command_reports_a_missing_package_in_words(package, name):
 
 
 def test_a_gpu_that_pytorch_does_not_see_is_told_with_what_to_check():
-    found = line(Facts(nvidia_driver=True, torch_cuda="13.0", repairs=REPAIRED), "kernels run in Triton's interpreter")
+    found = line(Facts(nvidia_driver=True, torch_cuda="13.0", patches=PATCHED), "kernels run in Triton's interpreter")
     assert found.level == "warn"
     assert "nvidia-smi" in found.advice and "CUDA_VISIBLE_DEVICES" in found.advice and "CUDA 13.0" in found.advice
 
 
 def test_a_rocm_build_of_torch_is_called_what_it_is():
-    found = line(Facts(torch="2.13.0+rocm7.1", repairs=REPAIRED), "PyTorch 2.13.0+rocm7.1, built for ROCm")
+    found = line(Facts(torch="2.13.0+rocm7.1", patches=PATCHED), "PyTorch 2.13.0+rocm7.1, built for ROCm")
     assert found.level == "warn" and "NVIDIA" in found.text
 
 
 def test_a_triton_that_cannot_be_repaired_is_told_with_its_error():
-    found = line(Facts(repair_error="AttributeError: no such thing"), "the interpreter's repairs are not in place")
+    found = line(Facts(patch_error="AttributeError: no such thing"), "the interpreter's patches are not in place")
     assert found.level == "fail" and "AttributeError: no such thing" in found.text and "triton>=3.6" in found.advice

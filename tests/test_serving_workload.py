@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from utils.serving import SamplingParams, Workload, play
+from utils.serving import SamplingParams, Workload, replay_workload
 from utils.serving.lengths import (
     alpaca_like,
     at_once,
@@ -230,7 +230,7 @@ def requests(*specs):
 
 
 def test_simulated_time_passes_only_in_steps_and_in_waiting_for_requests():
-    report = play(
+    report = replay_workload(
         Counting(), requests((0, 1, 2), (0, 1, 4), (1, 1, 2), (10, 2, 1)), step_seconds=lambda s: 1.0, progress=False
     )
     times = {r.id: r.token_times for r in report.requests}
@@ -241,12 +241,14 @@ def test_simulated_time_passes_only_in_steps_and_in_waiting_for_requests():
 
 
 def test_a_step_can_cost_what_it_holds():
-    report = play(Counting(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: len(s.chunks) / 10, progress=False)
+    report = replay_workload(
+        Counting(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: len(s.chunks) / 10, progress=False
+    )
     assert report.requests[1].token_times == pytest.approx((0.2, 0.3, 0.4))
 
 
 def test_a_refused_request_is_recorded_with_its_reason_and_the_others_are_served():
-    report = play(Counting(), requests((0, 9, 3), (0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
+    report = replay_workload(Counting(), requests((0, 9, 3), (0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
     refused, served = report.requests
     assert (refused.finish_reason, refused.output_tokens) == ("error", 0) and "never fits" in refused.error
     assert served.finish_reason == "length" and len(report.completed) == 1
@@ -254,7 +256,7 @@ def test_a_refused_request_is_recorded_with_its_reason_and_the_others_are_served
 
 def test_real_time_is_the_clocks(capsys):
     start = time.perf_counter()
-    report = play(Counting(), requests((0, 1, 2), (0.05, 1, 1)))
+    report = replay_workload(Counting(), requests((0, 1, 2), (0.05, 1, 1)))
     assert 0.05 <= report.duration <= time.perf_counter() - start
     assert report.requests[1].token_times[0] >= 0.05
     assert "2/2" in capsys.readouterr().err  # the progress bar
@@ -264,4 +266,4 @@ def test_an_engine_that_never_does_its_work_is_not_waited_for():
     engine = Counting()
     engine.step = list
     with pytest.raises(RuntimeError, match="its steps do nothing"):
-        play(engine, requests((0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
+        replay_workload(engine, requests((0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)

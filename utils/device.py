@@ -1,6 +1,6 @@
 """Decides once, before Triton is imported, whether kernels run on a GPU or in Triton's interpreter.
 
-:mod:`utils.runtime` is what the course imports; this is the part of it that Triton's repairs need as well.
+:mod:`utils.runtime` is what the course imports; this is the part of it that the patches of Triton need as well.
 """
 
 from __future__ import annotations

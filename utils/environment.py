@@ -69,8 +69,8 @@ class Facts:
     nvcc: str | None = None
     memory: int | None = None
     cpus: int = 1
-    repairs: tuple[str, ...] = ()
-    repair_error: str | None = None
+    patches: tuple[str, ...] = ()
+    patch_error: str | None = None
 
     @property
     def missing(self) -> list[str]:
@@ -168,9 +168,9 @@ def _numpy(facts: Facts) -> list[Line]:
     if not bad:
         return [Line("ok", text)]
     text += " with Triton 3.6: loops whose bound is a tensor fail in the interpreter"
-    if "loop bounds" in facts.repairs:
-        return [Line("ok", f"{text}; the course repairs it")]
-    return [Line("warn", text, "the course repairs it wherever it interprets; else use Triton 3.7 or NumPy < 2.4")]
+    if "loop bounds" in facts.patches:
+        return [Line("ok", f"{text}; the course patches it")]
+    return [Line("warn", text, "the course patches it wherever it interprets; else use Triton 3.7 or NumPy < 2.4")]
 
 
 def _gpu(facts: Facts) -> Line:
@@ -206,13 +206,13 @@ def _device(gpu: Device) -> str:
 def _repairs(facts: Facts) -> list[Line]:
     if facts.missing:
         return []
-    if facts.repairs:
-        return [Line("ok", f"interpreter repaired: {', '.join(facts.repairs)}")]
+    if facts.patches:
+        return [Line("ok", f"interpreter patched: {', '.join(facts.patches)}")]
     if facts.has_gpu:
         return [Line("ok", "interpreter repaired when the profiler uses it")]
-    text = "the interpreter's repairs are not in place"
-    if facts.repair_error is not None:
-        return [Line("fail", f"{text}: {facts.repair_error}", "pip install 'triton>=3.6,<3.10'")]
+    text = "the interpreter's patches are not in place"
+    if facts.patch_error is not None:
+        return [Line("fail", f"{text}: {facts.patch_error}", "pip install 'triton>=3.6,<3.10'")]
     return [Line("fail", text, "import utils.runtime before triton")]
 
 
@@ -235,15 +235,15 @@ def gather() -> Facts:
     """Look at this machine. Imports Triton, where it is installed, to see that the interpreter is repaired."""
     torch = device.torch
     triton_version, numpy_version = _installed("triton"), _installed("numpy")
-    repairs: tuple[str, ...] = ()
-    repair_error = None
+    patches: tuple[str, ...] = ()
+    patch_error = None
     if device.INTERPRET and None not in (torch, triton_version, numpy_version):
         try:
             from utils import interpreter
 
-            repairs = interpreter.repairs()
+            patches = interpreter.patches()
         except Exception as error:  # a Triton that is too old or too new for them: the report must say so, not fail
-            repair_error = f"{type(error).__name__}: {error}"
+            patch_error = f"{type(error).__name__}: {error}"
     return Facts(
         python=sys.version_info[:3],
         system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
@@ -263,8 +263,8 @@ def gather() -> Facts:
         nvcc=_nvcc_version(),
         memory=_physical_memory(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        repairs=repairs,
-        repair_error=repair_error,
+        patches=patches,
+        patch_error=patch_error,
     )
 
 

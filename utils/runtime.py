@@ -8,7 +8,7 @@ Import this module before anything that imports Triton::
 
 With a CUDA GPU of compute capability 8.0 or newer, kernels are compiled for it. Without one (a laptop, or a T4, which
 Triton no longer supports) they run in Triton's interpreter: the same kernels on the CPU, slow but exact, with the
-repairs that ``utils.interpreter.repairs`` lists. ``MLF_DEVICE=cpu`` in the environment forces the interpreter where
+repairs that ``utils.interpreter.patches`` lists. ``MLF_DEVICE=cpu`` in the environment forces the interpreter where
 there is a GPU.
 
 ``python -m utils.runtime`` prints what works on this machine and what to do about what does not.

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.checks.ready_made import Forbidden, calls_into
+from utils.checks.forbidden_modules import Forbidden, calls_into
 
 DEADLINE_SECONDS = 10.0
 

@@ -106,10 +106,10 @@ class Case:
             values = (torch.randn(shape, generator=source, device="cpu") * (self.magnitude * scale)).to(dtype)
         else:
             values = torch.randint(-8, 9, shape, generator=source, device="cpu").to(dtype)
-        return lay_out(values.to(runtime.DEVICE), layout or self.layout)
+        return with_layout(values.to(runtime.DEVICE), layout or self.layout)
 
 
-def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+def with_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
     """Return ``values`` in another memory layout: same shape, dtype and numbers (``expanded`` repeats its first row).
 
     ``transposed`` stores the last two axes in swapped order; ``padded`` is a slice of a larger tensor (rows further

@@ -27,7 +27,7 @@ def on_cpu(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 @dataclass
-class Trial:
+class CaseResult:
     """One case that was run: what went in, what came out, how it differs, what was seen on the way.
 
     ``form`` is what is wrong before numbers are compared; ``profile`` is the profiler's, or None; ``configurations``
@@ -71,10 +71,10 @@ class Evidence:
     ``position`` is the output's place among the outputs. Tensors of ``difference`` are float64 on the CPU.
     """
 
-    trial: Trial
+    trial: CaseResult
     difference: Difference
     position: int
-    trials: Sequence[Trial]
+    trials: Sequence[CaseResult]
     reference: Callable[..., Any]
     tiling: Tiling | None = None
     names: Sequence[str] = field(default_factory=tuple)

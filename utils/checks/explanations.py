@@ -8,14 +8,14 @@ from typing import Any
 from utils.checks import core, diagnoses, tensors
 from utils.checks.cases import Case
 from utils.checks.core import Exercise
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.problem import Problem
 from utils.checks.stage import Stage
 from utils.checks.tiling import Tiling
 from utils.checks.trials import students_frame
 
 #: How a kernel covers an output, or a function of the trials (the failed one first) that says so.
-TilingOf = Tiling | Callable[[Sequence[Trial]], Tiling | None]
+TilingOf = Tiling | Callable[[Sequence[CaseResult]], Tiling | None]
 
 _MOST_CASES_NAMED = 6
 _MOST_LINES = 6  # of an exception's text after its first line
@@ -39,8 +39,8 @@ def reproduce(exercise: Exercise, case: Case, seed: int) -> str:
 
 def explain(
     exercise: Exercise,
-    trial: Trial,
-    trials: Sequence[Trial],
+    trial: CaseResult,
+    trials: Sequence[CaseResult],
     reference: Callable[..., Any],
     outputs: Sequence[str],
     tilings: Mapping[str, TilingOf | None],
@@ -86,7 +86,7 @@ def explain(
     core.fail(exercise, f"{wrong.name}: {headline}", [*lines, *others], cause, reproduce(exercise, trial.case, seed))
 
 
-def _which_cases(trials: Sequence[Trial]) -> str:
+def _which_cases(trials: Sequence[CaseResult]) -> str:
     """``wrong in 3 of 12 cases: ragged, ragged float16; right in: one tile, short``."""
 
     def labels(failed: bool) -> str:

@@ -1,7 +1,7 @@
-"""Whether a student's function does the work itself: no ready-made operator, no N x N tensor, and a kernel of its own.
+"""Whether a student's function does the work itself: no built-in operator, no N x N tensor, and a kernel of its own.
 
-:func:`watch` listens while the function runs: to PyTorch's functions and operators, to memory that is allocated and
-to Triton kernels that are launched. :class:`Rules` says what an exercise forbids; :func:`broken_rule` holds one
+:func:`record_calls` records what happens while the function runs: PyTorch's functions and operators, allocations and
+launches of Triton kernels. :class:`Rules` says what an exercise forbids; :func:`broken_rule` holds one
 against the other.
 """
 
@@ -28,15 +28,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from utils.checks.problem import Problem
-from utils.checks.unwritten import mark
+from utils.checks.uninitialized import mark
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Ready-made operators by family, by the last part of their names in PyTorch.
-FAMILIES: Mapping[str, frozenset[str]] = {
+#: Built-in operators by group, by the last part of their names in PyTorch.
+OPERATOR_GROUPS: Mapping[str, frozenset[str]] = {
     "softmax": _names("softmax log_softmax softmin logsumexp gumbel_softmax safe_softmax"),
     "matmul": _names(
         "matmul mm bmm addmm addbmm baddbmm addmv mv dot vdot inner linear bilinear einsum tensordot kron chain_matmul "
@@ -68,7 +68,7 @@ BOOKKEEPING = _names(
 #: Single elements that a function may fetch into Python around its kernel: a length, a flag.
 MOST_FETCHED = 16
 
-_READY_MADE_LIBRARIES = _names(
+_LIBRARIES = _names(
     "xformers flash_attn flash_attn_interface flash_attn_3 liger_kernel transformer_engine apex torchao flashinfer "
     "jax tensorflow sklearn scipy cupy"
 )
@@ -102,8 +102,8 @@ class Allocation:
 
 
 @dataclass
-class Watch:
-    """What happened while :func:`watch` listened."""
+class RecordedCalls:
+    """What :func:`record_calls` recorded."""
 
     calls: list[Call] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
@@ -142,7 +142,7 @@ def _caller() -> str:
 class _Functions(TorchFunctionMode):
     """Notes PyTorch's functions under the names that the student wrote."""
 
-    def __init__(self, seen: Watch) -> None:
+    def __init__(self, seen: RecordedCalls) -> None:
         super().__init__()
         self.seen = seen
 
@@ -161,7 +161,7 @@ class _Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # what torch.compile makes is refused, and skipping it here would import it: two seconds
 
-    def __init__(self, seen: Watch) -> None:
+    def __init__(self, seen: RecordedCalls) -> None:
         super().__init__()
         self.seen = seen
 
@@ -195,8 +195,8 @@ def kernel_name(kernel: Any) -> tuple[str, str]:
     return getattr(kernel, "__name__", repr(kernel)), getattr(kernel, "__module__", "") or ""
 
 
-#: The blocks of :func:`watch` that listen now, the innermost last.
-_LISTENING: list[Watch] = []
+#: The blocks of :func:`record_calls` that listen now, the innermost last.
+_LISTENING: list[RecordedCalls] = []
 
 
 def _note_launches() -> None:
@@ -232,12 +232,12 @@ _note_launches()
 
 
 @contextlib.contextmanager
-def watch() -> Iterator[Watch]:
+def record_calls() -> Iterator[RecordedCalls]:
     """Listen to what runs inside the block; everything is as it was afterwards, also after an exception.
 
-    Memory from ``torch.empty`` and its relatives is filled with the value of :mod:`utils.checks.unwritten`.
+    Memory from ``torch.empty`` and its relatives is filled with the value of :mod:`utils.checks.uninitialized`.
     """
-    seen = Watch()
+    seen = RecordedCalls()
     compile_function = torch.compile
 
     def noted_compile(*args, **kwargs):
@@ -259,33 +259,33 @@ class Rules:
     """What an exercise forbids.
 
     Args:
-        families: Families of :data:`FAMILIES` that may not be called.
+        groups: Groups of :data:`OPERATOR_GROUPS` that may not be called.
         kernel: The work must be done by Triton kernels of the student's own: at least one is launched, none comes
             from a library, and PyTorch only allocates, copies and views (:data:`BOOKKEEPING`).
         allow: Operators allowed all the same, by the last part of their name: ``("sum",)``.
         largest: Most elements that one allocated tensor may have: a number, or a function of the case.
 
     Raises:
-        ValueError: a family is unknown.
+        ValueError: a group is unknown.
     """
 
-    families: Sequence[str] = tuple(FAMILIES)
+    groups: Sequence[str] = tuple(OPERATOR_GROUPS)
     kernel: bool = True
     allow: Sequence[str] = ()
     largest: int | Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
-        for family in self.families:
-            if family not in FAMILIES:
-                raise ValueError(f"{family!r} is not a family of operators: choose from {', '.join(FAMILIES)}")
+        for group in self.groups:
+            if group not in OPERATOR_GROUPS:
+                raise ValueError(f"{group!r} is not a group of operators: choose from {', '.join(OPERATOR_GROUPS)}")
 
 
-def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False) -> Problem | None:
+def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool = False) -> Problem | None:
     """The first rule that a call broke, or None.
 
     Args:
         rules: What the exercise forbids.
-        seen: What :func:`watch` noted.
+        seen: What :func:`record_calls` noted.
         case: Handed to ``rules.largest``.
         empty: The output has no element, so no kernel needs to be launched.
     """
@@ -294,9 +294,9 @@ def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False
             return Problem(
                 f"torch.compile is called by {call.where}", "write the kernel that it would generate yourself"
             )
-        for family in rules.families:
-            if call.base in FAMILIES[family] and call.base not in rules.allow:
-                kind = "converts to NumPy" if family == "NumPy" else f"is a built-in {family} operator"
+        for group in rules.groups:
+            if call.base in OPERATOR_GROUPS[group] and call.base not in rules.allow:
+                kind = "converts to NumPy" if group == "NumPy" else f"is a built-in {group} operator"
                 return Problem(f"{call.name} is called by {call.where}", f"it {kind}: implement the operation yourself")
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
     if limit is not None and seen.largest is not None and seen.largest.elements > limit:
@@ -310,7 +310,7 @@ def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False
     if not rules.kernel:
         return None
     for name, module in seen.kernels:
-        if module.split(".")[0] in ("utils", "torch", *_READY_MADE_LIBRARIES):
+        if module.split(".")[0] in ("utils", "torch", *_LIBRARIES):
             return Problem(f"the kernel {name} from {module} is launched", "write that kernel yourself")
     if not seen.kernels and not empty:
         return Problem("no Triton kernel is launched", "launch your kernel: kernel[grid](...)")
@@ -329,8 +329,8 @@ def broken_rule(rules: Rules, seen: Watch, case: Any = None, empty: bool = False
     return None
 
 
-def ready_made(function: Callable) -> str | None:
-    """A ready-made library or compiler that a function uses, found by reading its source, or None.
+def find_library(function: Callable) -> str | None:
+    """A library or compiler that solves the exercise for a function, found in its source, or None.
 
     Follows the functions of the same package that it names. Finds imports inside functions, names imported at the top
     of the module, ``torch.compile`` and its relatives, and functions that were compiled earlier.
@@ -380,7 +380,7 @@ def _scan(function: Any, visited: set[int]) -> str | None:
             if deeper:
                 return deeper
         for module in modules:
-            if module.split(".")[0] in _READY_MADE_LIBRARIES or any(_within(module, name) for name in _COMPILERS):
+            if module.split(".")[0] in _LIBRARIES or any(_within(module, name) for name in _COMPILERS):
                 return module
     return None
 

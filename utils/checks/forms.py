@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 
-class Form:
+class AnswerFormat:
     """What a question's answers look like; each subclass is one kind of answer."""
 
-    def due(self, arguments: Mapping[str, object]) -> Form:
+    def for_call(self, arguments: Mapping[str, object]) -> AnswerFormat:
         """The form that is due for a call with these arguments."""
         return self
 
@@ -55,7 +55,7 @@ def _odd_type(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Count(Form):
+class Count(AnswerFormat):
     """An exact integer: operations, bytes, sectors, tiles. With ``or_none``, None is an answer too."""
 
     or_none: bool = False
@@ -81,7 +81,7 @@ class Count(Form):
 
 
 @dataclass(frozen=True)
-class Rate(Form):
+class Rate(AnswerFormat):
     """A real number (a rate, a time, a fraction) that may differ from the expected one by ``tolerance``, relatively."""
 
     tolerance: float = 1e-9
@@ -110,7 +110,7 @@ class Rate(Form):
 
 
 @dataclass(frozen=True)
-class Within(Rate):
+class FactorTolerance(Rate):
     """A positive number that may be off by ``factor`` in either direction: a prediction of a measurement."""
 
     factor: float = 2.0
@@ -126,17 +126,17 @@ class Within(Rate):
 
 
 @dataclass(frozen=True)
-class Table(Form):
+class Table(AnswerFormat):
     """A dictionary with one entry of the same form for each of ``keys``.
 
     With ``keys_of``, the name of a parameter that is a dictionary itself, the keys due are those of that argument.
     """
 
     keys: Sequence[str]
-    entry: Form
+    entry: AnswerFormat
     keys_of: str = ""
 
-    def due(self, arguments: Mapping[str, object]) -> Table:
+    def for_call(self, arguments: Mapping[str, object]) -> Table:
         return replace(self, keys=tuple(arguments[self.keys_of])) if self.keys_of else self
 
     def problem(self, value: object) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from utils import runtime
-from utils.checks import core, forbid, lost_gpu, symptoms, tensors, traffic
+from utils.checks import core, cuda_context, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise
-from utils.checks.diagnoses import Diagnosis, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
@@ -32,7 +32,7 @@ def check_kernel(
     atol: float = 0.0,
     tiling: TilingOf | Mapping[str, TilingOf] | None = None,
     budget: traffic.Budget | None = None,
-    inspections: Sequence[Callable[[Trial], Problem | None]] = (),
+    inspections: Sequence[Callable[[CaseResult], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
     speed: Speed | None = None,
@@ -99,15 +99,15 @@ def check_kernel(
     if unknown := set(tilings) - set(outputs):
         raise ValueError(f"tiling names {', '.join(sorted(unknown))}, the outputs are {', '.join(outputs)}")
 
-    lost_gpu.refuse(exercise)
+    cuda_context.fail_if_lost(exercise)
     names = argument_names(student)
     told = (*diagnose, *symptoms.GENERIC)
     stages = _stages(rules.kernel)
     while stages:
         stage = stages.pop(0)
-        trials: list[Trial] = []
+        trials: list[CaseResult] = []
         for case in drawn:
-            with lost_gpu.told(exercise, stage.details, reproduce(exercise, case, seed)):
+            with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
                 args = tuple(inputs(case))
                 wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
                 trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
@@ -129,13 +129,13 @@ def check_kernel(
 
 
 def _stop_at_forbidden(
-    exercise: Exercise, rules: forbid.Rules, trial: Trial, student: Callable[..., Any], seed: int, first: bool
+    exercise: Exercise, rules: forbid.Rules, trial: CaseResult, student: Callable[..., Any], seed: int, first: bool
 ) -> None:
-    """Raise if a case called what is forbidden; the ``first`` one, also if the function is a ready-made solution."""
+    """Raise if a case called what is forbidden; the ``first`` one, also if the function uses a built-in solution."""
     nothing_in = any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in trial.args)
     empty = nothing_in or all(target.right.numel() == 0 for target in trial.targets)
     stop_at(exercise, forbid.broken_rule(rules, trial.seen, trial.case, empty), trial.case, seed)
-    if first and (used := forbid.ready_made(student)):
+    if first and (used := forbid.find_library(student)):
         name = getattr(student, "__name__", "the function")
         problem = Problem(f"{name} uses a built-in solution, {used}", "implement the operation yourself")
         stop_at(exercise, problem, trial.case, seed)
@@ -143,9 +143,9 @@ def _stop_at_forbidden(
 
 def _stop_at_traffic(
     exercise: Exercise,
-    trials: Sequence[Trial],
+    trials: Sequence[CaseResult],
     budget: traffic.Budget | None,
-    inspections: Sequence[Callable[[Trial], Problem | None]],
+    inspections: Sequence[Callable[[CaseResult], Problem | None]],
     stage: Stage,
     seed: int,
 ) -> None:
@@ -164,7 +164,7 @@ def _stop_at_traffic(
 
 def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> str:
     """What the timing says of a function that is fast enough; raises if it is not."""
-    with lost_gpu.told(exercise, ["while its speed was measured, on larger inputs than those of the cases"]):
+    with cuda_context.explain_loss(exercise, ["while its speed was measured, on larger inputs than the cases"]):
         measured, problem = run_speed(speed, student)
     if problem:
         core.fail(exercise, problem.headline, problem.details, problem.cause)

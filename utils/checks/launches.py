@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from utils.checks.cases import Case
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 from utils.checks.problem import Problem
 from utils.checks.traffic import Budget, over_budget
 from utils.kernel_profile import Counters, LaunchProfile, profile_kernel
@@ -36,7 +36,7 @@ def sizes(launch: LaunchProfile) -> dict[str, Any]:
     return {name: value for name, value in launch.scalars.items() if type(value) is int} | {"grid": launch.grid}
 
 
-def launched(trials: Sequence[Trial], kernel: str) -> dict[str, Any] | None:
+def launched(trials: Sequence[CaseResult], kernel: str) -> dict[str, Any] | None:
     """What :func:`sizes` says of the first launch of ``kernel`` in the first trial that has one."""
     for trial in trials:
         for launch in trial.profile.launches if trial.profile is not None else ():
@@ -45,7 +45,7 @@ def launched(trials: Sequence[Trial], kernel: str) -> dict[str, Any] | None:
     return None
 
 
-def never_launched(kernel: str, trial: Trial) -> Problem:
+def never_launched(kernel: str, trial: CaseResult) -> Problem:
     """What to say of a trial that should have launched a kernel and did not."""
     ran = ", ".join(dict.fromkeys(launch.kernel for launch in trial.profile.launches)) or "none"
     return Problem(f"{kernel} is never launched", f"the kernels that are launched: {ran}; keep the stub's names")
@@ -65,10 +65,10 @@ class _Kernel:
         self.bytes_stored = sum(counters.bytes_stored for counters in self.by_argument.values())
 
 
-def within(kernel: str, budget: BudgetOf) -> Callable[[Trial], Problem | None]:
+def within(kernel: str, budget: BudgetOf) -> Callable[[CaseResult], Problem | None]:
     """An inspection: the launches of one kernel keep to a budget."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         launches = [launch for launch in trial.profile.launches if launch.kernel == kernel]
         if not launches:
             return never_launched(kernel, trial) if trial.case.numel(*trial.case.sizes) else None
@@ -77,7 +77,7 @@ def within(kernel: str, budget: BudgetOf) -> Callable[[Trial], Problem | None]:
     return inspect
 
 
-def no_atomics(trial: Trial) -> Problem | None:
+def no_atomics(trial: CaseResult) -> Problem | None:
     """An inspection: nothing is added up by atomics."""
     for name, counters in trial.profile.by_argument.items():
         if counters.bytes_atomic:

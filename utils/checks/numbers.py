@@ -13,9 +13,9 @@ from fractions import Fraction
 
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
-from utils.checks.forms import Form, Table
+from utils.checks.forbidden_modules import Forbidden, imports_of
+from utils.checks.forms import AnswerFormat, Table
 from utils.checks.question import Answer, Case, Mistake, Question, Raised
-from utils.checks.ready_made import Forbidden, imports_of
 
 SHOWN_CASES = 3
 
@@ -44,7 +44,7 @@ def check_numbers(
     seed = draw_seed(seed)
     cases = 0
     for question, function in answers:
-        _refuse_ready_made(exercise, question, function, forbidden or {})
+        _refuse_forbidden(exercise, question, function, forbidden or {})
         given = _ask(exercise, question, function, seed, forbidden or {})
         if not all(answer.right for answer in given):
             _explain(exercise, question, given, seed)
@@ -54,17 +54,17 @@ def check_numbers(
     passed(exercise, notice, seed, cases)
 
 
-def _refuse_ready_made(exercise: Exercise, question: Question, function: Callable, forbidden: Forbidden) -> None:
+def _refuse_forbidden(exercise: Exercise, question: Question, function: Callable, forbidden: Forbidden) -> None:
     if not callable(function):
         fail(
             exercise,
             f"expected the function {question.name}, got {function!r}: pass {question.name}, not {question.name}(...)",
         )
     if found := imports_of(function, forbidden):
-        _fail_ready_made(exercise, question, found)
+        _fail_forbidden(exercise, question, found)
 
 
-def _fail_ready_made(exercise: Exercise, question: Question, found: Sequence[str]) -> None:
+def _fail_forbidden(exercise: Exercise, question: Question, found: Sequence[str]) -> None:
     fail(
         exercise,
         f"{question.name} uses the course's own solution ({found[0]})",
@@ -92,7 +92,7 @@ def _ask(exercise: Exercise, question: Question, function: Callable, seed: int, 
 
 
 def _problem(question: Question, case: Case, value: object) -> str:
-    return "" if isinstance(value, Raised) else question.form.due(case.arguments).problem(value)
+    return "" if isinstance(value, Raised) else question.form.for_call(case.arguments).problem(value)
 
 
 def _explained_by_wrong_values(question: Question, answers: Sequence[Answer]) -> bool:
@@ -116,10 +116,10 @@ def _same(question: Question, case: Case, value: object, expected: object) -> bo
         return False
     if value is None or expected is None:
         return value is expected
-    return question.form.due(case.arguments).same(value, expected)
+    return question.form.for_call(case.arguments).same(value, expected)
 
 
-def _like(form: Form, value: object, mistaken: object) -> bool:
+def _like(form: AnswerFormat, value: object, mistaken: object) -> bool:
     if isinstance(value, Raised) or isinstance(mistaken, Raised):
         return isinstance(value, Raised) and isinstance(mistaken, Raised) and value.like(mistaken)
     if value is None or mistaken is None:
@@ -140,7 +140,7 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
         fail(exercise, f"{question.name} cannot be called as {written}: {error}", [f"its parameters are ({names})"])
     made = attempt(function, case.arguments, forbidden)
     if made.called:
-        _fail_ready_made(exercise, question, made.called)
+        _fail_forbidden(exercise, question, made.called)
     if made.late:
         hint = "use a closed formula: a loop over every operation takes too long at this size"
         fail(exercise, f"{written} did not return in time", cause=hint)
@@ -169,7 +169,7 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
     )
 
 
-def _compared(form: Form, answer: Answer) -> str:
+def _compared(form: AnswerFormat, answer: Answer) -> str:
     """What came and what was expected."""
     if isinstance(answer.got, Raised):
         return f"{answer.got}, expected {form.show(answer.expected)}"
@@ -193,7 +193,7 @@ def _one_entry(question: Question, answers: Sequence[Answer]) -> tuple[Question,
 def known_mistake(question: Question, answers: Sequence[Answer]) -> Mistake | None:
     """The first known mistake that leads to every one of these answers."""
     for mistake in question.mistakes:
-        if all(_like(question.form.due(a.case.arguments), a.got, mistake.outcome(a.case)) for a in answers):
+        if all(_like(question.form.for_call(a.case.arguments), a.got, mistake.outcome(a.case)) for a in answers):
             return mistake
     return None
 
@@ -220,7 +220,7 @@ def _common_tag(answers: Sequence[Answer]) -> str:
     return ""
 
 
-def _constant_ratio(form: Form, answers: Sequence[Answer]) -> str:
+def _constant_ratio(form: AnswerFormat, answers: Sequence[Answer]) -> str:
     """Whether every answer is the same multiple of what is expected."""
     pairs = [(form.scalar(a.got), form.scalar(a.expected)) for a in answers]
     if len(pairs) < 3 or any(None in pair or not pair[1] for pair in pairs):

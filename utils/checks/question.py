@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.checks.forms import Count, Form
+from utils.checks.forms import AnswerFormat, Count
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Question:
     cases: Callable[[random.Random], Sequence[Case]]
     expected: Callable[..., object]
     mistakes: Sequence[Mistake]
-    form: Form = field(default_factory=Count)
+    form: AnswerFormat = field(default_factory=Count)
     refused: Mapping[str, object] = field(default_factory=dict)
     also_refused: Sequence[tuple[Mapping[str, object], object]] = ()
     split_by: str = ""

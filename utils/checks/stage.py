@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Stage:
         """What to say about an exception that costs the process its GPU."""
         return ["compiled; in the interpreter no case accesses memory out of bounds"] if self.compiled else []
 
-    def said(self, trial: Trial) -> list[str]:
+    def said(self, trial: CaseResult) -> list[str]:
         """What to say about a case that goes wrong at this stage and was right before."""
         if self.compiled:
             return ["every case passes in the interpreter and fails only when the kernel is compiled"]

@@ -18,7 +18,7 @@ import torch
 
 from utils.checks.problem import Problem
 from utils.checks.tiling import Tiling
-from utils.checks.unwritten import unwritten
+from utils.checks.uninitialized import uninitialized
 
 #: A function's outputs, by position.
 Outputs = tuple[torch.Tensor, ...]
@@ -191,7 +191,7 @@ def difference(name: str, got: torch.Tensor, target: Target) -> Difference:
     """Compare one output, whose shape is the target's, with its target."""
     values = got.detach().double().cpu()
     bad = ~agrees(values, target.right, target.allowed, target.dtype)
-    return Difference(name, values, target.right, target.allowed, bad, unwritten(got).cpu(), got.dtype)
+    return Difference(name, values, target.right, target.allowed, bad, uninitialized(got).cpu(), got.dtype)
 
 
 def wrong_form(name: str, got: Any, target: Target, inputs: Mapping[str, torch.Tensor]) -> Problem | None:

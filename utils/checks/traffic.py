@@ -24,8 +24,8 @@ OVERFLOW = (
 
 
 @dataclass(frozen=True)
-class Times:
-    """So many passes over one tensor: ``Times("row", "col")`` is one pass over a (row, col) tensor.
+class Passes:
+    """So many passes over one tensor: ``Passes("row", "col")`` is one pass over a (row, col) tensor.
 
     Args:
         axes: The tensor's axes, by the names of the case.
@@ -67,7 +67,7 @@ class Budget:
     """How much memory traffic an exercise's kernels may cause, in bytes, and how many FLOPs their dots may take.
 
     Args:
-        loads, stores: By kernel argument (``"x_ptr"``): a formula, or :class:`Times` for passes over a tensor.
+        loads, stores: By kernel argument (``"x_ptr"``): a formula, or :class:`Passes` for passes over a tensor.
         total_loads, total_stores: All arguments together, where students choose their kernel's arguments themselves.
         flops: FLOPs of ``tl.dot``, so that skipping blocks of a causal mask is held to its formula too.
         factor: How many times the formula is allowed.
@@ -145,7 +145,7 @@ def _compare(name: str, verb: str, counted: int, formula: Formula, budget: Budge
         return None
     allowed = needed * budget.factor
     at_most = "" if budget.exact else "at most "
-    if name and isinstance(formula, Times) and formula.one_pass(case):
+    if name and isinstance(formula, Passes) and formula.one_pass(case):
         one = formula.one_pass(case)
         headline = f"{name} is {verb} {counted / one:.1f} times, expected {at_most}{allowed / one:.3g} "
         headline += f"({counted:,} bytes, expected {_plain(allowed)})"

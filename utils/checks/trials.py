@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from utils import runtime
-from utils.checks import forbid, lost_gpu, tensors
+from utils.checks import cuda_context, forbid, tensors
 from utils.checks.cases import Case
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 from utils.checks.problem import Problem
 
 
@@ -27,7 +27,7 @@ def run_case(
     profiled: bool,
     races: bool,
     number: int = 0,
-) -> Trial:
+) -> CaseResult:
     """Run the function on one case and compare what it gives.
 
     Args:
@@ -42,10 +42,10 @@ def run_case(
         NotImplementedError: the student has not written it yet.
         Exception: what the function raised, where it has cost the process its GPU; any other is in ``trial.error``.
     """
-    trial = Trial(case, args, targets=wanted)
+    trial = CaseResult(case, args, targets=wanted)
     before = [value.detach().clone() if isinstance(value, torch.Tensor) else None for value in args]
     with contextlib.ExitStack() as stack:
-        trial.seen = stack.enter_context(forbid.watch())
+        trial.seen = stack.enter_context(forbid.record_calls())
         if profiled:
             from utils.interpreter import configuration
             from utils.kernel_profile import profile_kernel
@@ -58,7 +58,7 @@ def run_case(
             if runtime.HAS_GPU:
                 torch.cuda.synchronize(runtime.DEVICE)
         except Exception as error:
-            if lost_gpu.is_lost():
+            if cuda_context.is_lost():
                 raise
             unwritten = _not_implemented(error)
             if unwritten is not None:
@@ -74,7 +74,7 @@ def run_case(
 
 
 def _form(
-    trial: Trial, outputs: Sequence[str], named: Mapping[str, torch.Tensor], before: Sequence[torch.Tensor | None]
+    trial: CaseResult, outputs: Sequence[str], named: Mapping[str, torch.Tensor], before: Sequence[torch.Tensor | None]
 ) -> Problem | None:
     if len(trial.outputs) != len(outputs):
         plural = "" if len(outputs) == 1 else "s"

@@ -6,10 +6,10 @@
     from utils.distributed import launch, record_collectives
 
     def add(size):
-        with record_collectives() as ledger:
+        with record_collectives() as log:
             x = torch.full((size,), float(dist.get_rank()))
             dist.all_reduce(x)
-        return x[0].item(), ledger
+        return x[0].item(), log
 
     sums, ledgers = zip(*launch(add, 1000, world_size=4))
     print(sums)                 # (6.0, 6.0, 6.0, 6.0): 0 + 1 + 2 + 3 on each rank
@@ -35,14 +35,14 @@ or when a job fails. In a ``with warm():`` block it outlives jobs that fail.
 
 **How it is made.** ``launcher`` packs the function, ``pool`` keeps agents, ``agent`` runs PyTorch's elastic agent in a
 process of its own, ``worker`` is a rank, ``job`` waits and finds out who is at fault, ``watch`` compares the ranks'
-collectives while they run; ``calls`` sees each collective in PyTorch's dispatcher, and ``ledger`` writes them down.
-``repairs`` puts right, in ranks on CPUs, what an older PyTorch gets wrong.
+collectives while they run; ``calls`` sees each collective in PyTorch's dispatcher, ``collective_log`` records them.
+``patches`` puts right, in ranks on CPUs, what an older PyTorch gets wrong.
 """
 
+from utils.distributed.collective_log import CollectiveLog, Entry, record_collectives
 from utils.distributed.faults import DistributedError
 from utils.distributed.launcher import launch
-from utils.distributed.ledger import Entry, Ledger, record_collectives
 from utils.distributed.pool import shutdown, warm
 from utils.distributed.worker import device
 
-__all__ = ["DistributedError", "Entry", "Ledger", "device", "launch", "record_collectives", "shutdown", "warm"]
+__all__ = ["CollectiveLog", "DistributedError", "Entry", "device", "launch", "record_collectives", "shutdown", "warm"]

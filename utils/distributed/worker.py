@@ -22,7 +22,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from utils.distributed import calls, repairs
+from utils.distributed import calls, patches
 
 #: How the names begin of what the elastic agent sets for a rank; every other environment variable is the caller's.
 _OF_THE_RANK = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_")
@@ -144,7 +144,7 @@ def _join(settings: dict[str, Any]) -> None:
         torch.cuda.set_device(gpu)
     else:
         torch.set_num_threads(1)
-        repairs.repair()
+        patches.apply_patches()
     # the caller notices a rank that does not arrive; the backend's own limit, a little later, is there for messages
     patience = timedelta(seconds=settings["collective_timeout"] + 1)
     dist.init_process_group(settings["backend"], timeout=patience, device_id=gpu)

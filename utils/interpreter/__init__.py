@@ -2,16 +2,16 @@
 
 The only package of the course that touches Triton's private interpreter classes. It works on Triton 3.6, 3.7 and 3.9.
 
-``utils.runtime`` imports this package, which repairs, the moment Triton has been imported; nobody else needs to.
-:func:`observe` is what ``utils.kernel_profile`` is built on, and :func:`twins` lets it work in a GPU session.
+``utils.runtime`` imports this package, which applies its patches, as soon as Triton has been imported.
+:func:`observe` is what ``utils.kernel_profile`` is built on; :func:`interpret_launches` makes it work in a GPU session.
 """
 
 from __future__ import annotations
 
 from utils import device  # first of all: it decides between GPU and interpreter, before Triton is imported
+from utils.interpreter.interpreted_kernel import Tuning, configuration, interpret_launches
 from utils.interpreter.observation import Access, Argument, Launch, Observer, in_launch, observe
-from utils.interpreter.repairs import repair, repairs
-from utils.interpreter.twin import Tuning, configuration, twins
+from utils.interpreter.patches import apply_patches, patches
 
 __all__ = [
     "Access",
@@ -19,13 +19,13 @@ __all__ = [
     "Launch",
     "Observer",
     "Tuning",
+    "apply_patches",
     "configuration",
     "in_launch",
+    "interpret_launches",
     "observe",
-    "repair",
-    "repairs",
-    "twins",
+    "patches",
 ]
 
 if device.INTERPRET:
-    repair()
+    apply_patches()

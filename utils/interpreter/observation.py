@@ -83,8 +83,8 @@ class Observer(Protocol):
 class _State:
     def __init__(self) -> None:
         self.observer: Observer | None = None
-        self.patches: Any = None  # set by utils.interpreter.repairs while a launch runs
-        self.twins = 0  # how many blocks of utils.interpreter.twin are open
+        self.patches: Any = None  # set by utils.interpreter.patches while a launch runs
+        self.interpreting = 0  # how many blocks of utils.interpreter.interpreted_kernel are open
         self.launched = False
         self.atomic = False
 
@@ -130,7 +130,7 @@ def launching(executor: Any) -> Iterator[None]:
 
 
 def install() -> None:
-    """Wrap the interpreter's methods. Called once, by :func:`utils.interpreter.repair`."""
+    """Wrap the interpreter's methods. Called once, by :func:`utils.interpreter.apply_patches`."""
     builder = upstream.InterpreterBuilder
     executor = upstream.GridExecutor
     executor._init_args_hst = _observed_arguments(executor._init_args_hst)

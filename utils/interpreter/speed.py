@@ -22,7 +22,7 @@ from triton.runtime import interpreter as upstream  # isort: skip
 
 
 def install() -> None:
-    """Put everything in place, once: :func:`utils.interpreter.repair` does."""
+    """Put everything in place, once: :func:`utils.interpreter.apply_patches` does."""
     semantic = upstream.interpreter_semantic
     semantic.binary_op_sanitize_overflow_impl = _only_when_asserted(semantic.binary_op_sanitize_overflow_impl)
     upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)

@@ -33,7 +33,7 @@ class Profile:
             raise RuntimeError("a profile serves one block: call profile_kernel() again for another")
         with ExitStack() as stack:
             stack.enter_context(interpreter.observe(self._recorder))
-            stack.enter_context(interpreter.twins())
+            stack.enter_context(interpreter.interpret_launches())
             stack.enter_context(self._recorder.allocations)
             self._stack = stack.pop_all()
         return self
@@ -150,8 +150,8 @@ def profile_kernel(
             kernel[grid](x, out, n, BLOCK=128)
         profile.bytes_loaded, profile.by_argument["x_ptr"].sectors_loaded, profile.races
 
-    The launch has its usual effects. In a GPU session the kernel's interpreted twin runs on copies, and what it wrote
-    is copied back. A lane that leaves its argument is reported; if it leaves the tensor's memory as well it is not
+    The launch has its usual effects. In a GPU session the kernel is interpreted on copies, and what it wrote is copied
+    back. A lane that leaves its argument is reported; if it leaves the tensor's memory as well it is not
     carried out: a read gives NaN (0 for integers), a write is dropped.
 
     Args:

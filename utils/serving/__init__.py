@@ -19,7 +19,7 @@ from utils.serving.generate import Generation, SamplingParams, generate, probabi
 from utils.serving.load import CheckpointError, load_model, save_model
 from utils.serving.metrics import Report, RequestRecord
 from utils.serving.model import Attend, Decoder, KVCache, attend_causally, causal_attention
-from utils.serving.play import play
+from utils.serving.replay import replay_workload
 from utils.serving.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from utils.serving.workload import TimedRequest, Workload
 
@@ -49,8 +49,8 @@ __all__ = [
     "generate",
     "load_model",
     "load_tokenizer",
-    "play",
     "probabilities",
+    "replay_workload",
     "sample",
     "save_model",
     "stream",

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from utils.serving import openai_api as api
 from utils.serving.http_errors import ApiError, add_error_handlers, read_body
-from utils.serving.play import ServingEngine
+from utils.serving.replay import ServingEngine
 from utils.serving.tokenizer import Tokenizer
 from utils.serving.worker import Busy, EngineWorker, Submission, Unavailable
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.serving.generate import SamplingParams
-from utils.serving.play import ServingEngine
+from utils.serving.replay import ServingEngine
 
 #: Prompts, and how each one's tokens are to be chosen.
 Requests = Sequence[tuple[Sequence[int], SamplingParams]]

@@ -3,7 +3,7 @@
 ::
 
     workload = Workload.draw(64, arrivals=poisson(8), prompts=uniform(16, 64), outputs=lognormal(40, 0.9), tokens=4096)
-    report = play(engine, workload)
+    report = replay_workload(engine, workload)
     print(report)
 """
 

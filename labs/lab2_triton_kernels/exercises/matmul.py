@@ -9,14 +9,14 @@ import torch
 
 from utils.checks.cases import Case, Cases, far_fits
 from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
 from utils.checks.hidden import Tolerance
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, launched, tile_sizes, within
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import hidden, shapes, tile_order
 
@@ -39,8 +39,8 @@ def _budget(case: Case, launch: Mapping[str, Any], a: str = "a_ptr", b: str = "b
     m, n, k = (case.sizes[axis] for axis in "mnk")
     tiles_m, tiles_n, steps = cdiv(m, launch["BLOCK_M"]), cdiv(n, launch["BLOCK_N"]), cdiv(k, launch["BLOCK_K"])
     flops = 2 * tiles_m * launch["BLOCK_M"] * tiles_n * launch["BLOCK_N"] * steps * launch["BLOCK_K"]
-    loads = {a: Times("m", "k", times=tiles_n), b: Times("k", "n", times=tiles_m)}
-    return Budget(loads, {c: Times("m", "n")}, flops=flops, exact=True)
+    loads = {a: Passes("m", "k", times=tiles_n), b: Passes("k", "n", times=tiles_m)}
+    return Budget(loads, {c: Passes("m", "n")}, flops=flops, exact=True)
 
 
 def _steps(e: Evidence, kernel: str) -> list[torch.Tensor]:
@@ -96,7 +96,7 @@ _TILED_MISTAKES = (
 )
 
 
-def _tiles(trials: Sequence[Trial]) -> Tiling | None:
+def _tiles(trials: Sequence[CaseResult]) -> Tiling | None:
     found = launched(trials, TILED)
     if found is None:
         return None
@@ -246,7 +246,7 @@ def _descriptor_cases(tile: Mapping[str, Any], seed: int) -> list[Case]:
     ]
 
 
-def _descriptor_tiles(trials: Sequence[Trial]) -> Tiling | None:
+def _descriptor_tiles(trials: Sequence[CaseResult]) -> Tiling | None:
     """Tiles as the programs of the descriptor kernel take them: each every so many in the grouped order."""
     found = launched(trials[:1], DESCRIPTORS)
     if found is None:
@@ -260,7 +260,7 @@ def _descriptor_tiles(trials: Sequence[Trial]) -> Tiling | None:
     )
 
 
-def _either_budget(trial: Trial) -> Problem | None:
+def _either_budget(trial: CaseResult) -> Problem | None:
     """The tiled formula for whichever kernel the operands went through."""
     if any(launch.kernel == TILED for launch in trial.profile.launches):
         return within(TILED, _budget)(trial)

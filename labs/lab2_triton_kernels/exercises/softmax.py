@@ -9,7 +9,7 @@ import torch
 from utils import runtime
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial, same_as
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.problem import Problem
@@ -215,7 +215,7 @@ def _long_input(case: Case) -> Sequence[torch.Tensor]:
     return (x,)
 
 
-def _not_three_reads(trial: Trial) -> Problem | None:
+def _not_three_reads(trial: CaseResult) -> Problem | None:
     counters = trial.profile.by_argument.get("x_ptr")
     one = every(trial.case).one_pass(trial.case)
     if counters is None or one == 0 or counters.bytes_loaded != 3 * one:
@@ -262,7 +262,7 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
     )
 
 
-def _long_tiles(trials: Sequence[Trial]) -> Tiling | None:
+def _long_tiles(trials: Sequence[CaseResult]) -> Tiling | None:
     found = launched(trials, LONG)
     if found is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from utils.checks.core import classic
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 from utils.checks.launches import cdiv, sizes
 from utils.checks.problem import Problem
 from utils.kernel_profile import LaunchProfile
@@ -121,10 +121,10 @@ def cause_of(order: TileOrder) -> str | None:
     return known or classic("count within the group: place % rows goes down, place // rows goes right", 1)
 
 
-def wrong_order(kernel: str, output: str) -> Callable[[Trial], Problem | None]:
+def wrong_order(kernel: str, output: str) -> Callable[[CaseResult], Problem | None]:
     """An inspection: the programs of ``kernel`` take their tiles in the grouped order."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         launch = next((launch for launch in trial.profile.launches if launch.kernel == kernel), None)
         if launch is None:
             return Problem(f"{kernel} is never launched", "keep the names of the stub")

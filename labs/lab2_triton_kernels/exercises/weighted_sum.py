@@ -16,7 +16,7 @@ from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, launched, no_atomics, tile_sizes, within
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import hidden, shapes, strips
 from .rows import every, num_rows, rows_tiling, sums_tiling
@@ -162,8 +162,8 @@ def _sum_tiles(trials: Sequence[Any]) -> Tiling | None:
 
 
 def _forward_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
-    weight = Times("col", times=cdiv(num_rows(case), launch["ROWS"]))
-    out = Times(*list(case.sizes)[:-1])
+    weight = Passes("col", times=cdiv(num_rows(case), launch["ROWS"]))
+    out = Passes(*list(case.sizes)[:-1])
     return Budget({"x_ptr": every(case), "weight_ptr": weight}, {"out_ptr": out}, exact=True)
 
 
@@ -250,7 +250,7 @@ def _backward_inputs(case: Case) -> Sequence[torch.Tensor]:
 
 
 def _dx_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
-    weight = Times("col", times=cdiv(num_rows(case), launch["ROWS"]))
+    weight = Passes("col", times=cdiv(num_rows(case), launch["ROWS"]))
     return Budget({"weight_ptr": weight, "dout_ptr": _dout(case, launch)}, {"dx_ptr": every(case)}, exact=True)
 
 
@@ -258,6 +258,6 @@ def _dweight_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     return Budget({"x_ptr": every(case), "dout_ptr": _dout(case, launch)}, exact=True)
 
 
-def _dout(case: Case, launch: Mapping[str, Any]) -> Times:
+def _dout(case: Case, launch: Mapping[str, Any]) -> Passes:
     """One number a row, for each block of columns."""
-    return Times(*list(case.sizes)[:-1], times=cdiv(case.sizes["col"], launch["BLOCK"]))
+    return Passes(*list(case.sizes)[:-1], times=cdiv(case.sizes["col"], launch["BLOCK"]))

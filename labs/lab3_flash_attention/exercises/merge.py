@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 Merge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 MergeOutputs = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Tensor, Tensor]]
 
-_ALONE = Rules(families=("softmax", "attention", "NumPy"), kernel=False)
+_ALONE = Rules(groups=("softmax", "attention", "NumPy"), kernel=False)
 #: Kinds of cases in which a part, or both, hold no element: (-inf, 0).
 _EMPTY = ("first part empty", "second part empty", "both parts empty")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed, generator
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 from utils.checks.forbid import Rules
 from utils.checks.kernel import check_kernel
 from utils.checks.tiling import Tiling
@@ -58,8 +58,8 @@ def _largest(case: Case) -> int:
     return heads * max(of["Nq"] * d, of["Nk"] * d, tile)
 
 
-def _tiles(axes: str) -> Callable[[Sequence[Trial]], Tiling | None]:
-    def tiling(trials: Sequence[Trial]) -> Tiling:
+def _tiles(axes: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
+    def tiling(trials: Sequence[CaseResult]) -> Tiling:
         options = trials[0].case.options
         tiles = {"b": 1, "h": 1, "row": options["block_m"]}
         return Tiling(axes, tiles=tiles, noun="query tile", loops={"Nk": options["block_n"]})
@@ -110,7 +110,7 @@ def check_tiled_attention(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    rules = Rules(families=("softmax", "attention", "NumPy"), kernel=False, largest=_largest)
+    rules = Rules(groups=("softmax", "attention", "NumPy"), kernel=False, largest=_largest)
     check_kernel(
         TILED_ATTENTION,
         tiled_attention,

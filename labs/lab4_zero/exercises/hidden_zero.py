@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from utils.checks.hidden import Tolerance
-from utils.distributed import Ledger
+from utils.distributed import CollectiveLog
 
 from .hidden_model import Layer, Net, Noted, full_gradients, rows, weights
 from .hidden_ranks import Seen, elements, named, of_some, record_collectives
@@ -81,7 +81,7 @@ def _among(group: ProcessGroup | None) -> dict[str, Any]:
     return {} if group is None else {"group": group}
 
 
-def _travelled(ledger: Ledger, psi: int) -> Seen:
+def _travelled(ledger: CollectiveLog, psi: int) -> Seen:
     """Whether gradients and weights travelled as often as the exercise says, and not in all-reduces."""
     scattered, gathered = elements(ledger, "reduce_scatter"), elements(ledger, "all_gather")
     return {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from utils.checks.core import Exercise, draw_seed, fail, passed
-from utils.checks.leaning import leans_on
+from utils.checks.library_use import find_library_use
 from utils.checks.problem import Problem
 from utils.distributed import Entry
 from utils.distributed.calls import Call
@@ -94,7 +94,7 @@ class Trial:
 
     def refuse(self, answer: Mapping[str, Callable]) -> None:
         """Fail if the answer's source leans on a ready-made solution."""
-        if found := leans_on(list(answer.values())):
+        if found := find_library_use(list(answer.values())):
             self._fail(_leaning(found[0]))
 
     def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:

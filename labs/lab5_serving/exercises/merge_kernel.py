@@ -18,7 +18,7 @@ from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import hidden_attention
 
@@ -216,8 +216,8 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor]:
 
 def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     return Budget(
-        {"outputs_ptr": Times("S", "H", "P", "D"), "logsumexps_ptr": Times("S", "H", "P")},
-        {"o_ptr": Times("S", "H", "D")},
+        {"outputs_ptr": Passes("S", "H", "P", "D"), "logsumexps_ptr": Passes("S", "H", "P")},
+        {"o_ptr": Passes("S", "H", "D")},
     )
 
 

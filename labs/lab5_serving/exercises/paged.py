@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from utils import runtime
-from utils.checks.cases import Case, far_fits, lay_out
+from utils.checks.cases import Case, far_fits, with_layout
 from utils.checks.core import generator
 
 Tensor = torch.Tensor
@@ -162,8 +162,8 @@ def _laid_out(cache: Tensor, layout: str, name: str) -> Tensor:
     if layout == "heads first" or (layout == "mixed" and name == "v"):  # (blocks, G, size, D) in memory
         return cache.transpose(1, 2).contiguous().transpose(1, 2)
     if layout in ("padded", "mixed"):
-        return lay_out(cache, "padded")
-    return lay_out(cache, layout)
+        return with_layout(cache, "padded")
+    return with_layout(cache, layout)
 
 
 def drawn(seed: int, tiles: Mapping[torch.dtype, int], splits: int | None = None) -> list[Case]:

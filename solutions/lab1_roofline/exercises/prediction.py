@@ -10,7 +10,7 @@ from types import ModuleType
 
 from utils import records
 from utils.checks.core import Exercise
-from utils.checks.forms import Rate, Within
+from utils.checks.forms import FactorTolerance, Rate
 from utils.checks.hidden import Observed, Tolerance, asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Answer, Case, Mistake, Question
@@ -264,7 +264,7 @@ HELD_OUT = Question(
         ),
         Mistake("the shorter of the two times is taken: the longer one limits", _predicted(min), 1),
     ),
-    form=Within(factor=EACH_WITHIN),
+    form=FactorTolerance(factor=EACH_WITHIN),
     together=_together,
 )
 

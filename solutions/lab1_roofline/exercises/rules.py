@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from utils.checks.forbidden_modules import Forbidden
 from utils.checks.question import Case
-from utils.checks.ready_made import Forbidden
 
 FORBIDDEN: Forbidden = {
     "utils.operators": frozenset({"require_sizes"}),

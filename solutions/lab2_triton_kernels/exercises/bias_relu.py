@@ -15,7 +15,7 @@ from utils.checks.hidden import Tolerance
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
 from utils.checks.speed import Speed
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import hidden, shapes, strips
 from .rows import every, num_rows, rows_tiling, sums_tiling
@@ -118,7 +118,7 @@ def _inputs(case: Case) -> Sequence[torch.Tensor]:
 
 
 def _forward_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
-    bias = Times("col", times=cdiv(num_rows(case), launch["ROWS"]))
+    bias = Passes("col", times=cdiv(num_rows(case), launch["ROWS"]))
     return Budget({"x_ptr": every(case), "bias_ptr": bias}, {"out_ptr": every(case)}, exact=True)
 
 

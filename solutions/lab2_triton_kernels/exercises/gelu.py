@@ -9,7 +9,7 @@ import torch
 
 from utils.checks.cases import Cases
 from utils.checks.core import Exercise, classic, draw_seed
-from utils.checks.diagnoses import Diagnosis, Trial, same_as
+from utils.checks.diagnoses import CaseResult, Diagnosis, same_as
 from utils.checks.hidden import Tolerance
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
@@ -100,7 +100,7 @@ def check_gelu(gelu: Callable[[torch.Tensor], torch.Tensor], seed: int | None = 
     )
 
 
-def _rows_of_blocks(trials: Sequence[Trial], kernel: str) -> Tiling | None:
+def _rows_of_blocks(trials: Sequence[CaseResult], kernel: str) -> Tiling | None:
     """Programs over the blocks of each row; a tensor without gaps is a single row."""
     case, tile = trials[0].case, launched(trials, kernel)
     if tile is None or case.layout in ("transposed", "expanded"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from utils.checks.cases import Case
-from utils.checks.diagnoses import Trial
+from utils.checks.diagnoses import CaseResult
 from utils.checks.launches import launched
 from utils.checks.tiling import Tiling
-from utils.checks.traffic import Times
+from utils.checks.traffic import Passes
 
 
-def every(case: Case, times: float = 1) -> Times:
+def every(case: Case, times: float = 1) -> Passes:
     """So many passes over a tensor that has all the axes of the case."""
-    return Times(*case.sizes, times=times)
+    return Passes(*case.sizes, times=times)
 
 
 def num_rows(case: Case) -> int:
@@ -21,7 +21,7 @@ def num_rows(case: Case) -> int:
     return case.numel(*list(case.sizes)[:-1])
 
 
-def rows_tiling(trials: Sequence[Trial], kernel: str, per_strip: bool = False) -> Tiling | None:
+def rows_tiling(trials: Sequence[CaseResult], kernel: str, per_strip: bool = False) -> Tiling | None:
     """Tiles of ``ROWS`` rows (or of a whole strip of them) by ``BLOCK`` columns, counted row by row.
 
     All leading axes are flattened into rows. Where the student's grid has another form than the stub suggests, tiles
@@ -44,7 +44,7 @@ def rows_tiling(trials: Sequence[Trial], kernel: str, per_strip: bool = False) -
     )
 
 
-def sums_tiling(trials: Sequence[Trial]) -> Tiling | None:
+def sums_tiling(trials: Sequence[CaseResult]) -> Tiling | None:
     """Blocks of columns, as the second stage of a gradient sums them."""
     found = launched(trials, "column_sums_kernel")
     return found and Tiling("col", tiles={"col": found["BLOCK"]}, grid="col")

@@ -14,7 +14,7 @@ from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import forward, gradients, hidden, shapes, tiles
 from .shapes import HALF, sizes
@@ -104,8 +104,8 @@ _DELTA_MISTAKES = (
 def _delta_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     rows = ("B", "Hq", "Nq")
     return Budget(
-        {"o_ptr": Times(*rows, "D"), "do_ptr": Times(*rows, "D")},
-        {"delta_ptr": Times(*rows, element_size=4)},
+        {"o_ptr": Passes(*rows, "D"), "do_ptr": Passes(*rows, "D")},
+        {"delta_ptr": Passes(*rows, element_size=4)},
         exact=True,
     )
 
@@ -294,8 +294,8 @@ def _dkdv_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     block_m, block_n = launch["BLOCK_M"], launch["BLOCK_N"]
     read, steps = _queries_read(case, block_m, block_n)
     times = Fraction(read, max(1, case.sizes["Nq"]))
-    rows, keys = ("B", "Hq", "Nq"), Times("B", "Hkv", "Nk", "D")
-    matrix, vector = Times(*rows, "D", times=times), Times(*rows, times=times, element_size=4)
+    rows, keys = ("B", "Hq", "Nq"), Passes("B", "Hkv", "Nk", "D")
+    matrix, vector = Passes(*rows, "D", times=times), Passes(*rows, times=times, element_size=4)
     return Budget(
         {"k_ptr": keys, "v_ptr": keys, "q_ptr": matrix, "do_ptr": matrix, "lse_ptr": vector, "delta_ptr": vector},
         {"dk_ptr": keys, "dv_ptr": keys},
@@ -308,8 +308,8 @@ def _dq_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     block_m, block_n = launch["BLOCK_M"], launch["BLOCK_N"]
     rows = ("B", "Hq", "Nq")
     times = Fraction(forward.keys_read(case, block_m, block_n), max(1, case.sizes["Nk"]))
-    keys = Times("B", "Hq", "Nk", "D", times=times)
-    matrix, vector = Times(*rows, "D"), Times(*rows, element_size=4)
+    keys = Passes("B", "Hq", "Nk", "D", times=times)
+    matrix, vector = Passes(*rows, "D"), Passes(*rows, element_size=4)
     steps = sum(forward.tiles_seen(case, block_m, block_n))
     return Budget(
         {"q_ptr": matrix, "do_ptr": matrix, "lse_ptr": vector, "delta_ptr": vector, "k_ptr": keys, "v_ptr": keys},

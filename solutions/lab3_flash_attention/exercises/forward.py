@@ -13,13 +13,13 @@ from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import Diagnosis, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.hidden import Tolerance
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, launched, tile_sizes, within
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import hidden, mistakes, shapes, tiles
 from .shapes import sizes
@@ -76,19 +76,19 @@ def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     of, block_m, block_n = case.sizes, launch["BLOCK_M"], launch["BLOCK_N"]
     heads = of["B"] * of["Hq"]
     steps = sum(tiles_seen(case, block_m, block_n))
-    keys = Times("B", "Hq", "Nk", "D", times=Fraction(keys_read(case, block_m, block_n), max(1, of["Nk"])))
+    keys = Passes("B", "Hq", "Nk", "D", times=Fraction(keys_read(case, block_m, block_n), max(1, of["Nk"])))
     return Budget(
-        {"q_ptr": Times("B", "Hq", "Nq", "D"), "k_ptr": keys, "v_ptr": keys},
-        {"o_ptr": Times("B", "Hq", "Nq", "D"), "lse_ptr": Times("B", "Hq", "Nq", element_size=4)},
+        {"q_ptr": Passes("B", "Hq", "Nq", "D"), "k_ptr": keys, "v_ptr": keys},
+        {"o_ptr": Passes("B", "Hq", "Nq", "D"), "lse_ptr": Passes("B", "Hq", "Nq", element_size=4)},
         flops=heads * steps * 4 * block_m * block_n * launch["BLOCK_D"],
         exact=True,
     )
 
 
-def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[Trial], Problem | None]:
+def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[CaseResult], Problem | None]:
     """An inspection: a causal kernel does not read the key tiles that none of its queries sees."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         found, case = launched([trial], kernel), trial.case
         if found is None or not case.options.get("causal") or "k_ptr" not in trial.profile.by_argument:
             return None

@@ -15,7 +15,7 @@ import torch
 from utils import runtime
 from utils.checks.cases import Case
 from utils.checks.core import CheckFailed, Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, never_launched, no_atomics
 from utils.checks.problem import Problem
@@ -275,10 +275,10 @@ _MISTAKES = (
 )
 
 
-def _keeps(kept: list[int]) -> Callable[[Trial], Problem | None]:
+def _keeps(kept: list[int]) -> Callable[[CaseResult], Problem | None]:
     """An inspection: what a call keeps is q, k, v, o and the logsumexp."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         case = trial.case
         queries, keys = case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D")
         needed, most = 2 * queries + 2 * keys + case.numel("B", "Hq", "Nq"), max(kept, default=0)
@@ -397,10 +397,10 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     ]
 
 
-def _moved(tuning: ModuleType) -> Callable[[Trial], Problem | None]:
+def _moved(tuning: ModuleType) -> Callable[[CaseResult], Problem | None]:
     """An inspection: q is read and o and L are written once; keys and values once, or twice where an anchor fails."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         case = trial.case
         if trial.profile is None or not case.numel(*case.sizes):
             return None

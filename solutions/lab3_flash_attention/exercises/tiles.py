@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from utils.checks.core import classic
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.launches import launched
 from utils.checks.problem import Problem
 from utils.checks.tiling import Tiling
@@ -26,8 +26,8 @@ def query_tiles(kernel: str, written: str, block: str = "BLOCK_M", loop: Mapping
     """
     noun = {"BLOCK_M": "query tile", "BLOCK_N": "key tile"}[block]
 
-    def of(axes: str) -> Callable[[Sequence[Trial]], Tiling | None]:
-        def tiling(trials: Sequence[Trial]) -> Tiling | None:
+    def of(axes: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
+        def tiling(trials: Sequence[CaseResult]) -> Tiling | None:
             found = launched(trials, kernel)
             if found is None or block not in found:
                 return None
@@ -42,7 +42,7 @@ def query_tiles(kernel: str, written: str, block: str = "BLOCK_M", loop: Mapping
     return of
 
 
-def _launch(trials: Sequence[Trial], kernel: str) -> LaunchProfile | None:
+def _launch(trials: Sequence[CaseResult], kernel: str) -> LaunchProfile | None:
     launches = trials[0].profile.launches if trials[0].profile is not None else ()
     return next((launch for launch in launches if launch.kernel == kernel), None)
 
@@ -141,10 +141,10 @@ def not_contiguous(e: Evidence) -> bool:
     return e.only(lambda case: case.layout != "contiguous")
 
 
-def one_launch(kernel: str, *stored: str) -> Callable[[Trial], Problem | None]:
+def one_launch(kernel: str, *stored: str) -> Callable[[CaseResult], Problem | None]:
     """An inspection: one launch of ``kernel`` does the whole call, and writes to the arguments ``stored`` alone."""
 
-    def inspect(trial: Trial) -> Problem | None:
+    def inspect(trial: CaseResult) -> Problem | None:
         if trial.profile is None:
             return None
         launches = [launch for launch in trial.profile.launches if launch.kernel == kernel]

@@ -1,6 +1,6 @@
 """Refuses PyTorch's ready-made solutions while an answer is played, however it got hold of them.
 
-What an answer's source names is found without running it (`leaning`); this is for what it does not name.
+What an answer's source names is found without running it (`library_use`); this is for what it does not name.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from utils.checks.hidden import Observation
-from utils.distributed import DistributedError, Ledger, launch, record_collectives, warm
+from utils.distributed import CollectiveLog, DistributedError, launch, record_collectives, warm
 
 RANKS = 3
 #: Seconds that an exercise's ranks may take in all, fewer than a scenario may, and that one may wait for another.
@@ -88,7 +88,7 @@ def of_some(members: Sequence[int]) -> Iterator[ProcessGroup | None]:
     yield group if dist.get_rank() in members else None
 
 
-def elements(ledger: Ledger, kind: str) -> int:
+def elements(ledger: CollectiveLog, kind: str) -> int:
     """Elements of floating-point tensors that went through collectives of a kind; notes in integers do not count."""
     return sum(entry.elements for entry in ledger.of(kind) if "float" in entry.dtype)
 

@@ -11,7 +11,7 @@ from utils import gpt
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, classic, draw_seed, fail, generator, passed
 from utils.checks.hidden import Tolerance
-from utils.checks.leaning import leans_on
+from utils.checks.library_use import find_library_use
 from utils.checks.problem import Problem
 from utils.schedules import Action, Deadlock, from_orders, simulate
 
@@ -188,7 +188,7 @@ def check_schedule(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    if found := leans_on([one_f_one_b_order]):
+    if found := find_library_use([one_f_one_b_order]):
         cause = "the exercise is to derive the order; compare with utils.schedules afterwards"
         fail(SCHEDULE, f"the answer leans on a ready-made solution ({found[0]})", cause=cause)
     tried = orders_tried(seed)

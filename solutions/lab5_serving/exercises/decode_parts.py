@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from utils.checks.core import classic
-from utils.checks.diagnoses import Diagnosis, Evidence, Trial
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.problem import Problem
 
 from . import paged
@@ -119,7 +119,7 @@ PART_RULES = (
 )
 
 
-def once(trial: Trial) -> Problem | None:
+def once(trial: CaseResult) -> Problem | None:
     """An inspection: no token is in two parts."""
     read, needed = trial.profile.by_argument["k_cache_ptr"].bytes_loaded, key_bytes(trial.case)
     if read <= needed:
@@ -130,7 +130,7 @@ def once(trial: Trial) -> Problem | None:
     )
 
 
-def even(trial: Trial) -> Problem | None:
+def even(trial: CaseResult) -> Problem | None:
     """An inspection: no part has two tiles more than another one of the same sequence."""
     launch = next((launch for launch in trial.profile.launches if launch.kernel == KERNEL), None)
     if launch is None:

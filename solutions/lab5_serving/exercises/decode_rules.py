@@ -13,7 +13,7 @@ from utils.checks.cases import Case
 from utils.checks.core import classic
 from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.launches import launched
-from utils.checks.traffic import Budget, Times
+from utils.checks.traffic import Budget, Passes
 
 from . import paged
 from .paged import Reading
@@ -35,13 +35,13 @@ def exact(case: Case, launch: Mapping[str, Any]) -> Budget:
     """q, each key and each value once."""
     parts = launch.get("parts", 1)
     return Budget(
-        {"q_ptr": Times("S", "H", "D", times=parts), "k_cache_ptr": key_bytes, "v_cache_ptr": key_bytes}, exact=True
+        {"q_ptr": Passes("S", "H", "D", times=parts), "k_cache_ptr": key_bytes, "v_cache_ptr": key_bytes}, exact=True
     )
 
 
 def output(case: Case, launch: Mapping[str, Any]) -> Budget:
     """The result once."""
-    return Budget({}, {"o_ptr": Times("S", "H", "D")}, exact=True)
+    return Budget({}, {"o_ptr": Passes("S", "H", "D")}, exact=True)
 
 
 def tables(case: Case, launch: Mapping[str, Any]) -> Budget:

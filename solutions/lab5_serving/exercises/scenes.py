@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from utils.checks.attempt import TooLong, deadline
 from utils.checks.core import Exercise, draw_seed, fail, passed
-from utils.checks.leaning import leans_on
+from utils.checks.library_use import find_library_use
 from utils.checks.problem import Problem
 from utils.checks.trials import students_frame
 
@@ -77,7 +77,7 @@ def check_scenes(
     for name, function in answer.items():
         if not callable(function):
             fail(exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
-    if found := leans_on(list(answer.values()), (*OURS, *ready_made)):
+    if found := find_library_use(list(answer.values()), (*OURS, *ready_made)):
         fail(exercise, f"the answer leans on a ready-made solution ({found[0]})", cause="the exercise is to write it")
     for scene in scenes:
         for turn in range(scene.times):

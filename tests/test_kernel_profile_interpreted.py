@@ -1,7 +1,7 @@
-"""In a GPU session kernels are compiled; the profiler then runs their interpreted twins and leaves no trace.
+"""In a GPU session kernels are compiled; the profiler then runs their interpreted kernels and leaves no trace.
 
 A child process pretends to have a GPU: Triton is imported without its interpreter, and tensors stay on the CPU, which
-no compiled launch could take. What a launch inside the block does is therefore the twin's doing.
+no compiled launch could take. What a launch inside the block does is therefore the interpreted kernel's doing.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def broken_kernel(x_ptr, N: tl.constexpr):
 
 @pytest.fixture(scope="module")
 def module_results(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("twin")
+    folder = tmp_path_factory.mktemp("interpreted")
     (folder / "twin_kernels.py").write_text(MODULE)
     return child(
         f"""

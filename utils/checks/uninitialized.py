@@ -1,4 +1,4 @@
-"""Makes memory that nothing has written recognisable: the value that ``torch.empty`` leaves during a check.
+"""Marks uninitialized memory: the value that ``torch.empty`` leaves during a check.
 
 Fresh memory usually holds zeros or an old right answer, so a kernel that forgets its last tile passes by luck. During
 a check fresh memory is filled with one NaN of a recognisable bit pattern; an output that still holds it was never
@@ -28,7 +28,7 @@ def mark(tensor: torch.Tensor) -> None:
         tensor.view(integer).fill_(bits)
 
 
-def unwritten(tensor: torch.Tensor) -> torch.Tensor:
+def uninitialized(tensor: torch.Tensor) -> torch.Tensor:
     """Where a tensor still holds the value of :func:`mark`: bool, same shape."""
     if tensor.dtype not in _BITS:
         return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)

@@ -68,7 +68,7 @@ class _Seen:
         )
 
 
-def play(
+def replay_workload(
     engine: ServingEngine,
     workload: Workload,
     *,

@@ -1,4 +1,4 @@
-"""The ledger counts every collective that a rank really calls, from wherever, exactly."""
+"""The log counts every collective that a rank really calls, from wherever, exactly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from patient import launch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from utils.distributed import Entry, Ledger, record_collectives
+from utils.distributed import CollectiveLog, Entry, record_collectives
 
 
-def show(ledger: Ledger) -> list[tuple[str, int, int, int]]:
-    return [(entry.kind, entry.elements, entry.bytes, entry.group_size) for entry in ledger.entries]
+def show(log: CollectiveLog) -> list[tuple[str, int, int, int]]:
+    return [(entry.kind, entry.elements, entry.bytes, entry.group_size) for entry in log.entries]
 
 
 def entry(kind: str, elements: int, ranks: int) -> Entry:
@@ -41,45 +41,45 @@ def entry(kind: str, elements: int, ranks: int) -> Entry:
     ],
 )
 def test_the_volume_of_a_collective_is_that_of_its_ring(kind: str, sent: float) -> None:
-    ledger = Ledger([entry(kind, 120, 4)])
-    assert ledger.volume() == ledger.volume(kind) == sent
-    assert ledger.sent_bytes() == 4 * sent
+    log = CollectiveLog([entry(kind, 120, 4)])
+    assert log.volume() == log.volume(kind) == sent
+    assert log.sent_bytes() == 4 * sent
 
 
 def test_a_volume_is_exact_and_whole_where_it_can_be() -> None:
-    ledger = Ledger([entry("all_gather", 7, 3), entry("reduce_scatter", 2, 3)])
-    assert ledger.volume() == 6
-    assert isinstance(ledger.volume(), int)
-    assert ledger.volume("all_gather") == pytest.approx(14 / 3)
+    log = CollectiveLog([entry("all_gather", 7, 3), entry("reduce_scatter", 2, 3)])
+    assert log.volume() == 6
+    assert isinstance(log.volume(), int)
+    assert log.volume("all_gather") == pytest.approx(14 / 3)
 
 
 def test_an_unknown_kind_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'allreduce'; there are all_reduce"):
-        Ledger().count("allreduce")
+        CollectiveLog().count("allreduce")
 
 
 def test_the_report_is_a_table_with_a_total() -> None:
-    ledger = Ledger([entry("all_gather", 1000, 4), entry("all_reduce", 3, 2)])
-    assert ledger.report() == (
+    log = CollectiveLog([entry("all_gather", 1000, 4), entry("all_reduce", 3, 2)])
+    assert log.report() == (
         "collective   calls   elements   bytes   bytes sent\n"
         "all_reduce       1          3      12           12\n"
         "all_gather       1      1,000   4,000        3,000\n"
         "together         2      1,003   4,012        3,012"
     )
-    assert Ledger().report() == "no collective was called"
+    assert CollectiveLog().report() == "no collective was called"
 
 
 def test_a_ledger_can_be_pickled() -> None:
-    ledger = Ledger([entry("send", 5, 2)])
-    assert pickle.loads(pickle.dumps(ledger)) == ledger
+    log = CollectiveLog([entry("send", 5, 2)])
+    assert pickle.loads(pickle.dumps(log)) == log
 
 
-def every_collective() -> Ledger:
+def every_collective() -> CollectiveLog:
     """All functions of torch.distributed, on three ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ring, back = (rank + 1) % ranks, (rank - 1) % ranks
     pair = dist.new_group([0, 2])
-    with record_collectives() as ledger:
+    with record_collectives() as log:
         dist.all_reduce(torch.ones(5))
         dist.all_reduce(torch.ones(2, 3, dtype=torch.bfloat16), async_op=True).wait()
         dist.all_gather([torch.empty(4) for _ in range(ranks)], torch.ones(4))
@@ -103,7 +103,7 @@ def every_collective() -> Ledger:
             dist.all_reduce(torch.ones(10), group=pair)
     dist.all_reduce(torch.ones(99))  # outside of the block
     assert wanted[0] == back
-    return ledger
+    return log
 
 
 EVERY_COLLECTIVE = [
@@ -128,10 +128,10 @@ EVERY_COLLECTIVE = [
 
 @pytest.mark.slow
 def test_every_collective_is_counted_exactly() -> None:
-    ledgers = launch(every_collective, world_size=3)
-    for rank, ledger in enumerate(ledgers):
-        assert show(ledger) == EVERY_COLLECTIVE + ([] if rank == 1 else [("all_reduce", 10, 40, 2)])
-    assert ledgers[0].entries[1].dtype == "bfloat16"
+    logs = launch(every_collective, world_size=3)
+    for rank, log in enumerate(logs):
+        assert show(log) == EVERY_COLLECTIVE + ([] if rank == 1 else [("all_reduce", 10, 40, 2)])
+    assert logs[0].entries[1].dtype == "bfloat16"
 
 
 class Doubled(torch.autograd.Function):
@@ -151,35 +151,35 @@ def hidden_places() -> dict[str, list[tuple[str, int, int, int]]]:
     torch.manual_seed(0)
     seen = {}
     x = torch.ones(2, 3)
-    with record_collectives() as ledger:
+    with record_collectives() as log:
         functional.all_reduce(torch.ones(5), "sum", dist.group.WORLD).sum().item()
         functional.all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).sum().item()
         functional.reduce_scatter_tensor(torch.ones(4), "sum", 0, dist.group.WORLD).sum().item()
-    seen["functional"] = show(ledger)
-    with record_collectives() as ledger, torch.inference_mode():
+    seen["functional"] = show(log)
+    with record_collectives() as log, torch.inference_mode():
         dist.all_reduce(torch.ones(5))
-    seen["inference mode"] = show(ledger)
-    with record_collectives() as ledger:
+    seen["inference mode"] = show(log)
+    with record_collectives() as log:
         Doubled.apply(torch.ones(4, requires_grad=True)).sum().backward()
-    seen["backward"] = show(ledger)
-    with record_collectives() as ledger:
+    seen["backward"] = show(log)
+    with record_collectives() as log:
         weight = nn.Parameter(torch.ones(6))
         weight.register_post_accumulate_grad_hook(lambda w: dist.all_reduce(w.grad))
         (weight * 2).sum().backward()
-    seen["hook"] = show(ledger)
-    with record_collectives() as ledger:
+    seen["hook"] = show(log)
+    with record_collectives() as log:
         thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),))
         thread.start()
         thread.join()
-    seen["thread"] = show(ledger)
+    seen["thread"] = show(log)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 4))
-    with record_collectives() as ledger:
+    with record_collectives() as log:
         model(x).sum().backward()
-    seen["DistributedDataParallel"] = show(ledger)
+    seen["DistributedDataParallel"] = show(log)
     sharded = fully_shard(nn.Linear(4, 6), mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-    with record_collectives() as ledger:
+    with record_collectives() as log:
         sharded(torch.ones(2, 4)).sum().backward()
-    seen["fully_shard"] = show(ledger)
+    seen["fully_shard"] = show(log)
     return seen
 
 

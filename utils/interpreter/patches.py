@@ -1,6 +1,6 @@
 """What upstream's interpreter gets wrong, put right.
 
-Each repair names what was wrong; all are in place after :func:`repair`, which may be called any number of times.
+Each patch names what was wrong; all are in place after :func:`apply_patches`, which may be called any number of times.
 
 bfloat16 dot
     ``tl.dot`` multiplied the raw 16-bit patterns and returned values near 1e10.
@@ -78,13 +78,13 @@ _FLOAT_METHODS = [
 _done = False
 
 
-def repairs() -> tuple[str, ...]:
-    """Names of the repairs that are in place; empty before :func:`repair`."""
+def patches() -> tuple[str, ...]:
+    """Names of the patches that are in place; empty before :func:`apply_patches`."""
     return _REPAIRS if _done else ()
 
 
-def repair() -> None:
-    """Put every repair and every hook of :mod:`utils.interpreter.observation` in place. Idempotent."""
+def apply_patches() -> None:
+    """Put every patch and every hook of :mod:`utils.interpreter.observation` in place. Idempotent."""
     global _done
     if _done:
         return
@@ -235,7 +235,7 @@ def _first_config(bench: Callable) -> Callable:
         innermost = self.fn
         while not isinstance(innermost, (upstream.InterpretedFunction, triton.JITFunction)):
             innermost = innermost.fn
-        if isinstance(innermost, triton.JITFunction) and not observation.state.twins:
+        if isinstance(innermost, triton.JITFunction) and not observation.state.interpreting:
             return bench(self, *args, config=config, **meta)
         conflicts = sorted(meta.keys() & config.kwargs.keys())
         if conflicts:

@@ -17,8 +17,8 @@ from torch import Tensor
 Attention = Callable[..., Tensor]
 
 
-def repair() -> None:
-    """Put all repairs that this PyTorch needs in place, in this process."""
+def apply_patches() -> None:
+    """Put all patches that this PyTorch needs in place, in this process."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
         F.scaled_dot_product_attention = of_any_heads(F.scaled_dot_product_attention)
 

@@ -1,4 +1,4 @@
-"""The ledger: kind, count, elements and bytes of each collective that a rank takes part in."""
+"""The log: kind, count, elements and bytes of each collective that a rank takes part in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Entry:
     """One collective, or one message.
 
     Attributes:
-        sequence: Number of the entry in its ledger, from 0.
+        sequence: Number of the entry in its log, from 0.
         kind: One of ``KINDS``.
         elements: Elements of the message, which is the *full* tensor: what an all-reduce reduces, what an all-gather
             gives, what a reduce-scatter takes; 0 for a barrier.
@@ -71,7 +71,7 @@ def _number(value: Fraction) -> int | float:
 
 
 @dataclass
-class Ledger:
+class CollectiveLog:
     """What ``record_collectives`` saw, in order of call. Plain data: a rank may return it from ``launch``."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -131,27 +131,27 @@ class Ledger:
 
 
 @contextmanager
-def record_collectives() -> Iterator[Ledger]:
+def record_collectives() -> Iterator[CollectiveLog]:
     """Record every collective that this process calls in the block, on whatever thread.
 
     It counts what is really called: the functions of ``torch.distributed`` with ``isend`` and ``batch_isend_irecv``,
     functional collectives, hooks that run in the backward pass, and what PyTorch's own ``DistributedDataParallel`` and
     ``fully_shard`` call from C++ or Python. An asynchronous one is counted when it is called. What a backend does
-    inside one collective (its ring or tree) is not counted: ``Ledger.volume`` gives the ring's.
+    inside one collective (its ring or tree) is not counted: ``CollectiveLog.volume`` gives the ring's.
 
     ::
 
-        with record_collectives() as ledger:
+        with record_collectives() as log:
             loss.backward()
-        print(ledger.report())
+        print(log.report())
     """
-    ledger = Ledger()
+    log = CollectiveLog()
     lock = threading.Lock()
 
     def note(call: calls.Call) -> None:
         with lock:
-            number = len(ledger.entries)
-            ledger.entries.append(Entry(number, call.kind, call.elements, call.bytes, call.dtype, len(call.members)))
+            number = len(log.entries)
+            log.entries.append(Entry(number, call.kind, call.elements, call.bytes, call.dtype, len(call.members)))
 
     with calls.listen(note):
-        yield ledger
+        yield log

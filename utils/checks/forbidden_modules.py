@@ -1,6 +1,6 @@
-"""Notices an answer that calls the course's own solution of the same question.
+"""Finds the use of modules that an exercise forbids, such as the course's own solution.
 
-Two looks: the imports that the student's module writes down, and every Python call made while the answer is computed.
+In two ways: by the imports in the student's module, and by every Python call made while the answer is computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notices an answer that leans on PyTorch's ready-made solution: read from the source of the student's package."""
+"""Finds in a student's source the libraries that solve the exercise: PyTorch's own, or the course's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-#: Modules of PyTorch that hold what this lab asks for.
-READY_MADE = (
+#: Modules that solve an exercise: PyTorch's and other libraries'.
+LIBRARIES = (
     "torch.nn.parallel",
     "torch.nn.DataParallel",
     "torch.distributed.fsdp",
@@ -25,7 +25,7 @@ READY_MADE = (
     "apex",
     "megatron",
 )
-#: The course's own answers to what a lab asks for.
+#: The course's own solutions.
 _OURS = (
     "solutions",
     "labs",
@@ -38,14 +38,14 @@ _OURS = (
 )
 
 
-def leans_on(functions: Sequence[Callable], ready_made: Sequence[str] = (*READY_MADE, *_OURS)) -> list[str]:
-    """Ready-made solutions that the source of these functions names: ``zero1.py, line 7: torch.distributed.optim``.
+def find_library_use(functions: Sequence[Callable], libraries: Sequence[str] = (*LIBRARIES, *_OURS)) -> list[str]:
+    """Libraries that the source of these functions names: ``zero1.py, line 7: torch.distributed.optim``.
 
     Looks through the whole module of a function, and through modules of the same package that it imports.
     """
     found: list[str] = []
     for name, text in _sources(functions).items():
-        found += [f"{name}, line {line}: {module}" for line, module in _uses(text, ready_made) if module not in found]
+        found += [f"{name}, line {line}: {module}" for line, module in _uses(text, libraries) if module not in found]
     return found
 
 
@@ -78,8 +78,8 @@ def _with_relatives(file: Path, texts: dict[str, str]) -> None:
             _with_relatives(file.parent / f"{node.module.split('.')[0]}.py", texts)
 
 
-def _uses(text: str, ready_made: Sequence[str]) -> list[tuple[int, str]]:
-    """Line and name of each ready-made module that is imported or named."""
+def _uses(text: str, libraries: Sequence[str]) -> list[tuple[int, str]]:
+    """Line and name of each such module that is imported or named."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -100,12 +100,12 @@ def _uses(text: str, ready_made: Sequence[str]) -> list[tuple[int, str]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             names = [_dotted(node, aliases)]
-        found += [(node.lineno, name) for name in names if name and _belongs(name, ready_made)]
+        found += [(node.lineno, name) for name in names if name and _belongs(name, libraries)]
     return found
 
 
-def _belongs(name: str, ready_made: Sequence[str]) -> bool:
-    return any(name == module or name.startswith(module + ".") for module in ready_made)
+def _belongs(name: str, libraries: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in libraries)
 
 
 def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:

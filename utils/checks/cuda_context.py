@@ -1,4 +1,4 @@
-"""A GPU that a kernel's illegal access has taken from this Python process: noticed, and said in words.
+"""A CUDA context lost to a kernel's illegal memory access: detected and reported.
 
 After an illegal access every CUDA call of the process fails, whatever it does, until Python starts again.
 """
@@ -32,7 +32,7 @@ def is_lost() -> bool:
     return True
 
 
-def refuse(exercise: core.Exercise) -> None:
+def fail_if_lost(exercise: core.Exercise) -> None:
     """Raise :class:`CheckFailed` where the GPU was lost before this check began."""
     if is_lost():
         cause = "an earlier kernel made an illegal memory access"
@@ -40,7 +40,7 @@ def refuse(exercise: core.Exercise) -> None:
 
 
 @contextmanager
-def told(exercise: core.Exercise, details: Sequence[str] = (), reproduce: str = "") -> Iterator[None]:
+def explain_loss(exercise: core.Exercise, details: Sequence[str] = (), reproduce: str = "") -> Iterator[None]:
     """Turn an exception inside the block into a :class:`CheckFailed` that says to restart, if the GPU is lost."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Interpreted twins of compiled kernels: where kernels run on a GPU, one runs in the interpreter on copies instead."""
+"""Runs compiled kernels in Triton's interpreter, on copies of their arguments on the host."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.interpreter import observation
-from utils.interpreter.repairs import repair
+from utils.interpreter.patches import apply_patches
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 from triton.runtime import interpreter as upstream  # isort: skip
 from triton.runtime.autotuner import Autotuner  # isort: skip
 
-_twin_of: dict[Any, upstream.InterpretedFunction] = {}
+_interpreted_kernels: dict[Any, upstream.InterpretedFunction] = {}
 
 
-def twin(kernel: triton.JITFunction) -> upstream.InterpretedFunction:
+def interpreted_kernel(kernel: triton.JITFunction) -> upstream.InterpretedFunction:
     """The interpreted function made from the same source as ``kernel``."""
-    if kernel.fn not in _twin_of:
-        _twin_of[kernel.fn] = upstream.InterpretedFunction(kernel.fn)
-    return _twin_of[kernel.fn]
+    if kernel.fn not in _interpreted_kernels:
+        _interpreted_kernels[kernel.fn] = upstream.InterpretedFunction(kernel.fn)
+    return _interpreted_kernels[kernel.fn]
 
 
 @contextmanager
-def twins() -> Iterator[None]:
-    """Inside the block each launch of a compiled kernel runs its interpreted twin instead.
+def interpret_launches() -> Iterator[None]:
+    """Inside the block each launch of a compiled kernel runs its interpreted version instead.
 
     Arguments on a GPU are copied to the host and what the kernel wrote is copied back, so the launch has the effects
     that it has on the GPU. Device functions (those of ``triton.language`` too) are interpreted with it, and
     ``@triton.autotune`` takes its first configuration without remembering it. Changes nothing for interpreted
     kernels.
     """
-    repair()
+    apply_patches()
     jit = triton.JITFunction
     saved = {(jit, "run"): jit.run, (jit, "__call__"): jit.__call__, (Autotuner, "run"): Autotuner.run}
     members = {(tl.tensor, name): fn for name, fn in vars(tl.tensor).items() if isinstance(fn, jit)}
@@ -43,11 +43,11 @@ def twins() -> Iterator[None]:
     Autotuner.run = _forgetful(Autotuner.run)
     for (owner, name), fn in members.items():  # x.sum(): a JITFunction on the class does not bind its tensor by itself
         setattr(owner, name, _method(fn))
-    observation.state.twins += 1
+    observation.state.interpreting += 1
     try:
         yield
     finally:
-        observation.state.twins -= 1
+        observation.state.interpreting -= 1
         for (owner, name), original in {**saved, **members}.items():
             setattr(owner, name, original)
 
@@ -56,7 +56,7 @@ def _interpreted(compiled_run: Any) -> Any:
     def run(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup:  # asks for the compiled kernel, launches nothing
             return compiled_run(self, *args, grid=grid, warmup=True, **kwargs)
-        interpreted = twin(self)
+        interpreted = interpreted_kernel(self)
         interpreted.pre_run_hooks = list(self.pre_run_hooks)
         return interpreted.run(*args, grid=grid, warmup=False, **kwargs)
 
@@ -66,7 +66,7 @@ def _interpreted(compiled_run: Any) -> Any:
 def _call(self: triton.JITFunction, *args: Any, **kwargs: Any) -> Any:
     if observation.state.patches is None:
         raise RuntimeError(f"{self.__name__} is a @triton.jit function: launch it as a kernel, or call it inside one")
-    return twin(self)(*args, **kwargs)
+    return interpreted_kernel(self)(*args, **kwargs)
 
 
 def _method(fn: triton.JITFunction) -> Any:
@@ -94,7 +94,7 @@ _tuning = Tuning()
 
 @contextmanager
 def configuration(number: int) -> Iterator[Tuning]:
-    """Inside the block, launches of autotuned kernels under :func:`twins` take configuration ``number``, from 0.
+    """Inside the block, :func:`interpret_launches` gives autotuned kernels configuration ``number``, from 0.
 
     Configurations that the kernel prunes are passed over; a kernel that has fewer starts again with its first.
     """
