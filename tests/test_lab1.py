@@ -24,7 +24,7 @@ from solutions import lab1_roofline as solution
 from solutions.lab1_roofline.exercises import attention, counting, divergence, passes, prediction, rates, rules, sectors
 from solutions.lab1_roofline.exercises import operators as lab1_operators
 from utils import hardware, operators, roofline, simt
-from utils.checks import attempt, ready_made
+from utils.checks import attempt, forbidden_modules
 from utils.checks.core import CheckFailed
 from utils.checks.question import Question
 
@@ -318,8 +318,8 @@ def test_measurements_looked_up_are_no_predictions(tmp_path):
 
 
 def test_the_vocabulary_that_a_lab_hands_out_may_be_imported():
-    assert ready_made.imports_of(solution.warp_cycles, rules.FORBIDDEN) == []
-    assert ready_made.forbidden_imports("from utils.simt import run_warp", rules.FORBIDDEN) == [
+    assert forbidden_modules.imports_of(solution.warp_cycles, rules.FORBIDDEN) == []
+    assert forbidden_modules.forbidden_imports("from utils.simt import run_warp", rules.FORBIDDEN) == [
         "line 1: utils.simt.run_warp"
     ]
 
