@@ -103,7 +103,7 @@ def test_states_are_played_with_their_captions():
     manager, words = managed()
     states = [pool_state(manager, words, caption="forked")]
     manager.free("a")
-    states.append(pool_state(manager, words, caption="a has ended", remembered={5: ["old"]}))
+    states.append(pool_state(manager, words, caption="a has ended"))
     assert captions(block_animation(states, title="A pool", alt=ALT)) == ["forked", "a has ended"]
     with pytest.raises(ValueError, match="one pool"):
         block_animation([states[0], pool_state(BlockManager(3, 4), {})], title="Two pools", alt=ALT)

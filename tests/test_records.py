@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import benchmark_cli, readings, truth
+from benchmarks import benchmark_cli, truth
 from utils import record_schemas, records, runtime
 
 COPY = {"bytes": 64, "seconds": 1e-6, "low": 9e-7, "high": 2e-6, "rounds": 5, "bytes_per_second": 1.28e8}
@@ -74,46 +74,6 @@ def test_measured_rates_stay_below_the_hardware_and_near_what_is_known():
     assert 650e12 < best["matmul_flops_per_second"]["bf16"] < 989e12
     for point in records.load("matmul_sweep").results["cublas"]:
         assert point["flops_per_second"] < 989e12
-
-
-def test_latency_and_bandwidth_grow_and_shrink_from_level_to_level():
-    latency = readings.latency_levels(records.load("latency").results)
-    assert latency["shared"] < latency["l1"] < latency["l2"] < latency["hbm"]
-    assert latency["shared"] < latency["shared_by_index"] and latency["l1"] < latency["l1_by_index"]
-    bandwidth = readings.bandwidth_levels(records.load("bandwidth").results)
-    assert bandwidth["shared"] > bandwidth["l1"] > bandwidth["l2"] > bandwidth["hbm"]
-
-
-def test_half_of_the_l2_cache_is_nearer_than_the_other():
-    for level in ("l2", "hbm"):
-        near, far = readings.near_and_far(records.load("latency").results["distribution"][level])
-        assert near * 1.05 < far
-
-
-def test_two_humps_of_a_histogram_are_told_apart():
-    near, far = readings.near_and_far({"bin_cycles": 10, "counts": [0, 5, 5, 0, 0, 0, 2, 2]})
-    assert (near, far) == (20.0, 70.0)
-
-
-@pytest.mark.parametrize(("pattern", "widest"), [("strided read", 16), ("strided write", 8), ("strided copy", 8)])
-def test_useful_bandwidth_by_stride_is_what_the_memory_model_says(pattern, widest):
-    points = [p for p in records.load("access").results["points"] if p["pattern"] == pattern and p["level"] == "hbm"]
-    peak = next(p["useful_bytes_per_second"] for p in points if p["stride"] == 1)
-    for point in points:
-        if point["stride"] <= widest:
-            model = readings.memory_efficiency(pattern, point["element_size"], point["stride"])
-            assert point["useful_bytes_per_second"] / peak == pytest.approx(model, rel=0.05)
-
-
-def test_the_memory_model_refuses_what_it_does_not_cover():
-    with pytest.raises(ValueError, match="got 'misaligned copy'"):
-        readings.memory_efficiency("misaligned copy", 4, 1)
-    with pytest.raises(ValueError, match="got 4 and 0"):
-        readings.memory_efficiency("strided read", 4, 0)
-
-
-def test_a_point_of_a_sweep_is_found_by_its_size():
-    assert readings.by_size(records.load("matmul_sweep").results["cublas"])[1792]["n"] == 1792
 
 
 # ---- the profiler's truth --------------------------------------------------------------------------------------------

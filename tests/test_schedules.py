@@ -78,12 +78,12 @@ def test_zero_bubble_puts_gradients_of_weights_off_by_the_stage():
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_every_schedule_starts_actions_after_what_they_need_and_one_at_a_time(make, p, m):
     schedule = make(p, m)
-    timeline = simulate(schedule, forward=1.25, backward=2.5, transfer=0.125)
+    timeline = simulate(schedule, forward=1.25, backward=2.5)
     assert len(timeline.work) == sum(map(len, schedule.orders))
     done = {(w.stage, w.action): w for w in timeline.work}
     for w in timeline.work:
         for stage, action in schedule.needs(w.stage, w.action):
-            assert w.start >= done[stage, action].end + 0.125 * (stage != w.stage)
+            assert w.start >= done[stage, action].end
     for stage in range(p):
         own = timeline.of(stage)
         assert tuple(w.action for w in own) == schedule.orders[stage]
@@ -173,12 +173,6 @@ def test_the_slowest_stage_sets_the_pace():
     assert timeline.busy == (90, 135, 90)
 
 
-def test_transfers_delay_the_first_and_the_last_micro_batch():
-    for make in (gpipe, naive):
-        slow, fast = simulate(make(4, 1), transfer=0.5), simulate(make(4, 1))
-        assert slow.makespan == fast.makespan + 6 * 0.5
-
-
 def test_the_time_of_the_weights_is_taken_from_the_backward_pass_only_where_it_is_apart():
     apart, whole = (simulate(make(1, 2), forward=1, backward=3, weight=1) for make in (zero_bubble, gpipe))
     assert {(w.action.kind, w.end - w.start) for w in apart.work} == {("F", 1), ("B", 2), ("W", 1)}
@@ -198,7 +192,6 @@ def test_the_time_of_a_micro_batch_is_shared_by_its_chunks():
         ({"forward": -1}, "forward must be a time, or one for each of the 2 stages"),
         ({"backward": [1, 2, 3]}, "backward must be a time, or one for each of the 2 stages"),
         ({"weight": 5}, "weight must be between 0 and the backward pass, 2, got 5"),
-        ({"transfer": -0.5}, "transfer must be a time, not negative, got -0.5"),
     ],
 )
 def test_impossible_durations_are_refused_by_name(durations, words):

@@ -111,10 +111,6 @@ class Measured:
         """Bytes/s of the least traffic reached."""
         return self.cost.bytes / self.seconds
 
-    def share_of_roof(self, gpu: Device, dtype: str = "bf16") -> float:
-        """Rate reached over the attainable rate at this intensity; for work without FLOPs, over the bandwidth."""
-        return time_bounds(self.cost, gpu, dtype).overlapped / self.seconds
-
 
 def _check_device(gpu: object) -> None:
     if not isinstance(gpu, Device):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_
 #: More blocks than this cannot be read in one picture.
 MOST_BLOCKS = 16
 _EMPTY = mix(WASTE, 0.5)
-_PALE = mix(HBM, 0.22)
 
 
 class Manager(Protocol):
@@ -39,7 +38,7 @@ class Manager(Protocol):
 class PoolState:
     """A block manager at one moment; made by :func:`pool_state`.
 
-    ``contents`` are the words in each block's slots, of blocks that are held or remembered.
+    ``contents`` are the words in each block's slots, of blocks that are held.
     """
 
     block_size: int
@@ -49,7 +48,6 @@ class PoolState:
     contents: Mapping[int, tuple[str, ...]]
     copies: tuple[tuple[int, int], ...] = ()
     caption: str = ""
-    remembered: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def wasted(self) -> int:
@@ -64,14 +62,12 @@ def pool_state(
     *,
     caption: str = "",
     copies: Sequence[tuple[int, int]] = (),
-    remembered: Mapping[int, Sequence[str]] | None = None,
 ) -> PoolState:
     """Read a block manager's tables.
 
     Args:
         words: what each sequence's tokens are called, by its id.
         copies: pairs (source, target) of blocks that were just copied.
-        remembered: free blocks that still hold a reusable beginning, and its words.
 
     Raises:
         ValueError: more than 16 blocks, a sequence without as many words as it has tokens, tables that disagree about
@@ -79,7 +75,7 @@ def pool_state(
     """
     if manager.num_blocks > MOST_BLOCKS:
         raise ValueError(f"at most {MOST_BLOCKS} blocks can be drawn, got {manager.num_blocks}")
-    contents: dict[int, tuple[str, ...]] = {block: tuple(text) for block, text in (remembered or {}).items()}
+    contents: dict[int, tuple[str, ...]] = {}
     tables, lengths = {}, {}
     for id in manager.sequences:
         tables[id], lengths[id] = tuple(manager.table(id)), manager.length(id)
@@ -94,9 +90,7 @@ def pool_state(
             if not (shared and len(contents[block]) > len(text)):
                 contents[block] = text
     references = tuple(manager.references(block) for block in range(manager.num_blocks))
-    return PoolState(
-        manager.block_size, tables, lengths, references, contents, tuple(copies), caption, frozenset(remembered or ())
-    )
+    return PoolState(manager.block_size, tables, lengths, references, contents, tuple(copies), caption)
 
 
 @styled
@@ -159,11 +153,10 @@ def _draw_state(ax: Axes, *, state: PoolState, rows: int) -> None:
             row += 1
         row += 1
     for block, count in enumerate(state.references):
-        held, pale = count > 0, block in state.remembered
-        words = state.contents.get(block, ()) if held or pale else ()
-        _block(ax, pool_x, block, size, words, edge=LIMIT if count > 1 else "#8A8A8A", pale=not held, free=not held)
+        words = state.contents[block] if count else ()
+        _block(ax, pool_x, block, size, words, edge=LIMIT if count > 1 else "#8A8A8A", free=not count)
         ax.text(pool_x - 0.1, block + 0.41, str(block), ha="right", va="center", size=SMALL, color=MUTED)
-        note = f"{count} tables" if count > 1 else "remembered" if pale and not held else "" if held else "free"
+        note = f"{count} tables" if count > 1 else "" if count else "free"
         ax.text(pool_x + size + 0.1, block + 0.41, note, va="center", size=SMALL, color=INK if count > 1 else MUTED)
     for source, target in state.copies:
         x = pool_x + size + 0.95
@@ -178,13 +171,11 @@ def _draw_state(ax: Axes, *, state: PoolState, rows: int) -> None:
     ax.set_ylim(rows + 0.1, -1.25)
 
 
-def _block(
-    ax: Axes, x: float, y: float, size: int, words: Sequence[str], *, edge: str, pale: bool = False, free: bool = False
-) -> None:
+def _block(ax: Axes, x: float, y: float, size: int, words: Sequence[str], *, edge: str, free: bool = False) -> None:
     """One block: its slots with their words; a held block's empty slots are hatched as waste."""
     for i in range(size):
         filled = i < len(words)
-        face = (_PALE if pale else mix(HBM, 0.62)) if filled else "white" if free else _EMPTY
+        face = mix(HBM, 0.62) if filled else "white" if free else _EMPTY
         look = {"edgecolor": "white", "linewidth": 0.6}
         if not filled and not free:
             look = {"edgecolor": "#B5B5B5", "linewidth": 0, "hatch": WASTE_HATCH}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from utils.plots.labels import spread
-from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, bare, figure, mix, styled
+from utils.plots.style import ARITHMETIC, HBM, INK, MUTED, ON_CHIP, SMALL, TEXT, bare, figure, mix, styled
 from utils.plots.ticks import binary_bytes, quantity_axis
 from utils.units import number, quantity
 
@@ -198,20 +198,18 @@ def latency_ranges(ranges: Sequence[LatencyRange], *, title: str = "", subtitle:
     return fig
 
 
-#: name, colour, how to read it from a GPU, unit
-_QUANTITIES = {
-    "tensor": ("16-bit arithmetic", ARITHMETIC, lambda g: g.peak_flops.get("bf16", g.peak_flops.get("fp16")), "FLOP/s"),
-    "fp32": ("fp32 arithmetic", mix(ARITHMETIC, 0.55), lambda g: g.peak_flops.get("fp32"), "FLOP/s"),
-    "memory": ("memory bandwidth", HBM, lambda g: g.memory_bandwidth, "B/s"),
-    "link": ("link bandwidth", LINK, lambda g: g.link_bandwidth, "B/s"),
-}
+#: Name, colour, how to read it from a GPU, and unit; the 16-bit rate is bf16's, or fp16's before it.
+_QUANTITIES = (
+    ("16-bit arithmetic", ARITHMETIC, lambda g: g.peak_flops.get("bf16", g.peak_flops.get("fp16")), "FLOP/s"),
+    ("fp32 arithmetic", mix(ARITHMETIC, 0.55), lambda g: g.peak_flops.get("fp32"), "FLOP/s"),
+    ("memory bandwidth", HBM, lambda g: g.memory_bandwidth, "B/s"),
+)
 
 
 @styled
 def generations(
     gpus: Sequence[GPU],
     *,
-    quantities: Sequence[str] = ("tensor", "fp32", "memory"),
     title: str = "",
     subtitle: str = "",
 ) -> Figure:
@@ -219,10 +217,9 @@ def generations(
 
     Args:
         gpus: entries of the hardware table; they are put in order of their year.
-        quantities: "tensor" (dense 16-bit rate: bf16, or fp16 before it), "fp32", "memory" and "link".
 
     Raises:
-        ValueError: fewer than two GPUs, two of one year, an unknown quantity or one that a GPU lacks.
+        ValueError: fewer than two GPUs, two of one year, or a GPU without one of the rates.
     """
     gpus = sorted(gpus, key=lambda g: g.year)
     years = [g.year for g in gpus]
@@ -231,10 +228,7 @@ def generations(
             f"generations needs at least two GPUs of different years, got {[(g.name, g.year) for g in gpus]}"
         )
     series = []
-    for key in quantities:
-        if key not in _QUANTITIES:
-            raise ValueError(f"unknown quantity {key!r} (known: {', '.join(_QUANTITIES)})")
-        name, colour, read, unit = _QUANTITIES[key]
+    for name, colour, read, unit in _QUANTITIES:
         values = [read(g) for g in gpus]
         if None in values:
             raise ValueError(f"{gpus[values.index(None)].name} has no {name} in the hardware table")

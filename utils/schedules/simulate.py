@@ -103,7 +103,6 @@ def simulate(
     backward: float | Sequence[float] = 2.0,
     *,
     weight: float | None = None,
-    transfer: float = 0.0,
 ) -> Timeline:
     """Run a schedule: each stage takes its actions in order, each as soon as what it needs has arrived.
 
@@ -112,7 +111,6 @@ def simulate(
             1/v of it. The backward pass is twice the forward pass, as its FLOPs are.
         weight: the part of ``backward`` that computes gradients of weights, where a schedule has them apart; by default
             half of it.
-        transfer: time until a result has reached another stage; it occupies neither.
 
     Raises:
         Deadlock: some stages wait for one another for ever.
@@ -120,8 +118,6 @@ def simulate(
     """
     p = schedule.stages
     times = _durations(schedule, forward, backward, weight)
-    if not (math.isfinite(transfer) and transfer >= 0):
-        raise ValueError(f"transfer must be a time, not negative, got {transfer}")
     done: dict[tuple[int, Action], float] = {}
     free, place, work = [0.0] * p, [0] * p, []
     awaited: dict[tuple[int, Action], list[int]] = defaultdict(list)
@@ -135,8 +131,7 @@ def simulate(
             if missing is not None:
                 awaited[missing].append(stage)
                 break
-            arrived = (done[need] + (transfer if need[0] != stage else 0.0) for need in needs)
-            start = max(free[stage], *arrived, 0.0)
+            start = max(free[stage], *(done[need] for need in needs), 0.0)
             free[stage] = done[stage, action] = start + times[action.kind][stage]
             work.append(Work(stage, action, start, free[stage]))
             place[stage] += 1

@@ -87,11 +87,6 @@ def sharegpt_like() -> Conversations:
     return Conversations("ShareGPT-like", lognormal(161.31, 1.2, longest=1024), lognormal(337.99, 0.9), 2048)
 
 
-def alpaca_like() -> Conversations:
-    """Lengths like those of Alpaca, short instructions: means 19.31 and 58.45 tokens (Kwon et al. 2023, figure 11)."""
-    return Conversations("Alpaca-like", lognormal(19.31, 0.6, longest=1024), lognormal(58.45, 0.9), 2048)
-
-
 # ---- arrivals ----
 
 

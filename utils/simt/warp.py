@@ -122,14 +122,6 @@ class WarpTrace:
         """Useful over total lane-cycles; 1 for an empty trace, which wastes nothing."""
         return self.useful_lane_cycles / self.total_lane_cycles if self.steps else 1.0
 
-    def lane_cycles(self, lane: int) -> int:
-        """Cycles in which ``lane`` was active."""
-        if isinstance(lane, bool) or not isinstance(lane, int):
-            raise TypeError(f"lane must be an integer, got {lane!r}")
-        if not 0 <= lane < self.warp_size:
-            raise ValueError(f"lane must be between 0 and {self.warp_size - 1}, got {lane}")
-        return sum(step.cycles for step in self.steps if step.mask[lane])
-
 
 def run_warp(program: Sequence[Node], warp_size: int = 32, active_lanes: int | None = None) -> WarpTrace:
     """Execute ``program`` on one warp and return what it issued.

@@ -167,16 +167,12 @@ UTILISATION = Question(
 )
 
 
-def _seconds(waves: Callable[[int, int], float], whole_tiles: bool = True) -> Callable[..., float]:
+def _seconds(waves: Callable[[int, int], float]) -> Callable[..., float]:
     def computes(m, k, n, tile_m, tile_n, sms, peak_flops):
         turns = waves(covering_tiles(m, n, tile_m, tile_n), sms)
         return turns * 2 * tile_m * tile_n * k / (peak_flops / sms)
 
     return computes
-
-
-def _round_up(tiles: int, sms: int) -> int:
-    return -(-tiles // sms)
 
 
 TIME = Question(

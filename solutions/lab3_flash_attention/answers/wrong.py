@@ -243,7 +243,7 @@ wrong(
     LOOP,
     "k loaded twice",
     "k_ptr",
-    "loaded again",
+    "loaded more than once",
     edits={"        s = tl.dot(q": "        k = " + f"{K_ROWS}\n        s = tl.dot(q"},
 )
 wrong(
