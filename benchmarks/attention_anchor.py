@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, benchmark_cli, head_start, power, sustained
+from benchmarks import attention_speed, benchmark_cli, blocked_stream, power, sustained
 from benchmarks.attention_speed import Shape
-from benchmarks.preheat import preheat
+from benchmarks.thermal_warmup import thermal_warmup
 from utils import timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
@@ -62,7 +62,7 @@ def calls(shape: Shape) -> tuple[dict[str, Callable[[], object]], str]:
         with with_a_running_maximum():
             return attention_speed.ours(q, k, v, causal)
 
-    cudnn = functools.partial(attention_speed.peer(attention_speed.PEERS[CUDNN]), q, k, v, causal)
+    cudnn = functools.partial(attention_speed.baseline(attention_speed.BASELINES[CUDNN]), q, k, v, causal)
     found: dict[str, Callable[[], object]] = {
         ANCHORED: functools.partial(attention_speed.ours, q, k, v, causal),
         INNER: inner,
@@ -81,7 +81,7 @@ def point(shape: Shape, rounds: int = ROUNDS, lap_seconds: float = sustained.LAP
     """Measure one shape."""
     chosen, missing = calls(shape)
     timed, calls_a_lap = sustained.compare(
-        chosen, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds
+        chosen, rounds=rounds, stopwatch=blocked_stream.stopwatch(), lap_seconds=lap_seconds
     )
     amount = attention_speed.flops(shape, "forward")
     return {
@@ -135,7 +135,7 @@ def measure(
     """
     points, missing = [], {}
     for shape in shapes or (attention_speed.SHAPES[1::4] if quick else attention_speed.SHAPES):
-        preheat(calls(shape)[0][INNER], *(() if seconds is None else (seconds,)))
+        thermal_warmup(calls(shape)[0][INNER], *(() if seconds is None else (seconds,)))
         item = point(shape, rounds, lap_seconds)
         if why := item.pop("missing"):
             missing[CUDNN] = why

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_speed, benchmark_cli, head_start
-from benchmarks.preheat import preheat
+from benchmarks import attention_speed, benchmark_cli, blocked_stream
+from benchmarks.thermal_warmup import thermal_warmup
 from solutions import lab3_flash_attention as lab
 from utils import example_kernels, runtime, timing
 from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, RATIO, SIZE, TEXT, TIMING, each
@@ -127,8 +127,8 @@ def measure(
     points = []
     for shape in shapes:
         passes = backward_passes(shape)
-        preheat(passes[OURS], *(() if seconds is None else (seconds,)))
-        timed = timing.compare(passes, warmup=3, rounds=8 if quick else rounds, stopwatch=head_start.stopwatch())
+        thermal_warmup(passes[OURS], *(() if seconds is None else (seconds,)))
+        timed = timing.compare(passes, warmup=3, rounds=8 if quick else rounds, stopwatch=blocked_stream.stopwatch())
         batch, heads, seq_len, head_dim, causal = shape
         flops = 5 * 2 * batch * heads * seq_len**2 * head_dim // (2 if causal else 1)
         exact_order = passes["second pass"]()[0]

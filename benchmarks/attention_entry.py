@@ -220,7 +220,7 @@ def outputs(
         raise EntryError(f"{words}: {name} must return {asked}, got {described(result)}")
     found = dict(zip(("o", "lse"), results))
     if found["o"].shape != inputs[0].shape:
-        raise EntryError(f"{words}: o has shape {tuple(found['o'].shape)}, {tuple(inputs[0].shape)} is right")
+        raise EntryError(f"{words}: expected o.shape {tuple(inputs[0].shape)}, got {tuple(found['o'].shape)}")
     if not backward:
         return found
     for label, x in found.items():
@@ -265,7 +265,7 @@ def wrong(
     at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     place = ", ".join(f"{axis}={i}" for axis, i in zip(AXES, at))
     return (
-        f"{name} is wrong in {int(bad.sum()):,} of {bad.numel():,} elements; the largest error is "
-        f"{tensors.number(error[at].item())} (allowed {tensors.number(allowed)}) at {name}[{place}]: "
-        f"{tensors.number(values[at].item())}, right is {tensors.number(target.right[at].item())}"
+        f"{name}: {int(bad.sum()):,} of {bad.numel():,} elements differ; max abs error "
+        f"{tensors.number(error[at].item())} (tolerance {tensors.number(allowed)}) at {name}[{place}]: "
+        f"expected {tensors.number(target.right[at].item())}, got {tensors.number(values[at].item())}"
     )

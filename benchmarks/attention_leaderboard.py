@@ -41,8 +41,8 @@ from benchmarks import (
     attention_entry,
     attention_speed,
     benchmark_cli,
-    head_start,
-    hopper_ways,
+    blocked_stream,
+    hopper_implementations,
     sustained,
 )
 from benchmarks.attention_board import YOURS, BoardError
@@ -50,12 +50,12 @@ from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_entry import Entry, EntryError
 from benchmarks.attention_speed import Shape
 from benchmarks.hopper_attention import whole_rounds
-from benchmarks.preheat import preheat
+from benchmarks.thermal_warmup import thermal_warmup
 from utils import records, runtime, timing
 
-#: What the participants of :mod:`benchmarks.hopper_ways` are called here.
-NAMES = {hopper_ways.OURS: "capstone", hopper_ways.FAST: "capstone, fast"}
-RESERVED = (*NAMES.values(), hopper_ways.LAB, *hopper_ways.PEERS, YOURS)
+#: What the participants of :mod:`benchmarks.hopper_implementations` are called here.
+NAMES = {hopper_implementations.OURS: "capstone", hopper_implementations.FAST: "capstone, fast"}
+RESERVED = (*NAMES.values(), hopper_implementations.LAB, *hopper_implementations.BASELINES, YOURS)
 LONGEST_NAME = 40
 ROUNDS = 5
 LAP_SECONDS = 0.05
@@ -103,7 +103,7 @@ def far_off(entry: Entry, shape: Shape, dtype: torch.dtype, directions: Sequence
     Raises:
         EntryError: they are further apart than rounding explains.
     """
-    q, k, v, do = hopper_ways.inputs(shape, dtype)
+    q, k, v, do = hopper_implementations.inputs(shape, dtype)
     results = []
     for attention in (lambda *tensors: entry.attention(*tensors[:3], causal=tensors[3]), attention_speed.ours):
         o = attention(q, k, v, shape[4])
@@ -123,15 +123,18 @@ def measure(
         EntryError: the entry fails on a shape or gives other results than lab 3's.
     """
     points = []
-    attentions = {YOURS: lambda q, k, v, causal: entry.attention(q, k, v, causal=causal), **hopper_ways.functions()}
+    attentions = {
+        YOURS: lambda q, k, v, causal: entry.attention(q, k, v, causal=causal),
+        **hopper_implementations.functions(),
+    }
     if "backward" not in directions:
-        del attentions[hopper_ways.FAST]
+        del attentions[hopper_implementations.FAST]
     for shape in shapes:
         words = f"D {shape[3]}, N {shape[2]}, {'causal' if shape[4] else 'full'}"
         try:
-            far_off(entry, shape, hopper_ways.DTYPES[dtype], directions)
-            found, _ = hopper_ways.calls(shape, hopper_ways.DTYPES[dtype], attentions, directions)
-            preheat(found["forward", YOURS], WARM_SECONDS)
+            far_off(entry, shape, hopper_implementations.DTYPES[dtype], directions)
+            found, _ = hopper_implementations.calls(shape, hopper_implementations.DTYPES[dtype], attentions, directions)
+            thermal_warmup(found["forward", YOURS], WARM_SECONDS)
             for direction in directions:
                 points.append(point(shape, direction, found, rounds, lap_seconds))
         except EntryError as error:
@@ -150,7 +153,7 @@ def point(
     timed, calls_a_lap = sustained.compare(
         chosen,
         rounds=whole_rounds(list(chosen), rounds),
-        stopwatch=head_start.stopwatch(),
+        stopwatch=blocked_stream.stopwatch(),
         lap_seconds=lap_seconds,
     )
     amount = attention_speed.flops(shape, direction)
@@ -167,7 +170,7 @@ def point(
         "timed": {name: {**t.as_dict(), "flops_per_second": amount / t.median} for name, t in timed.items()},
         "over": {
             base: {name: timing.ratio(timed[base], timed[name]).as_dict() for name in chosen if name != base}
-            for base in hopper_ways.PEERS
+            for base in hopper_implementations.BASELINES
             if base in chosen
         },
     }
@@ -181,7 +184,9 @@ def row_of(
     Raises:
         EntryError: neither of them ran on every point.
     """
-    bases = [base for base in reversed(hopper_ways.PEERS) if all(base in each["over"] for each in points)]
+    bases = [
+        base for base in reversed(hopper_implementations.BASELINES) if all(base in each["over"] for each in points)
+    ]
     if not bases:
         raise EntryError("neither cuDNN nor FA2 runs on all of these shapes here: there is nothing to compare with")
     return {
@@ -218,7 +223,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", type=name_of, help="its name on the board; by default the module's or file's")
     parser.add_argument("--forward-only", action="store_true", help="without gradients")
     parser.add_argument("--shapes", nargs="+", type=shape_of, default=list(attention_speed.SHAPES), metavar="DxN")
-    parser.add_argument("--dtype", choices=tuple(hopper_ways.DTYPES), default="bf16")
+    parser.add_argument("--dtype", choices=tuple(hopper_implementations.DTYPES), default="bf16")
     parser.add_argument("--board", type=Path, default=Path("leaderboard.json"), metavar="FILE")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every comparison, at least")
     parser.add_argument("--lap-seconds", type=float, default=LAP_SECONDS, help="work in a lap")
@@ -247,10 +252,12 @@ def enter(options: argparse.Namespace) -> list[dict[str, Any]]:
     directions = attention_speed.DIRECTIONS[: 1 if options.forward_only else 2]
     head_dims = sorted({shape[3] for shape in options.shapes})
     print(f"{options.name} on {runtime.gpu_name()}", flush=True)
-    tried = attention_entry.check(entry, [hopper_ways.DTYPES[options.dtype]], head_dims, "backward" in directions)
+    tried = attention_entry.check(
+        entry, [hopper_implementations.DTYPES[options.dtype]], head_dims, "backward" in directions
+    )
     print(f"right in {tried} ragged cases", flush=True)
-    workers = min(hopper_ways.WORKERS, os.cpu_count() or 1)
-    hopper_ways.compile_first(options.shapes, [options.dtype], workers, directions)
+    workers = min(hopper_implementations.WORKERS, os.cpu_count() or 1)
+    hopper_implementations.compile_first(options.shapes, [options.dtype], workers, directions)
     points = measure(entry, options.shapes, options.dtype, directions, options.rounds, options.lap_seconds)
     row = row_of(entry, options.name, options.dtype, points, runtime.gpu_name(), records.versions())
     rows = attention_board.add(options.board, row)

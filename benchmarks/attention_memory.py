@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import benchmark_cli
-from benchmarks.attention_ways import WAYS, call, forward
+from benchmarks.attention_implementations import IMPLEMENTATIONS, call, forward
 from utils import runtime, timing
 from utils.attention_math import (
     FLASH_BACKWARD_MATMULS,
@@ -93,7 +93,7 @@ SCHEMA = {
 def measure(
     quick: bool = False,
     sizes: Sequence[int] | None = None,
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] = IMPLEMENTATIONS,
     shape: AttentionShape | None = None,
     published: Mapping[str, tuple[str, bool, float]] = PUBLISHED_WAYS,
 ) -> dict[str, Any]:

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import benchmark_cli, head_start, power, sustained
-from benchmarks.preheat import preheat
+from benchmarks import benchmark_cli, blocked_stream, power, sustained
+from benchmarks.thermal_warmup import thermal_warmup
 from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING, each
@@ -39,7 +39,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 LONG: Shape = (1, 16, 16384, 64, True)
 ALONE: Shape = (2, 16, 8192, 128, False)
 OURS = "ours"
-PEERS = {
+BASELINES = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -69,7 +69,7 @@ def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tor
     return lab.flash_attention(q, k, v, causal=causal)
 
 
-def peer(backend: SDPBackend) -> Attention:
+def baseline(backend: SDPBackend) -> Attention:
     """PyTorch's attention by one backend and no other: it raises where that backend cannot."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -81,7 +81,7 @@ def peer(backend: SDPBackend) -> Attention:
 
 def functions() -> dict[str, Attention]:
     """What is compared, by name; ours first."""
-    return {OURS: ours, **{name: peer(backend) for name, backend in PEERS.items()}}
+    return {OURS: ours, **{name: baseline(backend) for name, backend in BASELINES.items()}}
 
 
 def inputs(shape: Shape) -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ def point(
     """Measure one direction of one shape."""
     chosen = {name: call for (which, name), call in timed_calls.items() if which == direction}
     timed, calls_a_lap = sustained.compare(
-        chosen, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds
+        chosen, rounds=rounds, stopwatch=blocked_stream.stopwatch(), lap_seconds=lap_seconds
     )
     amount = flops(shape, direction)
     batch, heads, seq_len, head_dim, causal = shape
@@ -197,10 +197,10 @@ def measure(
     for shape in shapes:
         found, missing = calls(shape, functions())
         unavailable |= missing
-        preheat(found["both", OURS], *(() if seconds is None else (seconds,)))
+        thermal_warmup(found["both", OURS], *(() if seconds is None else (seconds,)))
         points += [point(shape, direction, found, rounds, lap_seconds) for direction in DIRECTIONS]
     found, missing = calls(long, functions())
-    preheat(found["both", OURS], *(() if seconds is None else (seconds,)))
+    thermal_warmup(found["both", OURS], *(() if seconds is None else (seconds,)))
     return {
         "dtype": "bf16",
         "points": points,
@@ -239,13 +239,13 @@ def name_of(item: Mapping[str, Any]) -> str:
 def table(results: Mapping[str, Any]) -> str:
     """One line a shape and direction: TFLOP/s of each, and how our rate compares."""
     names = list(dict.fromkeys(name for item in results["points"] for name in item["timed"]))
-    peers = [name for name in names if name != OURS]
+    baselines = [name for name in names if name != OURS]
     rows = []
     for item in (*results["points"], results["long"]):
         rates = [f"{t['flops_per_second'] / 1e12:.0f}" if t else "" for t in map(item["timed"].get, names)]
-        ratios = [f"{r['ratio']:.3f}" if r else "" for r in map(item["ours_over"].get, peers)]
+        ratios = [f"{r['ratio']:.3f}" if r else "" for r in map(item["ours_over"].get, baselines)]
         rows.append([name_of(item), *rates, *ratios])
-    text = benchmark_cli.text_table(["TFLOP/s", *names, *(f"x {name}" for name in peers)], rows)
+    text = benchmark_cli.text_table(["TFLOP/s", *names, *(f"x {name}" for name in baselines)], rows)
     long = ", ".join(f"{name} {t['seconds'] * 1e3:.3f}" for name, t in results["long"]["timed"].items())
     why = "".join(f"\n{name}: {reason}" for name, reason in results["unavailable"].items())
     alone = "".join(

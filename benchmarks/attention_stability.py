@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import attention_ways, benchmark_cli
+from benchmarks import attention_implementations, benchmark_cli
 from utils import runtime
 from utils.record_schemas import COUNT, POSITIVE, SIZE, TEXT
 
@@ -124,7 +124,7 @@ def methods(tiles: Sequence[int], in_use: Sequence[str]) -> list[tuple[str, str,
     found = [("standard", s, 0, lambda q, k, v, s=s: standard(q, k, v, s)) for s in STANDARD]
     for tile in tiles:
         found += [("flash", s, tile, lambda q, k, v, t=tile, s=s: flash(q, k, v, t, s)) for s in ROUNDED]
-    found += [(way, "in use", 0, attention_ways.forward(way)) for way in in_use]
+    found += [(way, "in use", 0, attention_implementations.forward(way)) for way in in_use]
     return found
 
 

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import attention_speed, benchmark_cli, head_start, sustained
+from benchmarks import attention_speed, benchmark_cli, blocked_stream, sustained
 from benchmarks.attention_speed import SHAPES, Shape
-from benchmarks.preheat import preheat
+from benchmarks.thermal_warmup import thermal_warmup
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import trace
 from utils import timing
@@ -36,7 +36,7 @@ SOURCES = [
     *(f"{_STEPS}/{each.path.name}" for each in steps.EVERYONE),
 ]
 
-PEERS = ("cudnn", "flash")
+BASELINES = ("cudnn", "flash")
 ROUNDS = 6
 LAP_SECONDS = 0.06
 PREHEAT_SECONDS = 1.0
@@ -74,8 +74,8 @@ def calls(shape: Shape, names: Sequence[str]) -> dict[str, Callable[[], object]]
     found: dict[str, Callable[[], object]] = {
         name: functools.partial(steps.step(name).load().forward, *plain, shape[4]) for name in names
     }
-    for name in PEERS:
-        attention = attention_speed.peer(attention_speed.PEERS[name])
+    for name in BASELINES:
+        attention = attention_speed.baseline(attention_speed.BASELINES[name])
         try:
             attention(q, k, v, shape[4])
         except RuntimeError:
@@ -87,7 +87,7 @@ def calls(shape: Shape, names: Sequence[str]) -> dict[str, Callable[[], object]]
 def point(shape: Shape, timed_calls: Mapping[str, Callable[[], object]], rounds: int, lap_seconds: float) -> dict:
     """Everybody's time on one shape, and how it compares with cuDNN's."""
     timed, calls_a_lap = sustained.compare(
-        timed_calls, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds
+        timed_calls, rounds=rounds, stopwatch=blocked_stream.stopwatch(), lap_seconds=lap_seconds
     )
     amount = attention_speed.flops(shape, "forward")
     batch, heads, seq_len, head_dim, causal = shape
@@ -118,7 +118,7 @@ def traces(shape: Shape, names: Sequence[str], rounds: int, lap_seconds: float) 
             "plain": functools.partial(steps.step(name).load().forward, *plain, shape[4]),
             "traced": functools.partial(trace.launch, name, *plain, shape[4], times),
         }
-        timed, _ = sustained.compare(both, rounds=rounds, stopwatch=head_start.stopwatch(), lap_seconds=lap_seconds)
+        timed, _ = sustained.compare(both, rounds=rounds, stopwatch=blocked_stream.stopwatch(), lap_seconds=lap_seconds)
         found.append({**item, "cost": timing.ratio(timed["traced"], timed["plain"]).median})
     return found
 
@@ -196,7 +196,7 @@ def measure(
     points = []
     for shape in shapes:
         timed_calls = calls(shape, good)
-        preheat(timed_calls[next(iter(timed_calls))], seconds)
+        thermal_warmup(timed_calls[next(iter(timed_calls))], seconds)
         points.append(point(shape, timed_calls, rounds, lap_seconds))
     failures = {name: each["failed"] for name, each in found.items() if "failed" in each}
     names = [name for name in trace.STEPS if name in good and TRACES not in failures]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ways, benchmark_cli, profiler_truth
+from benchmarks import attention_implementations, benchmark_cli, profiler_truth
 from benchmarks.attention_blocks import Tiles, tile_of_forward
 from solutions import lab3_flash_attention as lab
 from utils import runtime
@@ -59,7 +59,7 @@ CASES = (
     Case("four query heads a key head", AttentionShape(1, 8, 256, 64, kv_heads=2), False, (64, 64, 4, 2)),
     Case("D = 128", AttentionShape(1, 2, 512, 128), False, (128, 64, 4, 2)),
 )
-#: Large calls: name -> way of :data:`benchmarks.attention_ways.WAYS`, all not causal.
+#: Large calls: name -> way of :data:`benchmarks.attention_implementations.IMPLEMENTATIONS`, all not causal.
 LARGE_SHAPE = AttentionShape(1, 16, 4096, 64)
 LARGE: dict[str, str] = {"eager": "eager", "ours": "ours", "flash": "flash"}
 #: Metric -> key of a large call's record, in sectors of 32 bytes.
@@ -101,7 +101,7 @@ def large_calls() -> list[Callable[[], object]]:
     q, k, v = inputs(LARGE_SHAPE, torch.Generator().manual_seed(20260707))
     calls = []
     for way in LARGE.values():
-        attention = attention_ways.forward(way)
+        attention = attention_implementations.forward(way)
         calls.append(lambda attention=attention: attention(q, k, v))
     return calls
 

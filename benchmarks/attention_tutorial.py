@@ -35,7 +35,7 @@ import torch
 from benchmarks import attention_speed, benchmark_cli, sustained
 from benchmarks.attention_determinism import relative_distance
 from benchmarks.attention_speed import DIRECTIONS, OURS, Attention, Shape
-from benchmarks.preheat import preheat
+from benchmarks.thermal_warmup import thermal_warmup
 from utils.record_schemas import NOT_NEGATIVE, TEXT
 
 VARIABLE = "TRITON_TUTORIAL"
@@ -147,7 +147,7 @@ def measure(
             found, missing = attention_speed.calls(shape, {OURS: attention_speed.ours, TUTORIAL: theirs})
             if missing:
                 raise RuntimeError(f"{path}: {missing[TUTORIAL]}")
-            preheat(found["both", OURS], *(() if seconds is None else (seconds,)))
+            thermal_warmup(found["both", OURS], *(() if seconds is None else (seconds,)))
             for direction in DIRECTIONS:
                 if distance[direction] <= FAR:
                     points.append(attention_speed.point(shape, direction, found, rounds, lap_seconds))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import benchmark_cli, head_start, trace
+from benchmarks import benchmark_cli, blocked_stream, trace
 from utils import example_kernels, runtime, timing
 from utils.example_kernels.fusion import SCALE, SHIFT
 from utils.record_schemas import RATIO, SIZE, TEXT, TIMING
@@ -77,7 +77,7 @@ def side_by_side(calls: dict[str, Callable[[], object]], rounds: int) -> list[di
     Raises:
         RuntimeError: there is no GPU here.
     """
-    timed = timing.compare(calls, warmup=5, rounds=rounds, stopwatch=head_start.stopwatch())
+    timed = timing.compare(calls, warmup=5, rounds=rounds, stopwatch=blocked_stream.stopwatch())
     first = timed[next(iter(calls))]
     return [
         {"name": name, "kernels": len(launched), **here.as_dict(), **timing.ratio(first, here).as_dict()}

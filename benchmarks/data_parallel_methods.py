@@ -120,7 +120,7 @@ METHODS: dict[str, tuple[int, Callable[[GPTConfig, torch.device], Method]]] = {
 #: What is in memory, and is compared, at one time: 64 and 67 GB on two GPUs.
 TOGETHER = (("ddp", "torch ddp"), ("zero1", "zero2", "zero3", "torch fully_shard"))
 #: Ours and PyTorch's of the same stage.
-PEERS = {"ddp": "torch ddp", "zero3": "torch fully_shard"}
+BASELINES = {"ddp": "torch ddp", "zero3": "torch fully_shard"}
 
 
 def overlap_steps(method: Method, tokens: Tensor, targets: Tensor) -> dict[str, Callable[[], None]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from benchmarks import benchmark_cli, head_start
+from benchmarks import benchmark_cli, blocked_stream
 from solutions import lab2_triton_kernels as lab
 from utils import runtime, timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
@@ -89,7 +89,7 @@ def point(
         peers["torch.compile"] = _compiled(case.plain)
     with torch.set_grad_enabled(False):
         calls = {name: _call(function, inputs, case.direction) for name, function in peers.items()}
-        timed = timing.compare({"copy": copy, **calls}, warmup=5, rounds=rounds, stopwatch=head_start.stopwatch())
+        timed = timing.compare({"copy": copy, **calls}, warmup=5, rounds=rounds, stopwatch=blocked_stream.stopwatch())
     moved = 2 * case.moved
     speed = {
         name: {

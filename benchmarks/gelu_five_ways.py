@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import benchmark_cli, cuda_gelu, head_start, trace
+from benchmarks import benchmark_cli, blocked_stream, cuda_gelu, trace
 from utils import example_kernels, runtime, timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
@@ -84,7 +84,7 @@ def measure(quick: bool = False, elements: int | None = None, ways: Sequence[str
             continue
         torch.testing.assert_close(run(x)[:1000], formula(x[:1000]), rtol=1e-4, atol=1e-5)  # compiled for x's size
         calls[way] = lambda run=run: run(x)
-    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=head_start.stopwatch())
+    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=blocked_stream.stopwatch())
     kernels = trace.kernels_of(list(calls.values()))
     found = []
     for way, launched in zip(calls, kernels, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import benchmark_cli, head_start
+from benchmarks import benchmark_cli, blocked_stream
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
 from utils import runtime, timing
@@ -37,7 +37,7 @@ def point(n: int, layout: str, rounds: int) -> dict[str, Any]:
         group = tuning.tiled_matmul(a.element_size()).group
         calls["lab 2, pointers, grouped"] = lambda: lab.tiled_matmul(a, b, group)
         calls["lab 2, pointers, row by row"] = lambda: lab.tiled_matmul(a, b)
-    timed = timing.compare(calls, warmup=5, rounds=rounds, stopwatch=head_start.stopwatch())
+    timed = timing.compare(calls, warmup=5, rounds=rounds, stopwatch=blocked_stream.stopwatch())
     return {
         "n": n,
         "layout": layout,

@@ -6,7 +6,7 @@ forward and backward in one. Backward, the capstone has two rows: ``ours`` gives
 (:mod:`benchmarks.attention_speed`): inputs ask for gradients, laps keep the card busy, rounds are interleaved, and a
 ratio is the median of those within rounds.
 
-A pool of processes compiles all kernels first (:mod:`benchmarks.hopper_ways`).
+A pool of processes compiles all kernels first (:mod:`benchmarks.hopper_implementations`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import attention_speed, benchmark_cli, head_start, hopper_ways, sustained
+from benchmarks import attention_speed, benchmark_cli, blocked_stream, hopper_implementations, sustained
 from benchmarks.attention_speed import Shape
-from benchmarks.hopper_ways import DTYPES, FAST, LAB, OURS, PEERS, WORKERS
-from benchmarks.preheat import preheat
+from benchmarks.hopper_implementations import BASELINES, DTYPES, FAST, LAB, OURS, WORKERS
+from benchmarks.thermal_warmup import thermal_warmup
 from utils import timing
 from utils.record_schemas import NOT_NEGATIVE, RATIO, TEXT
 
@@ -60,7 +60,7 @@ def point(
     """
     chosen = {name: call for (which, name), call in timed_calls.items() if which == direction}
     timed, calls_a_lap = sustained.compare(
-        chosen, rounds=whole_rounds(list(chosen), effort.rounds), stopwatch=head_start.stopwatch(),
+        chosen, rounds=whole_rounds(list(chosen), effort.rounds), stopwatch=blocked_stream.stopwatch(),
         lap_seconds=effort.lap_seconds,
     )  # fmt: skip
     amount = attention_speed.flops(shape, direction)
@@ -112,19 +112,19 @@ def measure(
     Raises:
         RuntimeError: there is no GPU here, it is not one of Hopper's, or a kernel does not compile.
     """
-    hopper_ways.need_hopper()
+    hopper_implementations.need_hopper()
     shapes = shapes or (SHAPES[1::4] if quick else SHAPES)
     dtypes = dtypes[:1] if quick else dtypes
     start = time.monotonic()
     if workers:
-        hopper_ways.compile_first([*shapes, long], dtypes, workers)
+        hopper_implementations.compile_first([*shapes, long], dtypes, workers)
         print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
     points, longs, unavailable = [], [], {}
     for dtype in dtypes:
         for shape in (*shapes, long):
-            found, missing = hopper_ways.calls(shape, DTYPES[dtype], hopper_ways.functions())
+            found, missing = hopper_implementations.calls(shape, DTYPES[dtype], hopper_implementations.functions())
             unavailable |= missing
-            preheat(found["both", OURS], effort[dtype].warm_seconds)
+            thermal_warmup(found["both", OURS], effort[dtype].warm_seconds)
             directions = ("both",) if shape is long else attention_speed.DIRECTIONS
             measured = [point(shape, dtype, direction, found, effort[dtype]) for direction in directions]
             (longs if shape is long else points).extend(measured)
@@ -157,7 +157,7 @@ def table(results: Mapping[str, Any]) -> str:
     """One line a dtype, shape and direction: TFLOP/s of each, and how our rates compare."""
     items = [*results["points"], *results["long"]]
     names = list(dict.fromkeys(name for item in items for name in item["timed"]))
-    names.sort(key=[OURS, FAST, LAB, *PEERS].index)
+    names.sort(key=[OURS, FAST, LAB, *BASELINES].index)
     peers = [name for name in names if name not in (OURS, FAST)]
     compared = [(over, peer) for _, over in MODES for peer in peers]
     rows = []

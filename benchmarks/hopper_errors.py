@@ -26,8 +26,8 @@ import torch
 
 from benchmarks import attention_errors, benchmark_cli, hopper_sanitize
 from benchmarks.attention_determinism import bits
+from benchmarks.hopper_implementations import need_hopper
 from benchmarks.hopper_sanitize import MODES, Shape, attention, described, tensors, words
-from benchmarks.hopper_ways import need_hopper
 from utils.record_schemas import COUNT, ERROR, POSITIVE, SIZE, TEXT, each
 
 # Processes of their own.

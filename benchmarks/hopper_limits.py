@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import attention_speed, benchmark_cli, power
 from benchmarks.attention_speed import Shape
-from benchmarks.hopper_ways import need_hopper
+from benchmarks.hopper_implementations import need_hopper
 from solutions import capstone_hopper
 from utils import runtime
 from utils.record_schemas import COUNT, SIZE, TEXT, each
@@ -123,7 +123,7 @@ def alone(shapes: Sequence[Shape] = ALONE, side: int = SIDE, **options: Any) -> 
     found = []
     attentions = {
         "ours": capstone_hopper.flash_attention,
-        "cudnn": attention_speed.peer(attention_speed.PEERS["cudnn"]),
+        "cudnn": attention_speed.baseline(attention_speed.BASELINES["cudnn"]),
     }
     for shape in shapes:
         batch, heads, seq_len, head_dim, causal = shape

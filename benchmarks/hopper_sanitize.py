@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks import attention_errors, benchmark_cli, hopper_races
-from benchmarks.hopper_ways import WORKERS, need_hopper
+from benchmarks.hopper_implementations import WORKERS, need_hopper
 from solutions import capstone_hopper
 from utils import runtime
 from utils.fingerprint import ROOT

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import benchmark_cli, head_start
-from benchmarks.preheat import preheat
+from benchmarks import benchmark_cli, blocked_stream
+from benchmarks.thermal_warmup import thermal_warmup
 from solutions.lab5_serving import tuning
 from solutions.lab5_serving.paged_decode import paged_attention_decode
 from utils import runtime, timing
@@ -104,7 +104,7 @@ def copy_call(nbytes: int) -> Callable[[], object]:
 
 def compare(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, timing.Timing]:
     """Times of calls that take turns."""
-    return timing.compare(calls, warmup=3, rounds=rounds, stopwatch=head_start.stopwatch())
+    return timing.compare(calls, warmup=3, rounds=rounds, stopwatch=blocked_stream.stopwatch())
 
 
 def rated(timed: timing.Timing, nbytes: int) -> dict[str, float | int]:
@@ -116,7 +116,7 @@ def batched(shape: Shape, rounds: int) -> dict[str, Any]:
     """Ours beside a copy and beside PyTorch."""
     given, nbytes = inputs(shape), bytes_read(shape)
     calls = {"ours": given.attention, "copy": copy_call(nbytes), "gathered": given.gathered}
-    preheat(calls["ours"], runtime.pick(cpu=0, gpu=1))
+    thermal_warmup(calls["ours"], runtime.pick(cpu=0, gpu=1))
     timed = compare(calls, rounds)
     return {
         "batch": shape[0],

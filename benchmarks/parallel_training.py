@@ -122,7 +122,7 @@ def point(world_size: int, parameters: int, of_ranks: Sequence[Results]) -> Resu
         "world_size": world_size,
         "activations_bytes": activations,
         "methods": entries,
-        "ratios": {ours: timing.ratio(timed[ours], timed[peer]).as_dict() for ours, peer in methods.PEERS.items()},
+        "ratios": {ours: timing.ratio(timed[ours], timed[peer]).as_dict() for ours, peer in methods.BASELINES.items()},
         "overlap": {name: t.as_dict() for name, t in hidden.items()},
         "timelines": of_ranks[0]["timelines"],
     }

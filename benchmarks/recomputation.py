@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import benchmark_cli, head_start, trace
+from benchmarks import benchmark_cli, blocked_stream, trace
 from utils import example_kernels, runtime, timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
@@ -98,7 +98,7 @@ def measure(quick: bool = False, elements: int | None = None, variants: Sequence
     calls, accesses = {}, {}
     for variant in variants:
         calls[variant], accesses[variant] = call(variant, x, dy)
-    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=head_start.stopwatch())
+    timed = timing.compare(calls, warmup=5, rounds=10 if quick else 25, stopwatch=blocked_stream.stopwatch())
     kernels = trace.kernels_of(list(calls.values()))
     return {
         "dtype": "fp32",

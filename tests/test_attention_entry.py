@@ -97,15 +97,15 @@ def test_the_rule_holds_on_the_cases_themselves(file):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("tril(Nk - Nq)", "tril()", r"Nq=9 Nk=13 .*causal=True.*o is wrong in .*the largest error is .* at o\[b="),
-        ("o = torch.softmax", "o = 1.1 * torch.softmax", r"Nq=1 Nk=1 D=16 bfloat16 causal=False: o is wrong in"),
-        (".masked_fill(blind, 0.0) @ v", " @ v", r"Nq=11 Nk=5 .* scale=0.3, by token in memory: o is wrong"),
-        ("[:, 0], -math.inf)", "[:, 0], -1e30)", "lse is wrong in 18 of 33 elements; the largest error is inf"),
-        ("o.to(q.dtype)", "o", "o is float32, bfloat16 is right"),
-        ("o.to(q.dtype)", "o.to(q.dtype).mT", r"o has shape \(1, 1, 16, 1\), \(1, 1, 1, 16\) is right"),
+        ("tril(Nk - Nq)", "tril()", r"Nq=9 Nk=13 .*causal=True.*o: .* elements differ; max abs error .* at o\[b="),
+        ("o = torch.softmax", "o = 1.1 * torch.softmax", r"Nq=1 Nk=1 D=16 bfloat16 causal=False: o: .* differ"),
+        (".masked_fill(blind, 0.0) @ v", " @ v", r"Nq=11 Nk=5 .* scale=0.3, by token in memory: o: .* differ"),
+        ("[:, 0], -math.inf)", "[:, 0], -1e30)", "lse: 18 of 33 elements differ; max abs error inf"),
+        ("o.to(q.dtype)", "o", "expected o.dtype bfloat16, got float32"),
+        ("o.to(q.dtype)", "o.to(q.dtype).mT", r"expected o.shape \(1, 1, 1, 16\), got \(1, 1, 16, 1\)"),
         ("o.to(q.dtype)", "o.to(q.dtype).detach()", "o of flash_attention has no gradient .--forward-only"),
         ("(x.repeat_interleave", "(x.detach().repeat_interleave", "gives no dk"),
-        ("scores = q.float()", "scores = (2 * q - q.detach()).float()", "dq is wrong"),
+        ("scores = q.float()", "scores = (2 * q - q.detach()).float()", "dq: .* elements differ"),
     ],
 )
 def test_a_wrong_attention_is_told_where_and_by_how_much(file, small, old, new, said):
@@ -120,12 +120,12 @@ def test_the_largest_error_is_told_with_its_place_and_nan_is_the_largest():
     got[0, 0, 0, 0], got[0, 1, 2, 3] = 0.5, 2.0
     said = attention_entry.wrong("o", got, target, 0.0, {})
     assert said == (
-        "o is wrong in 2 of 24 elements; the largest error is 2 (allowed 0.01) at o[b=0, h=1, row=2, column=3]: "
-        "2, right is 0"
+        "o: 2 of 24 elements differ; max abs error 2 (tolerance 0.01) at o[b=0, h=1, row=2, column=3]: "
+        "expected 0, got 2"
     )
     got[0, 1, 0, 1] = float("nan")
-    assert "at o[b=0, h=1, row=0, column=1]: NaN, right is 0" in attention_entry.wrong("o", got, target, 0.0, {})
-    assert attention_entry.wrong("o", got, target, 3.0, {}).startswith("o is wrong in 1 of 24 elements")
+    assert "at o[b=0, h=1, row=0, column=1]: expected 0, got NaN" in attention_entry.wrong("o", got, target, 0.0, {})
+    assert attention_entry.wrong("o", got, target, 3.0, {}).startswith("o: 1 of 24 elements differ")
     assert attention_entry.wrong("o", right.half(), target, 0.0, {}) is None
 
 
@@ -137,7 +137,7 @@ def test_the_largest_error_is_told_with_its_place_and_nan_is_the_largest():
         ("return 3.0", "must return one tensor, o, got a float"),
         ("raise ValueError('only\\n48 keys')", "flash_attention raises ValueError: 48 keys"),
         ("return 1 * q.add_(1)", "flash_attention changes its input q"),
-        ("return q", "o shares its memory with the input q"),
+        ("return q", "o shares memory with the input q"),
     ],
 )
 def test_a_result_of_another_kind_is_told(file, small, body, said):

@@ -10,7 +10,7 @@ import pytest
 from attention_entries import RIGHT, SMALL, plain
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_entry, attention_leaderboard, attention_speed, head_start, hopper_ways
+from benchmarks import attention_entry, attention_leaderboard, attention_speed, blocked_stream, hopper_implementations
 from benchmarks.attention_board import YOURS
 from benchmarks.attention_entry import EntryError
 from utils import records, runtime, timing
@@ -81,14 +81,19 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_said(file, tmp_path, monk
 def machine(monkeypatch, small):
     """A machine that says it has a GPU, with known times and everybody's attention in plain PyTorch."""
 
-    names = (hopper_ways.OURS, hopper_ways.FAST, hopper_ways.LAB, *hopper_ways.PEERS)
-    monkeypatch.setattr(hopper_ways, "functions", lambda: dict.fromkeys(names, plain))
-    monkeypatch.setattr(hopper_ways, "compile_first", lambda *arguments: None)
+    names = (
+        hopper_implementations.OURS,
+        hopper_implementations.FAST,
+        hopper_implementations.LAB,
+        *hopper_implementations.BASELINES,
+    )
+    monkeypatch.setattr(hopper_implementations, "functions", lambda: dict.fromkeys(names, plain))
+    monkeypatch.setattr(hopper_implementations, "compile_first", lambda *arguments: None)
     monkeypatch.setattr(attention_speed, "ours", plain)
     monkeypatch.setattr(attention_speed, "TOKENS", 32)
     monkeypatch.setattr(attention_speed, "HIDDEN", 32)
     monkeypatch.setattr(attention_leaderboard, "WARM_SECONDS", 0)
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(
         attention_leaderboard, "runtime", SimpleNamespace(HAS_GPU=True, gpu_name=lambda: "NVIDIA H100 80GB HBM3")
     )
@@ -159,7 +164,7 @@ def test_ratios_are_times_as_fast_as_cudnn_and_as_fa2_where_there_is_none(monkey
         return {name: timing.summarize([seconds[name]] * 3) for name in calls}
 
     monkeypatch.setattr(timing, "compare", compare)
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     entry = attention_entry.Entry("mine", print, None, "0" * 64)
     for names, base, ratio in (((YOURS, "flash", "cudnn"), "cudnn", 0.5), ((YOURS, "flash"), "flash", 2)):
         calls = {("forward", name): lambda: None for name in names}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_step_checks, attention_steps, head_start
+from benchmarks import attention_step_checks, attention_steps, blocked_stream
 from benchmarks.benchmark_cli import problems
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import compiler
@@ -21,7 +21,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 @pytest.fixture
 def known_times(monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
 
 
 def kernels():

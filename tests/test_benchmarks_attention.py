@@ -11,11 +11,11 @@ from fake_stopwatch import FakeStopwatch
 from benchmarks import (
     attention_anchor,
     attention_blocks,
+    attention_implementations,
     attention_memory,
     attention_stability,
     attention_traffic,
-    attention_ways,
-    head_start,
+    blocked_stream,
     power,
     truth,
 )
@@ -46,26 +46,26 @@ def test_every_way_computes_attention_and_its_gradients(way, causal):
     half = way == "flash" and runtime.HAS_GPU  # PyTorch's flash backend on a GPU takes 16 bits only
     q, k, v, do = (normal(1, 2, 40, 16, dtype=torch.float16 if half else torch.float32) for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    run = attention_ways.forward(way, causal)
-    found = attention_ways.call(run, *leaves, do, step=False)()
+    run = attention_implementations.forward(way, causal)
+    found = attention_implementations.call(run, *leaves, do, step=False)()
     rtol, atol = (1e-2, 1e-2) if half else (1e-3, 1e-4)
     torch.testing.assert_close(found.double().cpu(), reference.attention(q, k, v, causal)[0], rtol=rtol, atol=atol)
-    gradients = attention_ways.call(run, *leaves, do, step=True)()
+    gradients = attention_implementations.call(run, *leaves, do, step=True)()
     for mine, right in zip(gradients, reference.attention_backward(q, k, v, do, causal), strict=True):
         torch.testing.assert_close(mine.double().cpu(), right, rtol=rtol, atol=atol)
 
 
 def test_an_unknown_way_or_dropout_in_ours_is_refused():
     with pytest.raises(ValueError, match="way must be one of eager, ours, flash, efficient, cudnn, got 'theirs'"):
-        attention_ways.forward("theirs")
+        attention_implementations.forward("theirs")
     with pytest.raises(ValueError, match=r"ours has no dropout, got 0\.1"):
-        attention_ways.forward("ours", dropout=0.1)
+        attention_implementations.forward("ours", dropout=0.1)
 
 
 def test_eager_dropout_drops_about_its_share_and_keeps_the_mean():
     q, k, v = normal(1, 1, 64, 16), normal(1, 1, 64, 16), torch.ones(1, 1, 64, 16, device=runtime.DEVICE)
     torch.manual_seed(3)
-    o = attention_ways.eager(q, k, v, dropout=0.5)
+    o = attention_implementations.eager(q, k, v, dropout=0.5)
     assert 0.8 < float(o.mean()) < 1.2 and float(o.std()) > 0.05
 
 
@@ -74,7 +74,7 @@ def test_eager_dropout_drops_about_its_share_and_keeps_the_mean():
 
 def fake_peaks(monkeypatch, too_long=10**9):
     """Peaks that are the first result's size; eager attention of more than ``too_long`` tokens does not fit."""
-    real = attention_ways.eager
+    real = attention_implementations.eager
 
     def peak(run):
         found = run()
@@ -87,7 +87,7 @@ def fake_peaks(monkeypatch, too_long=10**9):
 
     monkeypatch.setattr(attention_memory, "peak_bytes", peak)
     monkeypatch.setattr(attention_memory, "WARM_UP", 16)
-    monkeypatch.setattr(attention_ways, "eager", eager)
+    monkeypatch.setattr(attention_implementations, "eager", eager)
 
 
 def test_memory_and_time_fill_their_schema(known_times, monkeypatch):
@@ -137,7 +137,7 @@ def test_the_longest_sequences_are_measured_for_memory_only(known_times, monkeyp
 
 
 def test_the_anchors_worth_fills_its_schema(known_times, monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     readings = ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
     monkeypatch.setattr(
         power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: lambda: readings)

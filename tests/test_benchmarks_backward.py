@@ -14,10 +14,10 @@ from benchmarks import (
     attention_determinism,
     attention_speed,
     attention_tutorial,
-    head_start,
+    blocked_stream,
     power,
-    preheat,
     sustained,
+    thermal_warmup,
 )
 from benchmarks.benchmark_cli import problems
 from utils import reference, runtime, timing
@@ -25,7 +25,7 @@ from utils import reference, runtime, timing
 
 @pytest.fixture
 def known_times(monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
 
 
 def fake_readings():
@@ -104,7 +104,7 @@ def test_a_ratio_above_one_means_that_ours_is_faster(monkeypatch):
         return {name: timing.summarize([1e-3 if name == attention_speed.OURS else 3e-3] * 3) for name in calls}
 
     monkeypatch.setattr(timing, "compare", compare)
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     names = {("forward", "ours"): lambda: None, ("forward", "flash"): lambda: None}
     point = attention_speed.point((1, 1, 4, 16, False), "forward", names, rounds=3, lap_seconds=0)
     assert point["ours_over"]["flash"]["ratio"] == pytest.approx(3)
@@ -270,13 +270,13 @@ def test_minus_zero_and_zero_are_different_bits():
     assert attention_determinism.bits(torch.zeros(3, dtype=torch.bfloat16)).dtype == torch.int16
 
 
-# ---- preheat ---------------------------------------------------------------------------------------------------------
+# ---- warming up -----------------------------------------------------------------------------------------------------
 
 
 def test_preheating_repeats_until_the_time_is_over(monkeypatch):
     clock = iter([0.0, 0.5, 1.0, 1.5, 2.0])
-    monkeypatch.setattr(preheat.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(thermal_warmup.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(runtime, "HAS_GPU", False)
-    assert preheat.preheat(lambda: None, 2.0) == 3
+    assert thermal_warmup.thermal_warmup(lambda: None, 2.0) == 3
     with pytest.raises(ValueError, match="seconds must not be negative, got -1"):
-        preheat.preheat(lambda: None, -1)
+        thermal_warmup.thermal_warmup(lambda: None, -1)

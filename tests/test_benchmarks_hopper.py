@@ -11,32 +11,32 @@ from benchmarks import (
     attention_errors,
     attention_speed,
     benchmark_cli,
-    head_start,
+    blocked_stream,
     hopper_attention,
     hopper_errors,
+    hopper_implementations,
     hopper_sanitize,
-    hopper_ways,
 )
 from benchmarks.benchmark_cli import problems
 from solutions import capstone_hopper
 from utils import runtime, timing
 from utils.fingerprint import files
 
-SHORT = {dtype: hopper_attention.Effort(1, 0, 0) for dtype in hopper_ways.DTYPES}
+SHORT = {dtype: hopper_attention.Effort(1, 0, 0) for dtype in hopper_implementations.DTYPES}
 TINY = (1, 2, 2, 5, 9, 64, True)
 
 
 @pytest.fixture
 def known_times(monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
 
 
 # ---- hopper_attention ------------------------------------------------------------------------------------------------
 
 
 def test_the_speed_of_the_capstone_fills_its_schema_in_both_dtypes_and_modes(known_times, monkeypatch):
-    everybody = dict.fromkeys(hopper_ways.functions(), plain)
-    monkeypatch.setattr(hopper_ways, "functions", lambda: everybody)
+    everybody = dict.fromkeys(hopper_implementations.functions(), plain)
+    monkeypatch.setattr(hopper_implementations, "functions", lambda: everybody)
     results = hopper_attention.measure(shapes=[(1, 1, 8, 64, False)], long=(1, 1, 9, 64, True), effort=SHORT, workers=0)
     assert problems("hopper_attention", results) == []
     assert [(p["dtype"], p["direction"]) for p in results["points"]] == [
@@ -68,7 +68,7 @@ def test_a_peer_that_cannot_is_named_and_an_error_of_ours_is_raised(known_times)
 
     shape = (1, 1, 4, 256, False)
     attentions = {"ours": attention_speed.ours, "flash": broken, "cudnn": lambda q, k, v, causal: NoGradient.apply(q)}
-    found, unavailable = hopper_ways.calls(shape, torch.float16, attentions)
+    found, unavailable = hopper_implementations.calls(shape, torch.float16, attentions)
     assert unavailable == {
         "flash, D 256, forward": "no kernel for this",
         "cudnn, D 256, backward": "no backward pass",
@@ -77,7 +77,7 @@ def test_a_peer_that_cannot_is_named_and_an_error_of_ours_is_raised(known_times)
     point = hopper_attention.point(shape, "fp16", "backward", found, SHORT["fp16"])
     assert point["ours_over"] == {} and hopper_attention.short(point) == "no cudnn"
     with pytest.raises(RuntimeError, match="no kernel for this"):
-        hopper_ways.calls(shape, torch.float16, {"ours": broken})
+        hopper_implementations.calls(shape, torch.float16, {"ours": broken})
 
 
 def test_the_shapes_are_lab_3s_and_four_of_256():
@@ -98,7 +98,7 @@ def test_the_ratio_of_the_fast_mode_is_its_own(monkeypatch):
         return {name: timing.summarize([seconds[name]] * 3) for name in calls}
 
     monkeypatch.setattr(timing, "compare", compare)
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     calls = {("backward", name): lambda: None for name in seconds}
     point = hopper_attention.point((1, 1, 4, 64, False), "bf16", "backward", calls, SHORT["bf16"])
     assert point["ours_over"]["cudnn"]["ratio"] == pytest.approx(1.5)
@@ -107,7 +107,7 @@ def test_the_ratio_of_the_fast_mode_is_its_own(monkeypatch):
 
 
 def test_every_kernel_is_compiled_before_it_is_timed_and_forward_passes_come_first():
-    jobs = hopper_ways.jobs([*hopper_attention.SHAPES, hopper_attention.LONG], ["bf16", "fp16"])
+    jobs = hopper_implementations.jobs([*hopper_attention.SHAPES, hopper_attention.LONG], ["bf16", "fp16"])
     assert len(jobs) == 4 * 2 * 6  # functions, dtypes, head_dims and masks
     assert [(name, back) for _, name, back, _ in jobs[:12]] == [("ours", False)] * 12
     assert all(len({(shape[3], shape[4]) for shape in shapes}) == 1 for *_, shapes in jobs)
@@ -119,9 +119,9 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
         raise ValueError("a stack of MLIR\nPassManager::run failed")
 
     job = ("fp16", "ours", True, ((1, 1, 4, 64, True),))
-    assert hopper_ways.compile_job(job) is None
-    monkeypatch.setattr(hopper_ways, "functions", lambda: {"ours": broken})
-    assert hopper_ways.compile_job(job) == "ours, fp16, D 64, causal: PassManager::run failed"
+    assert hopper_implementations.compile_job(job) is None
+    monkeypatch.setattr(hopper_implementations, "functions", lambda: {"ours": broken})
+    assert hopper_implementations.compile_job(job) == "ours, fp16, D 64, causal: PassManager::run failed"
 
     class InThisProcess:
         def __init__(self, workers, mp_context):
@@ -136,10 +136,10 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
         def map(self, function, items):
             return [None, *map(function, items)]
 
-    monkeypatch.setattr(hopper_ways, "jobs", lambda *arguments: [job])
-    monkeypatch.setattr(hopper_ways.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(hopper_implementations, "jobs", lambda *arguments: [job])
+    monkeypatch.setattr(hopper_implementations.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
     with pytest.raises(RuntimeError, match="not everything compiles:\nours, fp16, D 64, causal: PassManager"):
-        hopper_ways.compile_first([], [], workers=3)
+        hopper_implementations.compile_first([], [], workers=3)
 
 
 def test_a_gpu_that_is_no_hopper_is_refused(monkeypatch):

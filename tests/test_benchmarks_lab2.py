@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import fused_operators, gemm, head_start, kernel_errors
+from benchmarks import blocked_stream, fused_operators, gemm, kernel_errors
 from benchmarks.benchmark_cli import problems
 from utils import runtime, timing
 
 
 @pytest.fixture
 def known_times(monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(fused_operators, "_compiled", lambda function: function)
 
 
@@ -74,4 +74,4 @@ def test_an_error_beyond_what_is_allowed_is_counted(monkeypatch):
 def test_the_head_start_needs_a_gpu_and_says_so(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="timing needs a CUDA GPU"):
-        head_start.HeadStart()
+        blocked_stream.BlockedStreamTimer()

@@ -6,13 +6,13 @@ import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from benchmarks import head_start, paged_attention
+from benchmarks import blocked_stream, paged_attention
 from benchmarks.benchmark_cli import problems
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     for name, value in {"HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16}.items():
         monkeypatch.setattr(paged_attention, name, value)
 

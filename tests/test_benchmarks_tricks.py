@@ -7,12 +7,12 @@ import torch
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import (
+    blocked_stream,
     chains,
     checkpointing,
     cuda_gelu,
     cuda_program,
     gelu_five_ways,
-    head_start,
     number_formats,
     recomputation,
     tiling,
@@ -32,7 +32,7 @@ import triton  # isort: skip
 def known_times(monkeypatch):
     """Times without a GPU, and one kernel for every call."""
     monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
-    monkeypatch.setattr(head_start, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(trace, "kernels_of", lambda calls: [[trace.Kernel("k", 1e-5, (1, 1, 1))] for _ in calls])
 
 

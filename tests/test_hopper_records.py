@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import attention_errors, attention_speed, hopper_attention, hopper_errors, hopper_sanitize, hopper_ways
+from benchmarks import (
+    attention_errors,
+    attention_speed,
+    hopper_attention,
+    hopper_errors,
+    hopper_implementations,
+    hopper_sanitize,
+)
 from benchmarks.hopper_races import CONTROLS
 from utils import records
 
@@ -23,18 +30,22 @@ def test_every_shape_was_timed_in_both_dtypes_and_directions_with_everybody_ther
     timed = {(item["dtype"], item["direction"], shape_of(item)) for item in results["points"]}
     assert timed == {
         (dtype, direction, shape)
-        for dtype in hopper_ways.DTYPES
+        for dtype in hopper_implementations.DTYPES
         for direction in attention_speed.DIRECTIONS
         for shape in hopper_attention.SHAPES
     }
     assert [(item["dtype"], item["direction"], shape_of(item)) for item in results["long"]] == [
-        (dtype, "both", hopper_attention.LONG) for dtype in hopper_ways.DTYPES
+        (dtype, "both", hopper_attention.LONG) for dtype in hopper_implementations.DTYPES
     ]
     for item in (*results["points"], *results["long"]):
-        mine = {hopper_ways.OURS, hopper_ways.LAB, *([] if item["direction"] == "forward" else [hopper_ways.FAST])}
+        mine = {
+            hopper_implementations.OURS,
+            hopper_implementations.LAB,
+            *([] if item["direction"] == "forward" else [hopper_implementations.FAST]),
+        }
         missing = [why.partition(", ")[0] for why in results["unavailable"] if f"D {item['head_dim']}," in why]
-        assert set(item["timed"]) | set(missing) == mine | set(hopper_ways.PEERS)
-        assert set(item["ours_over"]) == set(item["timed"]) - {hopper_ways.OURS}
+        assert set(item["timed"]) | set(missing) == mine | set(hopper_implementations.BASELINES)
+        assert set(item["ours_over"]) == set(item["timed"]) - {hopper_implementations.OURS}
 
 
 def test_rates_are_those_of_the_times():

@@ -13,7 +13,7 @@ from utils import runtime
 SECONDS = 2.0
 
 
-def preheat(work: Callable[[], object], seconds: float = SECONDS) -> int:
+def thermal_warmup(work: Callable[[], object], seconds: float = SECONDS) -> int:
     """Repeat ``work`` until ``seconds`` have passed, waiting for the GPU each time; return the number of calls.
 
     Raises:

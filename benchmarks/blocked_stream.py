@@ -18,7 +18,7 @@ from utils import timing
 CYCLES = 500_000
 
 
-class HeadStart(timing.CudaStopwatch):
+class BlockedStreamTimer(timing.CudaStopwatch):
     """A stopwatch whose GPU waits for the host before each call."""
 
     def lap(self, fn: Callable[[], object], flush_l2: bool) -> None:
@@ -27,10 +27,10 @@ class HeadStart(timing.CudaStopwatch):
 
 
 @functools.cache
-def stopwatch() -> HeadStart:
+def stopwatch() -> BlockedStreamTimer:
     """The one stopwatch of this kind.
 
     Raises:
         RuntimeError: kernels do not run on a GPU here.
     """
-    return HeadStart()
+    return BlockedStreamTimer()

@@ -19,7 +19,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-WAYS = ("eager", "ours", *BACKENDS)
+IMPLEMENTATIONS = ("eager", "ours", *BACKENDS)
 #: Ways that write no N x N tensor.
 TILED = ("ours", *BACKENDS)
 
@@ -41,13 +41,13 @@ def eager(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float 
 
 
 def forward(way: str, causal: bool = False, dropout: float = 0.0) -> Attention:
-    """Attention of q, k, v (B, H, N, D) in one of :data:`WAYS`.
+    """Attention of q, k, v (B, H, N, D) in one of :data:`IMPLEMENTATIONS`.
 
     Raises:
         ValueError: the way is unknown, or ours was asked for dropout, which it does not have.
     """
-    if way not in WAYS:
-        raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
+    if way not in IMPLEMENTATIONS:
+        raise ValueError(f"way must be one of {', '.join(IMPLEMENTATIONS)}, got {way!r}")
     if way == "eager":
         return lambda q, k, v: eager(q, k, v, causal, dropout)
     if way == "ours":

@@ -18,7 +18,7 @@ from solutions import capstone_hopper
 from utils import runtime
 
 OURS, FAST, LAB = "ours", "ours, fast", "lab 3"
-PEERS = ("flash", "cudnn")
+BASELINES = ("flash", "cudnn")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: Processes that compile.
 WORKERS = 14
@@ -30,7 +30,7 @@ def functions() -> dict[str, Attention]:
         OURS: lambda q, k, v, causal: capstone_hopper.flash_attention(q, k, v, causal),
         FAST: lambda q, k, v, causal: capstone_hopper.flash_attention(q, k, v, causal, deterministic=False),
         LAB: attention_speed.ours,
-        **{name: attention_speed.peer(attention_speed.PEERS[name]) for name in PEERS},
+        **{name: attention_speed.baseline(attention_speed.BASELINES[name]) for name in BASELINES},
     }
 
 
@@ -81,7 +81,7 @@ def calls(
             direction = "backward"
             backward(o)
         except RuntimeError as error:
-            if name not in PEERS:
+            if name not in BASELINES:
                 raise
             unavailable[f"{name}, D {shape[3]}, {direction}"] = str(error).strip().splitlines()[0]
             continue
