@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks import benchmark_cli, ranks
 from benchmarks.sustained import repeated
-from solutions.lab4_zero.averages import all_gather, all_reduce_mean, reduce_scatter_mean
+from solutions.lab4_zero.async_collectives import all_gather, all_reduce_mean, reduce_scatter_mean
 from solutions.lab4_zero.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from utils import distributed, timing
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING

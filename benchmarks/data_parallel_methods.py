@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from benchmarks import ranks
 from benchmarks.ranks import ADAMW
-from solutions.lab4_zero.averages import all_reduce_mean
+from solutions.lab4_zero.async_collectives import all_reduce_mean
 from solutions.lab4_zero.distributed_data_parallel import DistributedDataParallel
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.held_activations import HeldActivations

@@ -29,7 +29,7 @@ from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_stages import split_gpt
 from solutions.lab4_zero.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from solutions.lab4_zero.tensor_parallel_gpt import named_owners, tensor_parallel_gpt
-from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
+from solutions.lab4_zero.vocabulary_parallel import partition_vocab
 from utils.distributed import CollectiveLog, record_collectives
 from utils.gpt import GPT, batch
 
@@ -45,7 +45,7 @@ def count_tensor_parallel(vocabulary: bool = False) -> tuple[CollectiveLog, Coll
     """What a forward and a backward pass of :data:`SMALL` send."""
     model = tensor_parallel_gpt(GPT(SMALL))
     if vocabulary:
-        model = split_gpt(cut_vocabulary(model), 1)[0]
+        model = split_gpt(partition_vocab(model), 1)[0]
     tokens, targets = batch(SMALL, ROWS)
     with record_collectives() as forward:
         loss = model(tokens, targets)

@@ -23,8 +23,8 @@ from solutions.lab4_zero.mesh import (
 from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_order import gpipe_order, one_f_one_b_order
 from solutions.lab4_zero.pipeline_stages import split_gpt
-from solutions.lab4_zero.tensor_parallel_gpt import clip_grad_norm, tensor_parallel_gpt, whole_parameters
-from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
+from solutions.lab4_zero.tensor_parallel_gpt import clip_grad_norm, full_parameters, tensor_parallel_gpt
+from solutions.lab4_zero.vocabulary_parallel import partition_vocab
 from utils.gpt import GPT, TINY, GPTConfig
 
 #: Five blocks, five heads of 7, an MLP of 245: nothing that 2, 3 or 4 ranks share evenly; tied, frozen, unused.
@@ -106,7 +106,7 @@ def train_tensor_parallel(case: Case) -> Run:
     """On each rank: all rows, a part of each layer."""
     model = tensor_parallel_gpt(model_of(case))
     if case.vocabulary:
-        model = split_gpt(cut_vocabulary(model), 1)[0]  # whose loss is made of cut logits
+        model = split_gpt(partition_vocab(model), 1)[0]  # whose loss is made of cut logits
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
 
     def step_and_clear() -> float | None:
@@ -116,7 +116,7 @@ def train_tensor_parallel(case: Case) -> Run:
         return norm
 
     run = train(model, step_and_clear, 0, 1, config=case.config, steps=case.steps, accumulation=case.accumulation)
-    run.parameters = whole_parameters(model)
+    run.parameters = full_parameters(model)
     return run
 
 
@@ -148,7 +148,7 @@ def train_stage(case: Case, pipeline: Pipeline, mesh: DeviceMesh | None = None) 
             optimizer.zero_grad()
         if stage.last:
             run.losses.append(float(sum(losses)))
-    run.parameters = whole_parameters(stage)
+    run.parameters = full_parameters(stage)
     return run
 
 
@@ -172,7 +172,7 @@ def train_tensor_data(case: Case) -> Run:
         optimizer.step()
         optimizer.zero_grad()
         run.losses.append(total)
-    run.parameters = whole_parameters(parallel.module)
+    run.parameters = full_parameters(parallel.module)
     return run
 
 

@@ -44,7 +44,10 @@ PLAYED = {
     "4.6": (hidden_zero.ZERO3, 3, "zero3", ["Zero3"]),
     "4.7": (
         hidden_tensor_parallel.PARTS, 3, "tensor_parallel",
-        ["ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP", "copy_to_ranks", "reduce_from_ranks"],
+        [
+            "ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP",
+            "copy_to_tp_region", "reduce_from_tp_region",
+        ],
     ),
 }  # fmt: skip
 #: Exercises whose wrong answers need no rank.

@@ -55,7 +55,7 @@ def trainer_of(kind: str, seed: int = 0) -> tuple[Callable, Callable[[], None], 
         adamw.step()
         adamw.zero_grad()
 
-    return sharded, step, TrainingState(sharded, adamw), sharded.whole_parameters
+    return sharded, step, TrainingState(sharded, adamw), sharded.full_parameters
 
 
 def run_steps(forward: Callable, step: Callable[[], None], first: int, last: int) -> Run:

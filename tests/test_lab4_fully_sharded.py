@@ -108,7 +108,7 @@ def train_case(case: Case) -> Seen:
             model, step_and_clear, dist.get_rank(), dist.get_world_size(), config=case.config,
             accumulation=case.accumulation, before_micro=before_micro,
         )  # fmt: skip
-    run.parameters = model.whole_parameters()
+    run.parameters = model.full_parameters()
     units = [(flat.numel, flat.padded, flat.trainable) for flat in model.flats()]
     root = tuple(flat.padded for flat in model.root.flats)
     return Seen(run, ledger, units, root, model.peak_gathered_bytes, model.gathered_bytes)
@@ -246,7 +246,7 @@ def train_here() -> Run:
         return norm
 
     run = train(model, step_and_clear, dist.get_rank(), dist.get_world_size(), config=CONFIG, device=device())
-    run.parameters = model.whole_parameters()
+    run.parameters = model.full_parameters()
     return run
 
 

@@ -15,13 +15,13 @@ from lab4_tensor_pipeline_runs import (
     SMALL,
 )
 
-from solutions.lab4_zero.cut_parameters import owned_indices
 from solutions.lab4_zero.held_activations import HeldActivations
 from solutions.lab4_zero.mesh import parallel_mesh
+from solutions.lab4_zero.partitioned_module import owned_indices
 from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_order import Transfer, communication_plan, gpipe_order, one_f_one_b_order
 from solutions.lab4_zero.pipeline_stages import split_gpt
-from solutions.lab4_zero.vocabulary_parallel import cut_vocabulary
+from solutions.lab4_zero.vocabulary_parallel import partition_vocab
 from utils import schedules
 from utils.gpt import GPT, batch
 
@@ -140,7 +140,7 @@ def test_targets_that_count_as_none_weigh_nothing_in_a_cut_vocabulary() -> None:
     model, (tokens, targets) = GPT(SMALL), batch(SMALL, 3)
     targets[1] = -100
     expected = model(tokens, targets)
-    found = split_gpt(cut_vocabulary(model), 1)[0](tokens, targets)
+    found = split_gpt(partition_vocab(model), 1)[0](tokens, targets)
     torch.testing.assert_close(found, expected)
 
 

@@ -166,7 +166,7 @@ def train_mixed(reduce_dtype: torch.dtype | None) -> tuple[Run, CollectiveLog, s
 
     with record_collectives() as ledger:
         run = train(model, step_and_clear, dist.get_rank(), dist.get_world_size(), config=SHARDED)
-    run.parameters = model.whole_parameters()
+    run.parameters = model.full_parameters()
     kept = {value.dtype for state in optimizer.state.values() for value in state.values()}
     return run, ledger, kept | {piece.dtype for piece in model.parameters()}
 

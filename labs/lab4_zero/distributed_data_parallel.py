@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .averages import Pending, all_reduce_mean
+from .async_collectives import AsyncWork, all_reduce_mean
 from .buckets import BUCKET_BYTES, make_buckets
 from .gradient_hooks import GradientHooks, UsedParameters
 
@@ -46,7 +46,7 @@ class DistributedDataParallel(nn.Module):
         self._views = [bucket.views(flat) for bucket, flat in zip(self.buckets, self.flat_gradients, strict=True)]
         self._hooks = GradientHooks(self.buckets, self._bucket_full, self._backward_done)
         self._used = UsedParameters(group)
-        self._averaging: list[Pending] = []
+        self._averaging: list[AsyncWork] = []
         self._synchronise = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

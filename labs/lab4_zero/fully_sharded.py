@@ -20,8 +20,8 @@ from .flat_parameter import FlatParameter
 from .nested import call_after_backward, cast_floats, tensors_of
 from .overlap import SideStream
 from .sharded_module import ShardedModule, device_of, share_buffers
-from .sharded_unit import Reduction, ShardedUnit, drop_gradients_of_nobody
-from .unit_slots import canonical_names, slots_of_units
+from .sharded_unit import Reduction, ShardedUnit, clear_unused_grads
+from .unit_infos import canonical_names, infos_of_units
 
 
 class FullyShardedDataParallel(ShardedModule):
@@ -77,20 +77,20 @@ class FullyShardedDataParallel(ShardedModule):
         self.module, self.group, self.prefetch, self.keep_root = module, group, int(prefetch), keep_root
         self.compute_dtype = compute_dtype
         self.names = canonical_names(module)
-        root, blocks = slots_of_units(module, block_class)
+        root, blocks = infos_of_units(module, block_class)
         self.device = device_of(module, group)
         unit = partial(
             ShardedUnit, group=group, device=self.device, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
         )
         self.root = unit(root)
-        self.blocks = [unit(slots) for slots in blocks.values()]
+        self.blocks = [unit(infos) for infos in blocks.values()]
         self.units = [*self.blocks, self.root]
         for block, sharded in zip(blocks, self.blocks, strict=True):
             block.register_forward_pre_hook(partial(self._before_forward, sharded), with_kwargs=True)
             block.register_forward_hook(partial(self._after_forward, sharded))
         share_buffers(module, self.device, group)
         self._gathers, self._reductions = SideStream(self.device), SideStream(self.device)
-        self._may_gather = self._gathers.moment()  # freed memory may be overwritten, and shards are stepped, from here
+        self._may_gather = self._gathers.recorded_event()  # from here freed memory may be overwritten, shards stepped
         self._reduction: Reduction | None = None  # the last one, perhaps still on its way
         self._order: list[ShardedUnit] = []  # blocks in the order of this forward pass
         self._expected: list[ShardedUnit] = []  # of the one before
@@ -117,7 +117,7 @@ class FullyShardedDataParallel(ShardedModule):
         if self._in_backward:
             self._abandon_backward()
         self._free_all()  # gathered weights may be older than the last optimizer step
-        self._may_gather = self._gathers.moment()
+        self._may_gather = self._gathers.recorded_event()
         self._expected, self._order, self._position = self._order or self._expected, [], -1
         self._gather(self.root)
         self._gather_ahead()
@@ -190,7 +190,7 @@ class FullyShardedDataParallel(ShardedModule):
             self._reduce(unit)
         self._complete_reduction()
         self._in_backward = False
-        drop_gradients_of_nobody(self.units)
+        clear_unused_grads(self.units)
 
     def _abandon_backward(self) -> None:
         """Forget a backward pass that an exception has ended."""
@@ -198,7 +198,7 @@ class FullyShardedDataParallel(ShardedModule):
             self._reduction.discard()
             self._reduction = None
         for unit in self.units:
-            unit.forget_gradient()
+            unit.discard_unreduced_grad()
         self._in_backward = False
 
     # ---- steps of the passes ----
@@ -222,7 +222,7 @@ class FullyShardedDataParallel(ShardedModule):
     def _free(self, unit: ShardedUnit) -> None:
         if unit.gathered:
             unit.free()
-            self._may_gather = self._gathers.moment()
+            self._may_gather = self._gathers.recorded_event()
 
     def _free_all(self) -> None:
         for unit in self.units:
@@ -267,7 +267,7 @@ class FullyShardedDataParallel(ShardedModule):
         """Drop the gradients, those that ``no_sync`` has added up too (which an optimizer's ``zero_grad`` cannot)."""
         super().zero_grad(set_to_none)
         for unit in self.units:
-            unit.forget_gradient()
+            unit.discard_unreduced_grad()
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:

@@ -29,25 +29,25 @@ class SideStream:
         self.device = device
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def moment(self) -> torch.cuda.Event | None:
-        """The end of what the current stream has been given so far, to be waited for by another stream."""
+    def recorded_event(self) -> torch.cuda.Event | None:
+        """Record an event on the current stream, for another stream to wait for."""
         return None if self.stream is None else torch.cuda.current_stream(self.device).record_event()
 
     @contextmanager
-    def after(self, moment: torch.cuda.Event | None) -> Iterator[None]:
-        """Put what the block launches and allocates on this stream, to start when ``moment`` has come."""
+    def stream_after(self, event: torch.cuda.Event | None) -> Iterator[None]:
+        """Put what the block launches and allocates on this stream, to start after ``event``."""
         if self.stream is None:
             yield
             return
-        if moment is not None:
-            self.stream.wait_event(moment)
+        if event is not None:
+            self.stream.wait_event(event)
         with torch.cuda.stream(self.stream):
             yield
 
-    def current_waits(self, moment: torch.cuda.Event | None) -> None:
-        """Let the current stream (not the host) wait for ``moment``."""
-        if moment is not None:
-            torch.cuda.current_stream(self.device).wait_event(moment)
+    def wait_for_event(self, event: torch.cuda.Event | None) -> None:
+        """Let the current stream (not the host) wait for ``event``."""
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
 
 
 def start_all_gather(full: Tensor, shard: Tensor, group: ProcessGroup | None) -> Work | None:

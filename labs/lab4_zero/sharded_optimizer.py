@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from .averages import all_gather
+from .async_collectives import all_gather
 from .buckets import Bucket
 
 #: Elements of the shard that are stepped at once: no more float32 gradients than these exist at a time.

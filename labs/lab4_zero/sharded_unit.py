@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 
-from .flat_parameter import FlatParameter, Slot
+from .flat_parameter import FlatParameter, ParamInfo
 from .overlap import SideStream, start_reduce_scatter
 
 
@@ -16,26 +16,26 @@ class ShardedUnit:
     Frozen ones are apart because they have no gradient to reduce and no optimizer state to keep.
 
     Args:
-        slots: the unit's parameters.
+        infos: of the unit's parameters.
         reduce_dtype: in which gradients travel; None for the dtype that the unit computes in.
     """
 
     def __init__(
         self,
-        slots: list[Slot],
+        infos: list[ParamInfo],
         group: ProcessGroup | None,
         device: torch.device,
         compute_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
     ) -> None:
-        parts = ([slot for slot in slots if slot.parameter.requires_grad is trainable] for trainable in (True, False))
+        parts = ([info for info in infos if info.parameter.requires_grad is trainable] for trainable in (True, False))
         self.flats = [FlatParameter(part, group, device, compute_dtype) for part in parts if part]
         self.trained = next((flat for flat in self.flats if flat.trainable), None)
         self.reduce_dtype = reduce_dtype
         self.full_bytes = sum(flat.padded * flat.full.element_size() for flat in self.flats)  # of memory, when gathered
         self.gathered = False
         self.unreduced: Tensor | None = None  # gradients of micro-batches in no_sync, (N size,)
-        self.used: set[int] = set()  # slots that had a gradient since the last reduction
+        self.used: set[int] = set()  # parameters that had a gradient since the last reduction
         self.doubtful: list[nn.Parameter] = []  # pieces whose gradient only other ranks can have made
         self._works: list[Work] = []
         self._arrived: torch.cuda.Event | None = None
@@ -46,22 +46,22 @@ class ShardedUnit:
         return sum(flat.gathered_bytes for flat in self.flats)
 
     # ---- parameters ----
-    def gather(self, stream: SideStream, moment: torch.cuda.Event | None) -> None:
-        """Start to gather the parameters, on ``stream`` after ``moment``."""
-        with stream.after(moment):
+    def gather(self, stream: SideStream, event: torch.cuda.Event | None) -> None:
+        """Start to gather the parameters, on ``stream`` after ``event``."""
+        with stream.stream_after(event):
             self._works = [work for flat in self.flats if (work := flat.gather()) is not None]
-            self._arrived = stream.moment()
+            self._arrived = stream.recorded_event()
         self.gathered = True
 
     def wait(self, stream: SideStream) -> None:
         """Let the computation wait until the parameters have arrived."""
         for work in self._works:
             work.wait()
-        stream.current_waits(self._arrived)
+        stream.wait_for_event(self._arrived)
         self._works, self._arrived = [], None
 
     def free(self) -> None:
-        """Give the gathered parameters' memory back. What still travels is let to arrive first."""
+        """Give the gathered parameters' memory back. Waits for pending all-gathers first."""
         for work in self._works:
             work.wait()
         for flat in self.flats:
@@ -79,7 +79,7 @@ class ShardedUnit:
         self.used |= found
         self.unreduced = flat if self.unreduced is None else self.unreduced.add_(flat)
 
-    def forget_gradient(self) -> None:
+    def discard_unreduced_grad(self) -> None:
         """Drop what an unfinished backward pass has left."""
         self.unreduced, self.used, self.doubtful = None, set(), []
         for parameter in self.trained.parameters if self.trained else ():
@@ -100,27 +100,27 @@ class Reduction:
 
     def __init__(self, unit: ShardedUnit, full: Tensor, stream: SideStream) -> None:
         self.unit, self.full, self.stream = unit, full, stream
-        ready = stream.moment()
-        with stream.after(ready):
+        ready = stream.recorded_event()
+        with stream.stream_after(ready):
             self.shard = full.new_empty(unit.trained.size)
             self.work = start_reduce_scatter(self.shard, full, unit.trained.group)
             if self.work is None:  # on a GPU the rest is queued at once
                 self._add_to_pieces()
-            self.done = stream.moment()
+            self.done = stream.recorded_event()
 
     def complete(self) -> None:
         """Let the computation wait for the reduction; the pieces then have their gradients, and ``full`` is freed."""
         if self.work is not None:
             self.work.wait()
             self._add_to_pieces()
-        self.stream.current_waits(self.done)
+        self.stream.wait_for_event(self.done)
         self.full = self.shard = self.work = None
 
     def discard(self) -> None:
         """Let the reduction end, without a gradient."""
         if self.work is not None:
             self.work.wait()
-        self.stream.current_waits(self.done)
+        self.stream.wait_for_event(self.done)
         self.full = self.shard = self.work = None
 
     @torch.no_grad()
@@ -129,8 +129,8 @@ class Reduction:
         unit, flat = self.unit, self.unit.trained
         mean = self.shard.to(flat.master_dtype).div_(flat.world_size)
         kept, more = [], []
-        for number, (slot, piece) in enumerate(zip(flat.slots, flat.pieces, strict=True)):
-            gradient = mean[slice(*flat.bounds(slot))]
+        for number, (info, piece) in enumerate(zip(flat.infos, flat.pieces, strict=True)):
+            gradient = mean[slice(*flat.bounds(info))]
             if piece.grad is not None:
                 kept.append(piece.grad)
                 more.append(gradient)
@@ -143,8 +143,8 @@ class Reduction:
         unit.used = set()
 
 
-def drop_gradients_of_nobody(units: list[ShardedUnit]) -> None:
-    """Take the gradient from pieces of parameters that this rank has not used and, as it is zero, no other has.
+def clear_unused_grads(units: list[ShardedUnit]) -> None:
+    """Reset the gradient to None for parameters unused on all ranks: here unused, and the reduced gradient is zero.
 
     The one place where the host waits for the device, and only for a model with unused parameters.
     """

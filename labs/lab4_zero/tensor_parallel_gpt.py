@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from utils.gpt import GPT
 
-from .cut_parameters import CutModule
+from .partitioned_module import PartitionedModule
 from .tensor_parallel import TensorParallelAttention, TensorParallelMLP
 
 
@@ -36,12 +36,12 @@ def tensor_parallel_gpt(model: GPT, group: ProcessGroup | None = None) -> GPT:
     return model
 
 
-def named_owners(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, CutModule | None]]:
+def named_owners(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, PartitionedModule | None]]:
     """Each parameter once: its name, itself, and the module that holds a part of it (None: it is whole)."""
     owners = {
         id(parameter): layer
         for layer in module.modules()
-        if isinstance(layer, CutModule)
+        if isinstance(layer, PartitionedModule)
         for name, parameter in layer.named_parameters(recurse=False)
         if name in layer.cut
     }
@@ -49,7 +49,7 @@ def named_owners(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, CutModu
         yield name, parameter, owners.get(id(parameter))
 
 
-def whole_parameters(module: nn.Module) -> dict[str, Tensor]:
+def full_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The parameters of the uncut module, by the names that it has for them; copies. A collective call."""
     return {
         name: parameter.detach().clone() if owner is None else owner.whole_of(name.rpartition(".")[2], parameter)

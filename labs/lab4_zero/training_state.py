@@ -22,12 +22,12 @@ class TrainingState:
 
     def __init__(self, model: ShardedModule, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
-        self._names = {id(piece): name for name, (_, _, piece) in model.slots().items()}
+        self._names = {id(piece): name for name, (_, _, piece) in model.infos().items()}
 
     def state_dict(self) -> State:
         """Whole weights and whole optimizer state, on every rank's CPU. A collective call."""
         return {
-            "parameters": self.model.whole_parameters(),
+            "parameters": self.model.full_parameters(),
             "optimizer": self._whole_optimizer_state(),
             "groups": self._groups(),
         }
@@ -43,15 +43,15 @@ class TrainingState:
         saved = [group["names"] for group in state["groups"]]
         if saved != names:
             raise CheckpointError(f"the optimizer's parameter groups differ: {_difference(names, saved)}")
-        self.model.load_whole_parameters(state["parameters"])
-        slots, numbers = self.model.slots(), [name for group in names for name in group]
+        self.model.load_full_parameters(state["parameters"])
+        infos, numbers = self.model.infos(), [name for group in names for name in group]
         packed = {}
         for number, name in enumerate(numbers):
             if name in state["optimizer"]:
-                flat, slot, _ = slots[name]
-                alone = not slot.parameter.ndim  # of a parameter of one number, every tensor is a scalar
+                flat, info, _ = infos[name]
+                alone = not info.parameter.ndim  # of a parameter of one number, every tensor is a scalar
                 packed[number] = {
-                    key: (flat.piece_of(slot, value) if value.ndim or (alone and key != "step") else value).clone()
+                    key: (flat.piece_of(info, value) if value.ndim or (alone and key != "step") else value).clone()
                     for key, value in state["optimizer"][name].items()
                 }
         first = 0
@@ -78,13 +78,13 @@ class TrainingState:
             if flat.trainable:
                 for name, entries in self._whole_state_of(flat).items():
                     found.setdefault(name, {}).update(entries)
-        return {name: found[name] for name in self.model.slots() if name in found}
+        return {name: found[name] for name in self.model.infos() if name in found}
 
     def _whole_state_of(self, flat: FlatParameter) -> dict[str, dict[str, Tensor]]:
         """The same for one flat parameter: one all-gather for each kind of tensor that is kept."""
         own = {
-            slot.name: self.optimizer.state[piece]
-            for slot, piece in zip(flat.slots, flat.pieces, strict=True)
+            info.name: self.optimizer.state[piece]
+            for info, piece in zip(flat.infos, flat.pieces, strict=True)
             if self.optimizer.state.get(piece)
         }
         found = {
@@ -94,9 +94,9 @@ class TrainingState:
         kinds = {(key, value.dtype) for entries in own.values() for key, value in entries.items() if _is_cut(value)}
         for key, dtype in _agreed(kinds, flat):
             shard = torch.zeros(flat.size, dtype=dtype, device=flat.shard.device)
-            for slot in flat.slots:
-                if key in own.get(slot.name, {}):
-                    shard[slice(*flat.bounds(slot))] = own[slot.name][key]
+            for info in flat.infos:
+                if key in own.get(info.name, {}):
+                    shard[slice(*flat.bounds(info))] = own[info.name][key]
             for name, whole in flat.whole(shard).items():
                 if name in own:
                     found[name][key] = whole

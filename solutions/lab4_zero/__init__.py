@@ -19,12 +19,12 @@ from .tensor_parallel import (
     RowParallelLinear,
     TensorParallelAttention,
     TensorParallelMLP,
-    copy_to_ranks,
-    reduce_from_ranks,
+    copy_to_tp_region,
+    reduce_from_tp_region,
 )
-from .tensor_parallel_gpt import clip_grad_norm, tensor_parallel_gpt, whole_parameters
+from .tensor_parallel_gpt import clip_grad_norm, full_parameters, tensor_parallel_gpt
 from .training_state import TrainingState
-from .vocabulary_parallel import cut_vocabulary, vocabulary_parallel_loss
+from .vocabulary_parallel import partition_vocab, vocabulary_parallel_loss
 from .zero1 import Zero1Optimizer
 from .zero2 import Zero2
 from .zero3 import Zero3
@@ -48,14 +48,15 @@ __all__ = [
     "broadcast",
     "bytes_per_rank",
     "clip_grad_norm",
-    "copy_to_ranks",
-    "cut_vocabulary",
+    "copy_to_tp_region",
+    "full_parameters",
     "gpipe_order",
     "load_checkpoint",
     "one_f_one_b_order",
     "parallel_mesh",
+    "partition_vocab",
     "reduce",
-    "reduce_from_ranks",
+    "reduce_from_tp_region",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
@@ -66,5 +67,4 @@ __all__ = [
     "tensor_parallel_gpt",
     "tensor_pipeline_gpt",
     "vocabulary_parallel_loss",
-    "whole_parameters",
 ]

@@ -15,7 +15,7 @@ from .overlap import start_all_gather
 
 
 @dataclass
-class Slot:
+class ParamInfo:
     """One parameter of the module: its first name, every (module, attribute) that holds it, and where it lies."""
 
     name: str
@@ -54,14 +54,14 @@ class FlatParameter:
     There are three views of the same weights:
 
     - ``shard`` (size,), in ``master_dtype``: what this rank owns, all the time;
-    - ``pieces``: one ``nn.Parameter`` (1-D, perhaps empty) per slot, the part of that parameter that lies in ``shard``
+    - ``pieces``: one ``nn.Parameter`` (1-D, perhaps empty) per parameter, the part of it that lies in ``shard``
       and shares its memory: what an optimizer steps;
-    - ``parameters``: one ``nn.Parameter`` per slot in its own shape, in ``compute_dtype``, all views of ``full``
+    - ``parameters``: one ``nn.Parameter`` per parameter in its own shape, in ``compute_dtype``, all views of ``full``
       (N size,): what the module computes with. They are made once and stay; only the memory under them comes
       (:meth:`gather`) and goes (:meth:`free`).
 
     Args:
-        slots: the parameters; those of the module are replaced by ``parameters``. All of them trainable, or none.
+        infos: of the parameters; those of the module are replaced by ``parameters``. All of them trainable, or none.
         device: where shards live and computation happens.
         compute_dtype: None for the parameters' own.
 
@@ -70,42 +70,46 @@ class FlatParameter:
     """
 
     def __init__(
-        self, slots: list[Slot], group: ProcessGroup | None, device: torch.device, compute_dtype: torch.dtype | None
+        self,
+        infos: list[ParamInfo],
+        group: ProcessGroup | None,
+        device: torch.device,
+        compute_dtype: torch.dtype | None,
     ) -> None:
-        self.slots, self.group = slots, group
+        self.infos, self.group = infos, group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.trainable = slots[0].parameter.requires_grad
-        self.compute_dtype, self.master_dtype = _dtypes(slots, compute_dtype)
-        for before, slot in pairwise(slots):
-            slot.start = before.stop
-        self.numel = slots[-1].stop
+        self.trainable = infos[0].parameter.requires_grad
+        self.compute_dtype, self.master_dtype = _dtypes(infos, compute_dtype)
+        for before, info in pairwise(infos):
+            info.start = before.stop
+        self.numel = infos[-1].stop
         self.size = shard_size(self.numel, self.world_size)
         self.padded = self.size * self.world_size
 
         with torch.no_grad():
-            flat = torch.cat([slot.parameter.detach().to(device, self.master_dtype).flatten() for slot in slots])
+            flat = torch.cat([info.parameter.detach().to(device, self.master_dtype).flatten() for info in infos])
             dist.broadcast(flat, group=group, group_src=0)  # all ranks start from rank 0's weights
             self.shard = shard_of(flat, self.rank, self.world_size)
-        self.pieces = [nn.Parameter(self.shard[slice(*self.bounds(slot))], self.trainable) for slot in slots]
+        self.pieces = [nn.Parameter(self.shard[slice(*self.bounds(info))], self.trainable) for info in infos]
 
         self.full = torch.empty(self.padded, dtype=self.compute_dtype, device=device)
         self.own_part = self.full[self.rank * self.size :][: self.size]
         # Through .data: gathering writes below autograd, which would otherwise take a saved weight for a changed one.
         self.parameters = [
-            nn.Parameter(self.full.data[slot.start : slot.stop].view(slot.parameter.shape), self.trainable)
-            for slot in slots
+            nn.Parameter(self.full.data[info.start : info.stop].view(info.parameter.shape), self.trainable)
+            for info in infos
         ]
-        for slot, parameter in zip(slots, self.parameters, strict=True):
-            for module, attribute in slot.places:
+        for info, parameter in zip(infos, self.parameters, strict=True):
+            for module, attribute in info.places:
                 module._parameters[attribute] = parameter
-            slot.parameter = parameter
+            info.parameter = parameter
         self.free()
 
-    def bounds(self, slot: Slot) -> tuple[int, int]:
-        """Range of a slot's piece within ``shard``; empty where none of it lies there."""
+    def bounds(self, info: ParamInfo) -> tuple[int, int]:
+        """Range of a parameter's piece within ``shard``; empty where none of it lies there."""
         first = self.rank * self.size
-        start = min(max(slot.start - first, 0), self.size)
-        return start, min(max(slot.stop - first, start), self.size)
+        start = min(max(info.start - first, 0), self.size)
+        return start, min(max(info.stop - first, start), self.size)
 
     @property
     def gathered_bytes(self) -> int:
@@ -133,7 +137,7 @@ class FlatParameter:
         """Take the parameters' gradients: one flat tensor (N size,), zero where there is none, and in the padding.
 
         Returns:
-            The tensor, and the numbers of the slots that had a gradient. The parameters' own are dropped.
+            The tensor, and the numbers of the parameters that had a gradient. The parameters' own are dropped.
         """
         found = {number for number, parameter in enumerate(self.parameters) if parameter.grad is not None}
         parts = [
@@ -158,24 +162,24 @@ class FlatParameter:
         if work is not None:
             work.wait()
         full = full.cpu()
-        return {slot.name: full[slot.start : slot.stop].view(slot.parameter.shape).clone() for slot in self.slots}
+        return {info.name: full[info.start : info.stop].view(info.parameter.shape).clone() for info in self.infos}
 
-    def piece_of(self, slot: Slot, whole: Tensor) -> Tensor:
+    def piece_of(self, info: ParamInfo, whole: Tensor) -> Tensor:
         """The part of a parameter-shaped tensor that belongs to this rank's piece, (b - a,)."""
-        start, stop = self.bounds(slot)
-        offset = self.rank * self.size - slot.start
+        start, stop = self.bounds(info)
+        offset = self.rank * self.size - info.start
         return whole.reshape(-1)[start + offset : stop + offset]
 
 
-def _dtypes(slots: list[Slot], compute_dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+def _dtypes(infos: list[ParamInfo], compute_dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
     """Dtype to compute in, and of the shards: the parameters', but at least float32."""
-    for slot in slots:
-        if not slot.parameter.is_floating_point():
-            raise TypeError(f"parameter {slot.name!r} must be floating point, got {slot.parameter.dtype}")
-    found = {slot.parameter.dtype for slot in slots}
+    for info in infos:
+        if not info.parameter.is_floating_point():
+            raise TypeError(f"parameter {info.name!r} must be floating point, got {info.parameter.dtype}")
+    found = {info.parameter.dtype for info in infos}
     if compute_dtype is None and len(found) > 1:
         names = ", ".join(sorted(str(dtype) for dtype in found))
-        raise TypeError(f"the parameters of {slots[0].name!r}'s unit have several dtypes ({names}): give compute_dtype")
+        raise TypeError(f"the parameters of {infos[0].name!r}'s unit have several dtypes ({names}): give compute_dtype")
     master = torch.float32
     for dtype in found:
         master = torch.promote_types(master, dtype)

@@ -25,7 +25,7 @@ from .distributed_data_parallel import DistributedDataParallel
 from .pipeline import Order, Pipeline
 from .pipeline_stages import split_gpt
 from .tensor_parallel_gpt import tensor_parallel_gpt
-from .vocabulary_parallel import cut_vocabulary
+from .vocabulary_parallel import partition_vocab
 
 
 def parallel_mesh(*, tensor: int = 1, data: int = 1, pipeline: int = 1) -> DeviceMesh:
@@ -91,7 +91,7 @@ def tensor_pipeline_gpt(
     """
     cut = tensor_parallel_gpt(model, mesh.get_group("tensor"))
     if vocabulary:
-        cut = cut_vocabulary(cut, mesh.get_group("tensor"))
+        cut = partition_vocab(cut, mesh.get_group("tensor"))
     stage = split_gpt(cut, mesh.get_group("pipeline").size())[mesh.get_local_rank("pipeline")]
     return Pipeline(stage, mesh.get_group("pipeline"), schedule)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .flat_parameter import FlatParameter, Slot
+from .flat_parameter import FlatParameter, ParamInfo
 
 
 class ShardedModule(nn.Module):
@@ -26,12 +26,12 @@ class ShardedModule(nn.Module):
         """Every flat parameter, in an order that is the same on all ranks."""
         raise NotImplementedError
 
-    def slots(self) -> dict[str, tuple[FlatParameter, Slot, nn.Parameter]]:
-        """Flat parameter, slot and piece of each parameter, by its first name, in the module's order."""
+    def infos(self) -> dict[str, tuple[FlatParameter, ParamInfo, nn.Parameter]]:
+        """Flat parameter, place in it and piece of each parameter, by its first name, in the module's order."""
         found = {
-            slot.name: (flat, slot, piece)
+            info.name: (flat, info, piece)
             for flat in self.flats()
-            for slot, piece in zip(flat.slots, flat.pieces, strict=True)
+            for info, piece in zip(flat.infos, flat.pieces, strict=True)
         }
         return {name: found[name] for name in dict.fromkeys(self.names.values())}
 
@@ -39,29 +39,29 @@ class ShardedModule(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's pieces by the names of the module that was sharded, on every rank the same names."""
-        for name, (_, _, piece) in self.slots().items():
+        for name, (_, _, piece) in self.infos().items():
             yield prefix + ("." if prefix else "") + name, piece
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Whole shape of each parameter."""
-        return {name: tuple(slot.parameter.shape) for name, (_, slot, _) in self.slots().items()}
+        return {name: tuple(info.parameter.shape) for name, (_, info, _) in self.infos().items()}
 
-    def whole_parameters(self) -> dict[str, Tensor]:
+    def full_parameters(self) -> dict[str, Tensor]:
         """The whole parameters in the shards' dtype, on the CPU, by their first names. A collective call."""
         whole: dict[str, Tensor] = {}
         for flat in self.flats():
             whole |= flat.whole(flat.shard)
-        return {name: whole[name] for name in self.slots()}
+        return {name: whole[name] for name in self.infos()}
 
     @torch.no_grad()
-    def load_whole_parameters(self, whole: Mapping[str, Tensor]) -> None:
+    def load_full_parameters(self, whole: Mapping[str, Tensor]) -> None:
         """Take this rank's pieces out of whole parameters, by their first names."""
-        for name, (flat, slot, piece) in self.slots().items():
-            piece.copy_(flat.piece_of(slot, whole[name]))
+        for name, (flat, info, piece) in self.infos().items():
+            piece.copy_(flat.piece_of(info, whole[name]))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """What the unsharded module's ``state_dict()`` would be, on the CPU: whole weights and buffers. Collective."""
-        whole = self.whole_parameters()
+        whole = self.full_parameters()
         return {
             key: whole[self.names[key]] if key in self.names else value.cpu().clone()
             for key, value in self.module.state_dict().items()
@@ -81,7 +81,7 @@ class ShardedModule(nn.Module):
         for key, shape in own.items():
             if tuple(state_dict[key].shape) != shape:
                 raise ValueError(f"{key} must have shape {shape}, got {tuple(state_dict[key].shape)}")
-        self.load_whole_parameters({self.names[key]: state_dict[key] for key in self.names})
+        self.load_full_parameters({self.names[key]: state_dict[key] for key in self.names})
         for key, buffer in self.module.named_buffers():
             if key in state_dict:
                 buffer.copy_(state_dict[key])

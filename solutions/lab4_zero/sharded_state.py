@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .averages import all_gather
+from .async_collectives import all_gather
 from .checkpoint import CheckpointError, State, check_state
 from .sharded_optimizer import ParameterShard, ShardedOptimizer
 

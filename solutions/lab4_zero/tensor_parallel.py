@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .cut_parameters import CutModule
+from .partitioned_module import PartitionedModule
 
 
 class WholeMLP(Protocol):
@@ -74,7 +74,7 @@ class _ReduceFromRanks(torch.autograd.Function):
         ### END SOLUTION
 
 
-def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def copy_to_tp_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """x itself; in the backward pass its gradient is summed over the ranks (Megatron-LM's *f*).
 
     Args:
@@ -86,7 +86,7 @@ def copy_to_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return _CopyToRanks.apply(x, group) if dist.get_world_size(group) > 1 else x
 
 
-def reduce_from_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def reduce_from_tp_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """The sum of all ranks' x; in the backward pass the gradient is handed on as it is (Megatron-LM's *g*).
 
     Args:
@@ -98,14 +98,14 @@ def reduce_from_ranks(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return _ReduceFromRanks.apply(x, group) if dist.get_world_size(group) > 1 else x
 
 
-class ColumnParallelLinear(CutModule):
+class ColumnParallelLinear(PartitionedModule):
     """A linear layer of which each rank computes some output features: (..., in) to (..., its share of out).
 
     Args:
         in_features, out_features, bias: of the whole layer, drawn as ``nn.Linear`` draws it and then cut: the same seed
             on all ranks gives the same whole on any number of ranks.
         group: the ranks that share the layer, by default all.
-        unit, parts: see :func:`.cut_parameters.owned_indices`.
+        unit, parts: see :func:`.partitioned_module.owned_indices`.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class ColumnParallelLinear(CutModule):
 
     def forward(self, x: Tensor) -> Tensor:
         ### BEGIN SOLUTION 4.7: column-parallel linear layer
-        return F.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
+        return F.linear(copy_to_tp_region(x, self.group), self.weight, self.bias)
         ### END SOLUTION
 
 
-class RowParallelLinear(CutModule):
+class RowParallelLinear(PartitionedModule):
     """A linear layer of which each rank has some input features: (..., its share of in) to (..., out), summed.
 
     The bias is whole on every rank and added once, to the sum. Arguments: as for :class:`ColumnParallelLinear`.
@@ -171,7 +171,7 @@ class RowParallelLinear(CutModule):
 
     def forward(self, x: Tensor) -> Tensor:
         ### BEGIN SOLUTION 4.7: row-parallel linear layer
-        y = reduce_from_ranks(F.linear(x, self.weight), self.group)
+        y = reduce_from_tp_region(F.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
         ### END SOLUTION
 

@@ -15,11 +15,11 @@ from torch.distributed import ProcessGroup
 
 from utils.gpt import GPT
 
-from .cut_parameters import CutModule
-from .tensor_parallel import ColumnParallelLinear, reduce_from_ranks
+from .partitioned_module import PartitionedModule
+from .tensor_parallel import ColumnParallelLinear, reduce_from_tp_region
 
 
-class VocabularyParallelEmbedding(CutModule):
+class VocabularyParallelEmbedding(PartitionedModule):
     """This rank's rows of an embedding: (B, N) int64 to (B, N, C), the same on all ranks.
 
     One all-reduce of B N C elements forward: each token's row is on one rank, the others add 0.
@@ -38,10 +38,10 @@ class VocabularyParallelEmbedding(CutModule):
         row = tokens - self.first
         elsewhere = (row < 0) | (row >= len(self.weight))
         x = F.embedding(row.masked_fill(elsewhere, 0), self.weight)
-        return reduce_from_ranks(x.masked_fill(elsewhere[..., None], 0), self.group)
+        return reduce_from_tp_region(x.masked_fill(elsewhere[..., None], 0), self.group)
 
 
-def cut_vocabulary(model: GPT, group: ProcessGroup | None = None) -> GPT:
+def partition_vocab(model: GPT, group: ProcessGroup | None = None) -> GPT:
     """Cut a model's embedding and head over the vocabulary, in place; tied ones stay tied.
 
     Its ``logits`` are then this rank's, (B, N, V of this rank). For the loss use a pipeline's stage, which knows: also
@@ -82,6 +82,6 @@ def vocabulary_parallel_loss(logits: Tensor, targets: Tensor, head: ColumnParall
     column = targets - head.indices(dist.get_rank(head.group))[0].item()
     elsewhere = (column < 0) | (column >= logits.shape[-1])
     at_target = shifted.gather(-1, column.masked_fill(elsewhere, 0)[:, None])[:, 0].masked_fill(elsewhere, 0)
-    sums, at_target = reduce_from_ranks(torch.stack([shifted.exp().sum(-1), at_target]), head.group)
+    sums, at_target = reduce_from_tp_region(torch.stack([shifted.exp().sum(-1), at_target]), head.group)
     counts = targets != -100
     return ((sums.log() - at_target) * counts).sum() / counts.sum().clamp(min=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from .averages import reduce_scatter_mean
+from .async_collectives import reduce_scatter_mean
 from .buckets import BUCKET_BYTES, make_buckets
 from .checkpoint import State
 from .gradient_hooks import UsedParameters

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from .averages import Pending, reduce_scatter_mean
+from .async_collectives import AsyncWork, reduce_scatter_mean
 from .buckets import BUCKET_BYTES, make_buckets
 from .checkpoint import State
 from .distributed_data_parallel import broadcast_module
@@ -65,7 +65,7 @@ class Zero2:
             shard.gradient = gradient
         self._filled = [False] * len(self.buckets)
         self._had: dict[nn.Parameter, bool] = {}  # which parameters got a gradient here since the last step
-        self._reducing: deque[tuple[int, Pending, Tensor]] = deque()
+        self._reducing: deque[tuple[int, AsyncWork, Tensor]] = deque()
         self._used = UsedParameters(group)
         self._hooks = GradientHooks(self.buckets, self._bucket_full, self._backward_done)
         self.zero_grad()

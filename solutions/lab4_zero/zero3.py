@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .averages import all_gather, reduce_scatter_mean
+from .async_collectives import all_gather, reduce_scatter_mean
 from .buckets import Bucket
 from .gradient_hooks import UsedParameters
 

@@ -173,11 +173,11 @@ ANSWERS = Answers(
         return gradient, None
         """,
         "4.7: column-parallel linear layer": """
-        x = copy_to_ranks(x, self.group)
+        x = copy_to_tp_region(x, self.group)
         return F.linear(x, self.weight, self.bias)
         """,
         "4.7: row-parallel linear layer": """
-        y = reduce_from_ranks(F.linear(x, self.weight), self.group)
+        y = reduce_from_tp_region(F.linear(x, self.weight), self.group)
         if self.bias is not None:
             y = y + self.bias
         return y

@@ -484,9 +484,10 @@ wrong(
     "elements are all-reduced in a step",
     "an all-reduce sends 2 Psi where a reduce-scatter sends Psi",
     edits={
-        SENT: "from .averages import Pending; work = dist.all_reduce(flat, group=self.group, async_op=True); "
+        SENT: "from .async_collectives import AsyncWork; "
+        "work = dist.all_reduce(flat, group=self.group, async_op=True); "
         "mine = bucket.shard(flat, dist.get_rank(self.group)); "
-        "self._reducing.append((k, Pending(work, mine, dist.get_world_size(self.group)), flat))"
+        "self._reducing.append((k, AsyncWork(work, mine, dist.get_world_size(self.group)), flat))"
     },
 )
 wrong(
@@ -494,8 +495,8 @@ wrong(
     "sum for mean",
     "this is the sum over the ranks",
     edits={
-        SENT: "from .averages import Pending; self._reducing.append("
-        "(k, Pending(dist.reduce_scatter_tensor(into, flat, group=self.group, async_op=True), into), flat))"
+        SENT: "from .async_collectives import AsyncWork; self._reducing.append("
+        "(k, AsyncWork(dist.reduce_scatter_tensor(into, flat, group=self.group, async_op=True), into), flat))"
     },
 )
 wrong(BUCKET, "not released", "elements of full gradients exist", edits={"bucket.release()": "pass"})
@@ -727,7 +728,7 @@ wrong(
     ROW,
     "bias on every rank",
     "the bias is added on every rank, so N times",
-    instead="return reduce_from_ranks(F.linear(x, self.weight, self.bias), self.group)",
+    instead="return reduce_from_tp_region(F.linear(x, self.weight, self.bias), self.group)",
 )
 wrong(ROW, "bias lost", "the bias is missing", edits={"y = y + self.bias": "pass"})
 wrong(
@@ -737,7 +738,7 @@ wrong(
     "every rank adds the whole bias to the sum",
     instead="""
         bias = self.bias if dist.get_rank(self.group) == 0 else None
-        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        return reduce_from_tp_region(F.linear(x, self.weight, bias), self.group)
         """,
 )
 wrong(
@@ -747,7 +748,7 @@ wrong(
     "every rank adds the whole bias to the sum",
     instead="""
         bias = None if self.bias is None else self.bias / dist.get_world_size(self.group)
-        return reduce_from_ranks(F.linear(x, self.weight, bias), self.group)
+        return reduce_from_tp_region(F.linear(x, self.weight, bias), self.group)
         """,
 )
 wrong(
@@ -785,7 +786,7 @@ wrong(
     "a rank without features adds nothing, but is waited for",
     instead="""
         if self.weight.numel():
-            y = reduce_from_ranks(F.linear(x, self.weight), self.group)
+            y = reduce_from_tp_region(F.linear(x, self.weight), self.group)
         else:
             y = x.new_zeros(*x.shape[:-1], self.weight.shape[0])
         return y if self.bias is None else y + self.bias
@@ -801,14 +802,14 @@ wrong(
 wrong(
     SUM,
     "sum in place",
-    "reduce_from_ranks changes x that it is given",
+    "reduce_from_tp_region changes x that it is given",
     '"classic wrong answers" 9',
     instead="dist.all_reduce(x, group=group)\nreturn x",
 )
 wrong(
     COPY,
     "gradient in place",
-    "copy_to_ranks changes the gradient that it is given",
+    "copy_to_tp_region changes the gradient that it is given",
     instead="dist.all_reduce(gradient, group=ctx.group)\nreturn gradient, None",
 )
 wrong(SUM, "ranks of the whole job", GROUP, edits={"(total, group=group)": "(total)"})

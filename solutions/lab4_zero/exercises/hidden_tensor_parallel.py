@@ -100,7 +100,7 @@ def _mlp(package: ModuleType, seed: int, inner: int, group: ProcessGroup | None)
 def operators(package: ModuleType, seed: int) -> Seen:
     """On each rank: what the two operators give, and whether they leave alone what they are given."""
     seen: Seen = {}
-    for name in ("copy_to_ranks", "reduce_from_ranks"):
+    for name in ("copy_to_tp_region", "reduce_from_tp_region"):
         draw = Draw(seed, f"{name} {dist.get_rank()}")
         x, gradient = draw.normal(3, 4), draw.normal(3, 4)
         given: tuple[Tensor, ...] = x.clone(), gradient.clone()

@@ -77,7 +77,7 @@ def _play_operators(answer: Mapping[str, Callable], seed: int) -> dict[str, bool
     known = getattr(answer["RowParallelLinear"].forward, "__globals__", {})
     known = {**getattr(answer["ColumnParallelLinear"].forward, "__globals__", {}), **known}
     changed = {}
-    for name in ("reduce_from_ranks", "copy_to_ranks"):
+    for name in ("reduce_from_tp_region", "copy_to_tp_region"):
         if not callable(operator := known.get(name)):
             continue
         x, gradient = _drawn(seed + dist.get_rank(), 2, WIDTH), _drawn(seed + 3 + dist.get_rank(), 2, WIDTH)
@@ -164,7 +164,7 @@ def _judge_column(seed: int, bias: bool) -> Judge:
             if problem := _wrong("a column-parallel layer's output", rank, seen["y"], share, no_bias):
                 return problem
             candidates = {
-                "this is one rank's part: the gradients of what all ranks read must be summed (copy_to_ranks)": (
+                "this is one rank's part: the gradients of what all ranks read must be summed (copy_to_tp_region)": (
                     mine @ _share(linear.weight.detach(), rank, 0), 1),
                 "the sum is divided by N: it is a sum, not a mean": (dx / WORLD_SIZE, 2),
                 "the gradient is summed twice": (dx * WORLD_SIZE, 3),
@@ -197,7 +197,10 @@ def _judge_row(seed: int, bias: bool) -> Judge:
             seen, own = sight.value, _share(x, rank, -1) @ _share(weight, rank, 1).t()
             b = linear.bias.detach() if bias else torch.zeros(WIDTH)
             candidates = {
-                "these are one rank's summands: their sum over the ranks is the output (reduce_from_ranks)": (own, 1),
+                "these are one rank's summands: their sum over the ranks is the output (reduce_from_tp_region)": (
+                    own,
+                    1,
+                ),
                 "these are one rank's summands and the bias: their sum over the ranks is the output": (own + b, 1),
                 "the bias is added on every rank, so N times: add it once, to the sum": (y + (WORLD_SIZE - 1) * b, 4),
                 "the bias is missing": (y - b, 4),

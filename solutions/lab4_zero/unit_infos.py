@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .flat_parameter import Slot
+from .flat_parameter import ParamInfo
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:
@@ -16,16 +16,16 @@ def canonical_names(module: nn.Module) -> dict[str, str]:
     }
 
 
-def slots_of_units(
+def infos_of_units(
     module: nn.Module, block_class: type[nn.Module] | tuple[type[nn.Module], ...]
-) -> tuple[list[Slot], dict[nn.Module, list[Slot]]]:
+) -> tuple[list[ParamInfo], dict[nn.Module, list[ParamInfo]]]:
     """Parameters of the root and of each block.
 
     A parameter belongs to the innermost block around it. One that lies in several units (tied weights) belongs to the
     root, which is gathered whenever any of them computes.
 
     Returns:
-        The root's slots, and those of each block that has any, in the module's order.
+        The infos of the root's parameters, and of those of each block that has any, in the module's order.
 
     Raises:
         ValueError: the module has no block inside, or no parameters.
@@ -36,22 +36,22 @@ def slots_of_units(
         classes = block_class if isinstance(block_class, tuple) else (block_class,)
         wanted = ", ".join(wanted.__name__ for wanted in classes)
         raise ValueError(f"block_class must name modules within {type(module).__name__}, and it has no {wanted}")
-    found: dict[int, Slot] = {}
+    found: dict[int, ParamInfo] = {}
     owners: dict[int, set[nn.Module]] = {}
     for path, part in named.items():
         around = [name for name in blocks if path == name or path.startswith(f"{name}.")]
         owner = blocks[max(around, key=len)] if around else module
         for attribute, parameter in part._parameters.items():
             if parameter is not None:
-                slot = found.setdefault(
-                    id(parameter), Slot(f"{path}.{attribute}" if path else attribute, parameter, [])
+                info = found.setdefault(
+                    id(parameter), ParamInfo(f"{path}.{attribute}" if path else attribute, parameter, [])
                 )
-                slot.places.append((part, attribute))
+                info.places.append((part, attribute))
                 owners.setdefault(id(parameter), set()).add(owner)
     if not found:
         raise ValueError(f"{type(module).__name__} has no parameters to shard")
-    units: dict[nn.Module, list[Slot]] = {module: [], **{block: [] for block in blocks.values()}}
-    for key, slot in found.items():
-        units[owners[key].pop() if len(owners[key]) == 1 else module].append(slot)
+    units: dict[nn.Module, list[ParamInfo]] = {module: [], **{block: [] for block in blocks.values()}}
+    for key, info in found.items():
+        units[owners[key].pop() if len(owners[key]) == 1 else module].append(info)
     root = units.pop(module)
-    return root, {block: slots for block, slots in units.items() if slots}
+    return root, {block: infos for block, infos in units.items() if infos}

@@ -28,7 +28,7 @@ def owned_indices(size: int, rank: int, world_size: int, *, unit: int = 1, parts
     return units.tensor_split(world_size, dim=1)[rank].reshape(-1)
 
 
-class CutModule(nn.Module):
+class PartitionedModule(nn.Module):
     """A module some of whose parameters are parts of a whole that the ranks of a group share.
 
     Args:

@@ -15,7 +15,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class Pending:
+class AsyncWork:
     """A collective under way.
 
     Args:
@@ -42,13 +42,13 @@ def _mean(group: ProcessGroup | None) -> tuple[ReduceOp, int]:
     return ReduceOp.SUM, dist.get_world_size(group)
 
 
-def all_reduce_mean(tensor: Tensor, group: ProcessGroup | None = None) -> Pending:
+def all_reduce_mean(tensor: Tensor, group: ProcessGroup | None = None) -> AsyncWork:
     """Start replacing ``tensor`` by its mean over all ranks."""
     op, divisor = _mean(group)
-    return Pending(dist.all_reduce(tensor, op, group=group, async_op=True), tensor, divisor)
+    return AsyncWork(dist.all_reduce(tensor, op, group=group, async_op=True), tensor, divisor)
 
 
-def reduce_scatter_mean(shard: Tensor, tensor: Tensor, group: ProcessGroup | None = None) -> Pending:
+def reduce_scatter_mean(shard: Tensor, tensor: Tensor, group: ProcessGroup | None = None) -> AsyncWork:
     """Start writing this rank's shard of the mean of all ranks' ``tensor`` into ``shard``.
 
     Args:
@@ -56,9 +56,9 @@ def reduce_scatter_mean(shard: Tensor, tensor: Tensor, group: ProcessGroup | Non
         tensor: (n,), n a multiple of N; not to be changed before the result is there.
     """
     op, divisor = _mean(group)
-    return Pending(_reduce_scatter(shard, tensor, op=op, group=group, async_op=True), shard, divisor)
+    return AsyncWork(_reduce_scatter(shard, tensor, op=op, group=group, async_op=True), shard, divisor)
 
 
-def all_gather(tensor: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Pending:
+def all_gather(tensor: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> AsyncWork:
     """Start filling ``tensor`` (n,) with the shards (n / N,) of all ranks; ``shard`` may be its part of ``tensor``."""
-    return Pending(_all_gather(tensor, shard, group=group, async_op=True), tensor)
+    return AsyncWork(_all_gather(tensor, shard, group=group, async_op=True), tensor)
