@@ -1,14 +1,18 @@
 """What every test starts from: the runtime's choice between GPU and interpreter, and one thread a process."""
 
+import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-import utils.runtime  # noqa: F401  (first: it decides before Triton is imported)
+import utils.runtime  # first: it decides before Triton is imported
 
+import attention_entries  # isort: skip
 import torch  # isort: skip
 
 # What only compiles needs no names of source lines, which take the compiler a third of its time.
@@ -48,3 +52,33 @@ def browser() -> Iterator[Any]:
         running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         yield running
         running.close()
+
+
+@pytest.fixture
+def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A copy of a lab's tuning table that believes it is on a GPU, in a session that interprets its kernels."""
+    spec = importlib.util.find_spec(f"{request.module.PACKAGE}.tuning")
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(utils.runtime, "HAS_GPU", True)
+    monkeypatch.setattr(utils.runtime, "INTERPRET", False)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.fixture
+def entry_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the source of an entry of the leaderboard: the right one, with a part replaced or a text added."""
+
+    def write(old: str = "", new: str = "", more: str = "", name: str = "mine.py") -> Path:
+        assert old in attention_entries.RIGHT
+        path = tmp_path / name
+        path.write_text(attention_entries.RIGHT.replace(old, new) + more if old else attention_entries.RIGHT + more)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leaderboard's cases are small ones."""
+    monkeypatch.setattr("benchmarks.attention_entry.CASES", attention_entries.SMALL)

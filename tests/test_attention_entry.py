@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_entries import RIGHT, SMALL
+from attention_entries import SMALL
 
 from benchmarks import attention_entry
 from benchmarks.attention_entry import EntryError
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Writes an entry's source and loads it: the right one, with a part replaced or a text added."""
-
-    def write(old="", new="", more="", name="mine.py"):
-        assert old in RIGHT
-        path = tmp_path / name
-        path.write_text((RIGHT.replace(old, new) if old else RIGHT) + more)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(attention_entry, "CASES", SMALL)
 
 
 def check(path, backward=True, dtype=torch.bfloat16):
@@ -35,17 +17,17 @@ def check(path, backward=True, dtype=torch.bfloat16):
 # ---- finding an entry ------------------------------------------------------------------------------------------------
 
 
-def test_a_module_and_a_file_are_found_with_their_functions_and_a_digest(file):
+def test_a_module_and_a_file_are_found_with_their_functions_and_a_digest(entry_file):
     module = attention_entry.load("solutions.lab3_flash_attention")
-    entry = attention_entry.load(str(file()))
+    entry = attention_entry.load(str(entry_file()))
     assert callable(module.attention) and callable(module.with_lse) and callable(entry.attention)
     assert len(module.sha256) == len(entry.sha256) == 64 and module.sha256 != entry.sha256
-    assert attention_entry.load(str(file(more="\n# a remark\n"))).sha256 != entry.sha256
+    assert attention_entry.load(str(entry_file(more="\n# a remark\n"))).sha256 != entry.sha256
 
 
-def test_a_file_may_import_what_lies_beside_it(file, tmp_path):
+def test_a_file_may_import_what_lies_beside_it(entry_file, tmp_path):
     (tmp_path / "beside_the_entry.py").write_text("FACTOR = 1.0\n")
-    assert attention_entry.load(str(file(more="\nfrom beside_the_entry import FACTOR\n"))).with_lse is not None
+    assert attention_entry.load(str(entry_file(more="\nfrom beside_the_entry import FACTOR\n"))).with_lse is not None
 
 
 @pytest.mark.parametrize(
@@ -75,23 +57,23 @@ def test_a_target_that_is_none_is_named(target, said):
         ("\ndef flash_attention(q, k, v): pass\n", r"must take \(q, k, v, causal=False, scale=None\), it takes"),
     ],
 )
-def test_a_file_that_is_no_entry_says_why(file, more, said):
+def test_a_file_that_is_no_entry_says_why(entry_file, more, said):
     with pytest.raises(EntryError, match=said):
-        attention_entry.load(str(file(more=more)))
+        attention_entry.load(str(entry_file(more=more)))
 
 
 # ---- correctness -----------------------------------------------------------------------------------------------------
 
 
-def test_a_right_attention_passes_with_its_logsumexp_and_without(file, small):
-    assert check(file()) == 2 * len(SMALL)
+def test_a_right_attention_passes_with_its_logsumexp_and_without(entry_file, small_cases):
+    assert check(entry_file()) == 2 * len(SMALL)
     alone = "\nwhole = flash_attention_with_lse\ndel flash_attention_with_lse\n"
-    assert check(file("return flash_attention_with_lse", "return whole", alone)) == len(SMALL)
-    assert check(file(), dtype=torch.float16) == 2 * len(SMALL)
+    assert check(entry_file("return flash_attention_with_lse", "return whole", alone)) == len(SMALL)
+    assert check(entry_file(), dtype=torch.float16) == 2 * len(SMALL)
 
 
-def test_the_rule_holds_on_the_cases_themselves(file):
-    assert check(file(), backward=False) == 2 * len(attention_entry.CASES)
+def test_the_rule_holds_on_the_cases_themselves(entry_file):
+    assert check(entry_file(), backward=False) == 2 * len(attention_entry.CASES)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +90,9 @@ def test_the_rule_holds_on_the_cases_themselves(file):
         ("scores = q.float()", "scores = (2 * q - q.detach()).float()", "dq: .* elements differ"),
     ],
 )
-def test_a_wrong_attention_is_told_where_and_by_how_much(file, small, old, new, said):
+def test_a_wrong_attention_is_told_where_and_by_how_much(entry_file, small_cases, old, new, said):
     with pytest.raises(EntryError, match=said):
-        check(file(old, new))
+        check(entry_file(old, new))
 
 
 def test_the_largest_error_is_told_with_its_place_and_nan_is_the_largest():
@@ -140,7 +122,7 @@ def test_the_largest_error_is_told_with_its_place_and_nan_is_the_largest():
         ("return q", "o shares memory with the input q"),
     ],
 )
-def test_a_result_of_another_kind_is_told(file, small, body, said):
-    path = file(more=f"\ndef flash_attention(q, k, v, causal=False, scale=None):\n    {body}\n")
+def test_a_result_of_another_kind_is_told(entry_file, small_cases, body, said):
+    path = entry_file(more=f"\ndef flash_attention(q, k, v, causal=False, scale=None):\n    {body}\n")
     with pytest.raises(EntryError, match=f"B=1 Hq=1 Hkv=1 Nq=1 Nk=1 D=16 bfloat16 causal=False: .*{said}"):
         check(path, backward=False)

@@ -7,32 +7,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from attention_entries import RIGHT, SMALL, plain
+from attention_entries import plain
 from fake_stopwatch import FakeStopwatch
 
 from benchmarks import attention_entry, attention_leaderboard, attention_speed, blocked_stream, hopper_implementations
 from benchmarks.attention_board import YOURS
 from benchmarks.attention_entry import EntryError
 from utils import records, runtime, timing
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Writes an entry's source and loads it: the right one, with a part replaced or a text added."""
-
-    def write(old="", new="", more="", name="mine.py"):
-        assert old in RIGHT
-        path = tmp_path / name
-        path.write_text((RIGHT.replace(old, new) if old else RIGHT) + more)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(attention_entry, "CASES", SMALL)
-
 
 # ---- the command line ------------------------------------------------------------------------------------------------
 
@@ -65,10 +46,10 @@ def test_a_name_is_the_files_or_modules_unless_it_is_given():
         attention_leaderboard.arguments_of(["kernels/cudnn.py"])
 
 
-def test_without_a_gpu_nothing_is_measured_and_that_is_said(file, tmp_path, monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_measured_and_that_is_said(entry_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     board = tmp_path / "board.json"
-    assert attention_leaderboard.main([str(file()), "--board", str(board)]) == 1
+    assert attention_leaderboard.main([str(entry_file()), "--board", str(board)]) == 1
     assert "needs a CUDA GPU and none is in use" in capsys.readouterr().err and not board.exists()
     assert attention_leaderboard.main(["--board", str(board)]) == 0
     assert "nothing is recorded in" in capsys.readouterr().out
@@ -78,7 +59,7 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_said(file, tmp_path, monk
 
 
 @pytest.fixture
-def machine(monkeypatch, small):
+def machine(monkeypatch, small_cases):
     """A machine that says it has a GPU, with known times and everybody's attention in plain PyTorch."""
 
     names = (
@@ -101,9 +82,9 @@ def machine(monkeypatch, small):
     return ["--shapes", "16x16", "16x16:causal", "--lap-seconds", "0", "--rounds", "1"]
 
 
-def test_a_right_entry_gets_a_row_and_the_board_is_sorted(file, tmp_path, machine, capsys):
+def test_a_right_entry_gets_a_row_and_the_board_is_sorted(entry_file, tmp_path, machine, capsys):
     board = tmp_path / "board.json"
-    assert attention_leaderboard.main([str(file()), "--board", str(board), *machine]) == 0
+    assert attention_leaderboard.main([str(entry_file()), "--board", str(board), *machine]) == 0
     out = capsys.readouterr().out
     assert "right in 6 ragged cases" in out and f"recorded in {board}" in out
     assert "NVIDIA H100 80GB HBM3, bf16, forward and backward, 2 shapes" in out
@@ -118,13 +99,13 @@ def test_a_right_entry_gets_a_row_and_the_board_is_sorted(file, tmp_path, machin
     assert set(row["points"][1]["timed"]) == {"yours", "capstone", "capstone, fast", "lab 3", "flash", "cudnn"}
 
 
-def test_a_forward_pass_alone_has_a_table_of_its_own(file, tmp_path, machine, capsys):
+def test_a_forward_pass_alone_has_a_table_of_its_own(entry_file, tmp_path, machine, capsys):
     board = str(tmp_path / "board.json")
-    path = file("o.to(q.dtype)", "o.to(q.dtype).detach()", name="mine.py")
+    path = entry_file("o.to(q.dtype)", "o.to(q.dtype).detach()", name="mine.py")
     assert attention_leaderboard.main([str(path), "--board", board, *machine]) == 1
     assert "no gradient (--forward-only" in capsys.readouterr().err
     assert attention_leaderboard.main([str(path), "--board", board, "--forward-only", *machine]) == 0
-    assert attention_leaderboard.main([str(file(name="whole.py")), "--board", board, *machine]) == 0
+    assert attention_leaderboard.main([str(entry_file(name="whole.py")), "--board", board, *machine]) == 0
     capsys.readouterr()
     assert attention_leaderboard.main(["--board", board]) == 0
     first, second = capsys.readouterr().out.split("\n\n")
@@ -132,9 +113,9 @@ def test_a_forward_pass_alone_has_a_table_of_its_own(file, tmp_path, machine, ca
     assert "bf16, forward and backward, 2 shapes" in second and "whole" in second
 
 
-def test_a_wrong_entry_gets_no_row(file, tmp_path, machine, capsys):
+def test_a_wrong_entry_gets_no_row(entry_file, tmp_path, machine, capsys):
     board = tmp_path / "board.json"
-    path = file("tril(Nk - Nq)", "tril()")
+    path = entry_file("tril(Nk - Nq)", "tril()")
     assert attention_leaderboard.main([str(path), "--board", str(board), *machine]) == 1
     assert "no row: B=2 Hq=4 Hkv=2 Nq=9 Nk=13 D=16 bfloat16 causal=True" in capsys.readouterr().err
     assert not board.exists()
@@ -151,9 +132,11 @@ def test_a_wrong_entry_gets_no_row(file, tmp_path, machine, capsys):
         ),
     ],
 )
-def test_an_entry_that_fails_on_the_shapes_that_are_timed_gets_no_row(file, tmp_path, machine, capsys, old, new, said):
+def test_an_entry_that_fails_on_the_shapes_that_are_timed_gets_no_row(
+    entry_file, tmp_path, machine, capsys, old, new, said
+):
     board = tmp_path / "board.json"
-    assert attention_leaderboard.main([str(file(old, new)), "--board", str(board), *machine]) == 1
+    assert attention_leaderboard.main([str(entry_file(old, new)), "--board", str(board), *machine]) == 1
     assert said in capsys.readouterr().err and not board.exists()
 
 

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from utils import runtime
 from utils.compile_only import Request, resource_usages
 
 import triton.language as tl  # isort: skip
@@ -20,17 +19,6 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 #: A contiguous tensor: one leading axis and a step of 1, as the launcher specialises them.
 CONTIGUOUS = {"size_1": 1, "size_2": 1, "stride_1": 0, "stride_2": 0, "step": 1}
 TL_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
-
-
-@pytest.fixture
-def tuned(monkeypatch):
-    """A copy of the tuning table that believes it is on a GPU, in a session that interprets its kernels."""
-    spec = importlib.util.find_spec(f"{PACKAGE}.tuning")
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(runtime, "INTERPRET", False)
-    spec.loader.exec_module(copy)
-    return copy
 
 
 def kernel(module, name):

@@ -12,7 +12,6 @@ import torch
 
 from solutions.capstone_hopper.steps import wall_kernel
 from solutions.lab3_flash_attention.exercises.anchored import compiles_anchored
-from utils import runtime
 from utils.compile_only import CompileError, Request, resource_usages
 
 import triton  # isort: skip
@@ -52,17 +51,6 @@ MEASURED = 90
 def masks(capability):
     """Without and with a causal mask; with one, which needs more registers, where tiles were not measured."""
     return (False, True) if capability == MEASURED else (True,)
-
-
-@pytest.fixture
-def tuned(monkeypatch):
-    """A copy of the tuning table that believes it is on a GPU, in a session that interprets its kernels."""
-    spec = importlib.util.find_spec(f"{PACKAGE}.tuning")
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(runtime, "INTERPRET", False)
-    spec.loader.exec_module(copy)
-    return copy
 
 
 def kernel(module, name):

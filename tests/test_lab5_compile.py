@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 
-from utils import runtime
 from utils.compile_only import Request, resource_usages
 
 PACKAGE = "solutions.lab5_serving"
@@ -23,17 +22,6 @@ FLOAT_POINTERS = ("lse_ptr", "logsumexps_ptr", "outputs_ptr")
 #: Strides that are 1 where tensors are contiguous; those that no launch specialises.
 UNIT = ("d", "stride_bb", "stride_cs", "stride_ss", "stride_slot", "stride_lp")
 LOOSE = ("stride_bs", "stride_ls", "stride_lh")
-
-
-@pytest.fixture
-def tuned(monkeypatch):
-    """A copy of the tuning table that believes it is on a GPU, in a session that interprets its kernels."""
-    spec = importlib.util.find_spec(f"{PACKAGE}.tuning")
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(runtime, "INTERPRET", False)
-    spec.loader.exec_module(copy)
-    return copy
 
 
 def request(tuning, name, capability, dtype="bf16", head_dim=128, group=2, split=False):
