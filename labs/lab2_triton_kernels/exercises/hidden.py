@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 import torch
@@ -32,10 +32,15 @@ def gelu(package: ModuleType, seed: int) -> Observed:
         ("large values", (draw.between(2000, 3000),), SINGLE, "whole", 40.0),
         ("no element", (0, 7), SINGLE, "whole", 1.0),
     ]
+    return _each("gelu", package.gelu, draw, cases)
+
+
+def _each(name: str, function: Callable[..., torch.Tensor], draw: Draw, cases: Sequence[tuple]) -> Observed:
+    """What a function of one tensor gives for each case: words, shape, dtype, layout and scale."""
     observed = Observed()
     for what, shape, dtype, layout, scale in cases:
         x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
-        observed[f"gelu of {_case(what, dtype, layout)}"] = package.gelu(x)
+        observed[f"{name} of {_case(what, dtype, layout)}"] = function(x)
     return observed
 
 
@@ -43,9 +48,9 @@ def _case(what: str, dtype: torch.dtype, layout: str) -> str:
     return words(*([what] if what else []), dtype=dtype, layout=layout)
 
 
-def _shapes(draw: Draw) -> list[tuple[str, tuple[int, ...], torch.dtype, str]]:
-    """Tensors with rows: ragged, tall, of one column, of every layout and dtype."""
-    return [
+def _rows(draw: Draw) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
+    """Words, the layout, a tensor with rows and a vector as long as one: ragged, tall, every layout and dtype."""
+    cases = [
         ("one element", (1, 1), SINGLE, "whole"),
         ("one row", (draw.between(300, 900),), SINGLE, "whole"),
         ("one column", (draw.between(5, 40), 1), SINGLE, "whole"),
@@ -56,6 +61,10 @@ def _shapes(draw: Draw) -> list[tuple[str, tuple[int, ...], torch.dtype, str]]:
         ("", (3, draw.between(4, 9), draw.between(17, 60)), SINGLE, "turned"),
         ("tall", (draw.between(500, 1500), draw.between(3, 9)), SINGLE, "whole"),
     ]
+    for what, shape, dtype, layout in cases:
+        x = normal(draw, *shape, dtype=dtype, layout=layout)
+        step = "strided" if layout in ("padded", "turned") else "whole"
+        yield _case(what, dtype, layout), layout, x, normal(draw, shape[-1], dtype=dtype, layout=step)
 
 
 def _with_gradients(
@@ -71,11 +80,8 @@ def bias_relu(package: ModuleType, seed: int) -> Observed:
     """2.2: the output and both gradients, for every layout, a bias with a step, and a dout of stride 0."""
     draw = Draw(seed, "2.2")
     observed = Observed()
-    for what, shape, dtype, layout in _shapes(draw):
-        x = normal(draw, *shape, dtype=dtype, layout=layout)
-        bias = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
-        dout = normal(draw, *shape, dtype=dtype, layout="whole" if layout == "transposed" else layout)
-        case = _case(what, dtype, layout)
+    for case, layout, x, bias in _rows(draw):
+        dout = normal(draw, *x.shape, dtype=x.dtype, layout="whole" if layout == "transposed" else layout)
         for name, value in zip(("", "dx", "dbias"), _with_gradients(package.bias_relu, x, bias, dout)):
             observed[f"{name + ' of ' if name else ''}bias_relu of {case}"] = value
     x, bias = normal(draw, draw.between(5, 20), draw.between(20, 40)), normal(draw, 1)
@@ -91,10 +97,8 @@ def weighted_sum(package: ModuleType, seed: int) -> Observed:
     """2.3: every layout, a weight with a step, rows that cancel."""
     draw = Draw(seed, "2.3")
     observed = Observed()
-    for what, shape, dtype, layout in _shapes(draw):
-        x = normal(draw, *shape, dtype=dtype, layout=layout)
-        weight = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
-        observed[f"weighted_sum of {_case(what, dtype, layout)}"] = package.weighted_sum(x, weight)
+    for case, _, x, weight in _rows(draw):
+        observed[f"weighted_sum of {case}"] = package.weighted_sum(x, weight)
     for dtype in (HALF, BRAIN):
         x, weight = _drifting(draw, draw.between(6, 9), draw.between(2100, 2900), dtype)
         observed[f"weighted_sum of rows whose halves cancel, {words(dtype=dtype)}"] = package.weighted_sum(x, weight)
@@ -116,12 +120,8 @@ def weighted_sum_backward(package: ModuleType, seed: int) -> Observed:
     """2.4: both gradients, a dout with gaps, and one gradient without the other."""
     draw = Draw(seed, "2.4")
     observed = Observed()
-    for what, shape, dtype, layout in _shapes(draw):
-        x = normal(draw, *shape, dtype=dtype, layout=layout)
-        weight = normal(draw, shape[-1], dtype=dtype, layout="strided" if layout in ("padded", "turned") else "whole")
-        gaps = "strided" if len(shape) == 2 else "whole"
-        dout = normal(draw, *shape[:-1], dtype=dtype, layout=gaps)
-        case = _case(what, dtype, layout)
+    for case, _, x, weight in _rows(draw):
+        dout = normal(draw, *x.shape[:-1], dtype=x.dtype, layout="strided" if x.dim() == 2 else "whole")
         _, dx, dweight = _with_gradients(package.weighted_sum, x, weight, dout)
         observed[f"dx of weighted_sum of {case}"], observed[f"dweight of weighted_sum of {case}"] = dx, dweight
     x, weight = normal(draw, draw.between(9, 40), draw.between(9, 40)), normal(draw, 1)
@@ -151,10 +151,7 @@ def softmax(package: ModuleType, seed: int) -> Observed:
         ("large values", (draw.between(3, 9), draw.between(40, 90)), SINGLE, "whole", 200.0),
         ("no row", (0, 7), SINGLE, "whole", 1.0),
     ]
-    observed = Observed()
-    for what, shape, dtype, layout, scale in cases:
-        x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
-        observed[f"softmax of {_case(what, dtype, layout)}"] = package.softmax(x)
+    observed = _each("softmax", package.softmax, draw, cases)
     low = normal(draw, draw.between(5, 9), draw.between(33, 60)) - 90  # a lane that counts as 0 is the maximum
     observed["softmax of rows far below 0"] = package.softmax(low)
     masked = normal(draw, draw.between(5, 9), draw.between(33, 60))
@@ -178,10 +175,7 @@ def online_softmax(package: ModuleType, seed: int) -> Observed:
         ("large values", (3, draw.between(2100, 3000)), SINGLE, "whole", 200.0),
         ("no row", (0, 7), SINGLE, "whole", 1.0),
     ]
-    observed = Observed()
-    for what, shape, dtype, layout, scale in cases:
-        x = normal(draw, *shape, dtype=dtype, layout=layout, scale=scale)
-        observed[f"online_softmax of {_case(what, dtype, layout)}"] = package.online_softmax(x)
+    observed = _each("online_softmax", package.online_softmax, draw, cases)
     columns = draw.between(5200, 7000)
     slope = torch.linspace(0, draw.between(20, 60), columns, device=runtime.DEVICE)
     x = normal(draw, 2, columns)
