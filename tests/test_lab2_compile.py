@@ -42,33 +42,33 @@ def row_requests(tuning, capability, dtype, columns):
     x_out = {"x_ptr": pointer, "out_ptr": pointer}
 
     def constants(tile, **more):
-        return {**CONTIGUOUS, "ROWS": tile.rows, "BLOCK": tile.block, "WIDE": False, **more}
+        return {**CONTIGUOUS, "ROWS": tile.rows, "BLOCK": tile.block, "INT64": False, **more}
 
     tile = tuning.gelu(columns)
-    flat = {**CONTIGUOUS, "BLOCK": tile.block, "WIDE": False}
+    flat = {**CONTIGUOUS, "BLOCK": tile.block, "INT64": False}
     yield request("gelu", "gelu_kernel", capability, {**x_out, "columns": "i32", "stride_0": "i32"}, flat, tile.warps)
     tile = tuning.bias_relu(columns)
     types = {**x_out, "bias_ptr": pointer, **sizes}
-    yield request("bias_relu", "bias_relu_kernel", capability, types, constants(tile, bias_step=1), tile.warps)
+    yield request("bias_relu", "bias_relu_kernel", capability, types, constants(tile, stride_bias=1), tile.warps)
     tile = tuning.bias_relu_backward(columns)
     types = {"dout_ptr": pointer, "out_ptr": pointer, "dx_ptr": pointer, "partial_ptr": "*fp32", **sizes}
-    types["tiles_per_strip"] = "i32"
+    types["tiles_per_split"] = "i32"
     staged = constants(tile, STAGES=tile.stages)
     yield request("bias_relu", "bias_relu_backward_kernel", capability, types, staged, tile.warps)
     tile = tuning.weighted_sum(columns, divmod(capability, 10))
     types = {**x_out, "weight_ptr": pointer, **sizes}
-    known = constants(tile, weight_step=1, columns=columns)
+    known = constants(tile, stride_weight=1, columns=columns)
     yield request("weighted_sum", "weighted_sum_kernel", capability, types, known, tile.warps)
     tile = tuning.weighted_sum_dx(columns)
     types = {"dout_ptr": pointer, "weight_ptr": pointer, "dx_ptr": pointer, "num_rows": "i32", "columns": "i32"}
-    plain = {"weight_step": 1, "ROWS": tile.rows, "BLOCK": tile.block, "WIDE": False}
+    plain = {"stride_weight": 1, "ROWS": tile.rows, "BLOCK": tile.block, "INT64": False}
     yield request("weighted_sum", "weighted_sum_dx_kernel", capability, types, plain, tile.warps)
     tile = tuning.weighted_sum_dweight(columns)
-    types = {"dout_ptr": pointer, "x_ptr": pointer, "partial_ptr": "*fp32", **sizes, "tiles_per_strip": "i32"}
+    types = {"dout_ptr": pointer, "x_ptr": pointer, "partial_ptr": "*fp32", **sizes, "tiles_per_split": "i32"}
     staged = constants(tile, STAGES=tile.stages)
     yield request("weighted_sum", "weighted_sum_dweight_kernel", capability, types, staged, tile.warps)
     tile = tuning.online_softmax(columns)
-    flat = {**CONTIGUOUS, "BLOCK": tile.block, "WIDE": False}
+    flat = {**CONTIGUOUS, "BLOCK": tile.block, "INT64": False}
     types = {**x_out, "columns": "i32", "stride_0": "i32"}
     yield request("softmax", "softmax_long_kernel", capability, types, flat, tile.warps)
     if tuning.softmax_fits(columns, size):
@@ -77,15 +77,15 @@ def row_requests(tuning, capability, dtype, columns):
     else:
         types = {**x_out, "words_ptr": "*i64", "columns": "i32", "parts": "i32", "stride_0": "i32"}
         for pairs in (False, True) if size == 2 else (False,):
-            shared = tuning.spread_softmax(columns, pairs)
+            shared = tuning.multi_cta_softmax(columns, pairs)
             values = {**CONTIGUOUS, "BLOCK": shared.block, "PARTS": tuning.power_of_two(-(-columns // shared.block))}
             if pairs:
                 del values["step"]
                 values["NOTHING"] = -8323200
             else:
-                values["WIDE"] = False
-            name = "spread_pairs_softmax_kernel" if pairs else "spread_softmax_kernel"
-            asked = request("spread_softmax", name, capability, types, values, shared.warps)
+                values["INT64"] = False
+            name = "multi_cta_pairs_softmax_kernel" if pairs else "multi_cta_softmax_kernel"
+            asked = request("multi_cta_softmax", name, capability, types, values, shared.warps)
             yield dataclasses.replace(asked, maxnreg=shared.registers)
 
 
@@ -95,7 +95,7 @@ def matmul_requests(tuning, capability, dtype):
     names = ("M", "N", "K", "stride_am", "stride_bk", "stride_cm")
     types = {"a_ptr": f"*{dtype}", "b_ptr": f"*{dtype}", "c_ptr": f"*{dtype}", **dict.fromkeys(names, "i32")}
     blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": tile.group}
-    constants = {"stride_ak": 1, "stride_bn": 1, **blocks, "WIDE": False}
+    constants = {"stride_ak": 1, "stride_bn": 1, **blocks, "INT64": False}
     pointers = [*(f"{matrix}_ptr" for matrix in "abc"), *names]
     product = kernel("tiled_matmul", "tiled_matmul_kernel")
     yield Request(product, types, constants, capability, tile.warps, tile.stages, pointers)
@@ -103,14 +103,15 @@ def matmul_requests(tuning, capability, dtype):
         return  # there matmul goes through pointers
     tile = tuning.descriptor_matmul(size)
     blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": tile.group}
-    for a_turned, b_turned in ((False, False), (True, True)):
-        a = (tile.k, tile.m) if a_turned else (tile.m, tile.k)
-        b = (tile.n, tile.k) if b_turned else (tile.k, tile.n)
-        c = (tile.m, tile.n // 2 if tile.halves else tile.n)
+    for a_col_major, b_col_major in ((False, False), (True, True)):
+        a = (tile.k, tile.m) if a_col_major else (tile.m, tile.k)
+        b = (tile.n, tile.k) if b_col_major else (tile.k, tile.n)
+        c = (tile.m, tile.n // 2 if tile.subtile else tile.n)
         types = {f"{name}_desc": f"tensordesc<{dtype}[{x[0]}, {x[1]}]>" for name, x in (("a", a), ("b", b), ("c", c))}
         types |= {"M": "i32", "N": "i32", "K": "i32"}
         constants = {
-            **blocks, "A_TURNED": a_turned, "B_TURNED": b_turned, "HALVES": tile.halves, "FLATTEN": tile.flatten,
+            **blocks, "A_COL_MAJOR": a_col_major, "B_COL_MAJOR": b_col_major, "SUBTILE": tile.subtile,
+            "FLATTEN": tile.flatten,
             "DTYPE": TL_DTYPES[dtype],
         }  # fmt: skip
         product = kernel("matmul", "descriptor_matmul_kernel")
@@ -171,11 +172,11 @@ def _count_float32(operation, ptx):
 
 
 @pytest.mark.slow
-def test_as_many_programs_of_the_spread_softmax_fit_an_sm_as_its_launch_counts_on(tuned):
+def test_as_many_programs_of_the_multi_cta_softmax_fit_an_sm_as_its_launch_counts_on(tuned):
     for dtype, columns in (("bf16", 65536), ("fp16", 65536), ("bf16", 262144), ("fp32", 65536)):
         requests = [each for each in row_requests(tuned, 90, dtype, columns) if "PARTS" in each.constexprs]
         for asked, used in zip(requests, assert_no_spills(requests), strict=True):
-            shared = tuned.spread_softmax(columns, "NOTHING" in asked.constexprs)
+            shared = tuned.multi_cta_softmax(columns, "NOTHING" in asked.constexprs)
             assert used.registers <= shared.registers
             assert shared.programs_per_sm * used.threads * shared.registers <= 65536
             assert shared.programs_per_sm * used.threads <= 1536  # the fewest threads that an SM since Ampere holds

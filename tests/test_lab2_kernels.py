@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from benchmarks import kernel_errors
 from solutions import lab2_triton_kernels as lab
 from solutions.lab2_triton_kernels import tuning
+from solutions.lab2_triton_kernels.multi_cta_softmax import in_pairs, multi_cta_fits, multi_cta_softmax_kernel
 from solutions.lab2_triton_kernels.rows import as_elements, as_rows
-from solutions.lab2_triton_kernels.spread_softmax import in_pairs, spread_fits, spread_softmax_kernel
 from utils import runtime
 from utils.checks import cases
 from utils.kernel_profile import profile_kernel
@@ -130,7 +130,7 @@ def test_infinities_and_nan_go_where_pytorch_sends_them(columns):
     torch.testing.assert_close(lab.gelu(x), F.gelu(x, approximate="tanh"), equal_nan=True)
 
 
-def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spread_softmax():
+def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_multi_cta_softmax():
     # one part a row: a program waits for nobody but itself, so that the interpreter can run it
     x = draw(7, 100, dtype=torch.bfloat16, layout="padded")
     x[0, :] = -math.inf
@@ -139,7 +139,9 @@ def test_a_row_that_one_program_has_for_itself_goes_through_the_words_of_the_spr
     out = torch.full((7, 100), 9.0, dtype=x.dtype, device=x.device)
     words = torch.zeros(1 + 7, dtype=torch.int64, device=x.device)
     _, rows = as_rows(x)
-    spread_softmax_kernel[(7,)](x, out, words, rows.columns, 1, *rows.place, PARTS=1, BLOCK=128, WIDE=rows.wide)
+    multi_cta_softmax_kernel[(7,)](
+        x, out, words, rows.columns, 1, *rows.layout_args, PARTS=1, BLOCK=128, INT64=rows.needs_int64
+    )
     torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
     assert words[0] == 7 and (words[1:] != 0).all()
 
@@ -170,12 +172,12 @@ def test_rows_that_no_program_holds_alone_give_what_pytorch_gives(dtype, shift, 
 def test_rows_are_spread_only_where_programs_run_at_the_same_time(monkeypatch):
     x = draw(1, 8)
     monkeypatch.setattr(runtime, "INTERPRET", True)
-    assert not spread_fits(x, 100_000)
+    assert not multi_cta_fits(x, 100_000)
     monkeypatch.setattr(runtime, "INTERPRET", False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=10))
-    shared = tuning.spread_softmax(10**6, pairs=False)
+    shared = tuning.multi_cta_softmax(10**6, pairs=False)
     most = 10 * shared.programs_per_sm * shared.block
-    assert spread_fits(x, most) and not spread_fits(x, most + 1)
+    assert multi_cta_fits(x, most) and not multi_cta_fits(x, most + 1)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4)])
@@ -219,11 +221,11 @@ def test_gelu_keeps_the_layout_of_a_dense_tensor_and_reads_it_as_one_row():
 
 def test_leading_axes_merge_where_one_stride_describes_them():
     _, rows = as_rows(torch.zeros(4, 5, 6))
-    assert (rows.count, rows.columns, rows.sizes, rows.strides, rows.step) == (20, 6, (1, 1), (6, 0, 0), 1)
+    assert (rows.count, rows.columns, rows.sizes, rows.strides, rows.stride_col) == (20, 6, (1, 1), (6, 0, 0), 1)
     _, rows = as_rows(torch.zeros(4, 5, 6, 7).transpose(0, 1))
     assert (rows.count, rows.sizes, rows.strides) == (120, (4, 6), (42, 210, 7))
     _, rows = as_rows(torch.zeros(4, 9)[:, ::2])
-    assert (rows.columns, rows.step, rows.strides[0], rows.wide) == (5, 2, 9, False)
+    assert (rows.columns, rows.stride_col, rows.strides[0], rows.needs_int64) == (5, 2, 9, False)
 
 
 # ---- no byte more --------------------------------------------------------------------------------------------------
@@ -242,9 +244,9 @@ def test_the_backward_of_the_weighted_sum_reads_x_once_and_writes_its_gradient_o
     profile = counted(kernel_errors.with_gradients(lab.weighted_sum), x, weight, grad)
     arguments = profile.by_argument
     assert arguments["dx_ptr"].bytes_stored == 4 * x.numel()
-    strips, _ = tuning.strips(37, 300, tuning.weighted_sum_dweight(300))
-    assert strips > 1 and arguments["partial_ptr"].bytes_stored == 4 * strips * 300
-    assert arguments["partial_ptr"].bytes_loaded == 4 * strips * 300
+    splits, _ = tuning.row_splits(37, 300, tuning.weighted_sum_dweight(300))
+    assert splits > 1 and arguments["partial_ptr"].bytes_stored == 4 * splits * 300
+    assert arguments["partial_ptr"].bytes_loaded == 4 * splits * 300
     forward = 4 * x.numel()  # the profile holds the forward pass, too
     assert arguments["x_ptr"].bytes_loaded == forward + 4 * x.numel()
 

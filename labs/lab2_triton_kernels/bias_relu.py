@@ -10,7 +10,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import tuning
 from .arguments import check_tensor, check_vector
 from .column_sums import column_sums
-from .rows import along, as_rows, row_offset
+from .rows import as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -18,8 +18,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def bias_relu_kernel(
-    x_ptr, bias_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step, bias_step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, bias_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col, stride_bias,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns; its part of the bias is loaded once."""
     raise NotImplementedError("Lab 2, exercise 2.2: bias and ReLU")
@@ -28,10 +28,10 @@ def bias_relu_kernel(
 @triton.jit
 def bias_relu_backward_kernel(
     dout_ptr, out_ptr, dx_ptr, partial_ptr, num_rows, columns,
-    size_1, size_2, stride_0, stride_1, stride_2, step, tiles_per_strip,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    size_1, size_2, stride_0, stride_1, stride_2, stride_col, tiles_per_split,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
+    """One program: ``tiles_per_split`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
     raise NotImplementedError("Lab 2, exercise 2.2: backward of bias and ReLU")
 
 
@@ -57,8 +57,8 @@ class BiasReLU(torch.autograd.Function):
             return dx, torch.zeros(out.shape[-1], dtype=out.dtype, device=out.device)
         dout, rows = as_rows(dout)
         tile = tuning.bias_relu_backward(rows.columns)
-        strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
-        partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=out.device)
+        splits, tiles_per_split = tuning.row_splits(rows.count, rows.columns, tile)
+        partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=out.device)
         raise NotImplementedError("Lab 2, exercise 2.2: backward of bias and ReLU, the launch")
 
 

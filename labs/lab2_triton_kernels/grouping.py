@@ -25,7 +25,7 @@ def grouped_tile(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def tile_of(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+def swizzle_tile(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Row and column of the tile that program ``pid`` computes."""
     if GROUP_M == 1:
         tile_m, tile_n = row_major_tile(pid, tiles_n)

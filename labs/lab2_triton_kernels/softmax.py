@@ -8,8 +8,8 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_tensor, refuse_gradient
-from .rows import Rows, along, as_rows, row_offset
-from .spread_softmax import spread_fits, spread_softmax
+from .multi_cta_softmax import multi_cta_fits, multi_cta_softmax
+from .rows import Rows, as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -17,8 +17,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def softmax_short_kernel(
-    x_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` rows of at most ``BLOCK`` columns, kept on chip from the load to the store."""
     raise NotImplementedError("Lab 2, exercise 2.5: softmax of short rows")
@@ -26,8 +26,8 @@ def softmax_short_kernel(
 
 @triton.jit
 def softmax_long_kernel(
-    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: one row, ``BLOCK`` columns at a time, first for its maximum and sum, then for its values."""
     raise NotImplementedError("Lab 2, exercise 2.6: softmax of long rows")
@@ -47,7 +47,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last axis.
 
     A row that fits a program's registers (``tuning.softmax_fits``) is read once. Of longer rows a GPU takes several
-    programs each (:mod:`.spread_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
+    programs each (:mod:`.multi_cta_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
 
     Args:
         x: (..., columns) of any strides; float32, float16 or bfloat16, computed in float32.
@@ -64,7 +64,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         return out
     if tuning.softmax_fits(rows.columns, x.element_size()):
         return _short(x, out, rows)
-    return (spread_softmax if spread_fits(x, rows.columns) else _long)(x, out, rows)
+    return (multi_cta_softmax if multi_cta_fits(x, rows.columns) else _long)(x, out, rows)
 
 
 def online_softmax(x: torch.Tensor) -> torch.Tensor:

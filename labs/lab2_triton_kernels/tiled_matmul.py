@@ -7,7 +7,7 @@ import torch
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import tuning
-from .grouping import tile_of
+from .grouping import swizzle_tile
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -16,10 +16,10 @@ import triton.language as tl  # isort: skip
 @triton.jit
 def tiled_matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """One program: the tile of c (M, N) that ``tile_of`` gives it; a is (M, K), b is (K, N)."""
-    tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    """One program: the tile of c (M, N) that ``swizzle_tile`` gives it; a is (M, K), b is (K, N)."""
+    tile_m, tile_n = swizzle_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     raise NotImplementedError("Lab 2, exercise 2.7: tiled matmul")
 
 

@@ -19,7 +19,7 @@ softmax, rows of 1024      4 rows, 4: 1.008   1 row, 2: 1.008   4 rows, 1: 0.982
   rows of 32768            32 warps: 0.954   16 warps: 0.922   8 warps: 0.700
 online_softmax, 65536      8192, 16: 0.751   4096, 16: 0.687   4096, 4: 0.563   (of one read, though it makes two)
   rows of 262144           8192, 32: 0.665   8192, 16: 0.663   4096, 8: 0.619
-spread_softmax, 65536      pairs 8192, 4: 0.976   4096, 2: 0.966   16384, 8: 0.951   (64 registers 0.949)
+multi_cta_softmax, 65536      pairs 8192, 4: 0.976   4096, 2: 0.966   16384, 8: 0.951   (64 registers 0.949)
   rows of 262144           pairs 4096, 2: 0.959   8192, 4: 0.952   16384, 8: 0.905
   rows of 1000000          pairs 8192, 4: 0.924   4096, 2: 0.812   16384, 8: 0.794
   float32, 65536, 262144   8192, 4: 0.980, 0.978   4096, 4: 0.972, 0.969
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
     stages: int = 1
 
 
-class Shared(NamedTuple):
+class MultiCtaConfig(NamedTuple):
     """Columns of a program's part of a row, its warps, and programs that an SM holds at so many registers a thread."""
 
     block: int
@@ -88,7 +88,7 @@ class MatmulTile(NamedTuple):
     group: int
     warps: int
     stages: int
-    halves: bool = False
+    subtile: bool = False
     flatten: bool = True
 
 
@@ -148,12 +148,12 @@ def weighted_sum_dweight(columns: int) -> Tile:
     return _tile(columns, *runtime.pick(cpu=(4, 256, 4), gpu=(2, 1024, 4, 3)))
 
 
-def strips(num_rows: int, columns: int, tile: Tile) -> tuple[int, int]:
-    """How a gradient's first stage cuts the rows: number of strips, and tiles below one another in each."""
+def row_splits(num_rows: int, columns: int, tile: Tile) -> tuple[int, int]:
+    """How a gradient's first stage cuts the rows: number of splits, and tiles below one another in each."""
     tiles = -(-num_rows // tile.rows)
     blocks = -(-columns // tile.block)
-    tiles_per_strip = -(-tiles // max(1, GRADIENT_PROGRAMS // blocks))
-    return -(-tiles // tiles_per_strip), tiles_per_strip
+    tiles_per_split = -(-tiles // max(1, GRADIENT_PROGRAMS // blocks))
+    return -(-tiles // tiles_per_split), tiles_per_split
 
 
 def softmax_fits(columns: int, element_size: int) -> bool:
@@ -177,11 +177,11 @@ def online_softmax(columns: int) -> Tile:
     return Tile(1, min(block, max(16, power_of_two(columns))), warps)
 
 
-def spread_softmax(columns: int, pairs: bool) -> Shared:
-    """How spread_softmax shares out rows of ``columns`` elements: in pairs of 16 bits each, or one by one."""
+def multi_cta_softmax(columns: int, pairs: bool) -> MultiCtaConfig:
+    """How multi_cta_softmax shares out rows of ``columns`` elements: in pairs of 16 bits each, or one by one."""
     if not pairs:
-        return Shared(8192, 4, 4, 112)
-    return Shared(4096, 2, 14, 72) if 131072 < columns <= 524288 else Shared(8192, 4, 7, 72)
+        return MultiCtaConfig(8192, 4, 4, 112)
+    return MultiCtaConfig(4096, 2, 14, 72) if 131072 < columns <= 524288 else MultiCtaConfig(8192, 4, 7, 72)
 
 
 def tiled_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:
@@ -205,4 +205,4 @@ def descriptor_matmul(element_size: int) -> MatmulTile:
     """Tile of the product through descriptors."""
     if runtime.INTERPRET:
         return MatmulTile(32, 32, 32, 2, 4, 1)
-    return MatmulTile(128, 256, 64, 8, 8, 4, halves=True) if element_size == 2 else MatmulTile(64, 64, 16, 8, 8, 3)
+    return MatmulTile(128, 256, 64, 8, 8, 4, subtile=True) if element_size == 2 else MatmulTile(64, 64, 16, 8, 8, 3)

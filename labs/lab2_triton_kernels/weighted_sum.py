@@ -10,7 +10,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import tuning
 from .arguments import check_tensor, check_vector
 from .column_sums import column_sums
-from .rows import along, as_rows, row_offset
+from .rows import as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -18,8 +18,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def weighted_sum_kernel(
-    x_ptr, weight_ptr, out_ptr, num_rows, columns: tl.constexpr, size_1, size_2, stride_0, stride_1, stride_2, step,
-    weight_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, num_rows, columns: tl.constexpr, size_1, size_2, stride_0, stride_1, stride_2,
+    stride_col, stride_weight, ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` whole rows, ``BLOCK`` columns at a time.
 
@@ -30,8 +30,8 @@ def weighted_sum_kernel(
 
 @triton.jit
 def weighted_sum_dx_kernel(
-    dout_ptr, weight_ptr, dx_ptr, num_rows, columns, weight_step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    dout_ptr, weight_ptr, dx_ptr, num_rows, columns, stride_weight,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns of dx. It reads no x: this kernel only writes."""
     raise NotImplementedError("Lab 2, exercise 2.4: gradient of x")
@@ -39,13 +39,13 @@ def weighted_sum_dx_kernel(
 
 @triton.jit
 def weighted_sum_dweight_kernel(
-    dout_ptr, x_ptr, partial_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    tiles_per_strip,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    dout_ptr, x_ptr, partial_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    tiles_per_split,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, summed over their rows.
+    """One program: ``tiles_per_split`` tiles of ``ROWS`` rows below one another, summed over their rows.
 
-    Each lane adds up its own rows. The lanes of a column meet at the end, the strips in :func:`column_sums`.
+    Each lane adds up its own rows. The lanes of a column meet at the end, the splits in :func:`column_sums`.
     """
     raise NotImplementedError("Lab 2, exercise 2.4: gradient of the weight, first stage")
 
@@ -83,13 +83,13 @@ def _dx(dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 
 
 def _dweight(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient of the weight: strips of rows first, then the sum of their sums."""
+    """Gradient of the weight: splits of rows first, then the sum of their sums."""
     if x.numel() == 0:
         return torch.zeros(x.shape[-1], dtype=x.dtype, device=x.device)
     x, rows = as_rows(x)
     tile = tuning.weighted_sum_dweight(rows.columns)
-    strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
-    partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=x.device)
+    splits, tiles_per_split = tuning.row_splits(rows.count, rows.columns, tile)
+    partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=x.device)
     raise NotImplementedError("Lab 2, exercise 2.4: gradient of the weight, the launches")
 
 

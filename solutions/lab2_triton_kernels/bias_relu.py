@@ -10,7 +10,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import tuning
 from .arguments import check_tensor, check_vector
 from .column_sums import column_sums
-from .rows import along, as_rows, row_offset
+from .rows import as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -18,8 +18,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def bias_relu_kernel(
-    x_ptr, bias_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step, bias_step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, bias_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col, stride_bias,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns; its part of the bias is loaded once."""
     ### BEGIN SOLUTION 2.2: bias and ReLU
@@ -27,40 +27,42 @@ def bias_relu_kernel(
     row = (tl.program_id(0) // blocks_per_row).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-    bias = tl.load(bias_ptr + along(column, bias_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
+    bias = tl.load(bias_ptr + col_offset(column, stride_bias, INT64), mask=column < columns, other=0.0)  # (BLOCK,)
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-    x_place = x_row[:, None] + along(column, step, WIDE)[None, :]
-    x = tl.load(x_place, mask=inside, eviction_policy="evict_last")  # (ROWS, BLOCK)
+    x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
+    x = tl.load(x_ptrs, mask=inside, eviction_policy="evict_last")  # (ROWS, BLOCK)
     y = x.to(tl.float32) + bias.to(tl.float32)[None, :]
     y = tl.where(y < 0, 0.0, y)  # a NaN is not below 0 and stays
-    out_place = out_ptr + row[:, None] * columns + column[None, :]
-    tl.store(out_place, y.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    out_ptrs = out_ptr + row[:, None] * columns + column[None, :]
+    tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     ### END SOLUTION
 
 
 @triton.jit
 def bias_relu_backward_kernel(
     dout_ptr, out_ptr, dx_ptr, partial_ptr, num_rows, columns,
-    size_1, size_2, stride_0, stride_1, stride_2, step, tiles_per_strip,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    size_1, size_2, stride_0, stride_1, stride_2, stride_col, tiles_per_split,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
+    """One program: ``tiles_per_split`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
     ### BEGIN SOLUTION 2.2: backward of bias and ReLU
     blocks_per_row = tl.cdiv(columns, BLOCK)
-    strip = (tl.program_id(0) // blocks_per_row).to(tl.int64)
+    split = (tl.program_id(0) // blocks_per_row).to(tl.int64)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     dbias = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in tl.range(0, tiles_per_strip, num_stages=STAGES):  # the next tiles are on their way while one is added
-        row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
+    for tile in tl.range(0, tiles_per_split, num_stages=STAGES):  # the next tiles are on their way while one is added
+        row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-        place = row[:, None] * columns + column[None, :]
+        offs = row[:, None] * columns + column[None, :]
         dout_row = dout_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        dout = tl.load(dout_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)
-        out = tl.load(out_ptr + place, mask=inside, other=0.0)  # (ROWS, BLOCK): 0 where the ReLU cut
+        dout = tl.load(
+            dout_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=inside, other=0.0
+        )  # (ROWS, BLOCK)
+        out = tl.load(out_ptr + offs, mask=inside, other=0.0)  # (ROWS, BLOCK): 0 where the ReLU cut
         dx = tl.where(out <= 0, 0.0, dout.to(tl.float32))
-        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         dbias += dx
-    tl.store(partial_ptr + strip * columns + column, tl.sum(dbias, axis=0), mask=column < columns)
+    tl.store(partial_ptr + split * columns + column, tl.sum(dbias, axis=0), mask=column < columns)
     ### END SOLUTION
 
 
@@ -78,8 +80,8 @@ class BiasReLU(torch.autograd.Function):
         ### BEGIN SOLUTION 2.2: bias and ReLU, the launch
         grid = (triton.cdiv(rows.count, tile.rows) * triton.cdiv(rows.columns, tile.block),)
         bias_relu_kernel[grid](
-            x, bias, out, rows.count, rows.columns, *rows.place, bias.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide or bias.stride(0) > 1, num_warps=tile.warps,
+            x, bias, out, rows.count, rows.columns, *rows.layout_args, bias.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or bias.stride(0) > 1, num_warps=tile.warps,
         )  # fmt: skip
         return out
         ### END SOLUTION
@@ -93,12 +95,12 @@ class BiasReLU(torch.autograd.Function):
             return dx, torch.zeros(out.shape[-1], dtype=out.dtype, device=out.device)
         dout, rows = as_rows(dout)
         tile = tuning.bias_relu_backward(rows.columns)
-        strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
-        partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=out.device)
+        splits, tiles_per_split = tuning.row_splits(rows.count, rows.columns, tile)
+        partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=out.device)
         ### BEGIN SOLUTION 2.2: backward of bias and ReLU, the launch
-        bias_relu_backward_kernel[(strips * triton.cdiv(rows.columns, tile.block),)](
-            dout, out, dx, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
+        bias_relu_backward_kernel[(splits * triton.cdiv(rows.columns, tile.block),)](
+            dout, out, dx, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
         return dx, column_sums(partial, out.dtype)
         ### END SOLUTION

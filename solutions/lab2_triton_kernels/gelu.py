@@ -8,7 +8,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_tensor, refuse_gradient
-from .rows import along, as_elements, row_offset
+from .rows import as_elements, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -16,8 +16,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def gelu_kernel(
-    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: ``BLOCK`` neighbouring elements of one row of ``x``; rows of ``out`` follow one another."""
     ### BEGIN SOLUTION 2.1: GeLU
@@ -26,8 +26,8 @@ def gelu_kernel(
     start = (tl.program_id(0) % blocks_per_row).to(tl.int64) * BLOCK
     lanes = tl.arange(0, BLOCK)
     mask = lanes < columns - start
-    x_start = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2) + start * step
-    x = tl.load(x_start + along(lanes, step, WIDE), mask=mask, eviction_policy="evict_last")  # (BLOCK,)
+    x_start = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2) + start * stride_col
+    x = tl.load(x_start + col_offset(lanes, stride_col, INT64), mask=mask, eviction_policy="evict_last")  # (BLOCK,)
     x = x.to(tl.float32)  # whatever the dtype
     # 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)): one exponential, and no cancellation where tanh u is close to -1
     u = 0.7978845608028654 * x * (1 + 0.044715 * x * x)  # sqrt(2 / pi) (x + 0.044715 x^3)
@@ -62,6 +62,8 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     tile = tuning.gelu(rows.columns)
     ### BEGIN SOLUTION 2.1: GeLU, the launch
     grid = (rows.count * triton.cdiv(rows.columns, tile.block),)
-    gelu_kernel[grid](x, out, rows.columns, *rows.place, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps)
+    gelu_kernel[grid](
+        x, out, rows.columns, *rows.layout_args, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps
+    )
     return out
     ### END SOLUTION

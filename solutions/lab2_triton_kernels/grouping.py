@@ -23,15 +23,15 @@ def grouped_tile(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """
     ### BEGIN SOLUTION 2.8: grouped order
     tiles_per_group = GROUP_M * tiles_n
-    first = pid // tiles_per_group * GROUP_M
-    rows = min(tiles_m - first, GROUP_M)
-    place = pid % tiles_per_group
-    return first + place % rows, place // rows
+    first_tile_m = pid // tiles_per_group * GROUP_M
+    group_rows = min(tiles_m - first_tile_m, GROUP_M)
+    pid_in_group = pid % tiles_per_group
+    return first_tile_m + pid_in_group % group_rows, pid_in_group // group_rows
     ### END SOLUTION
 
 
 @triton.jit
-def tile_of(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+def swizzle_tile(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Row and column of the tile that program ``pid`` computes."""
     if GROUP_M == 1:
         tile_m, tile_n = row_major_tile(pid, tiles_n)

@@ -33,24 +33,24 @@ class Rows:
         columns: Elements of a row.
         sizes: ``size_1`` and ``size_2`` of the formula above.
         strides: ``stride_0``, ``stride_1`` and ``stride_2``.
-        step: Stride along a row.
+        stride_col: Stride along a row.
     """
 
     count: int
     columns: int
     sizes: tuple[int, int]
     strides: tuple[int, int, int]
-    step: int
+    stride_col: int
 
     @property
-    def place(self) -> tuple[int, int, int, int, int, int]:
-        """The six arguments by which a kernel finds an element: both sizes, the three strides, the step."""
-        return *self.sizes, *self.strides, self.step
+    def layout_args(self) -> tuple[int, int, int, int, int, int]:
+        """The six arguments by which a kernel finds an element: both sizes, the three strides, ``stride_col``."""
+        return *self.sizes, *self.strides, self.stride_col
 
     @property
-    def wide(self) -> bool:
+    def needs_int64(self) -> bool:
         """Whether offsets along a row pass 2^31, so that 32-bit integers do not hold them."""
-        return self.columns * self.step >= _INT32
+        return self.columns * self.stride_col >= _INT32
 
 
 def as_rows(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
@@ -73,16 +73,16 @@ def as_elements(x: torch.Tensor) -> tuple[torch.Tensor, Rows, torch.Tensor]:
     without gaps. A tensor without gaps, transposed or not, is one row.
     """
     order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
-    turned = x.permute(order)
-    axes = _merged(list(zip(turned.shape, turned.stride())))
+    permuted = x.permute(order)
+    axes = _merged(list(zip(permuted.shape, permuted.stride())))
     if len(axes) > _MOST_LEADING + 1:
-        turned = turned.contiguous()
-        axes = _merged(list(zip(turned.shape, turned.stride())))
-    out = torch.empty(turned.shape, dtype=x.dtype, device=x.device).permute(
+        permuted = permuted.contiguous()
+        axes = _merged(list(zip(permuted.shape, permuted.stride())))
+    out = torch.empty(permuted.shape, dtype=x.dtype, device=x.device).permute(
         [order.index(axis) for axis in range(x.ndim)]
     )
-    *leading, (columns, step) = axes or [(1, 1)]
-    return turned, _rows(leading, columns, step), out
+    *leading, (columns, stride_col) = axes or [(1, 1)]
+    return permuted, _rows(leading, columns, stride_col), out
 
 
 def _merged(axes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -98,13 +98,13 @@ def _merged(axes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _rows(leading: list[tuple[int, int]], columns: int, step: int) -> Rows:
+def _rows(leading: list[tuple[int, int]], columns: int, stride_col: int) -> Rows:
     count = 1
     for size, _ in leading:
         count *= size
     padded = [*leading, *[(1, 0)] * (_MOST_LEADING - len(leading))]
     (_, stride_0), (size_1, stride_1), (size_2, stride_2) = padded
-    return Rows(count, columns, (size_1, size_2), (stride_0, stride_1, stride_2), step if columns > 1 else 1)
+    return Rows(count, columns, (size_1, size_2), (stride_0, stride_1, stride_2), stride_col if columns > 1 else 1)
 
 
 @triton.jit
@@ -118,8 +118,8 @@ def row_offset(row, size_1, size_2, stride_0, stride_1, stride_2):
 
 
 @triton.jit
-def along(columns, step, WIDE: tl.constexpr):
+def col_offset(columns, stride_col, INT64: tl.constexpr):
     """Elements from the start of a row to ``columns``: in 32-bit integers, or in 64-bit ones where they are needed."""
-    if WIDE:
+    if INT64:
         columns = columns.to(tl.int64)
-    return columns * step
+    return columns * stride_col

@@ -8,8 +8,8 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_tensor, refuse_gradient
-from .rows import Rows, along, as_rows, row_offset
-from .spread_softmax import spread_fits, spread_softmax
+from .multi_cta_softmax import multi_cta_fits, multi_cta_softmax
+from .rows import Rows, as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -17,8 +17,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def softmax_short_kernel(
-    x_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` rows of at most ``BLOCK`` columns, kept on chip from the load to the store."""
     ### BEGIN SOLUTION 2.5: softmax of short rows
@@ -26,22 +26,22 @@ def softmax_short_kernel(
     column = tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-    x_place = x_row[:, None] + along(column, step, WIDE)[None, :]
+    x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
     x = tl.load(
-        x_place, mask=inside, other=-float("inf"), eviction_policy="evict_last"
+        x_ptrs, mask=inside, other=-float("inf"), eviction_policy="evict_last"
     )  # (ROWS, BLOCK), -inf past the end
     x = x.to(tl.float32)
     numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
     y = numerator / tl.sum(numerator, axis=1)[:, None]
-    out_place = out_ptr + row[:, None] * columns + column[None, :]
-    tl.store(out_place, y.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    out_ptrs = out_ptr + row[:, None] * columns + column[None, :]
+    tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     ### END SOLUTION
 
 
 @triton.jit
 def softmax_long_kernel(
-    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: one row, ``BLOCK`` columns at a time, first for its maximum and sum, then for its values."""
     ### BEGIN SOLUTION 2.6: softmax of long rows
@@ -55,7 +55,9 @@ def softmax_long_kernel(
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + lanes
-        x = tl.load(x_row + along(column, step, WIDE), mask=column < columns, other=-float("inf")).to(tl.float32)
+        x = tl.load(x_row + col_offset(column, stride_col, INT64), mask=column < columns, other=-float("inf")).to(
+            tl.float32
+        )
         ratio = tl.exp(-tl.abs(x - maximum))
         total = tl.where(x > maximum, total * ratio + 1, total + ratio)
         maximum = tl.maximum(maximum, x)
@@ -66,7 +68,7 @@ def softmax_long_kernel(
     for done in range(0, columns, BLOCK):
         column = last - done + lanes
         mask = column < columns
-        x = tl.load(x_row + along(column, step, WIDE), mask=mask).to(tl.float32)  # (BLOCK,), again
+        x = tl.load(x_row + col_offset(column, stride_col, INT64), mask=mask).to(tl.float32)  # (BLOCK,), again
         y = tl.exp(x - row_maximum) * scale
         tl.store(out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=mask)
     ### END SOLUTION
@@ -76,8 +78,8 @@ def _short(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
     tile = tuning.softmax_short(rows.columns)
     ### BEGIN SOLUTION 2.5: softmax of short rows, the launch
     softmax_short_kernel[(triton.cdiv(rows.count, tile.rows),)](
-        x, out, rows.count, rows.columns, *rows.place,
-        ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps,
+        x, out, rows.count, rows.columns, *rows.layout_args,
+        ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps,
     )  # fmt: skip
     return out
     ### END SOLUTION
@@ -87,7 +89,7 @@ def _long(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
     tile = tuning.online_softmax(rows.columns)
     ### BEGIN SOLUTION 2.6: softmax of long rows, the launch
     softmax_long_kernel[(rows.count,)](
-        x, out, rows.columns, *rows.place, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps
+        x, out, rows.columns, *rows.layout_args, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps
     )
     return out
     ### END SOLUTION
@@ -97,7 +99,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last axis.
 
     A row that fits a program's registers (``tuning.softmax_fits``) is read once. Of longer rows a GPU takes several
-    programs each (:mod:`.spread_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
+    programs each (:mod:`.multi_cta_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
 
     Args:
         x: (..., columns) of any strides; float32, float16 or bfloat16, computed in float32.
@@ -114,7 +116,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         return out
     if tuning.softmax_fits(rows.columns, x.element_size()):
         return _short(x, out, rows)
-    return (spread_softmax if spread_fits(x, rows.columns) else _long)(x, out, rows)
+    return (multi_cta_softmax if multi_cta_fits(x, rows.columns) else _long)(x, out, rows)
 
 
 def online_softmax(x: torch.Tensor) -> torch.Tensor:

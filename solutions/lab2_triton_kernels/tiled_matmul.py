@@ -7,7 +7,7 @@ import torch
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import tuning
-from .grouping import tile_of
+from .grouping import swizzle_tile
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -16,22 +16,22 @@ import triton.language as tl  # isort: skip
 @triton.jit
 def tiled_matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """One program: the tile of c (M, N) that ``tile_of`` gives it; a is (M, K), b is (K, N)."""
-    tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    """One program: the tile of c (M, N) that ``swizzle_tile`` gives it; a is (M, K), b is (K, N)."""
+    tile_m, tile_n = swizzle_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     ### BEGIN SOLUTION 2.7: tiled matmul
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
-    if WIDE:  # some offset passes 2^31
+    if INT64:  # some offset passes 2^31
         row, column, inner = row.to(tl.int64), column.to(tl.int64), inner.to(tl.int64)
-    a_place = a_ptr + row[:, None] * stride_am + inner[None, :] * stride_ak
-    b_place = b_ptr + inner[:, None] * stride_bk + column[None, :] * stride_bn
+    a_ptrs = a_ptr + row[:, None] * stride_am + inner[None, :] * stride_ak
+    b_ptrs = b_ptr + inner[:, None] * stride_bk + column[None, :] * stride_bn
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
-        a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)  # (BLOCK_M, BLOCK_K)
-        b = tl.load(b_place, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)  # (BLOCK_K, BLOCK_N)
+        a = tl.load(a_ptrs, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)  # (BLOCK_M, BLOCK_K)
+        b = tl.load(b_ptrs, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)  # (BLOCK_K, BLOCK_N)
         if a.dtype == tl.float32:
             # One chain of K additions rounds K times; a sum for each step, then the sum of these, rounds each product
             # BLOCK_K + K / BLOCK_K times. The compiler would chain them again but for the last argument, which says
@@ -39,10 +39,10 @@ def tiled_matmul_kernel(
             total += tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=BLOCK_K)
         else:
             total = tl.dot(a, b, total)
-        a_place += BLOCK_K * stride_ak
-        b_place += BLOCK_K * stride_bk
-    c_place = c_ptr + row[:, None] * stride_cm + column[None, :]
-    tl.store(c_place, total.to(c_ptr.dtype.element_ty), mask=(row[:, None] < M) & (column[None, :] < N))
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    c_ptrs = c_ptr + row[:, None] * stride_cm + column[None, :]
+    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=(row[:, None] < M) & (column[None, :] < N))
     ### END SOLUTION
 
 
@@ -67,7 +67,7 @@ def tiled_matmul(a: torch.Tensor, b: torch.Tensor, group: int = 1) -> torch.Tens
     ### BEGIN SOLUTION 2.7: tiled matmul, the launch
     tiled_matmul_kernel[(triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n),)](
         a, b, c, M, N, K, *a.stride(), *b.stride(), c.stride(0),
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=group, WIDE=wide,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=group, INT64=wide,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return c

@@ -10,7 +10,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import tuning
 from .arguments import check_tensor, check_vector
 from .column_sums import column_sums
-from .rows import along, as_rows, row_offset
+from .rows import as_rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -18,8 +18,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def weighted_sum_kernel(
-    x_ptr, weight_ptr, out_ptr, num_rows, columns: tl.constexpr, size_1, size_2, stride_0, stride_1, stride_2, step,
-    weight_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, num_rows, columns: tl.constexpr, size_1, size_2, stride_0, stride_1, stride_2,
+    stride_col, stride_weight, ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` whole rows, ``BLOCK`` columns at a time.
 
@@ -31,11 +31,11 @@ def weighted_sum_kernel(
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)  # each lane adds up its own columns; they meet at the end
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        weight_place = weight_ptr + along(column, weight_step, WIDE)
-        weight = tl.load(weight_place, mask=column < columns, other=0.0, eviction_policy="evict_last")  # (BLOCK,)
+        weight_ptrs = weight_ptr + col_offset(column, stride_weight, INT64)
+        weight = tl.load(weight_ptrs, mask=column < columns, other=0.0, eviction_policy="evict_last")  # (BLOCK,)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-        x_place = x_row[:, None] + along(column, step, WIDE)[None, :]
-        x = tl.load(x_place, mask=inside, other=0.0, eviction_policy="evict_first")  # (ROWS, BLOCK), never again
+        x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
+        x = tl.load(x_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")  # (ROWS, BLOCK), never again
         total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
     tl.store(out_ptr + row, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=row < num_rows)
     ### END SOLUTION
@@ -43,8 +43,8 @@ def weighted_sum_kernel(
 
 @triton.jit
 def weighted_sum_dx_kernel(
-    dout_ptr, weight_ptr, dx_ptr, num_rows, columns, weight_step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    dout_ptr, weight_ptr, dx_ptr, num_rows, columns, stride_weight,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns of dx. It reads no x: this kernel only writes."""
     ### BEGIN SOLUTION 2.4: gradient of x
@@ -52,37 +52,41 @@ def weighted_sum_dx_kernel(
     row = (tl.program_id(0) // blocks_per_row).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-    weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)  # (BLOCK,)
+    weight = tl.load(
+        weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns, other=0.0
+    )  # (BLOCK,)
     dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0)  # (ROWS,)
     dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j
-    dx_place = dx_ptr + row[:, None] * columns + column[None, :]
-    tl.store(dx_place, dx.to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    dx_ptrs = dx_ptr + row[:, None] * columns + column[None, :]
+    tl.store(dx_ptrs, dx.to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     ### END SOLUTION
 
 
 @triton.jit
 def weighted_sum_dweight_kernel(
-    dout_ptr, x_ptr, partial_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, step,
-    tiles_per_strip,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    dout_ptr, x_ptr, partial_ptr, num_rows, columns, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    tiles_per_split,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_strip`` tiles of ``ROWS`` rows below one another, summed over their rows.
+    """One program: ``tiles_per_split`` tiles of ``ROWS`` rows below one another, summed over their rows.
 
-    Each lane adds up its own rows. The lanes of a column meet at the end, the strips in :func:`column_sums`.
+    Each lane adds up its own rows. The lanes of a column meet at the end, the splits in :func:`column_sums`.
     """
     ### BEGIN SOLUTION 2.4: gradient of the weight, first stage
     blocks_per_row = tl.cdiv(columns, BLOCK)
-    strip = (tl.program_id(0) // blocks_per_row).to(tl.int64)
+    split = (tl.program_id(0) // blocks_per_row).to(tl.int64)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in tl.range(0, tiles_per_strip, num_stages=STAGES):  # the next tiles are on their way while one is added
-        row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
+    for tile in tl.range(0, tiles_per_split, num_stages=STAGES):  # the next tiles are on their way while one is added
+        row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
         dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)
         x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-        x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=inside, other=0.0)  # (ROWS, BLOCK)
+        x = tl.load(
+            x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=inside, other=0.0
+        )  # (ROWS, BLOCK)
         dweight += dout[:, None] * x.to(tl.float32)  # d(sum_j w_j x_ij) / dw_j = x_ij
-    tl.store(partial_ptr + strip * columns + column, tl.sum(dweight, axis=0), mask=column < columns)
+    tl.store(partial_ptr + split * columns + column, tl.sum(dweight, axis=0), mask=column < columns)
     ### END SOLUTION
 
 
@@ -99,8 +103,8 @@ class WeightedSum(torch.autograd.Function):
         tile = tuning.weighted_sum(rows.columns)
         ### BEGIN SOLUTION 2.3: weighted sum, the launch
         weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)](
-            x, weight, out, rows.count, rows.columns, *rows.place, weight.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide or weight.stride(0) > 1, num_warps=tile.warps,
+            x, weight, out, rows.count, rows.columns, *rows.layout_args, weight.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or weight.stride(0) > 1, num_warps=tile.warps,
         )  # fmt: skip
         return out
         ### END SOLUTION
@@ -125,24 +129,24 @@ def _dx(dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     grid = (triton.cdiv(dout.numel(), tile.rows) * triton.cdiv(columns, tile.block),)
     weighted_sum_dx_kernel[grid](
         dout, weight, dx, dout.numel(), columns, weight.stride(0),
-        ROWS=tile.rows, BLOCK=tile.block, WIDE=weight.stride(0) > 1, num_warps=tile.warps,
+        ROWS=tile.rows, BLOCK=tile.block, INT64=weight.stride(0) > 1, num_warps=tile.warps,
     )  # fmt: skip
     return dx
     ### END SOLUTION
 
 
 def _dweight(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Gradient of the weight: strips of rows first, then the sum of their sums."""
+    """Gradient of the weight: splits of rows first, then the sum of their sums."""
     if x.numel() == 0:
         return torch.zeros(x.shape[-1], dtype=x.dtype, device=x.device)
     x, rows = as_rows(x)
     tile = tuning.weighted_sum_dweight(rows.columns)
-    strips, tiles_per_strip = tuning.strips(rows.count, rows.columns, tile)
-    partial = torch.empty(strips, rows.columns, dtype=torch.float32, device=x.device)
+    splits, tiles_per_split = tuning.row_splits(rows.count, rows.columns, tile)
+    partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=x.device)
     ### BEGIN SOLUTION 2.4: gradient of the weight, the launches
-    weighted_sum_dweight_kernel[(strips * triton.cdiv(rows.columns, tile.block),)](
-        dout, x, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
-        ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
+    weighted_sum_dweight_kernel[(splits * triton.cdiv(rows.columns, tile.block),)](
+        dout, x, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
+        ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return column_sums(partial, x.dtype)
     ### END SOLUTION

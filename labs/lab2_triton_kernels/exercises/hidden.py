@@ -13,24 +13,24 @@ from utils.checks.hidden import Draw, Observed, Tolerance, normal, placed, words
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
-SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
 def gelu(package: ModuleType, seed: int) -> Observed:
     """2.1: any number of axes, rows longer than any tile, every layout, values for which a tanh overflows."""
     draw = Draw(seed, "2.1")
     cases = [
-        ("one element", (1,), SINGLE, "whole", 1.0),
-        ("no axes", (), SINGLE, "whole", 1.0),
-        ("one axis", (draw.between(1100, 4500),), SINGLE, "whole", 1.0),
-        ("one axis", (draw.between(1100, 4500),), HALF, "strided", 1.0),
-        ("short rows", (draw.between(3, 9), draw.between(3, 60)), SINGLE, "padded", 1.0),
-        ("long rows", (draw.between(2, 4), draw.between(1030, 2500)), BRAIN, "strided", 1.0),
-        ("", (draw.between(20, 50), draw.between(20, 50)), SINGLE, "transposed", 1.0),
-        ("long rows", (2, draw.between(3, 4), draw.between(1025, 1300)), SINGLE, "turned", 1.0),
-        ("four axes", (2, 3, draw.between(2, 5), draw.between(5, 30)), HALF, "turned", 1.0),
-        ("large values", (draw.between(2000, 3000),), SINGLE, "whole", 40.0),
-        ("no element", (0, 7), SINGLE, "whole", 1.0),
+        ("one element", (1,), FP32, "whole", 1.0),
+        ("no axes", (), FP32, "whole", 1.0),
+        ("one axis", (draw.between(1100, 4500),), FP32, "whole", 1.0),
+        ("one axis", (draw.between(1100, 4500),), FP16, "strided", 1.0),
+        ("short rows", (draw.between(3, 9), draw.between(3, 60)), FP32, "padded", 1.0),
+        ("long rows", (draw.between(2, 4), draw.between(1030, 2500)), BF16, "strided", 1.0),
+        ("", (draw.between(20, 50), draw.between(20, 50)), FP32, "transposed", 1.0),
+        ("long rows", (2, draw.between(3, 4), draw.between(1025, 1300)), FP32, "turned", 1.0),
+        ("four axes", (2, 3, draw.between(2, 5), draw.between(5, 30)), FP16, "turned", 1.0),
+        ("large values", (draw.between(2000, 3000),), FP32, "whole", 40.0),
+        ("no element", (0, 7), FP32, "whole", 1.0),
     ]
     return _each("gelu", package.gelu, draw, cases)
 
@@ -51,15 +51,15 @@ def _case(what: str, dtype: torch.dtype, layout: str) -> str:
 def _rows(draw: Draw) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
     """Words, the layout, a tensor with rows and a vector as long as one: ragged, tall, every layout and dtype."""
     cases = [
-        ("one element", (1, 1), SINGLE, "whole"),
-        ("one row", (draw.between(300, 900),), SINGLE, "whole"),
-        ("one column", (draw.between(5, 40), 1), SINGLE, "whole"),
-        ("", (draw.between(5, 30), draw.between(260, 700)), SINGLE, "padded"),
-        ("", (draw.between(5, 30), draw.between(30, 300)), HALF, "strided"),
-        ("", (draw.between(5, 30), draw.between(30, 300)), BRAIN, "whole"),
-        ("", (draw.between(9, 30), draw.between(9, 30)), SINGLE, "transposed"),
-        ("", (3, draw.between(4, 9), draw.between(17, 60)), SINGLE, "turned"),
-        ("tall", (draw.between(500, 1500), draw.between(3, 9)), SINGLE, "whole"),
+        ("one element", (1, 1), FP32, "whole"),
+        ("one row", (draw.between(300, 900),), FP32, "whole"),
+        ("one column", (draw.between(5, 40), 1), FP32, "whole"),
+        ("", (draw.between(5, 30), draw.between(260, 700)), FP32, "padded"),
+        ("", (draw.between(5, 30), draw.between(30, 300)), FP16, "strided"),
+        ("", (draw.between(5, 30), draw.between(30, 300)), BF16, "whole"),
+        ("", (draw.between(9, 30), draw.between(9, 30)), FP32, "transposed"),
+        ("", (3, draw.between(4, 9), draw.between(17, 60)), FP32, "turned"),
+        ("tall", (draw.between(500, 1500), draw.between(3, 9)), FP32, "whole"),
     ]
     for what, shape, dtype, layout in cases:
         x = normal(draw, *shape, dtype=dtype, layout=layout)
@@ -99,7 +99,7 @@ def weighted_sum(package: ModuleType, seed: int) -> Observed:
     observed = Observed()
     for case, _, x, weight in _rows(draw):
         observed[f"weighted_sum of {case}"] = package.weighted_sum(x, weight)
-    for dtype in (HALF, BRAIN):
+    for dtype in (FP16, BF16):
         x, weight = _drifting(draw, draw.between(6, 9), draw.between(2100, 2900), dtype)
         observed[f"weighted_sum of rows whose halves cancel, {words(dtype=dtype)}"] = package.weighted_sum(x, weight)
     return observed
@@ -139,17 +139,17 @@ def softmax(package: ModuleType, seed: int) -> Observed:
     """2.5: rows that fit, of every width and layout, with large values, -inf and equal values."""
     draw = Draw(seed, "2.5")
     cases = [
-        ("one element", (1, 1), SINGLE, "whole", 1.0),
-        ("one row", (draw.between(1030, 2040),), SINGLE, "whole", 1.0),
-        ("one column", (draw.between(5, 40), 1), SINGLE, "whole", 1.0),
-        ("", (draw.between(60, 150), draw.between(17, 31)), SINGLE, "padded", 1.0),
-        ("", (draw.between(5, 20), draw.between(130, 250)), HALF, "strided", 1.0),
-        ("", (draw.between(5, 20), draw.between(130, 250)), BRAIN, "whole", 3.0),
-        ("", (draw.between(9, 30), draw.between(9, 30)), SINGLE, "transposed", 1.0),
-        ("", (3, draw.between(4, 9), draw.between(17, 60)), SINGLE, "turned", 1.0),
-        ("rows of 64", (draw.between(17, 40), 64), SINGLE, "whole", 1.0),
-        ("large values", (draw.between(3, 9), draw.between(40, 90)), SINGLE, "whole", 200.0),
-        ("no row", (0, 7), SINGLE, "whole", 1.0),
+        ("one element", (1, 1), FP32, "whole", 1.0),
+        ("one row", (draw.between(1030, 2040),), FP32, "whole", 1.0),
+        ("one column", (draw.between(5, 40), 1), FP32, "whole", 1.0),
+        ("", (draw.between(60, 150), draw.between(17, 31)), FP32, "padded", 1.0),
+        ("", (draw.between(5, 20), draw.between(130, 250)), FP16, "strided", 1.0),
+        ("", (draw.between(5, 20), draw.between(130, 250)), BF16, "whole", 3.0),
+        ("", (draw.between(9, 30), draw.between(9, 30)), FP32, "transposed", 1.0),
+        ("", (3, draw.between(4, 9), draw.between(17, 60)), FP32, "turned", 1.0),
+        ("rows of 64", (draw.between(17, 40), 64), FP32, "whole", 1.0),
+        ("large values", (draw.between(3, 9), draw.between(40, 90)), FP32, "whole", 200.0),
+        ("no row", (0, 7), FP32, "whole", 1.0),
     ]
     observed = _each("softmax", package.softmax, draw, cases)
     low = normal(draw, draw.between(5, 9), draw.between(33, 60)) - 90  # a lane that counts as 0 is the maximum
@@ -164,16 +164,16 @@ def online_softmax(package: ModuleType, seed: int) -> Observed:
     """2.6: rows of one block and of many, rising and falling, beginning or ending with -inf."""
     draw = Draw(seed, "2.6")
     cases = [
-        ("one element", (1, 1), SINGLE, "whole", 1.0),
-        ("short rows", (draw.between(3, 9), draw.between(17, 60)), SINGLE, "padded", 1.0),
-        ("rows of 1024", (3, 1024), SINGLE, "whole", 1.0),
-        ("long rows", (draw.between(2, 4), draw.between(4100, 6000)), SINGLE, "whole", 2.0),
-        ("long rows", (3, draw.between(1100, 3000)), HALF, "strided", 2.0),
-        ("long rows", (3, draw.between(1100, 3000)), BRAIN, "padded", 2.0),
-        ("long rows", (2, 3, draw.between(1100, 2000)), SINGLE, "turned", 1.0),
-        ("long rows", (2, draw.between(1100, 2000)), SINGLE, "transposed", 1.0),
-        ("large values", (3, draw.between(2100, 3000)), SINGLE, "whole", 200.0),
-        ("no row", (0, 7), SINGLE, "whole", 1.0),
+        ("one element", (1, 1), FP32, "whole", 1.0),
+        ("short rows", (draw.between(3, 9), draw.between(17, 60)), FP32, "padded", 1.0),
+        ("rows of 1024", (3, 1024), FP32, "whole", 1.0),
+        ("long rows", (draw.between(2, 4), draw.between(4100, 6000)), FP32, "whole", 2.0),
+        ("long rows", (3, draw.between(1100, 3000)), FP16, "strided", 2.0),
+        ("long rows", (3, draw.between(1100, 3000)), BF16, "padded", 2.0),
+        ("long rows", (2, 3, draw.between(1100, 2000)), FP32, "turned", 1.0),
+        ("long rows", (2, draw.between(1100, 2000)), FP32, "transposed", 1.0),
+        ("large values", (3, draw.between(2100, 3000)), FP32, "whole", 200.0),
+        ("no row", (0, 7), FP32, "whole", 1.0),
     ]
     observed = _each("online_softmax", package.online_softmax, draw, cases)
     columns = draw.between(5200, 7000)
@@ -199,20 +199,20 @@ def tiled_matmul(package: ModuleType, seed: int) -> Observed:
         return draw.between(33, 75)
 
     cases = [
-        ("one element", (1, 1, 1), SINGLE, "whole", "whole"),
-        ("one row and column", (1, draw.between(40, 90), 1), SINGLE, "whole", "whole"),
-        ("one step", (side(), 1, side()), SINGLE, "whole", "whole"),
-        ("", (side(), side(), side()), SINGLE, "padded", "transposed"),
-        ("", (side(), side(), side()), HALF, "transposed", "strided"),
-        ("", (side(), side(), side()), BRAIN, "strided", "padded"),
-        ("whole tiles", (64, 96, 128), SINGLE, "whole", "whole"),
+        ("one element", (1, 1, 1), FP32, "whole", "whole"),
+        ("one row and column", (1, draw.between(40, 90), 1), FP32, "whole", "whole"),
+        ("one step", (side(), 1, side()), FP32, "whole", "whole"),
+        ("", (side(), side(), side()), FP32, "padded", "transposed"),
+        ("", (side(), side(), side()), FP16, "transposed", "strided"),
+        ("", (side(), side(), side()), BF16, "strided", "padded"),
+        ("whole tiles", (64, 96, 128), FP32, "whole", "whole"),
     ]
     observed = Observed()
     for what, (m, k, n), dtype, of_a, of_b in cases:
         a, b = normal(draw, m, k, dtype=dtype, layout=of_a), normal(draw, k, n, dtype=dtype, layout=of_b)
         pair = _case(what, dtype, of_a) + (f", with b {words(dtype=dtype, layout=of_b)}" if of_a != of_b else "")
         observed[f"tiled_matmul of {pair}"] = package.tiled_matmul(a, b)
-    for dtype in (HALF, BRAIN):
+    for dtype in (FP16, BF16):
         a, b = _cancelling(draw, draw.between(5, 30), 512, draw.between(5, 30), dtype)
         observed[f"tiled_matmul of long sums that cancel, {words(dtype=dtype)}"] = package.tiled_matmul(a, b)
     return observed
@@ -260,7 +260,7 @@ def grouped_matmul(package: ModuleType, seed: int) -> Observed:
     def side() -> int:
         return draw.between(33, 90)
 
-    for dtype, group in ((SINGLE, 2), (HALF, 3)):
+    for dtype, group in ((FP32, 2), (FP16, 3)):
         a, b = normal(draw, 2 * side(), side(), dtype=dtype), normal(draw, side(), side(), dtype=dtype)
         b = normal(draw, a.shape[1], b.shape[1], dtype=dtype, layout="transposed")
         observed[f"tiled_matmul in groups, {words(dtype=dtype)}"] = package.tiled_matmul(a, b, group=group)
@@ -269,10 +269,10 @@ def grouped_matmul(package: ModuleType, seed: int) -> Observed:
         return 8 * draw.between(5, 11)
 
     for dtype, a_turned, b_turned in (
-        (SINGLE, False, False),
-        (HALF, True, False),
-        (BRAIN, False, True),
-        (SINGLE, True, True),
+        (FP32, False, False),
+        (FP16, True, False),
+        (BF16, False, True),
+        (FP32, True, True),
     ):
         m, k, n = aligned(), aligned(), aligned()
         a = normal(draw, k, m, dtype=dtype).T if a_turned else normal(draw, m, k, dtype=dtype)
@@ -282,7 +282,7 @@ def grouped_matmul(package: ModuleType, seed: int) -> Observed:
         observed[f"matmul of {what}, {words(dtype=dtype)}"] = package.matmul(a, b)
     a, b = normal(draw, 3, draw.between(9, 20), 40), normal(draw, 40, draw.between(17, 60))
     observed["matmul of an a of three axes"] = package.matmul(a, b)
-    for dtype in (HALF, BRAIN):
+    for dtype in (FP16, BF16):
         a, b = _cancelling(draw, aligned(), 512, 16, dtype)
         observed[f"matmul of long sums that cancel, {words(dtype=dtype)}"] = package.matmul(a, b)
     return observed

@@ -22,7 +22,7 @@ from . import hidden, shapes, tile_order
 
 TILED, DESCRIPTORS = "tiled_matmul_kernel", "descriptor_matmul_kernel"
 Matmul = Callable[..., torch.Tensor]
-HALF, BRAIN = torch.float16, torch.bfloat16
+FP16, BF16 = torch.float16, torch.bfloat16
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor, group: int = 1) -> torch.Tensor:
@@ -146,8 +146,8 @@ def check_tiled_matmul(tiled_matmul: Matmul, seed: int | None = None) -> None:
     axes = {"m": tile["BLOCK_M"], "k": tile["BLOCK_K"], "n": tile["BLOCK_N"]}
     long_sum = ("long sum", {"m": 24, "k": 2048, "n": 40})
     cases = Cases(axes, layouts=("transposed", "padded", "strided"), max_tiles=2, fixed=[long_sum]).draw(seed)
-    if far_fits(HALF):
-        cases.append(Case("ragged", {"m": 3, "k": 40, "n": 20}, HALF, "far", seed=seed))
+    if far_fits(FP16):
+        cases.append(Case("ragged", {"m": 3, "k": 40, "n": 20}, FP16, "far", seed=seed))
     check_kernel(
         TILED_MATMUL,
         tiled_matmul,
@@ -239,10 +239,10 @@ def _descriptor_cases(tile: Mapping[str, Any], seed: int) -> list[Case]:
         Case("short", dict.fromkeys("mkn", 8), seed=seed),
         Case("ragged", sizes, layout="transposed", seed=seed),
         Case("odd", odd, seed=seed),
-        Case("ragged", sizes, HALF, seed=seed),
-        Case("ragged", sizes, BRAIN, "transposed", seed=seed),
-        Case("long sum", long_sum, HALF, seed=seed),
-        Case("long sum", long_sum, BRAIN, seed=seed),
+        Case("ragged", sizes, FP16, seed=seed),
+        Case("ragged", sizes, BF16, "transposed", seed=seed),
+        Case("long sum", long_sum, FP16, seed=seed),
+        Case("long sum", long_sum, BF16, seed=seed),
     ]
 
 

@@ -116,7 +116,7 @@ def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
         SHORT_SOFTMAX,
         softmax,
         _softmax,
-        [*cases.draw(seed), shapes.turned(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)],
+        [*cases.draw(seed), shapes.permuted(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)],
         lambda case: (shapes.tensor(case, "x"),),
         tiling=lambda trials: rows_tiling(trials, SHORT),
         inspections=[
@@ -202,7 +202,7 @@ def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
     return [
         *cases,
         Case("masked", masked, seed=seed),
-        shapes.turned(seed, block + 7),
+        shapes.permuted(seed, block + 7),
         *shapes.far(seed, block),
     ]
 

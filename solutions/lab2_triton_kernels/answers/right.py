@@ -19,7 +19,7 @@ ANSWERS = Answers(
         lanes = tl.arange(0, BLOCK)
         mask = start + lanes < columns
         x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        x = tl.load(x_row + along(start + lanes, step, WIDE), mask=mask)
+        x = tl.load(x_row + col_offset(start + lanes, stride_col, INT64), mask=mask)
         x = x.to(tl.float32)
         u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         y = x / (1 + tl.exp(-2 * u))
@@ -27,7 +27,9 @@ ANSWERS = Answers(
         """,
         "2.1: GeLU, the launch": """
         grid = (rows.count * triton.cdiv(rows.columns, tile.block),)
-        gelu_kernel[grid](x, out, rows.columns, *rows.place, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps)
+        gelu_kernel[grid](
+            x, out, rows.columns, *rows.layout_args, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps
+        )
         return out
         """,
         "2.2: bias and ReLU": """
@@ -37,42 +39,42 @@ ANSWERS = Answers(
         column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
         mask = (row[:, None] < num_rows) & (column[None, :] < columns)
         x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask).to(tl.float32)
-        bias = tl.load(bias_ptr + along(column, bias_step, WIDE), mask=column < columns).to(tl.float32)
+        x = tl.load(x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask).to(tl.float32)
+        bias = tl.load(bias_ptr + col_offset(column, stride_bias, INT64), mask=column < columns).to(tl.float32)
         y = tl.maximum(x + bias[None, :], 0.0)
         tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
         """,
         "2.2: bias and ReLU, the launch": """
         grid = (triton.cdiv(rows.count, tile.rows) * triton.cdiv(rows.columns, tile.block),)
         bias_relu_kernel[grid](
-            x, bias, out, rows.count, rows.columns, *rows.place, bias.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide or bias.stride(0) > 1, num_warps=tile.warps,
+            x, bias, out, rows.count, rows.columns, *rows.layout_args, bias.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or bias.stride(0) > 1, num_warps=tile.warps,
         )
         return out
         """,
         "2.2: backward of bias and ReLU": """
         blocks_per_row = tl.cdiv(columns, BLOCK)
         pid = tl.program_id(0).to(tl.int64)
-        strip = pid // blocks_per_row
+        split = pid // blocks_per_row
         column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
         sums = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-        for tile in range(0, tiles_per_strip):
-            row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
+        for tile in range(0, tiles_per_split):
+            row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
             mask = (row[:, None] < num_rows) & (column[None, :] < columns)
             dout_row = dout_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-            dout = tl.load(dout_row[:, None] + along(column, step, WIDE)[None, :], mask=mask, other=0.0)
+            dout = tl.load(dout_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask, other=0.0)
             dout = dout.to(tl.float32)
             out = tl.load(out_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0)
             dx = tl.where(out > 0, dout, 0.0)
             tl.store(dx_ptr + row[:, None] * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
             sums += dx
-        tl.store(partial_ptr + strip * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+        tl.store(partial_ptr + split * columns + column, tl.sum(sums, axis=0), mask=column < columns)
         """,
         "2.2: backward of bias and ReLU, the launch": """
-        grid = (strips * triton.cdiv(rows.columns, tile.block),)
+        grid = (splits * triton.cdiv(rows.columns, tile.block),)
         bias_relu_backward_kernel[grid](
-            dout, out, dx, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
+            dout, out, dx, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
         )
         return dx, column_sums(partial, out.dtype)
         """,
@@ -83,16 +85,17 @@ ANSWERS = Answers(
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             mask = (row[:, None] < num_rows) & (column[None, :] < columns)
-            x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns, other=0.0)
+            x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
+            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns, other=0.0)
             total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1)
         tl.store(out_ptr + row, total.to(out_ptr.dtype.element_ty), mask=row < num_rows)
         """,
         "2.3: weighted sum, the launch": """
         grid = (triton.cdiv(rows.count, tile.rows),)
         weighted_sum_kernel[grid](
-            x, weight, out, rows.count, rows.columns, *rows.place, weight.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide or weight.stride(0) > 1, num_warps=tile.warps,
+            x, weight, out, rows.count, rows.columns, *rows.layout_args, weight.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or weight.stride(0) > 1, num_warps=tile.warps,
         )
         return out
         """,
@@ -102,7 +105,7 @@ ANSWERS = Answers(
         row = pid // blocks_per_row * ROWS + tl.arange(0, ROWS)
         column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
         mask = (row[:, None] < num_rows) & (column[None, :] < columns)
-        weight = tl.load(weight_ptr + along(column, weight_step, WIDE), mask=column < columns).to(tl.float32)
+        weight = tl.load(weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns).to(tl.float32)
         dout = tl.load(dout_ptr + row, mask=row < num_rows).to(tl.float32)
         dx = dout[:, None] * weight[None, :]
         tl.store(dx_ptr + row[:, None] * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
@@ -111,30 +114,31 @@ ANSWERS = Answers(
         grid = (triton.cdiv(dout.numel(), tile.rows) * triton.cdiv(columns, tile.block),)
         weighted_sum_dx_kernel[grid](
             dout, weight, dx, dout.numel(), columns, weight.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=weight.stride(0) > 1, num_warps=tile.warps,
+            ROWS=tile.rows, BLOCK=tile.block, INT64=weight.stride(0) > 1, num_warps=tile.warps,
         )
         return dx
         """,
         "2.4: gradient of the weight, first stage": """
         blocks_per_row = tl.cdiv(columns, BLOCK)
         pid = tl.program_id(0).to(tl.int64)
-        strip = pid // blocks_per_row
+        split = pid // blocks_per_row
         column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
         sums = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-        for tile in range(0, tiles_per_strip):
-            row = (strip * tiles_per_strip + tile) * ROWS + tl.arange(0, ROWS)
+        for tile in range(0, tiles_per_split):
+            row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
             mask = (row[:, None] < num_rows) & (column[None, :] < columns)
             dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)
             x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-            x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask, other=0.0).to(tl.float32)
+            x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
+            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
             sums += dout[:, None] * x
-        tl.store(partial_ptr + strip * columns + column, tl.sum(sums, axis=0), mask=column < columns)
+        tl.store(partial_ptr + split * columns + column, tl.sum(sums, axis=0), mask=column < columns)
         """,
         "2.4: gradient of the weight, the launches": """
-        grid = (strips * triton.cdiv(rows.columns, tile.block),)
+        grid = (splits * triton.cdiv(rows.columns, tile.block),)
         weighted_sum_dweight_kernel[grid](
-            dout, x, partial, rows.count, rows.columns, *rows.place, tiles_per_strip,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, STAGES=tile.stages, num_warps=tile.warps,
+            dout, x, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
         )
         return column_sums(partial, x.dtype)
         """,
@@ -143,7 +147,7 @@ ANSWERS = Answers(
         column = tl.arange(0, BLOCK)
         mask = (row[:, None] < num_rows) & (column[None, :] < columns)
         x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask, other=-float("inf"))
+        x = tl.load(x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask, other=-float("inf"))
         x = x.to(tl.float32)
         numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
         y = numerator / tl.sum(numerator, axis=1)[:, None]
@@ -152,8 +156,8 @@ ANSWERS = Answers(
         "2.5: softmax of short rows, the launch": """
         grid = (triton.cdiv(rows.count, tile.rows),)
         softmax_short_kernel[grid](
-            x, out, rows.count, rows.columns, *rows.place,
-            ROWS=tile.rows, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps,
+            x, out, rows.count, rows.columns, *rows.layout_args,
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps,
         )
         return out
         """,
@@ -165,19 +169,20 @@ ANSWERS = Answers(
         total = tl.full((), 0.0, tl.float32)
         for start in range(0, columns, BLOCK):
             column = start + lanes
-            x = tl.load(x_row + along(column, step, WIDE), mask=column < columns, other=-float("inf")).to(tl.float32)
+            x_ptrs = x_row + col_offset(column, stride_col, INT64)
+            x = tl.load(x_ptrs, mask=column < columns, other=-float("inf")).to(tl.float32)
             new_maximum = tl.maximum(maximum, tl.max(x, axis=0))
             total = total * tl.exp(maximum - new_maximum) + tl.sum(tl.exp(x - new_maximum), axis=0)
             maximum = new_maximum
         for again in range(0, columns, BLOCK):
             column = again + lanes
-            x = tl.load(x_row + along(column, step, WIDE), mask=column < columns).to(tl.float32)
+            x = tl.load(x_row + col_offset(column, stride_col, INT64), mask=column < columns).to(tl.float32)
             y = tl.exp(x - maximum) / total
             tl.store(out_ptr + row * columns + column, y.to(out_ptr.dtype.element_ty), mask=column < columns)
         """,
         "2.6: softmax of long rows, the launch": """
         softmax_long_kernel[(rows.count,)](
-            x, out, rows.columns, *rows.place, BLOCK=tile.block, WIDE=rows.wide, num_warps=tile.warps
+            x, out, rows.columns, *rows.layout_args, BLOCK=tile.block, INT64=rows.needs_int64, num_warps=tile.warps
         )
         return out
         """,
@@ -185,17 +190,17 @@ ANSWERS = Answers(
         row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         inner = tl.arange(0, BLOCK_K)
-        if WIDE:
+        if INT64:
             row, column, inner = row.to(tl.int64), column.to(tl.int64), inner.to(tl.int64)
-        a_place = a_ptr + row[:, None] * stride_am + inner[None, :] * stride_ak
-        b_place = b_ptr + inner[:, None] * stride_bk + column[None, :] * stride_bn
+        a_ptrs = a_ptr + row[:, None] * stride_am + inner[None, :] * stride_ak
+        b_ptrs = b_ptr + inner[:, None] * stride_bk + column[None, :] * stride_bn
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for start in range(0, K, BLOCK_K):
-            a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)
-            b = tl.load(b_place, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)
+            a = tl.load(a_ptrs, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)
+            b = tl.load(b_ptrs, mask=(inner[:, None] < K - start) & (column[None, :] < N), other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")
-            a_place += BLOCK_K * stride_ak
-            b_place += BLOCK_K * stride_bk
+            a_ptrs += BLOCK_K * stride_ak
+            b_ptrs += BLOCK_K * stride_bk
         mask = (row[:, None] < M) & (column[None, :] < N)
         tl.store(c_ptr + row[:, None] * stride_cm + column[None, :], total.to(c_ptr.dtype.element_ty), mask=mask)
         """,
@@ -203,7 +208,7 @@ ANSWERS = Answers(
         grid = (triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n),)
         tiled_matmul_kernel[grid](
             a, b, c, M, N, K, *a.stride(), *b.stride(), c.stride(0),
-            BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=group, WIDE=wide,
+            BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=group, INT64=wide,
             num_warps=tile.warps, num_stages=tile.stages,
         )
         return c
@@ -218,11 +223,11 @@ ANSWERS = Answers(
         "2.8: a tile through descriptors": """
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for start in range(0, K, BLOCK_K):
-            if A_TURNED:
+            if A_COL_MAJOR:
                 a = a_desc.load([start, row]).T
             else:
                 a = a_desc.load([row, start])
-            if B_TURNED:
+            if B_COL_MAJOR:
                 b = b_desc.load([column, start]).T
             else:
                 b = b_desc.load([start, column])

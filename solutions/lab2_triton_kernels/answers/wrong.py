@@ -17,9 +17,9 @@ UNMASKED = "give each load and store a mask"
 GELU, GELU_LAUNCH = "2.1: GeLU", "2.1: GeLU, the launch"
 GELU_Y = "y = x / (1 + tl.exp(-2 * u))"
 GELU_U = "u = 0.7978845608028654 * (x + 0.044715 * x * x * x)"
-GELU_LOAD = "x = tl.load(x_row + along(start + lanes, step, WIDE), mask=mask)"
+GELU_LOAD = "x = tl.load(x_row + col_offset(start + lanes, stride_col, INT64), mask=mask)"
 wrong(GELU, "no mask", "out-of-bounds accesses", "wrote out_ptr", UNMASKED, edits={", mask=mask": ""})
-wrong(GELU, "no mask on the load", "outside of its shape", UNMASKED, edits={"WIDE), mask=mask": "WIDE)"})
+wrong(GELU, "no mask on the load", "outside of its shape", UNMASKED, edits={"INT64), mask=mask": "INT64)"})
 wrong(
     GELU_LAUNCH,
     "grid rounded down",
@@ -31,10 +31,16 @@ wrong(
     GELU,
     "no step",
     "only non-contiguous inputs fail",
-    "`step` apart",
-    edits={"along(start + lanes, step, WIDE)": "start + lanes"},
+    "`stride_col` apart",
+    edits={"col_offset(start + lanes, stride_col, INT64)": "start + lanes"},
 )
-wrong(GELU, "one stride for all rows", "rows do not lie evenly", "row_offset", edits={ROW_OFFSET: "row * stride_0"})
+wrong(
+    GELU,
+    "one stride for all rows",
+    "without one stride from row to row",
+    "row_offset",
+    edits={ROW_OFFSET: "row * stride_0"},
+)
 wrong(
     GELU,
     "store ignores the program",
@@ -101,7 +107,7 @@ wrong(
     "each row has its own bias here",
     '"classic wrong answers" 1',
     edits={
-        "along(column, bias_step, WIDE), mask=column < columns": "row * bias_step, mask=row < num_rows",
+        "col_offset(column, stride_bias, INT64), mask=column < columns": "row * stride_bias, mask=row < num_rows",
         "bias[None, :]": "bias[:, None]",
     },
 )
@@ -109,7 +115,7 @@ wrong(
     RELU,
     "bias without its stride",
     "only non-contiguous inputs fail",
-    edits={"along(column, bias_step, WIDE)": "column"},
+    edits={"col_offset(column, stride_bias, INT64)": "column"},
 )
 wrong(
     RELU,
@@ -143,24 +149,24 @@ wrong(
 )
 wrong(
     RELU_BACK,
-    "last tile of a strip",
-    "dbias holds the last tile of each strip only",
+    "last tile of a split",
+    "dbias holds the last tile of each split only",
     '"classic wrong answers" 6',
     edits={"sums += dx": "sums = dx"},
 )
 wrong(
     RELU_BACK,
-    "strips share a row",
+    "splits share a row",
     "partial sums",
     '"classic wrong answers" 5',
-    edits={"partial_ptr + strip * columns": "partial_ptr"},
+    edits={"partial_ptr + split * columns": "partial_ptr"},
 )
 wrong(
     RELU_BACK,
     "atomics",
     "is updated by atomic operations",
     "differs from run to run",
-    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    edits={"tl.store(partial_ptr + split * columns": "tl.atomic_add(partial_ptr"},
     also={RELU_BACK_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
 wrong(RELU, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
@@ -170,8 +176,8 @@ wrong(
     "bias_ptr is loaded",
     "keep it on chip",
     edits={
-        "along(column, bias_step, WIDE), mask=column < columns": "0 * row[:, None]"
-        " + along(column, bias_step, WIDE)[None, :], mask=mask",
+        "col_offset(column, stride_bias, INT64), mask=column < columns": "0 * row[:, None]"
+        " + col_offset(column, stride_bias, INT64)[None, :], mask=mask",
         "bias[None, :]": "bias",
     },
 )
@@ -211,7 +217,7 @@ wrong(
     SUM,
     "weights of the first block",
     "each block of columns gets the first block's weights",
-    edits={"weight_ptr + along(column,": "weight_ptr + along(tl.arange(0, BLOCK),"},
+    edits={"weight_ptr + col_offset(column,": "weight_ptr + col_offset(tl.arange(0, BLOCK),"},
 )
 wrong(
     SUM,
@@ -259,7 +265,7 @@ wrong(
         " + row.to(tl.int32) // size_2 % size_1 * stride_1 + row.to(tl.int32) % size_2 * stride_2"
     },
 )
-wrong(SUM, "one stride for all rows", "rows do not lie evenly", edits={ROW_OFFSET: "row * stride_0"})
+wrong(SUM, "one stride for all rows", "without one stride from row to row", edits={ROW_OFFSET: "row * stride_0"})
 wrong(
     SUM_LAUNCH,
     "product written out",
@@ -290,7 +296,7 @@ wrong(
     "weight along rows",
     "dx takes one weight for each row",
     edits={
-        "along(column, weight_step, WIDE), mask=column < columns": "row * weight_step, mask=row < columns",
+        "col_offset(column, stride_weight, INT64), mask=column < columns": "row * stride_weight, mask=row < columns",
         DX_PRODUCT: "(dout * weight)[:, None] + tl.zeros((ROWS, BLOCK), dtype=tl.float32)",
     },
 )
@@ -309,30 +315,30 @@ wrong(
 )
 wrong(
     DWEIGHT,
-    "last tile of a strip",
-    "dweight holds the last tile of each strip only",
+    "last tile of a split",
+    "dweight holds the last tile of each split only",
     '"classic wrong answers" 4',
     edits={"sums += dout": "sums = dout"},
 )
 wrong(
     DWEIGHT,
-    "strips share a row",
-    "strips write the same partial sums",
+    "splits share a row",
+    "splits write the same partial sums",
     '"classic wrong answers" 3',
-    edits={"partial_ptr + strip * columns": "partial_ptr"},
+    edits={"partial_ptr + split * columns": "partial_ptr"},
 )
 wrong(
     DWEIGHT,
     "atomics",
     "partial_ptr is updated by atomic operations",
     "differs from run to run",
-    edits={"tl.store(partial_ptr + strip * columns": "tl.atomic_add(partial_ptr"},
+    edits={"tl.store(partial_ptr + split * columns": "tl.atomic_add(partial_ptr"},
     also={DWEIGHT_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
 )
 wrong(
     DWEIGHT_LAUNCH,
-    "first strip returned",
-    "dweight holds the first strip's sums only",
+    "first split returned",
+    "dweight holds the first split's sums only",
     edits={"column_sums(partial, x.dtype)": "partial[0].to(x.dtype)"},
 )
 wrong(
@@ -344,10 +350,10 @@ wrong(
 )
 wrong(
     DWEIGHT,
-    "strips overlap",
-    "strips overlap",
+    "splits overlap",
+    "splits overlap",
     '"classic wrong answers" 4',
-    edits={"(strip * tiles_per_strip + tile)": "(strip + tile)"},
+    edits={"(split * tiles_per_split + tile)": "(split + tile)"},
 )
 wrong(
     DX,
@@ -401,7 +407,7 @@ wrong(
     "reads twice",
     "x_ptr is loaded 2.0 times, expected 1",
     edits={
-        "numerator = ": "x = tl.load(x_row[:, None] + along(column, step, WIDE)[None, :], mask=mask,"
+        "numerator = ": "x = tl.load(x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask,"
         ' other=-float("inf")).to(tl.float32)\n        numerator = '
     },
 )
@@ -525,7 +531,7 @@ wrong(
     "pointers stay",
     "each step multiplies the first tiles again",
     '"classic wrong answers" 3',
-    edits={"a_place += BLOCK_K * stride_ak": "", "b_place += BLOCK_K * stride_bk": ""},
+    edits={"a_ptrs += BLOCK_K * stride_ak": "", "b_ptrs += BLOCK_K * stride_bk": ""},
 )
 wrong(TILED, "last step only", "only the last step along K is left", edits={"tl.dot(a, b, total,": "tl.dot(a, b,"})
 wrong(
@@ -554,14 +560,14 @@ wrong(
     "never written",
     edits={"triton.cdiv(M, tile.m)": "max(1, M // tile.m)", "triton.cdiv(N, tile.n)": "max(1, N // tile.n)"},
 )
-wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 are wrong", edits={"if WIDE:": "if False:"})
+wrong(TILED, "32-bit offsets", "only offsets beyond 2^31 are wrong", edits={"if INT64:": "if False:"})
 wrong(
     TILED,
     "a loaded twice",
     "a_ptr is loaded",
     "keep it on chip",
     edits={
-        DOT: "a = tl.load(a_place, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)\n"
+        DOT: "a = tl.load(a_ptrs, mask=(row[:, None] < M) & (inner[None, :] < K - start), other=0.0)\n"
         f"            {DOT}"
     },
 )
@@ -623,7 +629,7 @@ wrong(
     DESCRIPTORS,
     "transposed operands forgotten",
     "their descriptor describes the transpose",
-    edits={"if A_TURNED:": "if False:", "if B_TURNED:": "if False:"},
+    edits={"if A_COL_MAJOR:": "if False:", "if B_COL_MAJOR:": "if False:"},
 )
 wrong(
     DESCRIPTORS,

@@ -17,7 +17,7 @@ from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
 from utils.checks.speed import Speed
 from utils.checks.traffic import Budget, Passes
 
-from . import hidden, shapes, strips
+from . import hidden, shapes, splits
 from .rows import every, num_rows, rows_tiling, sums_tiling
 
 FORWARD, BACKWARD = "bias_relu_kernel", "bias_relu_backward_kernel"
@@ -59,7 +59,7 @@ _MISTAKES = (
     same_as(
         lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0), classic("dbias is a mean over rows, not their sum", 4)
     ),
-    *strips.mistakes(BACKWARD, "dbias", lambda e: _flat(_cut(*e.args64)), sharing=5, adding=6),
+    *splits.mistakes(BACKWARD, "dbias", lambda e: _flat(_cut(*e.args64)), sharing=5, adding=6),
     *shapes.MISTAKES,
 )
 
@@ -89,12 +89,12 @@ def check_bias_relu(bias_relu: Callable[[torch.Tensor, torch.Tensor], torch.Tens
         BIAS_RELU,
         shapes.with_gradient(bias_relu),
         shapes.with_gradient(_bias_relu),
-        [*cases, shapes.turned(seed, 21), Case("tall", tall, seed=seed), *shapes.far(seed, 40)],
+        [*cases, shapes.permuted(seed, 21), Case("tall", tall, seed=seed), *shapes.far(seed, 40)],
         _inputs,
         outputs=("out", "dx", "dbias"),
         tiling={
             "out": lambda trials: rows_tiling(trials, FORWARD),
-            "dx": lambda trials: rows_tiling(trials, BACKWARD, per_strip=True),
+            "dx": lambda trials: rows_tiling(trials, BACKWARD, per_split=True),
             "dbias": sums_tiling,
         },
         inspections=[within(FORWARD, _forward_budget), no_atomics, within(BACKWARD, _backward_budget)],

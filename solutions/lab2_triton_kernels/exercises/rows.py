@@ -21,8 +21,8 @@ def num_rows(case: Case) -> int:
     return case.numel(*list(case.sizes)[:-1])
 
 
-def rows_tiling(trials: Sequence[CaseResult], kernel: str, per_strip: bool = False) -> Tiling | None:
-    """Tiles of ``ROWS`` rows (or of a whole strip of them) by ``BLOCK`` columns, counted row by row.
+def rows_tiling(trials: Sequence[CaseResult], kernel: str, per_split: bool = False) -> Tiling | None:
+    """Tiles of ``ROWS`` rows (or of a whole split of them) by ``BLOCK`` columns, counted row by row.
 
     All leading axes are flattened into rows. Where the student's grid has another form than the stub suggests, tiles
     are named and programs are not.
@@ -32,13 +32,13 @@ def rows_tiling(trials: Sequence[CaseResult], kernel: str, per_strip: bool = Fal
         return None
     *leading, col = trials[0].case.sizes
     row = "*".join(leading)
-    height = found.get("ROWS", 1) * (found.get("tiles_per_strip", 1) if per_strip else 1)
+    height = found.get("ROWS", 1) * (found.get("tiles_per_split", 1) if per_split else 1)
 
     def program(tile: Mapping[str, int], counts: Mapping[str, int]) -> tuple[int]:
         return (tile[row] * counts[col] + tile[col],)
 
     in_line = tuple(found["grid"][1:]) == (1, 1)
-    noun = "strip" if per_strip else "tile"
+    noun = "split" if per_split else "tile"
     return Tiling(
         [*leading, col], tiles={row: height, col: found["BLOCK"]}, program=program if in_line else None, noun=noun
     )

@@ -12,7 +12,7 @@ from utils.checks.core import classic, generator
 from utils.checks.diagnoses import Diagnosis
 
 #: Kind of the cases whose leading axes no single stride describes.
-TURNED = "leading axes swapped"
+PERMUTED = "leading axes swapped"
 
 
 def too_inaccurate(advice: str, number: int) -> Diagnosis:
@@ -36,21 +36,21 @@ def tensor(case: Case, name: str) -> torch.Tensor:
     return case.tensor(name, *case.sizes)
 
 
-def turned(seed: int, col: int, dtype: torch.dtype = torch.float32) -> Case:
+def permuted(seed: int, col: int, dtype: torch.dtype = torch.float32) -> Case:
     """A case of shape (batch, row, col) whose rows do not lie evenly in memory."""
     draw = generator(seed)
     batch, row = draw.sample(range(2, 6), 2)
-    return Case(TURNED, {"batch": batch, "row": row, "col": col}, dtype, seed=seed)
+    return Case(PERMUTED, {"batch": batch, "row": row, "col": col}, dtype, seed=seed)
 
 
 def views(seed: int, block: int) -> list[Case]:
-    """Matrices of every layout, and a turned one, of one drawn ragged size."""
+    """Matrices of every layout, and a permuted one, of one drawn ragged size."""
     draw = generator(seed)
     ragged = {"row": draw.randint(3, 5), "col": block + draw.randint(1, block - 1)}
-    half, brain = torch.float16, torch.bfloat16
-    plans = [("contiguous", torch.float32), ("padded", half), ("transposed", torch.float32), ("strided", brain)]
+    fp16, bf16 = torch.float16, torch.bfloat16
+    plans = [("contiguous", torch.float32), ("padded", fp16), ("transposed", torch.float32), ("strided", bf16)]
     cases = [Case("ragged", ragged, dtype, layout, seed=seed) for layout, dtype in plans]
-    return [*cases, turned(seed, draw.randint(5, block))]
+    return [*cases, permuted(seed, draw.randint(5, block))]
 
 
 def far(seed: int, col: int) -> list[Case]:
@@ -76,7 +76,7 @@ MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
-        "only non-contiguous inputs fail: a row starts at row_offset(row, ...), and its elements are `step` apart",
+        "only non-contiguous inputs fail: row r starts at row_offset(r, ...), its elements are `stride_col` apart",
     ),
 )
 

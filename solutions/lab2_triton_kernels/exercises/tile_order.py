@@ -118,7 +118,9 @@ def cause_of(order: TileOrder) -> str | None:
     if order.follows(grouped):
         return None
     known = next((cause for wrong, cause in WRONG_ORDERS if order.follows(wrong)), "")
-    return known or classic("count within the group: place % rows goes down, place // rows goes right", 1)
+    return known or classic(
+        "count within the group: pid_in_group % group_rows goes down, pid_in_group // group_rows goes right", 1
+    )
 
 
 def wrong_order(kernel: str, output: str) -> Callable[[CaseResult], Problem | None]:
@@ -127,7 +129,7 @@ def wrong_order(kernel: str, output: str) -> Callable[[CaseResult], Problem | No
     def inspect(trial: CaseResult) -> Problem | None:
         launch = next((launch for launch in trial.profile.launches if launch.kernel == kernel), None)
         if launch is None:
-            return Problem(f"{kernel} is never launched", "keep the names of the stub")
+            return Problem(f"{kernel} is never launched", "keep the stub's names")
         order = read_off(launch, output)
         cause = cause_of(order)
         if cause is None:
@@ -135,11 +137,11 @@ def wrong_order(kernel: str, output: str) -> Callable[[CaseResult], Problem | No
         wanted = order.wanted()
         first = next((n for n, pair in enumerate(zip(order.places, wanted)) if pair[0] != pair[1]), 0)
         place = order.places[first] if first < len(order.places) else None
-        computes = f"computes tile {place}" if place else "computes no tile"
+        computes = f"got tile {place}" if place else "got no tile"
         size = f"{order.tiles_m} x {order.tiles_n} tiles, GROUP_M={order.group}"
         pairs = zip(order.drawn(order.places), order.drawn(wanted))
         lines = [f"{yours}     {right}" for yours, right in pairs]
-        head = "programs by tile: yours".ljust(len(lines[0]) // 2 + 2) + " and right"
-        return Problem(f"program {first} {computes}, {wanted[first]} is right ({size})", cause, (head, *lines))
+        head = "programs by tile: yours".ljust(len(lines[0]) // 2 + 2) + " and expected"
+        return Problem(f"program {first}: expected tile {wanted[first]}, {computes} ({size})", cause, (head, *lines))
 
     return inspect

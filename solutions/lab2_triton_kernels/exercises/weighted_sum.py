@@ -18,7 +18,7 @@ from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget, Passes
 
-from . import hidden, shapes, strips
+from . import hidden, shapes, splits
 from .rows import every, num_rows, rows_tiling, sums_tiling
 
 FORWARD = "weighted_sum_kernel"
@@ -148,7 +148,7 @@ def _cases(weighted_sum: WeightedSum, seed: int) -> list[Case]:
     tile = tile_sizes(weighted_sum, (shapes.drawn(2, 700), shapes.drawn(700)), FORWARD, ROWS=4, BLOCK=256)
     shape = {"row": 2 * tile["ROWS"], "col": tile["BLOCK"]}
     cases = Cases(shape, layouts=("transposed", "padded"), count=2, max_tiles=2, zero=True).draw(seed)
-    return [*cases, shapes.turned(seed, 21), *shapes.far(seed, 40)]
+    return [*cases, shapes.permuted(seed, 21), *shapes.far(seed, 40)]
 
 
 def _sum_tiles(trials: Sequence[Any]) -> Tiling | None:
@@ -191,7 +191,7 @@ _BACKWARD_MISTAKES = (
         classic("dweight holds the weight: the derivative by the weight is x", 2),
     ),
     same_as(_gradients(lambda x, w, d: _flat(d * x).mean(0)), classic("dweight is a mean over rows, not their sum", 2)),
-    *strips.mistakes(DWEIGHT, "dweight", lambda e: _flat(e.args64[2][..., None] * e.args64[0]), sharing=3, adding=4),
+    *splits.mistakes(DWEIGHT, "dweight", lambda e: _flat(e.args64[2][..., None] * e.args64[0]), sharing=3, adding=4),
     *shapes.MISTAKES,
 )
 

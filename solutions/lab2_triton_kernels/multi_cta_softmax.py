@@ -22,7 +22,7 @@ import torch
 from utils import runtime
 
 from . import tuning
-from .rows import Rows, along, row_offset
+from .rows import Rows, col_offset, row_offset
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -104,9 +104,9 @@ def pair(low, high, BF16: tl.constexpr):
 
 
 @triton.jit
-def spread_softmax_kernel(
-    x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, step,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+def multi_cta_softmax_kernel(
+    x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2, stride_col,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: the part of ``BLOCK`` columns that its ticket names. ``words_ptr``: the counter, then the words."""
     turn = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.int32)
@@ -115,7 +115,7 @@ def spread_softmax_kernel(
     mask = column < columns
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
     x = tl.load(
-        x_row + along(column, step, WIDE), mask=mask, other=-float("inf"), eviction_policy="evict_first"
+        x_row + col_offset(column, stride_col, INT64), mask=mask, other=-float("inf"), eviction_policy="evict_first"
     )  # (BLOCK,), once
     x = x.to(tl.float32)
     maximum = tl.maximum(tl.max(x, axis=0), LOWEST)
@@ -127,7 +127,7 @@ def spread_softmax_kernel(
 
 
 @triton.jit
-def spread_pairs_softmax_kernel(
+def multi_cta_pairs_softmax_kernel(
     x_ptr, out_ptr, words_ptr, columns, parts, size_1, size_2, stride_0, stride_1, stride_2,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, NOTHING: tl.constexpr,
 ):  # fmt: skip
@@ -142,8 +142,8 @@ def spread_pairs_softmax_kernel(
     column = part * (BLOCK // 2) + tl.arange(0, BLOCK // 2)  # of pairs
     mask = column < columns // 2
     x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-    x_place = x_row.to(tl.pointer_type(tl.int32), bitcast=True) + column
-    x = tl.load(x_place, mask=mask, other=NOTHING, eviction_policy="evict_first")  # (BLOCK // 2,) pairs, once
+    x_ptrs = x_row.to(tl.pointer_type(tl.int32), bitcast=True) + column
+    x = tl.load(x_ptrs, mask=mask, other=NOTHING, eviction_policy="evict_first")  # (BLOCK // 2,) pairs, once
     low, high = unpair(x, BF16)
     reference = tl.maximum(tl.max(tl.maximum(low, high), axis=0) * LOG2_E, LOWEST)
     low, high = unpair(x, BF16)
@@ -164,38 +164,38 @@ _NOTHING = {torch.float16: 0xFC00FC00 - (1 << 32), torch.bfloat16: 0xFF80FF80 - 
 def in_pairs(x: torch.Tensor, rows: Rows) -> bool:
     """Whether every row of ``x`` is a row of 32-bit words, each two elements that follow one another in memory."""
     even = (rows.columns, *rows.strides, x.storage_offset())
-    return x.element_size() == 2 and rows.step == 1 and x.data_ptr() % 4 == 0 and all(n % 2 == 0 for n in even)
+    return x.element_size() == 2 and rows.stride_col == 1 and x.data_ptr() % 4 == 0 and all(n % 2 == 0 for n in even)
 
 
-def spread_fits(x: torch.Tensor, columns: int) -> bool:
+def multi_cta_fits(x: torch.Tensor, columns: int) -> bool:
     """Whether the GPU of ``x`` holds as many programs at once as a row of ``columns`` elements has parts."""
     if runtime.INTERPRET:  # one program at a time: nobody to wait for
         return False
-    shared = tuning.spread_softmax(columns, pairs=False)  # the fewest programs
+    shared = tuning.multi_cta_softmax(columns, pairs=False)  # the fewest programs
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count * shared.programs_per_sm
     return triton.cdiv(columns, shared.block) <= programs
 
 
-def spread_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
+def multi_cta_softmax(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Write the softmax of the ``rows`` of ``x`` to ``out`` (contiguous).
 
-    The caller has seen that :func:`spread_fits`; needs a GPU.
+    The caller has seen that :func:`multi_cta_fits`; needs a GPU.
     """
     pairs = in_pairs(x, rows)
-    shared = tuning.spread_softmax(rows.columns, pairs)
+    shared = tuning.multi_cta_softmax(rows.columns, pairs)
     parts = triton.cdiv(rows.columns, shared.block)
     words = torch.zeros(1 + rows.count * parts, dtype=torch.int64, device=x.device)
     options = {"num_warps": shared.warps, "maxnreg": shared.registers}
     several = tuning.power_of_two(parts)
     grid = (rows.count * parts,)
     if pairs:
-        spread_pairs_softmax_kernel[grid](
+        multi_cta_pairs_softmax_kernel[grid](
             x, out, words, rows.columns, parts, *rows.sizes, *rows.strides,
             PARTS=several, BLOCK=shared.block, NOTHING=_NOTHING[x.dtype], **options,
         )  # fmt: skip
     else:
-        spread_softmax_kernel[grid](
-            x, out, words, rows.columns, parts, *rows.place,
-            PARTS=several, BLOCK=shared.block, WIDE=rows.wide, **options,
+        multi_cta_softmax_kernel[grid](
+            x, out, words, rows.columns, parts, *rows.layout_args,
+            PARTS=several, BLOCK=shared.block, INT64=rows.needs_int64, **options,
         )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Mistakes in a gradient that sums over rows in two stages: strips of tiles, then the strips' partial sums."""
+"""Mistakes in a gradient that sums over rows in two stages: splits of tiles, then the splits' partial sums."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from utils.checks.launches import launched
 Products = Callable[[Evidence], torch.Tensor]
 
 
-def _strips(e: Evidence, kernel: str, products: Products) -> tuple[tuple[torch.Tensor, ...], int]:
-    """The strips as the first stage cuts them, and the rows of a tile."""
+def _splits(e: Evidence, kernel: str, products: Products) -> tuple[tuple[torch.Tensor, ...], int]:
+    """The splits as the first stage cuts them, and the rows of a tile."""
     found = launched([e.trial], kernel)
-    return products(e).split(found["ROWS"] * found["tiles_per_strip"]), found["ROWS"]
+    return products(e).split(found["ROWS"] * found["tiles_per_split"]), found["ROWS"]
 
 
 def _last_tiles(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
-    strips, rows = _strips(e, kernel, products)
-    return sum(strip.split(rows)[-1].sum(0) for strip in strips)
+    splits, rows = _splits(e, kernel, products)
+    return sum(split.split(rows)[-1].sum(0) for split in splits)
 
 
 def _first_tiles(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
-    strips, rows = _strips(e, kernel, products)
-    return sum(strip[:rows].sum(0) for strip in strips)
+    splits, rows = _splits(e, kernel, products)
+    return sum(split[:rows].sum(0) for split in splits)
 
 
 def _overlapping(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
-    """Strip s begins at tile s, not at tile s * tiles_per_strip."""
-    strips, rows = _strips(e, kernel, products)
-    tiles, most = products(e).split(rows), launched([e.trial], kernel)["tiles_per_strip"]
-    return sum(tile.sum(0) for s in range(len(strips)) for tile in tiles[s : s + most])
+    """Split s begins at tile s, not at tile s * tiles_per_split."""
+    splits, rows = _splits(e, kernel, products)
+    tiles, most = products(e).split(rows), launched([e.trial], kernel)["tiles_per_split"]
+    return sum(tile.sum(0) for s in range(len(splits)) for tile in tiles[s : s + most])
 
 
 def mistakes(kernel: str, output: str, products: Products, sharing: int, adding: int) -> tuple[Diagnosis, ...]:
     """Rules for the gradient ``output`` that ``kernel`` begins, with their places in the exercise's list.
 
     Args:
-        sharing: Where the list tells of strips that get in each other's way.
+        sharing: Where the list tells of splits that get in each other's way.
         adding: Where it tells of tiles that are not added up.
     """
 
@@ -63,31 +63,31 @@ def mistakes(kernel: str, output: str, products: Products, sharing: int, adding:
         Diagnosis(
             lambda e: is_output(e) and races(e),
             lambda e: classic(
-                f"strips write the same partial sums ({races(e)[0]}): strip s has row s to itself", sharing
+                f"splits write the same partial sums ({races(e)[0]}): split s has row s to itself", sharing
             ),
         ),
         Diagnosis(
             lambda e: is_output(e) and unwritten(e),
             lambda e: classic(
                 f"partial sums are added up that no program has written ({unwritten(e)[0]}): "
-                "strip s writes row s, all its columns",
+                "split s writes row s, all its columns",
                 sharing,
             ),
         ),
         Diagnosis(
             lambda e: is_output(e) and e.close(_last_tiles(e, kernel, products)),
-            classic(f"{output} holds the last tile of each strip only: add every tile to the sums", adding),
+            classic(f"{output} holds the last tile of each split only: add every tile to the sums", adding),
         ),
         Diagnosis(
             lambda e: is_output(e) and e.close(_first_tiles(e, kernel, products)),
-            classic(f"{output} holds the first tile of each strip only: go through all its tiles", adding),
+            classic(f"{output} holds the first tile of each split only: go through all its tiles", adding),
         ),
         Diagnosis(
             lambda e: is_output(e) and e.close(_overlapping(e, kernel, products)),
-            classic("strips overlap: tile t of strip s is tile s * tiles_per_strip + t of all", adding),
+            classic("splits overlap: tile t of split s is tile s * tiles_per_split + t of all", adding),
         ),
         Diagnosis(
-            lambda e: is_output(e) and e.close(_strips(e, kernel, products)[0][0].sum(0)),
-            classic(f"{output} holds the first strip's sums only: column_sums adds up the rows of partial", sharing),
+            lambda e: is_output(e) and e.close(_splits(e, kernel, products)[0][0].sum(0)),
+            classic(f"{output} holds the first split's sums only: column_sums adds up the rows of partial", sharing),
         ),
     )
