@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lab_answers import exercise as exercise_of
 
 from grading.scenarios.compare import difference
-from solutions.lab4_zero.exercises.hidden_ranks import Seen
+from solutions.lab4_zero.exercises.hidden_ranks import RankResult
 from utils.checks.core import Exercise
 
 #: What an answer's function is called in the lab -> its module and its name there.
@@ -27,7 +27,7 @@ def compare_on_rank(
     group, so none of them may leave a rank behind in a collective.
     """
     plays = [getattr(importlib.import_module(module), name) for module, name in parts]
-    right: list[Seen] = []
+    right: list[RankResult] = []
     found: dict[str, str | None] = {}
     for name, places in answers.items():
         lab = SimpleNamespace(
@@ -40,7 +40,7 @@ def compare_on_rank(
 
 
 def _first_difference(
-    exercise: Exercise, plays: list[Callable], right: list[Seen], lab: SimpleNamespace, seed: int
+    exercise: Exercise, plays: list[Callable], right: list[RankResult], lab: SimpleNamespace, seed: int
 ) -> str | None:
     for play, expected in zip(plays, right, strict=True):
         try:

@@ -22,20 +22,20 @@ from solutions.lab4_zero.exercises import (
     schedule,
     tensor_parallel,
 )
-from solutions.lab4_zero.exercises.scenes import play_on_ranks
-from solutions.lab4_zero.exercises.sights import Played
+from solutions.lab4_zero.exercises.observations import ScenarioRun
+from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from utils.checks.core import CheckFailed
 
 LAB = "lab4_zero"
-#: Exercises whose scenes run on ranks.
-TRIALS = {
-    "4.1": ring.TRIAL,
-    "4.3": data_parallel.TRIAL,
-    "4.4": optimizer_states.TRIAL,
-    "4.5": gradient_shards.TRIAL,
-    "4.6": parameter_shards.TRIAL,
-    "4.7": tensor_parallel.TRIAL,
-    "4.8": schedule.TRIAL,
+#: Exercises whose scenarios run on ranks.
+CHECKS = {
+    "4.1": ring.CHECK,
+    "4.3": data_parallel.CHECK,
+    "4.4": optimizer_states.CHECK,
+    "4.5": gradient_shards.CHECK,
+    "4.6": parameter_shards.CHECK,
+    "4.7": tensor_parallel.CHECK,
+    "4.8": schedule.CHECK,
 }
 #: Where an exercise's functions are.
 MODULE = {
@@ -49,7 +49,7 @@ MODULE = {
 #: Exercises whose wrong answers need no rank.
 ALONE = ("4.2", "4.8")
 SEED = 14
-#: How many scenes all answers play: most wrong ones are caught in them. Only those that pass them play the rest.
+#: How many scenarios all answers play: most wrong ones are caught in them. Only those that pass them play the rest.
 FIRST_SCENES = 2
 
 
@@ -64,62 +64,62 @@ def _variants(number: str) -> dict[str, dict[str, str]]:
 
 def _answers(exercise: str, folder: str) -> dict[str, dict[str, object]]:
     """Name -> the functions that the exercise's check takes; their packages are written into ``folder``."""
-    trial = TRIALS[exercise]
-    answers = {"solution": {name: getattr(solution, name) for name in trial.names}}
+    check = CHECKS[exercise]
+    answers = {"solution": {name: getattr(solution, name) for name in check.names}}
     for number, (name, filled) in enumerate(_variants(exercise).items()):
         package = f"lab4_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
         write_lab(LAB, Path(folder, package), filled)
         Path(folder, package, "__init__.py").write_text("")  # each rank imports what the exercise needs, and no more
         lab = importlib.import_module(f"{package}.{MODULE[exercise]}")
-        answers[name] = {function: getattr(lab, function) for function in trial.names}
+        answers[name] = {function: getattr(lab, function) for function in check.names}
     return answers | {str(wrong): wrong.functions for wrong in wrong_answers(LAB, exercise) if wrong.functions}
 
 
 @cache
-def played(exercise: str) -> dict[str, Played]:
-    """What was seen of all answers to an exercise: of each up to the scenes in which its trial ends, as in a check."""
-    parts = TRIALS[exercise].parts(SEED)
-    seen: dict[str, Played] = {}
+def played(exercise: str) -> dict[str, ScenarioRun]:
+    """What was seen of all answers to an exercise: of each up to the scenario that ends its check."""
+    parts = CHECKS[exercise].parts(SEED)
+    seen: dict[str, ScenarioRun] = {}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         answers = _answers(exercise, folder)
         first, rest = parts[:FIRST_SCENES], parts[FIRST_SCENES:]
-        ranks = sorted({part.scene.ranks for part in rest})
-        for some in (first, *([part for part in rest if part.scene.ranks == n] for n in ranks)):
+        ranks = sorted({part.scenario.ranks for part in rest})
+        for some in (first, *([part for part in rest if part.scenario.ranks == n] for n in ranks)):
             left = [name for name in answers if name not in seen or _passes(exercise, seen[name])]
-            found = play_on_ranks([answers[name] for name in left], [part.scene for part in some])
+            found = run_on_ranks([answers[name] for name in left], [part.scenario for part in some])
             for name, more in zip(left, found, strict=True):
                 seen[name] = seen[name].then(more) if name in seen else more
     return seen
 
 
-def _passes(exercise: str, so_far: Played) -> bool:
+def _passes(exercise: str, so_far: ScenarioRun) -> bool:
     try:
-        TRIALS[exercise].judge(so_far, TRIALS[exercise].parts(SEED), SEED)
+        CHECKS[exercise].judge(so_far, CHECKS[exercise].parts(SEED), SEED)
     except (CheckFailed, NotImplementedError):
         return False
     return True
 
 
 def judge(exercise: str, name: str) -> None:
-    """Let an exercise's trial judge what was seen of an answer.
+    """Let an exercise's check judge what was seen of an answer.
 
     Raises:
         CheckFailed, NotImplementedError: as the exercise's check.
     """
-    trial = TRIALS[exercise]
-    trial.judge(played(exercise)[name], trial.parts(SEED), SEED)
+    check = CHECKS[exercise]
+    check.judge(played(exercise)[name], check.parts(SEED), SEED)
 
 
 @cache
 def alone(exercise: str) -> dict[str, str]:
     """What an exercise's check says of each answer that a single rank is enough to refuse, by name."""
-    trial, said = TRIALS[exercise], {}
+    check, said = CHECKS[exercise], {}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         for name, answer in _answers(exercise, folder).items():
             try:
-                trial.alone(answer, trial.parts(SEED), SEED)
+                check.alone(answer, check.parts(SEED), SEED)
             except NotImplementedError:
                 continue
             except CheckFailed as error:

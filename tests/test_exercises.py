@@ -92,7 +92,9 @@ def test_two_exercises_of_one_number_and_one_without_a_check_are_refused(tmp_pat
 @each_exercise
 def test_the_stub_fails_with_its_own_message(number, stubs, monkeypatch):
     if number[0] == "4":
-        monkeypatch.setattr("solutions.lab4_zero.exercises.trial.play_on_ranks", None)  # before any process starts
+        monkeypatch.setattr(
+            "solutions.lab4_zero.exercises.distributed_check.run_on_ranks", None
+        )  # before any process starts
     with pytest.raises(NotImplementedError, match=rf"^Lab \d, exercise {re.escape(FIRST_MET[number])}: \w"):
         EXERCISES[number].run_check(stubs(lab_of(number)), seed=1)
 

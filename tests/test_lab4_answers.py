@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from lab4_played import ALONE, LAB, SEED, TRIALS, alone, check_message, judge
+from lab4_played import ALONE, CHECKS, LAB, SEED, alone, check_message, judge
 from lab_answers import answers, wrong_answers
 
-from solutions.lab4_zero.exercises.scenes import play_on_ranks
-from solutions.lab4_zero.exercises.sights import Scene
+from solutions.lab4_zero.exercises.observations import RankScenario
+from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from utils.checks.core import CheckFailed
 from utils.distributed import warm
 
@@ -24,7 +24,7 @@ def launcher() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
+@pytest.mark.parametrize("exercise", [exercise for exercise in CHECKS if exercise not in ALONE])
 def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
     judge(exercise, "plain")
     judge(exercise, "solution")
@@ -45,9 +45,9 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
         assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
 
 
-@pytest.mark.parametrize("exercise", [exercise for exercise in TRIALS if exercise not in ALONE])
+@pytest.mark.parametrize("exercise", [exercise for exercise in CHECKS if exercise not in ALONE])
 def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
-    """A check plays its first scene on one rank before it starts any process: what fails there is told from there."""
+    """A check runs its first scenario on one rank before it starts any process; a failure there is reported at once."""
     says = {str(wrong): wrong.says for wrong in wrong_answers(LAB, exercise)}
     for name, text in alone(exercise).items():
         check_message(text, exercise, says[name])
@@ -64,5 +64,5 @@ def test_a_rank_that_leaves_its_process_ends_the_check_with_a_word_about_it():
             os._exit(3)
         dist.barrier()
 
-    (seen,) = play_on_ranks([{}], [Scene("one leaves", leave)])
-    assert "rank" in seen.end and seen.scene == "one leaves" and not seen.sights
+    (seen,) = run_on_ranks([{}], [RankScenario("one leaves", leave)])
+    assert "rank" in seen.end and seen.scenario == "one leaves" and not seen.observations

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from solutions.lab4_zero.exercises.barred import ReadyMade, barred
+from solutions.lab4_zero.exercises.forbid_library_calls import ReadyMade, forbid_library_calls
 from solutions.lab4_zero.exercises.notes import is_owed
-from solutions.lab4_zero.exercises.waits import record_waits
+from solutions.lab4_zero.exercises.wait_recorder import record_waits
 from utils.distributed.calls import Call
 
 
@@ -49,10 +49,13 @@ def alone():
 
 
 def test_pytorchs_own_solution_is_refused_by_name_and_afterwards_works_again(alone):
-    with barred(), pytest.raises(ReadyMade, match=r"^torch.nn.parallel.distributed.DistributedDataParallel$"):
+    with (
+        forbid_library_calls(),
+        pytest.raises(ReadyMade, match=r"^torch.nn.parallel.distributed.DistributedDataParallel$"),
+    ):
         nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
-    with barred(), pytest.raises(ReadyMade, match="DataParallel"):
+    with forbid_library_calls(), pytest.raises(ReadyMade, match="DataParallel"):
         nn.DataParallel(nn.Linear(2, 2))
 
 

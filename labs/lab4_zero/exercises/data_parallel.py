@@ -15,13 +15,13 @@ from utils.checks.problem import Problem
 from utils.distributed import Entry, record_collectives
 from utils.distributed.calls import Call
 
-from . import groups, hidden_data_parallel, toys
+from . import groups, hidden_data_parallel, tiny_models
+from .distributed_check import DistributedCheck, Part
 from .gradients import judge_gradients, judge_training
 from .hidden_ranks import on_ranks
-from .scenes import WORLD_SIZE
-from .sights import Scene, Sight
-from .trial import Part, Trial
-from .waits import record_waits
+from .observations import RankObservation, RankScenario
+from .scenario_runs import WORLD_SIZE
+from .wait_recorder import record_waits
 
 _NUMBERS = {"sum": 1, "divided twice": 1, "mean of weights": 2, "last": 3, "own": 3, "own divided": 3, "missing": 4}
 _NUMBERS |= {"made up": 4, "zeros": 3}
@@ -55,15 +55,15 @@ def _apart(called: Sequence[Sequence[Entry | Call]]) -> str:
 
 def _wrapped(
     answer: Mapping[str, Callable], seed: int, bucket_bytes: int, group: ProcessGroup | None = None
-) -> tuple[toys.Toy, Callable]:
-    toy = toys.Toy(seed + dist.get_rank(group))  # only a broadcast can make the ranks equal
+) -> tuple[tiny_models.TinyModel, Callable]:
+    tiny = tiny_models.TinyModel(seed + dist.get_rank(group))  # only a broadcast can make the ranks equal
     among = {} if group is None else {"group": group}
-    return toy, answer["DistributedDataParallel"](toy, bucket_bytes=bucket_bytes, **among)
+    return tiny, answer["DistributedDataParallel"](tiny, bucket_bytes=bucket_bytes, **among)
 
 
 def _play_start(answer: Mapping[str, Callable], seed: int) -> dict[str, Tensor]:
-    toy, _ = _wrapped(answer, seed, 400)
-    return toys.weights(toy) | {name: buffer.clone() for name, buffer in toy.named_buffers()}
+    tiny, _ = _wrapped(answer, seed, 400)
+    return tiny_models.weights(tiny) | {name: buffer.clone() for name, buffer in tiny.named_buffers()}
 
 
 def _play_backward(
@@ -75,58 +75,58 @@ def _play_backward(
     group: ProcessGroup | None = None,
 ) -> dict:
     """One forward and backward pass."""
-    toy, parallel = _wrapped(answer, seed, bucket_bytes, group)
-    toy.used_first = used_first
-    before, rank, early = toys.weights(toy), dist.get_rank(group), {}
+    tiny, parallel = _wrapped(answer, seed, bucket_bytes, group)
+    tiny.used_first = used_first
+    before, rank, early = tiny_models.weights(tiny), dist.get_rank(group), {}
     with record_collectives() as ledger, record_waits() as waits:
 
         def watch(pass_: str) -> None:
             reduced = {"early": ledger.count("all_reduce"), "early elements": ledger.elements("all_reduce")}
             early.update(reduced | {"early waits": waits.count})
 
-        toy.watch = watch
-        x, y = toys.rows(seed, 0, rank)
+        tiny.watch = watch
+        x, y = tiny_models.rows(seed, 0, rank)
         loss = parallel(x, y, sometimes=rank in users)
         forward = ledger.elements("all_reduce")
         loss.backward()
-        toy.watch = None
-    changed = [name for name, value in toys.weights(toy).items() if not torch.equal(value, before[name])]
+        tiny.watch = None
+    changed = [name for name, value in tiny_models.weights(tiny).items() if not torch.equal(value, before[name])]
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     return early | {
-        "gradients": toys.gradients(toy), "changed": changed, "count": ledger.count("all_reduce"), "kinds": kinds,
-        "forward": forward, "unwaited": 0 if waits.futures else max(0, ledger.count() - waits.count),
+        "gradients": tiny_models.gradients(tiny), "changed": changed, "count": ledger.count("all_reduce"),
+        "kinds": kinds, "forward": forward, "unwaited": 0 if waits.futures else max(0, ledger.count() - waits.count),
     }  # fmt: skip
 
 
 def _play_training(answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]) -> tuple:
-    toy, parallel = _wrapped(answer, seed, 400)
+    tiny, parallel = _wrapped(answer, seed, 400)
     optimizer = torch.optim.AdamW([p for p in parallel.parameters() if p.requires_grad], **_ADAMW)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = parallel(*toys.rows(seed, step, dist.get_rank()), sometimes=dist.get_rank() in users)
+        loss = parallel(*tiny_models.rows(seed, step, dist.get_rank()), sometimes=dist.get_rank() in users)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, toys.weights(toy)
+    return losses, tiny_models.weights(tiny)
 
 
 def _play_accumulation(answer: Mapping[str, Callable], seed: int) -> tuple:
-    toy, parallel = _wrapped(answer, seed, 400)
+    tiny, parallel = _wrapped(answer, seed, 400)
     with record_collectives() as ledger:
         with parallel.no_sync():
-            parallel(*toys.rows(seed, 0, dist.get_rank())).backward()
+            parallel(*tiny_models.rows(seed, 0, dist.get_rank())).backward()
         quiet = ledger.count()
-        parallel(*toys.rows(seed, 1, dist.get_rank())).backward()
-    return quiet, toys.gradients(toy)
+        parallel(*tiny_models.rows(seed, 1, dist.get_rank())).backward()
+    return quiet, tiny_models.gradients(tiny)
 
 
-def _judge_start(seed: int) -> Callable[[list[Sight]], Problem | None]:
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed)
-        right = toys.weights(toy) | dict(toy.named_buffers())
-        for rank, sight in enumerate(sights):
-            bad = [name for name, value in right.items() if not torch.equal(sight.value[name], value)]
+def _judge_start(seed: int) -> Callable[[list[RankObservation]], Problem | None]:
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed)
+        right = tiny_models.weights(tiny) | dict(tiny.named_buffers())
+        for rank, observed in enumerate(observations):
+            bad = [name for name, value in right.items() if not torch.equal(observed.value[name], value)]
             if not bad:
                 continue
             headline = f"rank {rank} does not start with rank 0's {', '.join(bad[:3])}{' ...' if len(bad) > 3 else ''}"
@@ -146,26 +146,28 @@ def _judge_start(seed: int) -> Callable[[list[Sight]], Problem | None]:
 
 def _judge_backward(
     seed: int, users: tuple[int, ...], several: bool, used_first: bool = False, ranks: int = WORLD_SIZE
-) -> Callable[[list[Sight]], Problem | None]:
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed)
-        toy.used_first = used_first
-        exact = toys.exact(toy, seed, ranks, sometimes=users)
-        seen = sights[0].value
+) -> Callable[[list[RankObservation]], Problem | None]:
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed)
+        tiny.used_first = used_first
+        reference = tiny_models.reference(tiny, seed, ranks, sometimes=users)
+        seen = observations[0].value
         if seen["changed"]:
             return Problem(
                 f"the backward pass changes the weights themselves ({seen['changed'][0]})",
                 classic("a hook is handed the parameter: what is averaged is parameter.grad", 2),
             )
-        names = list(exact.mean)
-        problem = judge_gradients([s.value["gradients"] for s in sights], exact, _NUMBERS, names[: len(names) // 2])
+        names = list(reference.mean)
+        problem = judge_gradients(
+            [s.value["gradients"] for s in observations], reference, _NUMBERS, names[: len(names) // 2]
+        )
         if seen["unwaited"]:
             told = f"{seen['unwaited']} of {seen['count']} all-reduces are never waited for"
             found = (problem.headline, *problem.details) if problem else ()
             return Problem(told, _WAIT, found)
         return (
             problem
-            or _judge_traffic(seen, toys.elements(toy), len(names))
+            or _judge_traffic(seen, tiny_models.elements(tiny), len(names))
             or (_judge_overlap(seen) if several else None)
         )
 
@@ -211,25 +213,28 @@ def _judge_traffic(seen: dict, psi: int, parameters: int) -> Problem | None:
     return None
 
 
-def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Callable[[list[Sight]], Problem | None]:
-    def judge(sights: list[Sight]) -> Problem | None:
-        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, _ADAMW, users)
-        losses = [sum(step) / len(sights) for step in zip(*(sight.value[0] for sight in sights), strict=True)]
+def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Callable[[list[RankObservation]], Problem | None]:
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        right = tiny_models.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, _ADAMW, users)
+        losses = [
+            sum(step) / len(observations)
+            for step in zip(*(observed.value[0] for observed in observations), strict=True)
+        ]
         cause = classic("gradients of this step meet gradients of an earlier one: what is kept between steps?", 9)
-        return judge_training(losses, [sight.value[1] for sight in sights], right, cause)
+        return judge_training(losses, [observed.value[1] for observed in observations], right, cause)
 
     return judge
 
 
-def _judge_accumulation(seed: int) -> Callable[[list[Sight]], Problem | None]:
-    def judge(sights: list[Sight]) -> Problem | None:
-        if sights[0].value[0]:
+def _judge_accumulation(seed: int) -> Callable[[list[RankObservation]], Problem | None]:
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        if observations[0].value[0]:
             return Problem(
-                f"{sights[0].value[0]} collectives are called inside no_sync()",
+                f"{observations[0].value[0]} collectives are called inside no_sync()",
                 classic("passes in no_sync add to the rank's own gradient, and send nothing", 9),
             )
-        toy = toys.Toy(seed)
-        two = [toys.exact(toy, seed, WORLD_SIZE, step) for step in (0, 1)]
+        tiny = tiny_models.TinyModel(seed)
+        two = [tiny_models.reference(tiny, seed, WORLD_SIZE, step) for step in (0, 1)]
 
         def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
             return first if second is None else second if first is None else first + second
@@ -237,7 +242,9 @@ def _judge_accumulation(seed: int) -> Callable[[list[Sight]], Problem | None]:
         local = [{name: both(a[name], b[name]) for name in a} for a, b in zip(two[0].local, two[1].local, strict=True)]
         mean = {name: both(two[0].mean[name], two[1].mean[name]) for name in two[0].mean}
         problem = judge_gradients(
-            [sight.value[1] for sight in sights], toys.Exact(two[0].start, local, mean, []), _NUMBERS
+            [observed.value[1] for observed in observations],
+            tiny_models.Reference(two[0].start, local, mean, []),
+            _NUMBERS,
         )
         if problem and not problem.cause:
             cause = classic("the pass after no_sync averages the sum of both passes, not its own part alone", 9)
@@ -251,7 +258,7 @@ def _parts(seed: int) -> list[Part]:
     crash = {"NoneType": _FROZEN, "doesn't require": _FROZEN, "does not require": _FROZEN, "requires_grad": _FROZEN}
 
     def part(title: str, play: Callable, judge: Callable, stuck: str = _STUCK, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, crash, apart=_apart)
+        return Part(RankScenario(title, play, {"seed": seed, **arguments}), judge, stuck, crash, apart=_apart)
 
     return [
         part("the same start", _play_start, _judge_start(seed)),
@@ -278,7 +285,7 @@ DATA_PARALLEL = Exercise(
     tolerance=Tolerance(1e-4, 2e-6, of="element"),
     tolerances={"DistributedDataParallel, trained": Tolerance(3e-4, 3e-5, of="element")},
 )
-TRIAL = Trial(
+CHECK = DistributedCheck(
     DATA_PARALLEL,
     ("DistributedDataParallel",),
     _parts,
@@ -293,4 +300,4 @@ def check_distributed_data_parallel(DistributedDataParallel: Callable, seed: int
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(DistributedDataParallel, seed=seed)
+    CHECK.check(DistributedDataParallel, seed=seed)

@@ -10,23 +10,23 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from .hidden_model import Net, gradients, rows, weights
-from .hidden_ranks import Seen, elements, named, of_some, record_collectives
+from .hidden_ranks import RankResult, elements, named, of_some, record_collectives
 
 ADAMW = {"lr": 2e-2, "weight_decay": 0.2, "eps": 1e-5}
 
 
-def start(package: ModuleType, seed: int) -> Seen:
+def start(package: ModuleType, seed: int) -> RankResult:
     """On each rank: what it starts with, and a pass with one large bucket."""
     net, _ = _wrapped(package, seed, 300)
-    seen: Seen = {"DistributedDataParallel at the start: parameters": weights(net)}
+    seen: RankResult = {"DistributedDataParallel at the start: parameters": weights(net)}
     seen["DistributedDataParallel at the start: buffers"] = net.factor.clone()
     found = _pass(package, seed, bucket_bytes=2**20, users=(0, 1, 2))
     return seen | named("DistributedDataParallel with one bucket", found)
 
 
-def buckets(package: ModuleType, seed: int) -> Seen:
+def buckets(package: ModuleType, seed: int) -> RankResult:
     """On each rank: passes in small buckets, that get full in this order or another."""
-    seen: Seen = {}
+    seen: RankResult = {}
     for what, settings in (
         ("with small buckets", {"bucket_bytes": 300, "users": (0, 1, 2), "several": True}),
         ("where one rank uses a parameter", {"bucket_bytes": 300, "users": (1,)}),
@@ -37,7 +37,7 @@ def buckets(package: ModuleType, seed: int) -> Seen:
     return seen
 
 
-def in_a_group(package: ModuleType, seed: int) -> Seen:
+def in_a_group(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a group of two of them."""
     with of_some((1, 2)) as group:
         if group is None:
@@ -56,7 +56,7 @@ def _wrapped(package: ModuleType, seed: int, bucket_bytes: int, group: ProcessGr
 def _pass(
     package: ModuleType, seed: int, *, bucket_bytes: int, users: tuple[int, ...], several: bool = False,
     first_rows: bool = False, group: ProcessGroup | None = None,
-) -> Seen:  # fmt: skip
+) -> RankResult:  # fmt: skip
     """One forward and backward pass, and what travelled meanwhile."""
     net, parallel = _wrapped(package, seed, bucket_bytes, group)
     net.first_rows, rank, psi = first_rows, dist.get_rank(group), net.trained_elements
@@ -67,7 +67,7 @@ def _pass(
         parallel(*rows(net, seed, 0, rank), sometimes=rank in users).backward()
         net.look = None
     sent = elements(ledger, "all_reduce")
-    seen: Seen = {"gradients": gradients(net), "the weights stay": torch.equal(before, weights(net))}
+    seen: RankResult = {"gradients": gradients(net), "the weights stay": torch.equal(before, weights(net))}
     seen["each gradient travels once"] = sent <= psi + 2 * parameters and ledger.count("all_reduce") <= parameters
     if several:
         seen["several buckets travel"] = ledger.count("all_reduce") > 2
@@ -77,7 +77,7 @@ def _pass(
     return seen
 
 
-def accumulated(package: ModuleType, seed: int) -> Seen:
+def accumulated(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a pass in ``no_sync`` and one after it."""
     net, parallel = _wrapped(package, seed, 300)
     rank = dist.get_rank()
@@ -90,7 +90,7 @@ def accumulated(package: ModuleType, seed: int) -> Seen:
     return {f"{name}: gradients": gradients(net), f"{name}: nothing travels inside": quiet}
 
 
-def trained(package: ModuleType, seed: int) -> Seen:
+def trained(package: ModuleType, seed: int) -> RankResult:
     """On each rank: some steps of AdamW."""
     net, parallel = _wrapped(package, seed, 300)
     optimizer = torch.optim.AdamW([p for p in parallel.parameters() if p.requires_grad], **ADAMW)

@@ -14,63 +14,63 @@ from utils.checks.hidden import Tolerance
 from utils.distributed import CollectiveLog
 
 from .hidden_model import Layer, Net, Noted, full_gradients, rows, weights
-from .hidden_ranks import Seen, elements, named, of_some, record_collectives
+from .hidden_ranks import RankResult, elements, named, of_some, record_collectives
 
 ADAMW = {"lr": 2e-2, "weight_decay": 0.2, "eps": 1e-5}
 #: Elements by which padding may make shards and what travels larger.
 PADDING = 60
 
 
-def zero1_steps(package: ModuleType, seed: int) -> Seen:
+def zero1_steps(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a step of SGD, and steps clipped by the norm."""
     seen = named("Zero1Optimizer, one step", _zero1_step(package, seed))
     seen |= named("Zero1Optimizer, a clipped step", _zero1_step(package, seed, clip=0.4))
     return seen | named("Zero1Optimizer, a step that needs no clipping", _zero1_step(package, seed, clip=1e4))
 
 
-def zero1_training(package: ModuleType, seed: int) -> Seen:
+def zero1_training(package: ModuleType, seed: int) -> RankResult:
     """On each rank: steps of AdamW, and small steps of bfloat16 weights."""
     seen = named("Zero1Optimizer, trained", _zero1_trained(package, seed))
     return seen | named("Zero1Optimizer with bfloat16 weights", _zero1_bfloat16(package, seed))
 
 
-def zero1_in_a_group(package: ModuleType, seed: int) -> Seen:
+def zero1_in_a_group(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a group of two of them."""
     with of_some((1, 2)) as group:
         found = {} if group is None else _zero1_step(package, seed, clip=0.4, group=group)
     return named("Zero1Optimizer in a group of two ranks", found)
 
 
-def zero2_step(package: ModuleType, seed: int) -> Seen:
+def zero2_step(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a step of SGD."""
     return named("Zero2, one step", _zero2_step(package, seed, users=(1,)))
 
 
-def zero2_training(package: ModuleType, seed: int) -> Seen:
+def zero2_training(package: ModuleType, seed: int) -> RankResult:
     """On each rank: steps of AdamW, with one backward pass each and with two."""
     seen = named("Zero2, trained", _zero2_trained(package, seed, passes=1, users=(0, 2)))
     return seen | named("Zero2, two backward passes a step", _zero2_trained(package, seed, passes=2, users=(0, 1, 2)))
 
 
-def zero2_in_a_group(package: ModuleType, seed: int) -> Seen:
+def zero2_in_a_group(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a group of two of them."""
     with of_some((1, 2)) as group:
         found = {} if group is None else _zero2_step(package, seed, users=(1,), group=group)
     return named("Zero2 in a group of two ranks", found)
 
 
-def zero3_step(package: ModuleType, seed: int) -> Seen:
+def zero3_step(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a step of SGD."""
     return named("Zero3, one step", _zero3_step(package, seed, users=(1,)))
 
 
-def zero3_training(package: ModuleType, seed: int) -> Seen:
+def zero3_training(package: ModuleType, seed: int) -> RankResult:
     """On each rank: steps of AdamW, with one backward pass each and with two."""
     seen = named("Zero3, trained", _zero3_trained(package, seed, passes=1, users=(0, 2)))
     return seen | named("Zero3, two backward passes a step", _zero3_trained(package, seed, passes=2, users=(0, 1, 2)))
 
 
-def zero3_in_a_group(package: ModuleType, seed: int) -> Seen:
+def zero3_in_a_group(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a group of two of them."""
     with of_some((1, 2)) as group:
         found = {} if group is None else _zero3_step(package, seed, users=(1,), group=group)
@@ -81,7 +81,7 @@ def _among(group: ProcessGroup | None) -> dict[str, Any]:
     return {} if group is None else {"group": group}
 
 
-def _travelled(ledger: CollectiveLog, psi: int) -> Seen:
+def _travelled(ledger: CollectiveLog, psi: int) -> RankResult:
     """Whether gradients and weights travelled as often as the exercise says, and not in all-reduces."""
     scattered, gathered = elements(ledger, "reduce_scatter"), elements(ledger, "all_gather")
     return {
@@ -91,7 +91,7 @@ def _travelled(ledger: CollectiveLog, psi: int) -> Seen:
     }
 
 
-def _kept(noted: Noted, psi: int) -> Seen:
+def _kept(noted: Noted, psi: int) -> RankResult:
     """Whether this rank's optimizer keeps two moments of its shard and no more."""
     return {
         "the optimizer keeps its shard's state alone": noted.elements()
@@ -100,7 +100,9 @@ def _kept(noted: Noted, psi: int) -> Seen:
 
 
 # ---- ZeRO-1
-def _zero1_step(package: ModuleType, seed: int, clip: float | None = None, group: ProcessGroup | None = None) -> Seen:
+def _zero1_step(
+    package: ModuleType, seed: int, clip: float | None = None, group: ProcessGroup | None = None
+) -> RankResult:
     net, rank = Net(seed, seed), dist.get_rank(group)
     optimizer = package.Zero1Optimizer(net.parameters(), torch.optim.SGD, lr=0.5, **_among(group))
     norm = None
@@ -112,7 +114,7 @@ def _zero1_step(package: ModuleType, seed: int, clip: float | None = None, group
     return {"norm": norm, "weights": weights(net), **_travelled(ledger, net.trained_elements)}
 
 
-def _zero1_trained(package: ModuleType, seed: int) -> Seen:
+def _zero1_trained(package: ModuleType, seed: int) -> RankResult:
     net, rank, noted = Net(seed, seed), dist.get_rank(), Noted(torch.optim.AdamW)
     optimizer = package.Zero1Optimizer(net.parameters(), noted.optimizer_class, bucket_bytes=300, **ADAMW)
 
@@ -130,7 +132,7 @@ def _zero1_trained(package: ModuleType, seed: int) -> Seen:
     }
 
 
-def _zero1_bfloat16(package: ModuleType, seed: int) -> Seen:
+def _zero1_bfloat16(package: ModuleType, seed: int) -> RankResult:
     """Steps smaller than what bfloat16 tells apart: how far they bring the large weights in all."""
     net, rank, noted = Net(seed, seed).bfloat16(), dist.get_rank(), Noted(torch.optim.AdamW)
     optimizer = package.Zero1Optimizer(net.parameters(), noted.optimizer_class, lr=1e-3, weight_decay=0.0)
@@ -144,7 +146,9 @@ def _zero1_bfloat16(package: ModuleType, seed: int) -> Seen:
 
 
 # ---- ZeRO-2
-def _zero2_step(package: ModuleType, seed: int, users: tuple[int, ...], group: ProcessGroup | None = None) -> Seen:
+def _zero2_step(
+    package: ModuleType, seed: int, users: tuple[int, ...], group: ProcessGroup | None = None
+) -> RankResult:
     rank, early = dist.get_rank(group), []
     net = Net(seed + rank, seed)
     zero = package.Zero2(net, torch.optim.SGD, bucket_bytes=300, lr=0.5, **_among(group))
@@ -163,7 +167,7 @@ def _zero2_step(package: ModuleType, seed: int, users: tuple[int, ...], group: P
     }
 
 
-def _zero2_trained(package: ModuleType, seed: int, passes: int, users: tuple[int, ...]) -> Seen:
+def _zero2_trained(package: ModuleType, seed: int, passes: int, users: tuple[int, ...]) -> RankResult:
     net, rank, noted, losses = Net(seed, seed), dist.get_rank(), Noted(torch.optim.AdamW), []
     zero = package.Zero2(net, noted.optimizer_class, bucket_bytes=300, **ADAMW)
     for number in range(3):
@@ -186,7 +190,9 @@ def _names(net: Net) -> list[str]:
     return [name for name, _ in net.named_parameters()]
 
 
-def _zero3_step(package: ModuleType, seed: int, users: tuple[int, ...], group: ProcessGroup | None = None) -> Seen:
+def _zero3_step(
+    package: ModuleType, seed: int, users: tuple[int, ...], group: ProcessGroup | None = None
+) -> RankResult:
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     net = Net(seed + rank, seed)
     names, psi = _names(net), net.trained_elements
@@ -213,7 +219,7 @@ def _zero3_step(package: ModuleType, seed: int, users: tuple[int, ...], group: P
     }
 
 
-def _zero3_trained(package: ModuleType, seed: int, passes: int, users: tuple[int, ...]) -> Seen:
+def _zero3_trained(package: ModuleType, seed: int, passes: int, users: tuple[int, ...]) -> RankResult:
     rank, noted, losses = dist.get_rank(), Noted(torch.optim.AdamW), []
     net = Net(seed, seed)
     names, psi, read = _names(net), net.trained_elements, [rows(net, seed, k, rank) for k in range(4 * passes)]

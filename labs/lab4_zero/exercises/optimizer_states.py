@@ -13,12 +13,12 @@ from utils.checks.core import Exercise, classic
 from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
-from . import groups, hidden_zero, toys
+from . import groups, hidden_zero, tiny_models
+from .distributed_check import DistributedCheck, Judge, Part
 from .gradients import judge_steps, judge_training
 from .hidden_ranks import on_ranks
-from .scenes import WORLD_SIZE
-from .sights import Scene, Sight
-from .trial import Judge, Part, Trial
+from .observations import RankObservation, RankScenario
+from .scenario_runs import WORLD_SIZE
 
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-5}
 _NUMBERS = {"sum": 1, "divided twice": 1, "own": 2, "own divided": 2, "gather": 3, "cover": 4, "zeros": 4, "made up": 7}
@@ -40,50 +40,54 @@ def play_step(
     group: ProcessGroup | None = None,
 ) -> dict:
     """One step of SGD."""
-    toy, rank = toys.Toy(seed), dist.get_rank(group)
+    tiny, rank = tiny_models.TinyModel(seed), dist.get_rank(group)
     among = {} if group is None else {"group": group}
-    optimizer = answer["Zero1Optimizer"](toy.parameters(), torch.optim.SGD, lr=rate, **among)
+    optimizer = answer["Zero1Optimizer"](tiny.parameters(), torch.optim.SGD, lr=rate, **among)
     with record_collectives() as ledger:
-        toy(*toys.rows(seed, 0, rank)).backward()
+        tiny(*tiny_models.rows(seed, 0, rank)).backward()
         backward = ledger.elements("all_reduce") + ledger.elements("reduce_scatter")
         norm = None if clip is None else float(optimizer.clip_grad_norm(clip))
         optimizer.step()
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
-    return {"weights": toys.weights(toy), "kinds": kinds, "norm": norm, "backward": backward}
+    return {"weights": tiny_models.weights(tiny), "kinds": kinds, "norm": norm, "backward": backward}
 
 
 def _play_training(answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...]) -> dict:
-    toy, rank, recorded = (toys.Toy(seed), dist.get_rank(), toys.Recorded(torch.optim.AdamW))
-    optimizer = answer["Zero1Optimizer"](toy.parameters(), recorded.optimizer_class, bucket_bytes=400, **ADAMW)
+    tiny, rank, recorded = (tiny_models.TinyModel(seed), dist.get_rank(), tiny_models.Recorded(torch.optim.AdamW))
+    optimizer = answer["Zero1Optimizer"](tiny.parameters(), recorded.optimizer_class, bucket_bytes=400, **ADAMW)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = toy(*toys.rows(seed, step, rank), sometimes=rank in users)
+        loss = tiny(*tiny_models.rows(seed, step, rank), sometimes=rank in users)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     return {
-        "losses": losses, "weights": toys.weights(toy), "state": recorded.state_elements(),
+        "losses": losses, "weights": tiny_models.weights(tiny), "state": recorded.state_elements(),
         "stepped": recorded.stepped_elements(),
     }  # fmt: skip
 
 
 def _play_bfloat16(answer: Mapping[str, Callable], seed: int, steps: int) -> dict:
-    toy, rank, recorded = (toys.Toy(seed).bfloat16(), dist.get_rank(), toys.Recorded(torch.optim.AdamW))
-    optimizer = answer["Zero1Optimizer"](toy.parameters(), recorded.optimizer_class, lr=1e-3)
+    tiny, rank, recorded = (
+        tiny_models.TinyModel(seed).bfloat16(),
+        dist.get_rank(),
+        tiny_models.Recorded(torch.optim.AdamW),
+    )
+    optimizer = answer["Zero1Optimizer"](tiny.parameters(), recorded.optimizer_class, lr=1e-3)
     for step in range(steps):
         optimizer.zero_grad()
-        toy(*toys.rows(seed, step, rank, dtype=torch.bfloat16)).backward()
+        tiny(*tiny_models.rows(seed, step, rank, dtype=torch.bfloat16)).backward()
         optimizer.step()
-    return {"weights": toys.weights(toy), "dtypes": recorded.state_dtypes()}
+    return {"weights": tiny_models.weights(tiny), "dtypes": recorded.state_dtypes()}
 
 
-def judge_state(sights: Sequence[Sight], number: int) -> Problem | None:
+def judge_state(observations: Sequence[RankObservation], number: int) -> Problem | None:
     """Every rank's optimizer holds its shard alone: two moments an element."""
-    psi = toys.elements(toys.Toy(0))
-    share = -(-psi // len(sights))
-    for rank, sight in enumerate(sights):
-        state = sight.value["state"]
+    psi = tiny_models.elements(tiny_models.TinyModel(0))
+    share = -(-psi // len(observations))
+    for rank, observed in enumerate(observations):
+        state = observed.value["state"]
         if state > 2 * (share + 24):
             whole = state >= 2 * (psi - 8)
             cause = (
@@ -123,11 +127,11 @@ def judge_kinds(kinds: Mapping[str, int], psi: int, numbers: Mapping[str, int], 
 
 
 def _judge_step(seed: int) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed)
-        exact, psi = toys.exact(toy, seed, WORLD_SIZE), toys.elements(toy)
-        problem = judge_steps([sight.value["weights"] for sight in sights], exact, _NUMBERS)
-        return problem or judge_kinds(sights[0].value["kinds"], psi, {"all-reduce": 5, "volume": 5})
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed)
+        reference, psi = tiny_models.reference(tiny, seed, WORLD_SIZE), tiny_models.elements(tiny)
+        problem = judge_steps([observed.value["weights"] for observed in observations], reference, _NUMBERS)
+        return problem or judge_kinds(observations[0].value["kinds"], psi, {"all-reduce": 5, "volume": 5})
 
     return judge
 
@@ -135,13 +139,13 @@ def _judge_step(seed: int) -> Judge:
 def judge_clipped(seed: int, clip: float, number: int, ranks: int = WORLD_SIZE) -> Judge:
     """One step of SGD after clipping by the global norm."""
 
-    def judge(sights: list[Sight]) -> Problem | None:
-        exact = toys.exact(toys.Toy(seed), seed, ranks)
-        norm = float(torch.stack([g.norm() for g in exact.mean.values() if g is not None]).norm())
-        for rank, sight in enumerate(sights):
-            got = sight.value["norm"]
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        reference = tiny_models.reference(tiny_models.TinyModel(seed), seed, ranks)
+        norm = float(torch.stack([g.norm() for g in reference.mean.values() if g is not None]).norm())
+        for rank, observed in enumerate(observations):
+            got = observed.value["norm"]
             if abs(got - norm) > 1e-3 * norm:
-                own = abs(got - norm) < 0.9 * norm and len({s.value["norm"] for s in sights}) > 1
+                own = abs(got - norm) < 0.9 * norm and len({s.value["norm"] for s in observations}) > 1
                 squares = abs(got - norm**2) < 1e-3 * norm**2
                 cause = "each rank takes the norm of its own shard: the squares of all shards are to be added up"
                 cause = cause if own else "squares are added, the root is taken at the end" if squares else ""
@@ -153,7 +157,7 @@ def judge_clipped(seed: int, clip: float, number: int, ranks: int = WORLD_SIZE) 
                     classic(cause, number),
                 )
         scale = min(1.0, clip / norm)
-        problem = judge_steps([sight.value["weights"] for sight in sights], exact, {}, scale=scale)
+        problem = judge_steps([observed.value["weights"] for observed in observations], reference, {}, scale=scale)
         if problem:
             cause = "the norm is right, but the gradients are not scaled by max_norm / norm, or only some are"
             return Problem(problem.headline, classic(cause, number), problem.details)
@@ -163,13 +167,15 @@ def judge_clipped(seed: int, clip: float, number: int, ranks: int = WORLD_SIZE) 
 
 
 def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
-        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users)
-        if problem := judge_state(sights, 6):
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        right = tiny_models.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users)
+        if problem := judge_state(observations, 6):
             return problem
-        losses = [sum(step) / len(sights) for step in zip(*(s.value["losses"] for s in sights), strict=True)]
+        losses = [
+            sum(step) / len(observations) for step in zip(*(s.value["losses"] for s in observations), strict=True)
+        ]
         cause = classic("a gradient of an earlier step is still there, or moments sit at another place than before", 7)
-        return judge_training(losses, [sight.value["weights"] for sight in sights], right, cause)
+        return judge_training(losses, [observed.value["weights"] for observed in observations], right, cause)
 
     return judge
 
@@ -177,27 +183,31 @@ def _judge_training(seed: int, steps: int, users: tuple[int, ...]) -> Judge:
 def judge_bfloat16(seed: int, steps: int, number: int) -> Judge:
     """bfloat16 weights follow float32 masters: small steps add up."""
 
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed).bfloat16()
-        masters = {name: p.detach().float() for name, p in toys.trainable(toy).items() if name not in _UNUSED}
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed).bfloat16()
+        masters = {name: p.detach().float() for name, p in tiny_models.trainable(tiny).items() if name not in _UNUSED}
         master = [torch.nn.Parameter(value) for value in masters.values()]
         optimizer = torch.optim.AdamW(master, lr=1e-3)
         for step in range(steps):
-            mean = toys.exact(toy, seed, WORLD_SIZE, step).mean
+            mean = tiny_models.reference(tiny, seed, WORLD_SIZE, step).mean
             for value, name in zip(master, masters, strict=True):
                 value.grad = mean[name].float()
             optimizer.step()
             for value, name in zip(master, masters, strict=True):
-                toys.trainable(toy)[name].data.copy_(value.detach())
-        start = toys.weights(toys.Toy(seed).bfloat16())
-        for rank, sight in enumerate(sights):
-            if wide := _narrow_state(sight.value["dtypes"], rank, number):
+                tiny_models.trainable(tiny)[name].data.copy_(value.detach())
+        start = tiny_models.weights(tiny_models.TinyModel(seed).bfloat16())
+        for rank, observed in enumerate(observations):
+            if wide := _narrow_state(observed.value["dtypes"], rank, number):
                 return wide
-            got = {name: sight.value["weights"][name].float() for name in masters}
+            got = {name: observed.value["weights"][name].float() for name in masters}
             large = {name: value.detach().abs() > 0.5 for name, value in zip(masters, master, strict=True)}
             moved, off, right = [
                 torch.cat([(a[name].float() - b[name].float())[large[name]].abs() for name in masters]).mean().item()
-                for a, b in ((got, start), (got, dict(zip(masters, master, strict=True))), (toys.weights(toy), start))
+                for a, b in (
+                    (got, start),
+                    (got, dict(zip(masters, master, strict=True))),
+                    (tiny_models.weights(tiny), start),
+                )
             ]
             if off > 0.25 * right + 1e-3:
                 cause = "steps smaller than bfloat16's spacing are lost: they add up in a float32 master, of the shard"
@@ -225,7 +235,7 @@ def _narrow_state(dtypes: set[torch.dtype], rank: int, number: int) -> Problem |
 
 def _parts(seed: int) -> list[Part]:
     def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, RAISED)
+        return Part(RankScenario(title, play, {"seed": seed, **arguments}), judge, _STUCK, RAISED)
 
     return [
         part("one step of SGD", play_step, _judge_step(seed)),
@@ -244,7 +254,7 @@ ZERO1 = Exercise(
     tolerance=hidden_zero.TOLERANCE,
     tolerances=hidden_zero.tolerances("Zero1Optimizer"),
 )
-TRIAL = Trial(
+CHECK = DistributedCheck(
     ZERO1,
     ("Zero1Optimizer",),
     _parts,
@@ -259,9 +269,9 @@ def check_zero1(Zero1Optimizer: Callable, seed: int | None = None) -> None:
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(Zero1Optimizer, seed=seed)
+    CHECK.check(Zero1Optimizer, seed=seed)
 
 
-def weights_of(sights: Sequence[Sight]) -> list[dict[str, Tensor]]:
+def weights_of(observations: Sequence[RankObservation]) -> list[dict[str, Tensor]]:
     """The final weights of all ranks."""
-    return [sight.value["weights"] for sight in sights]
+    return [observed.value["weights"] for observed in observations]

@@ -15,10 +15,10 @@ from utils.checks.problem import Problem
 from utils.distributed import calls, record_collectives
 
 from . import hidden_ring
+from .distributed_check import DistributedCheck, Part
 from .hidden_ranks import on_ranks
+from .observations import RankObservation, RankScenario
 from .ring_values import SMALL_STEP, Reduction, close, explained, in_the_group, tolerance
-from .sights import Scene, Sight
-from .trial import Part, Trial
 
 _DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
 _DIRECT = classic(
@@ -109,12 +109,12 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: t
     return None
 
 
-def _judge(name: str, reductions: Sequence[Reduction], seed: int) -> Callable[[list[Sight]], Problem | None]:
-    def judge(sights: list[Sight]) -> Problem | None:
-        world_size = len(sights)
+def _judge(name: str, reductions: Sequence[Reduction], seed: int) -> Callable[[list[RankObservation]], Problem | None]:
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        world_size = len(observations)
         for k, reduction in enumerate(reductions):
             ranks = reduction.ranks(world_size)
-            outcomes = [sights[rank].value[k] for rank in ranks]
+            outcomes = [observations[rank].value[k] for rank in ranks]
             for rank, outcome in zip(ranks, outcomes, strict=True):
                 if problem := _rule(name, outcome, rank, reduction, ranks):
                     return problem
@@ -181,7 +181,7 @@ def _parts(seed: int) -> list[Part]:
 
     def part(title: str, name: str, reductions: list[Reduction], ranks: int = 3) -> Part:
         return Part(
-            Scene(f"{name}, {title}", _play, {"name": name, "reductions": reductions, "seed": seed}, ranks),
+            RankScenario(f"{name}, {title}", _play, {"name": name, "reductions": reductions, "seed": seed}, ranks),
             _judge(name, reductions, seed),
             stuck=_DEADLOCK,
             raised={"size of tensor": classic(SMALL_STEP, 5), "must match": classic(SMALL_STEP, 5)},
@@ -209,7 +209,7 @@ RING_ALL_REDUCE = Exercise(
     tolerance=Tolerance(1e-5, 1e-6),
     tolerances={"ring_all_reduce of all ranks, bfloat16": Tolerance(2e-2, 1e-2)},
 )
-TRIAL = Trial(
+CHECK = DistributedCheck(
     RING_ALL_REDUCE,
     ("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather"),
     _parts,
@@ -226,4 +226,4 @@ def check_ring_all_reduce(
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(ring_all_reduce, ring_reduce_scatter, ring_all_gather, seed=seed)
+    CHECK.check(ring_all_reduce, ring_reduce_scatter, ring_all_gather, seed=seed)

@@ -16,10 +16,10 @@ from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
 from . import groups, hidden_tensor_parallel
+from .distributed_check import DistributedCheck, Judge, Part
 from .hidden_ranks import on_ranks
-from .scenes import WORLD_SIZE
-from .sights import Scene, Sight
-from .trial import Judge, Part, Trial
+from .observations import RankObservation, RankScenario
+from .scenario_runs import WORLD_SIZE
 
 WIDTH, INNER = 5, 7
 _STUCK = classic("an all-reduce that only some ranks call: every rank passes through the same layers, also backward", 8)
@@ -143,9 +143,9 @@ def _collectives(forward: int, backward: int) -> str:
     return f"{forward} collective{'' if forward == 1 else 's'} forward, {backward} backward"
 
 
-def _judge_operators(sights: list[Sight]) -> Problem | None:
-    for rank, sight in enumerate(sights):
-        changed = [what for what, is_so in sight.value.items() if is_so]
+def _judge_operators(observations: list[RankObservation]) -> Problem | None:
+    for rank, observed in enumerate(observations):
+        changed = [what for what, is_so in observed.value.items() if is_so]
         if changed:
             cause = "a collective works in place, and autograd may still need what it handed over: all-reduce a clone"
             return Problem(f"{changed[0]}that it is given, on rank {rank}", classic(cause, 9))
@@ -153,12 +153,12 @@ def _judge_operators(sights: list[Sight]) -> Problem | None:
 
 
 def _judge_column(seed: int, bias: bool) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
+    def judge(observations: list[RankObservation]) -> Problem | None:
         linear = WholeMLP(seed, bias).up
         x, dy = _drawn(seed + 1, 2, 3, WIDTH), _drawn(seed + 2, 2, 3, INNER)
         y, dx = linear(x).detach(), dy @ linear.weight.detach()
-        for rank, sight in enumerate(sights):
-            seen, mine = sight.value, _share(dy, rank, -1)
+        for rank, observed in enumerate(observations):
+            seen, mine = observed.value, _share(dy, rank, -1)
             share = _share(y, rank, -1)
             no_bias = {} if not bias else {"the bias is missing": (share - _share(linear.bias.detach(), rank, 0), 4)}
             if problem := _wrong("a column-parallel layer's output", rank, seen["y"], share, no_bias):
@@ -189,12 +189,12 @@ def _judge_column(seed: int, bias: bool) -> Judge:
 
 
 def _judge_row(seed: int, bias: bool) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
+    def judge(observations: list[RankObservation]) -> Problem | None:
         linear = WholeMLP(seed, bias).down
         x, dy = _drawn(seed + 1, 2, 3, INNER), _drawn(seed + 2, 2, 3, WIDTH)
         weight, y = linear.weight.detach(), linear(x).detach()
-        for rank, sight in enumerate(sights):
-            seen, own = sight.value, _share(x, rank, -1) @ _share(weight, rank, 1).t()
+        for rank, observed in enumerate(observations):
+            seen, own = observed.value, _share(x, rank, -1) @ _share(weight, rank, 1).t()
             b = linear.bias.detach() if bias else torch.zeros(WIDTH)
             candidates = {
                 "these are one rank's summands: their sum over the ranks is the output (reduce_from_tp_region)": (
@@ -238,7 +238,7 @@ def _judge_row(seed: int, bias: bool) -> Judge:
 
 
 def _judge_mlp(seed: int, inner: int = INNER, ranks: int = WORLD_SIZE) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
+    def judge(observations: list[RankObservation]) -> Problem | None:
         whole, x = WholeMLP(seed, inner=inner), _drawn(seed + 1, 2, 3, WIDTH).requires_grad_()
         y = whole(x)
         y.backward(_drawn(seed + 2, 2, 3, WIDTH))
@@ -247,8 +247,8 @@ def _judge_mlp(seed: int, inner: int = INNER, ranks: int = WORLD_SIZE) -> Judge:
         erf = whole.down(F.gelu(whole.up(x))).detach()
         relu = whole.down(F.relu(whole.up(x))).detach()
         linear = whole.down(whole.up(x)).detach()
-        for rank, sight in enumerate(sights):
-            seen = sight.value
+        for rank, observed in enumerate(observations):
+            seen = observed.value
             kept = sum(int(torch.Size(shape).numel()) for shape in seen["sizes"].values())
             if kept > most:
                 cause = classic("up is cut by columns and down by rows: each rank keeps its columns, and its rows", 6)
@@ -281,7 +281,7 @@ def _judge_mlp(seed: int, inner: int = INNER, ranks: int = WORLD_SIZE) -> Judge:
 
 def _parts(seed: int) -> list[Part]:
     def part(title: str, play: Callable, judge: Judge, stuck: str = _STUCK, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, stuck, _RAISED)
+        return Part(RankScenario(title, play, {"seed": seed, **arguments}), judge, stuck, _RAISED)
 
     parts = []
     for bias in (True, False):
@@ -309,7 +309,7 @@ TENSOR_PARALLEL = Exercise(
     observe=on_ranks(hidden_tensor_parallel.PARTS),
     tolerance=Tolerance(1e-4, 1e-5),
 )
-TRIAL = Trial(
+CHECK = DistributedCheck(
     TENSOR_PARALLEL,
     ("ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP"),
     _parts,
@@ -326,4 +326,4 @@ def check_tensor_parallel(
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(ColumnParallelLinear, RowParallelLinear, TensorParallelMLP, seed=seed)
+    CHECK.check(ColumnParallelLinear, RowParallelLinear, TensorParallelMLP, seed=seed)

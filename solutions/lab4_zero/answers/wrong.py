@@ -38,14 +38,14 @@ ANSWERS.wrong_answers += [
     WrongAnswer(
         "4.3",
         "real DDP by importlib",
-        ("leans on PyTorch's ready-made solution (torch.nn.parallel.distributed.DistributedDataParallel)",),
+        ("uses a built-in, torch.nn.parallel.distributed.DistributedDataParallel",),
         functions={"DistributedDataParallel": own.ReachesDDP},
     ),
     WrongAnswer(
         "4.6",
         "real FSDP by importlib",
         (
-            "leans on PyTorch's ready-made solution",
+            "uses a built-in",
             "FSDPModule",
         ),
         functions={"Zero3": own.ReachesFSDP},
@@ -89,7 +89,7 @@ SCATTER, GATHER, RING = (
 wrong(
     SCATTER,
     "send before receive",
-    "every rank waits for another one",
+    "deadlock: every rank is blocked",
     "every rank sends first",
     "last send of",
     edits={

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.checks.problem import Problem
 
-from .toys import Exact
+from .tiny_models import Reference
 
 Named = Mapping[str, Tensor | None]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -26,29 +26,29 @@ def same(got: Tensor | None, expected: Tensor | None) -> bool:
     return got.shape == expected.shape and bool(torch.isclose(got.float(), expected.float(), **TOLERANCE).all())
 
 
-def kind_of(got: Tensor | None, name: str, rank: int, exact: Exact) -> str:
+def kind_of(got: Tensor | None, name: str, rank: int, reference: Reference) -> str:
     """What a rank's gradient of a parameter is, in a word."""
-    right, ranks = exact.mean[name], len(exact.local)
+    right, ranks = reference.mean[name], len(reference.local)
     if same(got, right):
         return "right"
     if got is None:
         return "missing"
     if right is None:
         return "zeros" if not got.any() else "made up"
-    own = exact.local[rank][name]
+    own = reference.local[rank][name]
     candidates = {
         "sum": right * ranks,
         "divided twice": right / ranks,
         "own": own,
         "own divided": None if own is None else own / ranks,
         "zeros": torch.zeros_like(right),
-        "mean of weights": exact.start[name],
+        "mean of weights": reference.start[name],
         "doubled": right * 2,
     }
     for kind, value in candidates.items():
         if value is not None and same(got, value):
             return kind
-    pieces = torch.stack([torch.zeros_like(right) if of[name] is None else of[name] for of in exact.local]).float()
+    pieces = torch.stack([torch.zeros_like(right) if of[name] is None else of[name] for of in reference.local]).float()
     for kind, value in {"own": pieces, "own divided": pieces / ranks}.items():
         if torch.isclose(got.float(), value, **TOLERANCE).any(0).all():
             return kind  # of the rank in whose shard an element lies
@@ -64,37 +64,39 @@ SAYINGS = {
     "zeros": "there are zeros where a gradient belongs: it was cleared, or its place in the bucket never filled",
     "mean of weights": "these are the weights: a hook is handed the parameter, its gradient is parameter.grad",
     "missing": "there is no gradient, although a rank has one: it is the mean of what all ranks have",
-    "made up": "no rank has a gradient for it: leave it None, or weight decay shrinks it all the same",
+    "made up": "unused on all ranks: expected grad None; zeros would still trigger weight decay",
     "doubled": "it is counted twice: a parameter that two layers share is one parameter",
 }
 
 
 def judge_gradients(
-    found: Sequence[Named], exact: Exact, numbers: Mapping[str, int], last_bucket: Sequence[str] = ()
+    found: Sequence[Named], reference: Reference, numbers: Mapping[str, int], last_bucket: Sequence[str] = ()
 ) -> Problem | None:
     """Find what is wrong in the gradients of all ranks.
 
     Args:
         found: of each rank, by name.
-        exact: what they are held against.
+        reference: what they are held against.
         numbers: kind -> its number in the exercise's classic wrong answers.
         last_bucket: names in the order in which parameters were made: the first of them are in the last bucket.
     """
-    kinds = [{name: kind_of(of[name], name, rank, exact) for name in exact.mean} for rank, of in enumerate(found)]
+    kinds = [
+        {name: kind_of(of[name], name, rank, reference) for name in reference.mean} for rank, of in enumerate(found)
+    ]
     wrong = {name for of in kinds for name, kind in of.items() if kind != "right"}
     if not wrong:
         return None
     rank = next(k for k, of in enumerate(kinds) if any(kind != "right" for kind in of.values()))
-    bad = [name for name in exact.mean if kinds[rank][name] != "right"]
+    bad = [name for name in reference.mean if kinds[rank][name] != "right"]
     kind = kinds[rank][bad[0]]
-    details = [_line(name, found[rank][name], exact.mean[name], kinds[rank][name], rank) for name in bad[:4]]
+    details = [_line(name, found[rank][name], reference.mean[name], kinds[rank][name], rank) for name in bad[:4]]
     if len(bad) > 4:
         details.append(f"... and {len(bad) - 4} more parameters")
-    headline = f"rank {rank} has a wrong gradient for {len(bad)} of {len(exact.mean)} parameters"
+    headline = f"rank {rank} has a wrong gradient for {len(bad)} of {len(reference.mean)} parameters"
     usual = [k for k in (kinds[rank][name] for name in bad) if k != "other"]
     same_kind = max(set(usual), key=usual.count) if usual else kind
     cause = SAYINGS.get(same_kind, "")
-    if same_kind == "own" and last_bucket and 0 < len(bad) < len(exact.mean) and set(bad) <= set(last_bucket):
+    if same_kind == "own" and last_bucket and 0 < len(bad) < len(reference.mean) and set(bad) <= set(last_bucket):
         cause, same_kind = ("the last bucket is never sent: it does not get full, but the backward pass ends", "last")
     number = numbers.get(same_kind)
     pointer = f': see "classic wrong answers" {number}' if cause and number else ""
@@ -112,7 +114,7 @@ def _line(name: str, got: Tensor | None, expected: Tensor | None, kind: str, ran
 
 
 def judge_steps(
-    after: Sequence[Named], exact: Exact, numbers: Mapping[str, int], rate: float = 1.0, scale: float = 1.0
+    after: Sequence[Named], reference: Reference, numbers: Mapping[str, int], rate: float = 1.0, scale: float = 1.0
 ) -> Problem | None:
     """Find what is wrong in the weights of all ranks after one step of SGD: start - rate * scale * mean gradient.
 
@@ -120,13 +122,15 @@ def judge_steps(
     """
     used: list[dict[str, Tensor | None]] = []
     for of in after:
-        step = {name: _step(exact.start[name], of[name], exact.mean[name], rate * scale) for name in exact.mean}
-        used.append({name: None if exact.mean[name] is None and not v.any() else v for name, v in step.items()})
-    if all(same(of[name], exact.mean[name]) for of in used for name in exact.mean):
+        step = {
+            name: _step(reference.start[name], of[name], reference.mean[name], rate * scale) for name in reference.mean
+        }
+        used.append({name: None if reference.mean[name] is None and not v.any() else v for name, v in step.items()})
+    if all(same(of[name], reference.mean[name]) for of in used for name in reference.mean):
         return None
-    if problem := _not_everywhere(used, exact, numbers):
+    if problem := _not_everywhere(used, reference, numbers):
         return problem
-    problem = judge_gradients(used, exact, numbers)
+    problem = judge_gradients(used, reference, numbers)
     if problem is None:
         return None
     headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
@@ -143,12 +147,12 @@ def _step(start: Tensor, after: Tensor, right: Tensor | None, rate: float) -> Te
     return step.float()
 
 
-def _not_everywhere(used: Sequence[Named], exact: Exact, numbers: Mapping[str, int]) -> Problem | None:
+def _not_everywhere(used: Sequence[Named], reference: Reference, numbers: Mapping[str, int]) -> Problem | None:
     """Elements that some ranks, or all, have not stepped while the others are right."""
-    names = [name for name in exact.mean if exact.mean[name] is not None]
-    right = torch.cat([exact.mean[name].flatten().float() for name in names])
+    names = [name for name in reference.mean if reference.mean[name] is not None]
+    right = torch.cat([reference.mean[name].flatten().float() for name in names])
     takes = [
-        torch.cat([(torch.zeros_like(exact.mean[n]) if of[n] is None else of[n]).flatten().float() for n in names])
+        torch.cat([(torch.zeros_like(reference.mean[n]) if of[n] is None else of[n]).flatten().float() for n in names])
         for of in used
     ]
     fine = torch.stack([torch.isclose(take, right, **TOLERANCE) for take in takes])
@@ -171,14 +175,14 @@ def _not_everywhere(used: Sequence[Named], exact: Exact, numbers: Mapping[str, i
         return Problem(
             f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
             _numbered("the shards do not cover every element: off by one, or the rest is lost", numbers, "cover"),
-            (_place(index, names, exact),),
+            (_place(index, names, reference),),
         )
     return None
 
 
-def _place(index: int, names: Sequence[str], exact: Exact) -> str:
+def _place(index: int, names: Sequence[str], reference: Reference) -> str:
     for name in names:
-        size = exact.mean[name].numel()
+        size = reference.mean[name].numel()
         if index < size:
             return f"the first is element {index} of {size} of {name}"
         index -= size

@@ -1,4 +1,4 @@
-"""Scenes in a group of some of the ranks: an answer must count in it, and call nothing outside of it."""
+"""Scenarios in a group of some of the ranks: an answer must count in it, and call nothing outside of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from utils.checks.core import classic
 from utils.checks.problem import Problem
 from utils.distributed import calls
 
-from .sights import Scene, Sight
-from .trial import Judge, Part
+from .distributed_check import Judge, Part
+from .observations import RankObservation, RankScenario
 
 #: The ranks that take part: the group's first is not the job's.
 MEMBERS = (1, 2)
@@ -46,7 +46,7 @@ def _play(answer: Mapping[str, Callable], play: Callable, **arguments: Any) -> A
 
 
 def group_part(play: Callable, judge: Judge, number: int, stuck: str, **arguments: Any) -> Part:
-    """A scene that :data:`MEMBERS` play; ``play`` takes their group, ``judge`` sees what they saw.
+    """A scenario that :data:`MEMBERS` play; ``play`` takes their group, ``judge`` sees what they saw.
 
     Args:
         number: of "ranks of the whole job" in the exercise's classic wrong answers.
@@ -55,11 +55,11 @@ def group_part(play: Callable, judge: Judge, number: int, stuck: str, **argument
     """
     cause = classic(_CAUSE, number)
 
-    def of_members(sights: Sequence[Sight]) -> Problem | None:
-        problem = judge([sights[rank] for rank in MEMBERS])
+    def of_members(observations: Sequence[RankObservation]) -> Problem | None:
+        problem = judge([observations[rank] for rank in MEMBERS])
         if problem is None:
             return None
         return Problem(f"counted in the group, {problem.headline}", cause, problem.details)
 
-    scene = Scene("a group of two of the ranks", _play, {"play": play, **arguments})
-    return Part(scene, of_members, stuck, {"": cause}, members=MEMBERS)
+    scenario = RankScenario("a group of two of the ranks", _play, {"play": play, **arguments})
+    return Part(scenario, of_members, stuck, {"": cause}, members=MEMBERS)

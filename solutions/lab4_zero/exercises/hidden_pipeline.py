@@ -9,7 +9,7 @@ import torch.distributed as dist
 from utils import gpt
 from utils.checks.hidden import Draw, Observation
 
-from .hidden_ranks import Seen, on_ranks
+from .hidden_ranks import RankResult, on_ranks
 
 
 def one_f_one_b(package: ModuleType, seed: int) -> dict[str, Observation]:
@@ -35,7 +35,7 @@ def _written(action: object) -> str:
     return f"{action.kind}{action.micro_batch}"
 
 
-def pipeline(package: ModuleType, seed: int) -> Seen:
+def pipeline(package: ModuleType, seed: int) -> RankResult:
     """On each rank: losses and gradients of its stage, with many micro-batches and with few."""
     draw, rank, seen = Draw(seed, "4.8 pipeline"), dist.get_rank(), {}
     for what, micro_batches in (("many", draw.between(4, 6)), ("few", 2)):

@@ -23,9 +23,9 @@ RANKS = 3
 #: Ranks on a busy machine are slow to come, and only those that never come cost this much.
 SECONDS, PATIENCE = 55.0, 20.0
 #: What one rank observes, by name.
-Seen = dict[str, Observation]
+RankResult = dict[str, Observation]
 #: Plays a scenario on a rank: the student's package and a seed to what the rank sees.
-Play = Callable[[ModuleType, int], Seen]
+Play = Callable[[ModuleType, int], RankResult]
 
 _warm = ExitStack()
 
@@ -34,14 +34,14 @@ class RanksFailed(RuntimeError):
     """The ranks did not come to the end of the scenario; the text says which one is at fault."""
 
 
-def on_ranks(parts: Sequence[Play], ranks: int = RANKS) -> Callable[[ModuleType, int], Seen]:
+def on_ranks(parts: Sequence[Play], ranks: int = RANKS) -> Callable[[ModuleType, int], RankResult]:
     """A scenario's ``run`` that plays its parts on so many ranks; each observation is the list of what the ranks saw.
 
     A rank that takes no part in something sees None of it.
     """
     places = [(play.__module__, play.__name__) for play in parts]
 
-    def run(package: ModuleType, seed: int) -> Seen:
+    def run(package: ModuleType, seed: int) -> RankResult:
         _stay_warm()
         try:
             seen = launch(
@@ -57,7 +57,7 @@ def on_ranks(parts: Sequence[Play], ranks: int = RANKS) -> Callable[[ModuleType,
     return run
 
 
-def together(seen: Sequence[Seen]) -> Seen:
+def together(seen: Sequence[RankResult]) -> RankResult:
     """What several ranks saw, as lists over the ranks."""
     names = dict.fromkeys(name for of in seen for name in of)
     return {name: [of.get(name) for of in seen] for name in names}
@@ -69,14 +69,14 @@ def _stay_warm() -> None:
     _warm.enter_context(warm())
 
 
-def _on_rank(places: Sequence[tuple[str, str]], package: str, seed: int) -> Seen:
-    seen: Seen = {}
+def _on_rank(places: Sequence[tuple[str, str]], package: str, seed: int) -> RankResult:
+    seen: RankResult = {}
     for module, name in places:
         seen |= getattr(importlib.import_module(module), name)(importlib.import_module(package), seed)
     return seen
 
 
-def named(name: str, seen: Seen) -> Seen:
+def named(name: str, seen: RankResult) -> RankResult:
     """The observations, each with ``name`` before it."""
     return {f"{name}: {what}": value for what, value in seen.items()}
 
@@ -96,8 +96,8 @@ def elements(ledger: CollectiveLog, kind: str) -> int:
 __all__ = [
     "RANKS",
     "Play",
+    "RankResult",
     "RanksFailed",
-    "Seen",
     "elements",
     "named",
     "of_some",

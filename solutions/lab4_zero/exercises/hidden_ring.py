@@ -13,13 +13,13 @@ from torch.distributed import ProcessGroup
 from utils.checks.hidden import Draw
 from utils.distributed import calls
 
-from .hidden_ranks import Seen, named, of_some, record_collectives
+from .hidden_ranks import RankResult, named, of_some, record_collectives
 
 #: Elements over the number of ranks, what is left over, dtype and operation.
 Case = tuple[int, int, torch.dtype, str]
 
 
-def of_all(package: ModuleType, seed: int) -> Seen:
+def of_all(package: ModuleType, seed: int) -> RankResult:
     """On each rank: sums and means of chunks of one size and of two."""
     draw = Draw(seed, "4.1")
     rest, cases = draw.between(1, dist.get_world_size() - 1), _plain_cases(draw)
@@ -27,7 +27,7 @@ def of_all(package: ModuleType, seed: int) -> Seen:
     return _collectives(package, draw, None, "of all ranks", {**cases, "integers": (2, rest, torch.int64, "sum")})
 
 
-def of_edges(package: ModuleType, seed: int) -> Seen:
+def of_edges(package: ModuleType, seed: int) -> RankResult:
     """On each rank: hardly an element, many of them, few bits, and a tensor that is not contiguous."""
     draw = Draw(seed, "4.1 edges")
     cases: dict[str, Case] = {
@@ -43,9 +43,9 @@ def of_edges(package: ModuleType, seed: int) -> Seen:
     return seen
 
 
-def of_groups(package: ModuleType, seed: int) -> Seen:
+def of_groups(package: ModuleType, seed: int) -> RankResult:
     """On each rank: rings of some of the ranks."""
-    seen: Seen = {}
+    seen: RankResult = {}
     for members in ((0, 1, 3), (1, 2)):
         draw = Draw(seed, f"4.1 {members}")
         with of_some(members) as group:
@@ -64,9 +64,9 @@ def _plain_cases(draw: Draw) -> dict[str, Case]:
 
 def _collectives(
     package: ModuleType, draw: Draw, group: ProcessGroup | None, whose: str, cases: Mapping[str, Case]
-) -> Seen:
+) -> RankResult:
     """The three functions on each of the cases."""
-    seen: Seen = {}
+    seen: RankResult = {}
     for what, (chunk, rest, dtype, op) in cases.items():
         seed, numel = draw.random.getrandbits(40), chunk * dist.get_world_size(group) + rest
         for name in ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce"):
@@ -83,7 +83,7 @@ def _drawn(seed: int, numel: int, dtype: torch.dtype, group: ProcessGroup | None
     return numbers.to(dtype)
 
 
-def _one(function: object, name: str, tensor: Tensor, op: str, group: ProcessGroup | None) -> Seen:
+def _one(function: object, name: str, tensor: Tensor, op: str, group: ProcessGroup | None) -> RankResult:
     """The result on this rank, and whether only as much as needed was sent, to the neighbours alone."""
     rank, world_size, numel = dist.get_rank(group), dist.get_world_size(group), tensor.numel()
     before, heard = tensor.clone(), []

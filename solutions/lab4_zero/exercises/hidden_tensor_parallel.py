@@ -11,26 +11,26 @@ from torch.distributed import ProcessGroup
 
 from utils.checks.hidden import Draw, Observation
 
-from .hidden_ranks import Seen, named, of_some, record_collectives
+from .hidden_ranks import RankResult, named, of_some, record_collectives
 
 
-def layers(package: ModuleType, seed: int) -> Seen:
+def layers(package: ModuleType, seed: int) -> RankResult:
     """On each rank: both layers with and without bias."""
-    seen: Seen = {}
+    seen: RankResult = {}
     for bias in (True, False):
         for name in ("ColumnParallelLinear", "RowParallelLinear"):
             seen |= named(f"{name} {'with' if bias else 'without'} bias", _layer(package, seed, name, bias))
     return seen
 
 
-def mlps(package: ModuleType, seed: int) -> Seen:
+def mlps(package: ModuleType, seed: int) -> RankResult:
     """On each rank: MLPs whose features divide badly, also with too few of them."""
     inner = Draw(seed, "4.7").random.choice((7, 8, 10))
     seen = named("TensorParallelMLP", _mlp(package, seed, inner, None))
     return seen | named("TensorParallelMLP where a rank has no feature", _mlp(package, seed, 2, None))
 
 
-def in_a_group(package: ModuleType, seed: int) -> Seen:
+def in_a_group(package: ModuleType, seed: int) -> RankResult:
     """On each rank: a group of two of them."""
     with of_some((1, 2)) as group:
         found = {} if group is None else _mlp(package, seed, 7, group)
@@ -54,7 +54,7 @@ def _gradients(module: nn.Module) -> list[Observation]:
     return [None if parameter.grad is None else parameter.grad.clone() for parameter in found]
 
 
-def _layer(package: ModuleType, seed: int, name: str, bias: bool) -> Seen:
+def _layer(package: ModuleType, seed: int, name: str, bias: bool) -> RankResult:
     draw, rank, ranks = Draw(seed, f"4.7 {name} {bias}"), dist.get_rank(), dist.get_world_size()
     features, rows = (draw.between(4, 9), draw.between(4, 9)), draw.between(2, 4)
     linear = nn.Linear(*features, bias)
@@ -78,7 +78,7 @@ def _layer(package: ModuleType, seed: int, name: str, bias: bool) -> Seen:
     }  # fmt: skip
 
 
-def _mlp(package: ModuleType, seed: int, inner: int, group: ProcessGroup | None) -> Seen:
+def _mlp(package: ModuleType, seed: int, inner: int, group: ProcessGroup | None) -> RankResult:
     draw, width = Draw(seed, f"4.7 {inner}"), 5
     whole = _MLP(draw, width, inner)
     mlp = package.TensorParallelMLP(whole, **({} if group is None else {"group": group}))
@@ -97,9 +97,9 @@ def _mlp(package: ModuleType, seed: int, inner: int, group: ProcessGroup | None)
     }  # fmt: skip
 
 
-def operators(package: ModuleType, seed: int) -> Seen:
+def operators(package: ModuleType, seed: int) -> RankResult:
     """On each rank: what the two operators give, and whether they leave alone what they are given."""
-    seen: Seen = {}
+    seen: RankResult = {}
     for name in ("copy_to_tp_region", "reduce_from_tp_region"):
         draw = Draw(seed, f"{name} {dist.get_rank()}")
         x, gradient = draw.normal(3, 4), draw.normal(3, 4)

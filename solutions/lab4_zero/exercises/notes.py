@@ -1,4 +1,4 @@
-"""What a rank notes down while it plays: in a file that outlives its process, and that the other ranks may read."""
+"""What a rank notes while a scenario runs: in a file that outlives its process, and that the other ranks may read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from utils.distributed.calls import Call
 
 
 def notes_of(folder: str | Path, rank: int) -> Iterator[tuple | Call]:
-    """What a rank has noted down, in order: a pair when a scene begins, each call, a triple when the scene is over."""
+    """What a rank has noted, in order: a pair when a scenario begins, each call, a triple when the scenario is over."""
     try:
         with open(Path(folder, f"seen-{rank}"), "rb") as notes:
             while True:
@@ -20,9 +20,9 @@ def notes_of(folder: str | Path, rank: int) -> Iterator[tuple | Call]:
         return  # it ended before it began, or in the middle of a word
 
 
-def calls_in(notes: Sequence[tuple | Call], scene: tuple[int, str]) -> list[Call]:
-    """The collectives that a rank has called in a scene (number of the answer, name)."""
-    begun = notes.index(scene) if scene in notes else len(notes)
+def calls_in(notes: Sequence[tuple | Call], scenario: tuple[int, str]) -> list[Call]:
+    """The collectives that a rank has called in a scenario (number of the answer, name)."""
+    begun = notes.index(scenario) if scenario in notes else len(notes)
     return [note for note in notes[begun:] if isinstance(note, Call)]
 
 

@@ -12,13 +12,13 @@ from utils.checks.core import Exercise, classic
 from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
-from . import groups, hidden_zero, toys
+from . import groups, hidden_zero, tiny_models
+from .distributed_check import DistributedCheck, Judge, Part
 from .gradients import judge_steps, judge_training
 from .hidden_ranks import on_ranks
+from .observations import RankObservation, RankScenario
 from .optimizer_states import ADAMW, judge_state, weights_of
-from .scenes import WORLD_SIZE
-from .sights import Scene, Sight
-from .trial import Judge, Part, Trial
+from .scenario_runs import WORLD_SIZE
 
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "cover": 5, "zeros": 5, "made up": 5, "gather": 5}
 _STUCK = "every rank gathers and reduces the same blocks in the same order"
@@ -38,8 +38,8 @@ _RAISED = {
 _WIDE = {"width": 16, "inner": 33, "layers": 6}
 
 
-def _sharded(answer: Mapping[str, Callable], toy: toys.Toy, **among: ProcessGroup) -> Callable:
-    return answer["Zero3"](toy, toys.Block, **among)
+def _sharded(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **among: ProcessGroup) -> Callable:
+    return answer["Zero3"](tiny, tiny_models.Block, **among)
 
 
 def _whole(sharded: Callable) -> dict[str, torch.Tensor]:
@@ -54,12 +54,12 @@ def _play_step(
 ) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
     rank, among = dist.get_rank(group), {} if group is None else {"group": group}
-    sharded = _sharded(answer, toys.Toy(seed + rank), **among)
+    sharded = _sharded(answer, tiny_models.TinyModel(seed + rank), **among)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
     before = [p.detach().clone() for p in sharded.parameters()]
     with record_collectives() as ledger:
-        loss = sharded(*toys.rows(seed, 0, rank), sometimes=rank in users)
+        loss = sharded(*tiny_models.rows(seed, 0, rank), sometimes=rank in users)
         forward = ledger.elements("all_gather")
         loss.backward()
         optimizer.step()
@@ -77,17 +77,17 @@ def _play_step(
 
 def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
     """Bytes of the sharded model, and how many more there are in the two passes and after each."""
-    toy = toys.Toy(seed, **_WIDE)
-    rows = toys.rows(seed, 0, dist.get_rank(), _WIDE["width"])
-    memory = toys.Memory()
-    sharded = _sharded(answer, toy)
+    tiny = tiny_models.TinyModel(seed, **_WIDE)
+    rows = tiny_models.rows(seed, 0, dist.get_rank(), _WIDE["width"])
+    memory = tiny_models.Memory()
+    sharded = _sharded(answer, tiny)
     shards = memory.grown()
-    grown = {"shards": 4 * toys.elements(toy) + shards}
-    toy.watch = lambda pass_: grown.update({pass_: memory.grown() - shards})
+    grown = {"shards": 4 * tiny_models.elements(tiny) + shards}
+    tiny.watch = lambda pass_: grown.update({pass_: memory.grown() - shards})
     loss = sharded(*rows)
     grown["between"] = memory.grown() - shards
     loss.backward()
-    toy.watch = None
+    tiny.watch = None
     grown["after"] = memory.grown() - shards
     memory.close()
     return grown
@@ -97,13 +97,13 @@ def _play_training(
     answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1
 ) -> dict:
     """Steps of AdamW, each after so many backward passes."""
-    rank, recorded, losses = dist.get_rank(), toys.Recorded(torch.optim.AdamW), []
-    sharded = _sharded(answer, toys.Toy(seed))
+    rank, recorded, losses = dist.get_rank(), tiny_models.Recorded(torch.optim.AdamW), []
+    sharded = _sharded(answer, tiny_models.TinyModel(seed))
     optimizer = recorded.optimizer_class([p for p in sharded.parameters() if p.requires_grad], **ADAMW)
     for step in range(steps):
         optimizer.zero_grad()
         for micro in range(accumulation):
-            loss = sharded(*toys.rows(seed, step * accumulation + micro, rank), sometimes=rank in users)
+            loss = sharded(*tiny_models.rows(seed, step * accumulation + micro, rank), sometimes=rank in users)
             loss.backward()
             losses.append(float(loss.detach()))
         optimizer.step()
@@ -114,31 +114,33 @@ def _play_training(
 
 
 def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed)
-        exact, psi = (toys.exact(toy, seed, ranks, sometimes=users), toys.elements(toy))
-        for rank, sight in enumerate(sights):
-            if abs(sight.value["loss"] - exact.losses[rank]) > 1e-4 * abs(exact.losses[rank]):
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed)
+        reference, psi = (tiny_models.reference(tiny, seed, ranks, sometimes=users), tiny_models.elements(tiny))
+        for rank, observed in enumerate(observations):
+            if abs(observed.value["loss"] - reference.losses[rank]) > 1e-4 * abs(reference.losses[rank]):
                 cause = (
                     "the gathered weights are not those of the module: shards out of order, of another rank, unfilled"
                 )
                 return Problem(
-                    f"rank {rank}'s first loss is {sight.value['loss']:.6g}, one process has {exact.losses[rank]:.6g}",
+                    f"rank {rank}'s first loss is {observed.value['loss']:.6g}, "
+                    f"one process has {reference.losses[rank]:.6g}",
                     classic(cause, 5),
                 )
         share = -(-psi // ranks)
-        for rank, sight in enumerate(sights):
-            if sight.value["kept"] > share + 30:
+        for rank, observed in enumerate(observations):
+            if observed.value["kept"] > share + 30:
                 return Problem(
-                    f"rank {rank}'s parameters() have {sight.value['kept']:,} elements, its share is about {share:,}",
+                    f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about "
+                    f"{share:,}",
                     classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
                 )
-            same = all(torch.equal(sight.value["weights"][name], exact.start[name]) for name in exact.mean)
-            if sight.value["moved"] and same:
+            same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
+            if observed.value["moved"] and same:
                 return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
-        if problem := judge_steps(weights_of(sights), exact, _NUMBERS):
+        if problem := judge_steps(weights_of(observations), reference, _NUMBERS):
             return problem
-        return _judge_kinds(sights[0].value["kinds"], psi, sights[0].value["forward"])
+        return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"])
 
     return judge
 
@@ -161,25 +163,25 @@ def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | 
 
 
 def _judge_memory(seed: int) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
-        toy = toys.Toy(seed, **_WIDE)
-        block = 4 * sum(p.numel() for p in toy.blocks[0].parameters())
-        psi = 4 * toys.elements(toy)
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        tiny = tiny_models.TinyModel(seed, **_WIDE)
+        block = 4 * sum(p.numel() for p in tiny.blocks[0].parameters())
+        psi = 4 * tiny_models.elements(tiny)
         share = psi // WORLD_SIZE
-        slack = psi - block * len(toy.blocks) + block  # the module's own unit, and activations
+        slack = psi - block * len(tiny.blocks) + block  # the module's own unit, and activations
         limits = {"forward": (1, "while the last block computes"), "between": (1, "between the passes")}
         limits |= {"backward": (3, "late in the backward pass"), "after": (3, "after the backward pass")}
-        for rank, sight in enumerate(sights):
-            if sight.value["shards"] > share + block:
+        for rank, observed in enumerate(observations):
+            if observed.value["shards"] > share + block:
                 cause = "a rank keeps a shard in memory of its own; the rest must be freed, a view keeps all of it"
                 return Problem(
-                    f"rank {rank} has {sight.value['shards']:,} bytes of weights between the passes, its share is "
+                    f"rank {rank} has {observed.value['shards']:,} bytes of weights between the passes, its share is "
                     f"{share:,}",
                     classic(cause, 1),
                 )
         for name, (blocks, when) in limits.items():
-            for rank, sight in enumerate(sights):
-                grown = sight.value[name]
+            for rank, observed in enumerate(observations):
+                grown = observed.value[name]
                 if grown > blocks * block + slack:
                     return Problem(
                         f"rank {rank} holds {grown:,} bytes beyond its shards {when}: {grown / block:.1f} blocks",
@@ -191,24 +193,26 @@ def _judge_memory(seed: int) -> Judge:
 
 
 def _judge_training(seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
-        right = toys.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users, accumulation=accumulation)
-        if problem := judge_state(sights, 1):
+    def judge(observations: list[RankObservation]) -> Problem | None:
+        right = tiny_models.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users, accumulation=accumulation)
+        if problem := judge_state(observations, 1):
             return problem
-        losses = [sum(step) / len(sights) for step in zip(*(s.value["losses"] for s in sights), strict=True)]
+        losses = [
+            sum(step) / len(observations) for step in zip(*(s.value["losses"] for s in observations), strict=True)
+        ]
         cause = (
             classic("a second backward pass before the step adds to the gradient of the first", 9)
             if accumulation > 1
             else _STALE
         )
-        return judge_training(losses, weights_of(sights), right, cause)
+        return judge_training(losses, weights_of(observations), right, cause)
 
     return judge
 
 
 def _parts(seed: int) -> list[Part]:
     def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
-        return Part(Scene(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
+        return Part(RankScenario(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
 
     return [
         part("one step of SGD", _play_step, _judge_step(seed)),
@@ -229,7 +233,7 @@ ZERO3 = Exercise(
     tolerance=hidden_zero.TOLERANCE,
     tolerances=hidden_zero.tolerances("Zero3"),
 )
-TRIAL = Trial(
+CHECK = DistributedCheck(
     ZERO3,
     ("Zero3",),
     _parts,
@@ -244,4 +248,4 @@ def check_zero3(Zero3: Callable, seed: int | None = None) -> None:
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    TRIAL.check(Zero3, seed=seed)
+    CHECK.check(Zero3, seed=seed)

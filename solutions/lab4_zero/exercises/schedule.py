@@ -16,9 +16,9 @@ from utils.checks.problem import Problem
 from utils.schedules import Action, Deadlock, from_orders, simulate
 
 from . import hidden_pipeline
-from .scenes import play_on_ranks
-from .sights import Scene, Sight
-from .trial import Judge, Part, Trial
+from .distributed_check import DistributedCheck, Judge, Part
+from .observations import RankObservation, RankScenario
+from .scenario_runs import run_on_ranks
 
 SCHEDULE = Exercise(
     "4.8",
@@ -137,34 +137,34 @@ def _play(answer: Mapping[str, Callable], seed: int) -> dict:
 
 
 def _judge(seed: int) -> Judge:
-    def judge(sights: list[Sight]) -> Problem | None:
+    def judge(observations: list[RankObservation]) -> Problem | None:
         model = gpt.GPT(_CONFIG, seed=seed)
         loss = model(*gpt.batch(_CONFIG, _ROWS, seed=seed))
         loss.backward()
         right = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
-        got = sights[-1].value["loss"]
+        got = observations[-1].value["loss"]
         if got is None or abs(got - loss.item()) > 1e-5 * abs(loss.item()):
             return Problem(f"the pipeline's loss is {got}, one process has {loss.item():.6g}")
-        for rank, sight in enumerate(sights):
-            for name, gradient in sight.value["gradients"].items():
+        for rank, observed in enumerate(observations):
+            for name, gradient in observed.value["gradients"].items():
                 if not torch.allclose(gradient, right[name], rtol=1e-4, atol=1e-6):
                     worst = (gradient - right[name]).abs().max().item()
                     return Problem(f"stage {rank}: the gradient of {name} differs from one process by {worst:.2g}")
-            most = min(len(sights) - rank, _MICRO_BATCHES)
-            if sight.value["peak"] != most:
-                return Problem(f"stage {rank} held {sight.value['peak']} micro-batches at once, expected {most}")
+            most = min(len(observations) - rank, _MICRO_BATCHES)
+            if observed.value["peak"] != most:
+                return Problem(f"stage {rank} held {observed.value['peak']} micro-batches at once, expected {most}")
         return None
 
     return judge
 
 
 def _parts(seed: int) -> list[Part]:
-    scene = Scene("a GPT in three stages", _play, {"seed": seed})
+    scenario = RankScenario("a GPT in three stages", _play, {"seed": seed})
     stuck = classic("the orders of two neighbours do not fit together", 3)
-    return [Part(scene, _judge(seed), stuck, same_calls=False)]
+    return [Part(scenario, _judge(seed), stuck, same_calls=False)]
 
 
-TRIAL = Trial(
+CHECK = DistributedCheck(
     SCHEDULE,
     ("one_f_one_b_order", "Pipeline", "split_gpt"),
     _parts,
@@ -190,7 +190,7 @@ def check_schedule(
     seed = draw_seed(seed)
     if found := find_library_use([one_f_one_b_order]):
         cause = "the exercise is to derive the order; compare with utils.schedules afterwards"
-        fail(SCHEDULE, f"the answer leans on a ready-made solution ({found[0]})", cause=cause)
+        fail(SCHEDULE, f"the answer uses a built-in, {found[0]}", cause=cause)
     tried = orders_tried(seed)
     for stages, micro_batches in tried:
         if problem := order_problem(one_f_one_b_order, stages, micro_batches):
@@ -198,6 +198,6 @@ def check_schedule(
             fail(SCHEDULE, problem.headline, problem.details, problem.cause, where)
     answer = {"one_f_one_b_order": one_f_one_b_order, "Pipeline": Pipeline, "split_gpt": split_gpt}
     parts = _parts(seed)
-    (played,) = play_on_ranks([answer], [part.scene for part in parts])
-    TRIAL.judge(played, parts, seed)
-    passed(SCHEDULE, TRIAL.notice, seed, len(tried) + len(parts))
+    (played,) = run_on_ranks([answer], [part.scenario for part in parts])
+    CHECK.judge(played, parts, seed)
+    passed(SCHEDULE, CHECK.notice, seed, len(tried) + len(parts))

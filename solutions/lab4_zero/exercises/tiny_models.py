@@ -29,7 +29,7 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-class Toy(nn.Module):
+class TinyModel(nn.Module):
     """The model; ``forward(x, y)`` is the mean squared error.
 
     Args:
@@ -85,7 +85,7 @@ def rows(seed: int, step: int, rank: int, width: int = 5, dtype: torch.dtype = t
 
 
 @dataclass
-class Exact:
+class Reference:
     """What one process computes of one step: gradients by name, of each rank's rows and their mean; None if unused."""
 
     start: dict[str, Tensor]
@@ -94,7 +94,9 @@ class Exact:
     losses: list[float]
 
 
-def exact(model: Toy, seed: int, ranks: int, step: int = 0, sometimes: tuple[int, ...] = (), width: int = 5) -> Exact:
+def reference(
+    model: TinyModel, seed: int, ranks: int, step: int = 0, sometimes: tuple[int, ...] = (), width: int = 5
+) -> Reference:
     """One step's gradients in one process; ``sometimes`` are the ranks that use that parameter."""
     local, losses = [], []
     for rank in range(ranks):
@@ -104,7 +106,7 @@ def exact(model: Toy, seed: int, ranks: int, step: int = 0, sometimes: tuple[int
         losses.append(float(loss.detach()))
         local.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(model).items()})
     model.zero_grad()
-    return Exact(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
+    return Reference(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
 
 
 def _mean(gradients: list[Tensor | None]) -> Tensor | None:
@@ -126,13 +128,13 @@ def trained(
 
     With ``accumulation`` the mean gradients of so many passes add up before each step.
     """
-    model = Toy(seed, **sizes)
+    model = TinyModel(seed, **sizes)
     optimizer = optimizer_class(trainable(model).values(), **settings)
     losses = []
     for step in range(steps):
         sums: dict[str, Tensor | None] = {}
         for micro in range(accumulation):
-            found = exact(model, seed, ranks, step * accumulation + micro, sometimes, sizes.get("width", 5))
+            found = reference(model, seed, ranks, step * accumulation + micro, sometimes, sizes.get("width", 5))
             losses.append(sum(found.losses) / ranks)
             for name, gradient in found.mean.items():
                 before = sums.get(name)

@@ -1,4 +1,4 @@
-"""Refuses PyTorch's ready-made solutions while an answer is played, however it got hold of them.
+"""Refuses PyTorch's ready-made solutions while an answer runs, however it got hold of them.
 
 What an answer's source names is found without running it (`library_use`); this is for what it does not name.
 """
@@ -38,8 +38,8 @@ def _refuse(gate: type) -> Callable[..., None]:
 
 
 @contextmanager
-def barred() -> Iterator[None]:
-    """In the block, whoever makes one of PyTorch's ready-made solutions meets with :class:`ReadyMade`.
+def forbid_library_calls() -> Iterator[None]:
+    """Constructing one of PyTorch's ready-made solutions raises :class:`ReadyMade` in this context.
 
     Modules that are not imported yet are left so: the server of ranks on CPUs has all of them.
     """

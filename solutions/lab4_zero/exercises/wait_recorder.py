@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 @dataclass
-class Waits:
+class WaitLog:
     """``count``: how often collectives have been waited for, by ``wait()`` or by calling them without ``async_op``.
 
     ``futures`` says whether somebody has asked one for its future, by which one may wait unnoticed.
@@ -22,9 +22,9 @@ class Waits:
 
 
 @contextmanager
-def record_waits() -> Iterator[Waits]:
+def record_waits() -> Iterator[WaitLog]:
     """Count what is waited for in the block."""
-    waits, wait, get_future = Waits(), dist.Work.wait, dist.Work.get_future
+    waits, wait, get_future = WaitLog(), dist.Work.wait, dist.Work.get_future
 
     def counted(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         waits.count += 1

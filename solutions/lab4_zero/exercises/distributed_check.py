@@ -1,4 +1,4 @@
-"""A check of this lab: scenes on several ranks, each with a judge, and what is told of one that goes wrong.
+"""A check of this lab: scenarios on several ranks, the validator of each, and the messages of failures.
 
 The order of judgement is the order in which a student would look: does it lean on PyTorch's own solution, does it run
 on one rank, on all ranks, do the ranks call the same collectives, and is what they see right.
@@ -15,21 +15,21 @@ from utils.checks.problem import Problem
 from utils.distributed import Entry
 from utils.distributed.calls import Call
 
-from .barred import ReadyMade
-from .scenes import play_alone, play_on_ranks
-from .sights import Played, Scene, Sight
+from .forbid_library_calls import ReadyMade
+from .observations import RankObservation, RankScenario, ScenarioRun
+from .scenario_runs import run_on_ranks, run_single_rank
 
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
-#: Finds what is wrong in what the ranks saw of a scene, or None.
-Judge = Callable[[list[Sight]], Problem | None]
+#: Finds what is wrong in what the ranks saw of a scenario, or None.
+Judge = Callable[[list[RankObservation]], Problem | None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A scene and its judge.
+    """A scenario and its judge.
 
     Attributes:
-        scene: what is played.
+        scenario: what is played.
         judge: what its outcome is held against.
         stuck: the likely cause when ranks wait for one another in vain.
         raised: words of an exception -> its likely cause.
@@ -40,7 +40,7 @@ class Part:
         to_itself: the likely cause when a rank that is alone sends a message, which only it could receive.
     """
 
-    scene: Scene
+    scenario: RankScenario
     judge: Judge
     stuck: str = ""
     raised: Mapping[str, str] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DistributedCheck:
     """The check of one exercise.
 
     Attributes:
         exercise: its number and title.
         names: the functions of an answer, in the order in which the check takes them.
-        parts: the scenes of a seed; the first is also played on a single rank before processes are started.
+        parts: the scenarios of a seed; the first is also played on a single rank before processes are started.
         notice: what to notice when it passes.
     """
 
@@ -88,7 +88,7 @@ class Trial:
                 fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
         self.refuse(answer)
         self.alone(answer, parts, seed)
-        (played,) = play_on_ranks([answer], [part.scene for part in parts])
+        (played,) = run_on_ranks([answer], [part.scenario for part in parts])
         self.judge(played, parts, seed)
         passed(self.exercise, self.notice, seed, len(parts))
 
@@ -98,15 +98,15 @@ class Trial:
             self._fail(_leaning(found[0]))
 
     def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
-        """Fail if the first scene raises on a single rank already."""
-        sight = play_alone(answer, parts[0].scene)
-        fault = sight.fault
+        """Fail if the first scenario raises on a single rank already."""
+        observed = run_single_rank(answer, parts[0].scenario)
+        fault = observed.fault
         if fault is None:
             return
-        reproduce = f"seed {seed}, {parts[0].scene.name}, 1 rank"
+        reproduce = f"seed {seed}, {parts[0].scenario.name}, 1 rank"
         if fault.type == ReadyMade.__name__:
             self._fail(_leaning(fault.text, fault.where), reproduce)
-        if parts[0].to_itself and sight.count("send", "recv"):
+        if parts[0].to_itself and observed.count("send", "recv"):
             headline = f"in a group of one rank, rank 0 exchanges a message with itself: {fault.type}: {fault.text}"
             self._fail(Problem(headline, parts[0].to_itself, fault.where), reproduce)
         headline = f"a group of one rank already fails: {fault.type}: {fault.text}"
@@ -114,33 +114,35 @@ class Trial:
         cause = cause or "no other process is needed to see this: step through it here in a debugger"
         self._fail(Problem(headline, cause, fault.where), reproduce)
 
-    def judge(self, played: Played, parts: Sequence[Part], seed: int) -> None:
+    def judge(self, played: ScenarioRun, parts: Sequence[Part], seed: int) -> None:
         """Fail with the first thing that went wrong on the ranks.
 
         Raises:
             CheckFailed, NotImplementedError: as :meth:`check`.
         """
         for part in parts:
-            sights = played.sights.get(part.scene.name)
-            if sights is None:
+            observations = played.observations.get(part.scenario.name)
+            if observations is None:
                 break
-            for sight in sights:
-                if sight.fault is not None and sight.fault.type == "NotImplementedError":
-                    raise NotImplementedError(sight.fault.text)
-            problem = _trouble(part, sights) or part.judge(sights)
+            for observed in observations:
+                if observed.fault is not None and observed.fault.type == "NotImplementedError":
+                    raise NotImplementedError(observed.fault.text)
+            problem = _trouble(part, observations) or part.judge(observations)
             if problem:
-                self._fail(problem, f"seed {seed}, {part.scene.name}, {part.scene.ranks} ranks")
+                self._fail(problem, f"seed {seed}, {part.scenario.name}, {part.scenario.ranks} ranks")
         if played.end:
-            ranks = next((part.scene.ranks for part in parts if part.scene.name == played.scene), len(played.called))
-            self._fail(_ended(played, parts), f"seed {seed}, {played.scene}, {ranks} ranks")
+            ranks = next(
+                (part.scenario.ranks for part in parts if part.scenario.name == played.scenario), len(played.called)
+            )
+            self._fail(_ended(played, parts), f"seed {seed}, {played.scenario}, {ranks} ranks")
 
     def _fail(self, problem: Problem, reproduce: str = "") -> None:
         fail(self.exercise, problem.headline, problem.details, problem.cause, reproduce)
 
 
 def _leaning(on: str, where: tuple[str, ...] = ()) -> Problem:
-    cause = "the exercise is to write it from collectives; compare with PyTorch's afterwards"
-    return Problem(f"the answer leans on PyTorch's ready-made solution ({on})", cause, where)
+    cause = "implement it from collectives; compare with PyTorch's afterwards"
+    return Problem(f"the answer uses a built-in, {on}", cause, where)
 
 
 def _cause(said: str, part: Part) -> str:
@@ -148,51 +150,55 @@ def _cause(said: str, part: Part) -> str:
     return next((cause for words, cause in part.raised.items() if words in said), "")
 
 
-def _trouble(part: Part, sights: list[Sight]) -> Problem | None:
+def _trouble(part: Part, observations: list[RankObservation]) -> Problem | None:
     """An exception on a rank, ranks that wait in vain, or ranks that call different collectives."""
-    own = [(rank, sight.fault) for rank, sight in enumerate(sights) if sight.fault and not sight.fault.late]
+    own = [
+        (rank, observed.fault)
+        for rank, observed in enumerate(observations)
+        if observed.fault and not observed.fault.late
+    ]
     if own:
         rank, fault = own[0]
         if fault.type == ReadyMade.__name__:
             return _leaning(fault.text, fault.where)
-        ranks = "every rank" if len(own) == len(part.members or sights) else f"rank {rank}"
+        ranks = "every rank" if len(own) == len(part.members or observations) else f"rank {rank}"
         said = f"{fault.type}: {fault.text}"
         return Problem(f"{ranks} raised {said}", _cause(said, part), fault.where)
-    called = [sight.entries for sight in sights]
+    called = [observed.entries for observed in observations]
     apart = parted(called, part.members) if part.same_calls else ""
-    waiting = [rank for rank, sight in enumerate(sights) if sight.fault]
+    waiting = [rank for rank, observed in enumerate(observations) if observed.fault]
     if waiting:
-        return _stuck(part, sights, waiting, apart)
+        return _stuck(part, observations, waiting, apart)
     if apart:
         return Problem("the ranks call different collectives", part.cause_apart(called), (apart,))
     return None
 
 
-def _stuck(part: Part, sights: list[Sight], waiting: list[int], apart: str) -> Problem:
-    done = [rank for rank in part.members or range(len(sights)) if rank not in waiting]
+def _stuck(part: Part, observations: list[RankObservation], waiting: list[int], apart: str) -> Problem:
+    done = [rank for rank in part.members or range(len(observations)) if rank not in waiting]
     who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
     ends = f"rank {done[0]} is done" if len(done) == 1 else f"ranks {', '.join(map(str, done))} are done"
-    headline = f"{who} in vain: {ends}" if done else "every rank waits for another one, and none can go on"
+    headline = f"{who} in vain: {ends}" if done else "deadlock: every rank is blocked in a receive or collective"
     details = []
-    for rank in part.members or range(len(sights)):
-        sight = sights[rank]
-        last = f"last {_call(sight.entries[-1])}" if sight.entries else "none"
-        line = f", at {sight.fault.where[-1]}" if sight.fault and sight.fault.where else ""
+    for rank in part.members or range(len(observations)):
+        observed = observations[rank]
+        last = f"last {_call(observed.entries[-1])}" if observed.entries else "none"
+        line = f", at {observed.fault.where[-1]}" if observed.fault and observed.fault.where else ""
         details.append(
-            f"rank {rank}: {'waits' if sight.fault else 'done'} after {len(sight.entries)} calls, {last}{line}"
+            f"rank {rank}: {'waits' if observed.fault else 'done'} after {len(observed.entries)} calls, {last}{line}"
         )
-    cause = part.cause_apart([sight.entries for sight in sights]) if apart else part.stuck
+    cause = part.cause_apart([observed.entries for observed in observations]) if apart else part.stuck
     return Problem(headline, cause, (*details, *([apart] if apart else [])))
 
 
-def _ended(played: Played, parts: Sequence[Part]) -> Problem:
+def _ended(played: ScenarioRun, parts: Sequence[Part]) -> Problem:
     """A process that died, or that did not come back."""
-    part = next((part for part in parts if part.scene.name == played.scene), None)
+    part = next((part for part in parts if part.scenario.name == played.scenario), None)
     if part is not None and part.same_calls and (apart := parted(played.called, part.members)):
         details = (apart, played.end, *played.where)
         return Problem("the ranks call different collectives", part.cause_apart(played.called), details)
     cause = (_cause(played.end, part) if part else "") or (
-        "a process that computes for ever holds up all others"
+        "one rank never leaves local computation; its peers time out"
         if "did not end" in played.end
         else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
         "that waits for it"

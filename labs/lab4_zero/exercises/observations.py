@@ -1,4 +1,4 @@
-"""What a check plays on the ranks, and what each rank sees of it."""
+"""The scenarios that a check runs on the ranks, and what each rank observes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATE = ("Timed out", "timed out", "Connection closed", "Connection reset", "Bro
 
 
 @dataclass(frozen=True)
-class Scene:
+class RankScenario:
     """One thing to try: ``play(answer, **arguments)`` runs on each rank; ``answer`` holds the student's functions."""
 
     name: str
@@ -39,8 +39,8 @@ class Fault:
 
 
 @dataclass
-class Sight:
-    """What one rank saw of one scene: what ``play`` returned, every collective, and an exception if there was one."""
+class RankObservation:
+    """What one rank saw of a scenario: what ``play`` returned, every collective, and an exception if there was one."""
 
     value: Any = None
     entries: list[Entry] = field(default_factory=list)
@@ -60,26 +60,28 @@ class Sight:
 
 
 @dataclass
-class Played:
-    """All scenes of one answer: by name, what each rank saw.
+class ScenarioRun:
+    """All scenarios of one answer: by name, what each rank saw.
 
-    ``end`` is what ended the job before its time, if so, ``where`` the student's lines that it was at, ``scene`` the
+    ``end`` is what ended the job before its time, if so, ``where`` the student's lines that it was at, ``scenario`` the
     one that was played, and ``called`` the collectives that each rank had called in it.
     """
 
-    sights: dict[str, list[Sight]]
+    observations: dict[str, list[RankObservation]]
     end: str = ""
     where: tuple[str, ...] = ()
-    scene: str = ""
+    scenario: str = ""
     called: list[list[Call]] = field(default_factory=list)
 
     def met_a_fault(self) -> bool:
         """Whether there was an exception on any rank."""
-        return any(sight.fault is not None for sights in self.sights.values() for sight in sights)
+        return any(
+            observed.fault is not None for observations in self.observations.values() for observed in observations
+        )
 
-    def then(self, more: Played) -> Played:
-        """What was seen of the same answer in further scenes, after this."""
-        return Played(self.sights | more.sights, more.end, more.where, more.scene, more.called)
+    def then(self, more: ScenarioRun) -> ScenarioRun:
+        """What was seen of the same answer in further scenarios, after this."""
+        return ScenarioRun(self.observations | more.observations, more.end, more.where, more.scenario, more.called)
 
 
 def fault_of(error: BaseException) -> Fault:

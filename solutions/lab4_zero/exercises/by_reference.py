@@ -1,4 +1,4 @@
-"""How a student's function reaches the ranks: by its name where it has one, so that they import the saved file."""
+"""Student functions are sent to the ranks by reference, so that the ranks import the saved module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Named:
+class FunctionRef:
     """A function or class of a module, looked up where it is needed."""
 
     module: str
@@ -24,7 +24,7 @@ class Named:
         return found
 
 
-def carried(value: Any) -> Any:
+def to_reference(value: Any) -> Any:
     """``value`` as it travels to the ranks: its name if it belongs to a file, itself if it was typed into a notebook.
 
     A notebook that reloads its modules may hold a class whose module has a newer one of that name: the ranks take the
@@ -34,14 +34,14 @@ def carried(value: Any) -> Any:
     name = getattr(value, "__qualname__", "<")
     if module in (None, "__main__") or "<" in name or getattr(sys.modules.get(module), "__file__", None) is None:
         return value
-    return Named(module, name)
+    return FunctionRef(module, name)
 
 
-def carried_answer(answer: Mapping[str, Callable]) -> dict[str, Any]:
+def answer_to_references(answer: Mapping[str, Callable]) -> dict[str, Any]:
     """Every function of a student's answer as it travels."""
-    return {name: carried(value) for name, value in answer.items()}
+    return {name: to_reference(value) for name, value in answer.items()}
 
 
-def arrived(answer: Mapping[str, Any]) -> dict[str, Any]:
+def from_references(answer: Mapping[str, Any]) -> dict[str, Any]:
     """On a rank: the functions of a student's answer."""
-    return {name: value.find() if isinstance(value, Named) else value for name, value in answer.items()}
+    return {name: value.find() if isinstance(value, FunctionRef) else value for name, value in answer.items()}
