@@ -1,4 +1,4 @@
-"""Times calls that keep the CPU busy for longer than a flush of the cache: a launch's own delay stays out of the time.
+"""Times calls that keep the CPU busy for long, without their launch latency: the stream waits until all is enqueued.
 
 An autograd function in Python, or a kernel that takes tensor descriptors, costs the CPU up to a few hundred
 microseconds a call. The flush that :mod:`utils.timing` runs before each call hides about 90 of them on an H100; here

@@ -79,7 +79,7 @@ class Emulator:
         self.store_tile(descriptor, at, tile, add=True)
 
     def store_tile(self, descriptor: Descriptor, at: list[int], tile: Shared, add: bool = False) -> None:
-        assert not tile.flags["unfenced"], "the copy engine may not see what was stored: no fence"
+        assert not tile.flags["unfenced"], "TMA may not see what was stored: no fence"
         waiting = [True]
 
         def done() -> None:
@@ -106,8 +106,8 @@ class Emulator:
 
     def end(self) -> None:
         """What must hold when a program ends: its shared memory is given to another."""
-        assert self.loading == 0, "a program ended while the copy engine was writing to its shared memory"
-        assert not any(self.stores.values()), "a program ended before the copy engine had read its output"
+        assert self.loading == 0, "a program ended while TMA was writing to its shared memory"
+        assert not any(self.stores.values()), "a program ended before TMA had read its output"
 
     # ---- products ----
 

@@ -116,7 +116,7 @@ class Shared:
 
     def __init__(self, data: torch.Tensor | list, flags: dict | None = None) -> None:
         self.data = data
-        #: Whether there are stores that the copy engine has not been fenced against.
+        #: Whether there are stores that TMA has not been fenced against.
         self.flags = {"unfenced": False} if flags is None else flags
 
     @property

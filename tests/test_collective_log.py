@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from patient import launch
+from slow_machine_launch import launch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 

@@ -99,7 +99,7 @@ def run(course: Path, line: str) -> str:
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the guide needs of the repository, with lab 1 only."""
     copy = tmp_path_factory.mktemp("course")
-    ignored = shutil.ignore_patterns("__pycache__", "models", "training", "lab[2-9]*", "synthetic_class*", "hostile")
+    ignored = shutil.ignore_patterns("__pycache__", "models", "training", "lab[2-9]*", "synthetic_cohort*", "hostile")
     for folder in ("solutions", "utils", "grading", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", copy)

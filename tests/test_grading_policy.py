@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-import synthetic_class
+import synthetic_cohort
 from hostile import HOSTILE, TARGETS, write
 from lab_answers import answers, wrong_answers
 from lab_places import write_lab
@@ -48,7 +48,7 @@ def test_every_answer_right_or_wrong_passes(number, tmp_path):
 @pytest.mark.parametrize("name", LABS)
 def test_students_who_print_assert_and_add_helpers_pass(name, tmp_path):
     lab = find_lab(name)
-    synthetic_class.build(lab, tmp_path / "class", ["correct-with-helpers"])
+    synthetic_cohort.build(lab, tmp_path / "class", ["correct-with-helpers"])
     path = tmp_path / "class" / "correct-with-helpers" / TARGETS[lab.number]
     assert violations(path.read_bytes(), path.name, lab) == []
 

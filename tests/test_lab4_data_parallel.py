@@ -10,7 +10,7 @@ import parallel_training as training
 import pytest
 import torch
 import torch.distributed as dist
-from patient import launch
+from slow_machine_launch import launch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

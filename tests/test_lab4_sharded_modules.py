@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from patient import launch
 from sharded_modules import ADAMW, MODULES, WIDTH, Layer, Stack, loss_of, made, own_rows, rows, steps
+from slow_machine_launch import launch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

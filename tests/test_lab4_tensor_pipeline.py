@@ -20,7 +20,7 @@ from lab4_tensor_pipeline_runs import (
     one_process,
 )
 from parallel_training import Run, assert_same_run, mean_losses
-from patient import launch
+from slow_machine_launch import launch
 
 
 @functools.cache

@@ -107,7 +107,7 @@ def test_a_ladder_has_a_line_a_series_and_leaves_out_what_was_not_measured():
 
 def test_ratios_beside_a_peer_show_their_spread():
     rows = {"N 2048": {"bf16": (1.02, 1.0, 1.05), "fp16": (0.98, 0.97, 0.99)}}
-    figure = hopper.beside({"forward": rows, "backward": rows}, title="Beside")
+    figure = hopper.speedup_bars({"forward": rows, "backward": rows}, title="Beside")
     assert "forward, N 2048, bf16: 1.02; forward, N 2048, fp16: 0.98" in figure.alt
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() and len(plots.png(figure)) > 1000
 
@@ -124,7 +124,7 @@ def test_ratios_beside_a_peer_show_their_spread():
         (lambda: hopper.sm_timeline({"a": {"b": [("copy", 0, 2, 1)]}}, title="x"), "ends before it starts"),
         (lambda: hopper.ladder({}, [], title="x"), "at least one panel"),
         (lambda: hopper.ladder(LADDER, ["a"], title="x"), "one value for each of 1 steps, got 3"),
-        (lambda: hopper.beside({"forward": {}}, title="x"), "at least one row"),
+        (lambda: hopper.speedup_bars({"forward": {}}, title="x"), "at least one row"),
     ],
 )
 def test_what_cannot_be_played_or_drawn_is_refused(draw, message):

@@ -1,4 +1,4 @@
-"""What the modules of a lab hold and use, as they were handed out: that is nobody's fault, and may be used."""
+"""Names in the released starter code of a lab: they are always allowed."""
 
 from __future__ import annotations
 

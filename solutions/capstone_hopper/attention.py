@@ -78,7 +78,7 @@ def flash_attention_with_lse(
         k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq.
         causal: Query i sees keys j <= i + Nk - Nq.
         scale: Factor of the scores, by default 1 / sqrt(D).
-        deterministic: Whether two backward passes are equal to the bit. Without it the copy engine sums dq in the
+        deterministic: Whether two backward passes are equal to the bit. Without it TMA sums dq in the
             order in which parts arrive, which is faster.
 
     Returns:

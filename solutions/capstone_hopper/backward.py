@@ -3,7 +3,7 @@
 Each of two consumer warpgroups holds dK and dV of 64 keys in registers. Of every tile of queries they compute the
 weights again, transposed (keys by queries), so that both products that add to dK and dV read them from registers.
 dQ needs the keys of both warpgroups: they put dS into shared memory, each multiplies half of the columns (or rows) of
-dQ, and the copy engine adds the result to global memory, where the programs of other keys add theirs. In which order
+dQ, and TMA adds the result to global memory, where the programs of other keys add theirs. In which order
 those sums arrive is not fixed: with ``DQ`` off the kernel leaves dQ to one that fixes it.
 
 Three things keep everything in registers. What belongs to a query, its logsumexp and its delta, is not subtracted: it
@@ -101,7 +101,7 @@ def hide(scores, own, row, queries, keys, LAYOUT: gl.constexpr, CAUSAL: gl.const
 
 @gluon.jit
 def send(GROUP: gl.constexpr, dq, dq_desc, dq_tiles, batch, head, row, M: gl.constexpr):
-    """This warpgroup's part of dQ of one tile of queries: to shared memory, from where the copy engine adds it."""
+    """This warpgroup's part of dQ of one tile of queries: to shared memory, from where TMA adds it."""
     PART: gl.constexpr = dq.shape[1]
     tma.store_wait(0)  # the part before has left shared memory
     wait_for_all()

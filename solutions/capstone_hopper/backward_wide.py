@@ -3,7 +3,7 @@
 dK and dV of 64 keys would take 256 registers of every thread of one warpgroup. So two warpgroups share them by columns
 (128 each), and need the weights and dS of all 64 keys and all queries of a tile: they compute half of the queries each,
 and exchange through shared memory. Both are one partition of eight warps: they work in step, and the tensor cores go on
-with the products that are under way. dQ is summed by the copy engine as in :mod:`.backward`.
+with the products that are under way. dQ is summed by TMA as in :mod:`.backward`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A consumer warpgroup has 64 queries of a tile and walks over the keys from the last to the first. While the tensor cores
 compute the scores of the next keys and the output of the last ones, it exponentiates; what it waits for is in barriers:
 
-- ``k_full[s]``, ``v_full[s]``: the copy engine has filled stage s (it counts the bytes);
+- ``k_full[s]``, ``v_full[s]``: TMA has filled stage s (it counts the bytes);
 - ``k_empty[s]``, ``v_empty[s]``: every consumer has read stage s;
 - ``q_full[b]``, ``q_empty[b]``: the same for the queries of a tile. Of two sets, one may be filled while the other is
   worked on; the output of a tile then goes where its queries were. With one set it has a place of its own, which at a
@@ -47,7 +47,7 @@ def place(tile, sizes, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr
 @gluon.jit
 def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
              CAUSAL: gl.constexpr):  # fmt: skip
-    """One warp: asks the copy engine for what comes next, whenever there is room."""
+    """One warp: asks TMA for what comes next, whenever there is room."""
     q_desc, k_desc, v_desc = descriptors
     tiles_ptr, counts_ptr, width = work
     q_tiles, _o_tiles, q_full, q_empty = queue
@@ -129,7 +129,7 @@ def hand_back(turn, q_empty, B: gl.constexpr):
 
 @gluon.jit
 def send(out, o_desc, o_tile, batch, head, first):
-    """This warpgroup's 64 rows of output: to shared memory, from where the copy engine takes them; perhaps by halves.
+    """This warpgroup's 64 rows of output: to shared memory, from where TMA takes them; perhaps by halves.
 
     Before a place is written, what was there has left it.
     """

@@ -82,7 +82,7 @@ def hopper_backward(
 
     Args:
         dlse: Gradient of the logsumexp (B, Hq, Nq), or None.
-        sum_dq: Whether dq is summed by the copy engine, in no fixed order; dq is None otherwise.
+        sum_dq: Whether dq is summed by TMA, in no fixed order; dq is None otherwise.
     """
     (batch, heads, queries, head_dim), (_, kv_heads, keys, _) = q.shape, k.shape
     tile = tuning.backward(head_dim)

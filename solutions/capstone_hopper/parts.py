@@ -1,4 +1,4 @@
-"""What both kernels are made of: a fast exponential, views of tiles, descriptors, sums by the copy engine."""
+"""What both kernels are made of: a fast exponential, views of tiles, descriptors, sums by TMA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def exp2(x):
 
 @gluon.jit
 def matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """A tile (1, 1, ROWS, COLUMNS) of shared memory, as the copy engine wrote it, as a matrix for the tensor cores."""
+    """A tile (1, 1, ROWS, COLUMNS) of shared memory, as TMA wrote it, as a matrix for the tensor cores."""
     bits: gl.constexpr = tile.dtype.primitive_bitwidth
     return tile._reinterpret(tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout(128, bits, 2))
 
@@ -56,7 +56,7 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @builtin
 def add_to_global(descriptor, coordinates, tile, _semantic=None):
-    """The copy engine adds ``tile`` of shared memory to global memory, in whatever order the adds of a tile arrive.
+    """TMA adds ``tile`` of shared memory to global memory, in whatever order the adds of a tile arrive.
 
     Triton 3.6 and 3.7 have the operation in their compiler, but no public name for it in Gluon.
     """
@@ -67,7 +67,7 @@ def add_to_global(descriptor, coordinates, tile, _semantic=None):
 
 
 def layout(shape: list[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How the copy engine lays out a tile of ``shape`` so that the tensor cores read it without bank conflicts."""
+    """How TMA lays out a tile of ``shape`` so that the tensor cores read it without bank conflicts."""
     return gl.NVMMASharedLayout.get_default_for(shape, ELEMENTS[dtype])
 
 
@@ -87,7 +87,7 @@ def rows_of(tensor: torch.Tensor, length: int) -> TensorDescriptor:
 
 
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` (B, H, N, D) as the copy engine can read it; a copy of it where its strides do not allow that.
+    """``tensor`` (B, H, N, D) as TMA can read it; a copy of it where its strides do not allow that.
 
     Rows must be without gaps, and everything else a multiple of 16 bytes apart and not 0.
     """

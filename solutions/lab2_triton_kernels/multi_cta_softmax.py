@@ -1,4 +1,4 @@
-"""Softmax of long rows at the speed of short ones: several programs share a row and tell each other what they saw.
+"""Softmax of long rows at the speed of short ones: several programs share a row and exchange (maximum, sum).
 
 Not an exercise: it goes beyond what a kernel may usually do. Programs normally know nothing of each other, because
 nothing says in which order they start, nor that two of them run at the same time. Here each program first draws a

@@ -74,7 +74,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Question:
-    """One function to write, and what it is held against.
+    """One function to write, and its oracle.
 
     Attributes:
         name: the function's name, as in the lab.

@@ -156,7 +156,7 @@ def claim(
     Args:
         id: dotted lower-case name, unique in the course: ``"roofline.ridge.h100"``.
         computed: a number (also a NumPy or torch scalar), a bool or a string, the same on every machine.
-        expected: what it is held against: a value, or ``(low, high)``. None is allowed for a bool only and means True.
+        expected: the value, or ``(low, high)``. None is allowed for a bool only and means True.
         unit: SI unit of both; "B/s", "FLOP/s", "s" and "B" are printed with a prefix.
         source: where ``expected`` comes from; required when ``kind`` is "measure" or "state".
         tolerance: relative to ``expected``: ``|computed - expected| <= tolerance * |expected|``. With 0 integers

@@ -172,7 +172,7 @@ def ladder(
 
 
 @styled
-def beside(
+def speedup_bars(
     panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float, float]]]], *, title: str, subtitle: str = "",
     xlabel: str = "our rate over cuDNN's",
 ) -> Figure:  # fmt: skip

@@ -25,7 +25,7 @@ MOST_FAILURES = 3
 
 
 class Busy(RuntimeError):
-    """No more requests now; the same request may be welcome in a moment."""
+    """The queue is full; the client may retry later."""
 
 
 class Unavailable(RuntimeError):

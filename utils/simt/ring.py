@@ -1,7 +1,7 @@
 """A ring of tiles in shared memory, handed from a producer to consumers through mbarriers: phases, parities, waits.
 
 A :class:`Barrier` counts what Hopper's barriers in shared memory count, and :func:`run_ring` plays the loops of a
-kernel on it: one producer that has the copy engine fill stages, and consumers that read them. It says who waited how
+kernel on it: one producer that has TMA fill stages, and consumers that read them. It says who waited how
 long, and stops with an error where a GPU would hang or read a tile that is not there.
 """
 
@@ -53,12 +53,12 @@ class Barrier:
         return parity != self.parity
 
     def expect(self, size: int) -> None:
-        """Arrive, and announce ``size`` bytes that the copy engine will write."""
+        """Arrive, and announce ``size`` bytes that TMA will write."""
         self.missing += size
         self.arrive()
 
     def landed(self, size: int) -> None:
-        """The copy engine has written ``size`` bytes."""
+        """TMA has written ``size`` bytes."""
         self.missing -= size
         self._maybe_flip()
 
@@ -136,7 +136,7 @@ class _Ring:
         self.flying: list[tuple[int, int]] = []  # (when it lands, stage)
 
     def ask(self, tile: int, stage: int, lands: int) -> None:
-        """The copy engine begins to fill a stage."""
+        """TMA begins to fill a stage."""
         if self.readers[stage] or self.filling[stage]:
             when = "while it is being read" if self.readers[stage] else "before it has arrived"
             raise RingError(f"tile {tile} overwrites tile {self.tile[stage]} in stage {stage} {when}")

@@ -45,7 +45,7 @@ def barriers(COUNT: tl.constexpr, ARRIVALS: tl.constexpr):
 
 @gluon.jit
 def copy(descriptor, row, tile, full):
-    """The copy engine fills ``tile`` with the rows from ``row`` on; ``full`` completes when all its bytes are there."""
+    """TMA fills ``tile`` with the rows from ``row`` on; ``full`` completes when all its bytes are there."""
     mbarrier.expect(full, descriptor.block_type.nbytes)
     tma.async_copy_global_to_shared(descriptor, [row, 0], full, tile)
 

@@ -1,4 +1,4 @@
-"""Step 6: tensor descriptors: the copy engine brings tiles, and no thread computes an address."""
+"""Step 6: tensor descriptors: TMA brings tiles, and no thread computes an address."""
 
 from __future__ import annotations
 

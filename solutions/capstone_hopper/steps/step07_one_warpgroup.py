@@ -1,4 +1,4 @@
-"""Step 7: the same in Gluon, by one warpgroup: layouts, two stages that the copy engine fills, barriers."""
+"""Step 7: the same in Gluon, by one warpgroup: layouts, two stages that TMA fills, barriers."""
 
 from __future__ import annotations
 

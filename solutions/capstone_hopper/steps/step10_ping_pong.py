@@ -24,7 +24,7 @@ OPTIONS = {"num_warps": 4, "maxnreg": 168}
 
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, queries, ring, tile, N: tl.constexpr, S: tl.constexpr):
-    """One warp: asks the copy engine for the next tile whenever both warpgroups have left a stage."""
+    """One warp: asks TMA for the next tile whenever both warpgroups have left a stage."""
     start, first, blocks = tile
     q_tiles, q_full = queries
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring

@@ -24,7 +24,7 @@ OPTIONS = {"num_warps": 4, "maxnreg": 168}
 
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, queries, ring, tile, N: tl.constexpr, S: tl.constexpr):
-    """One warp: asks the copy engine for the next tile whenever both warpgroups have left a stage."""
+    """One warp: asks TMA for the next tile whenever both warpgroups have left a stage."""
     start, first, blocks, step, turn = tile
     q_tiles, q_full, q_empty, _ = queries
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
@@ -96,7 +96,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
     out = warpgroup_mma(weights16, v_tiles.index(last % S), out)
     mbarrier.arrive(v_empty.index(last % S))
     out = out * tl.convert_layout(1.0 / total, tl.SliceLayout(1, OUT))[:, None]
-    tma.store_wait(0)  # the copy engine has read the output of the tile before
+    tma.store_wait(0)  # TMA has read the output of the tile before
     wait_for_all()
     o_tile.store(out.to(o_desc.dtype))
     fence_async_shared()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from grading_runs import MARK, grade, left_running, results
 from hostile import HOSTILE
-from synthetic_class import build
+from synthetic_cohort import build
 
 from grading.lab import ROOT, find_lab, lab_names
 

@@ -1,4 +1,4 @@
-"""Launches of tests in which nothing is to fail: on a machine that is busy with other things ranks may be slow."""
+"""``launch`` with generous timeouts, for tests that must pass on a loaded machine."""
 
 from __future__ import annotations
 

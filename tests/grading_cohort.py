@@ -1,7 +1,7 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
-    python -m tests.grading_class [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N]
-    python -m tests.grading_class --killed [300] [--run-at-all 12] [--seed N]
+    python -m tests.grading_cohort [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N]
+    python -m tests.grading_cohort --killed [300] [--run-at-all 12] [--seed N]
 
 For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then the
 grader is killed in the middle of a second run, started again, and must come to the same gradebook. In the end nothing
@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import grading_killed  # noqa: E402
 from grading_runs import MARK, Surroundings, grade, left_running, listing, results, scores  # noqa: E402
-from synthetic_class import Member, build  # noqa: E402
+from synthetic_cohort import Member, build  # noqa: E402
 
 from grading.lab import Lab, find_lab, lab_names  # noqa: E402
 
@@ -121,7 +121,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], students: 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; 0 when everything is as it must be."""
-    parser = argparse.ArgumentParser(prog="python -m tests.grading_class", description="Grade a synthetic class.")
+    parser = argparse.ArgumentParser(prog="python -m tests.grading_cohort", description="Grade a synthetic class.")
     parser.add_argument("labs", nargs="*", default=lab_names(), help="labs to grade; all by default")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--students", nargs="+", help="only these")
