@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import parallel_training
 import torch
 import torch.distributed as dist
-from parallel_training import STEPS, Run, batch_of_step, reference, shard_of_batch, train
+from parallel_training import STEPS, Run, batch_of_step, default_dtype, reference, shard_of_batch, train
 from torch.distributed.device_mesh import DeviceMesh
 
 from solutions.lab4_zero.mesh import (
@@ -76,17 +75,6 @@ PIPELINE = {
     "1f1b, exact": Case(UNTIED, micro_batches=4, exact=True),
     "gpipe, exact": Case(UNTIED, micro_batches=4, schedule="gpipe", exact=True),
 }
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made within are of this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @functools.cache

@@ -9,8 +9,8 @@ ranks must then agree with it bit for bit (``tolerance=0``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,17 @@ CONFIG = gpt.TINY.replace(layers=2, unused_parameter=True)
 #: exact arithmetic (a key's bias: softmax does not see it) into a step of full size; an epsilon above that rounding
 #: (1e-9 here) keeps it what it is.
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.1, "foreach": False}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made within are of this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @dataclass

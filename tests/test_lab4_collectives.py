@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from slow_machine_launch import launch
+from slow_machine_launch import launch, once
 from torch import Tensor
 
 from solutions import lab4_zero as lab
@@ -53,20 +52,10 @@ def collectives() -> dict[Any, Any]:
     return found
 
 
-@functools.cache
-def outcome(world_size: int) -> list[dict[Any, Any]] | Exception:
-    try:
-        return launch(collectives, world_size=world_size)
-    except Exception as error:  # once is enough: every test of this world size says the same
-        return error
-
-
+@once
 def job(world_size: int) -> list[dict[Any, Any]]:
-    """Results of all ranks, of one job for all tests."""
-    result = outcome(world_size)
-    if isinstance(result, Exception):
-        raise result
-    return result
+    """Results of all ranks."""
+    return launch(collectives, world_size=world_size)
 
 
 @pytest.fixture(params=[2, 3, 4])

@@ -10,7 +10,7 @@ import parallel_training as training
 import pytest
 import torch
 import torch.distributed as dist
-from slow_machine_launch import launch
+from slow_machine_launch import launch, once
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,22 +21,11 @@ from utils import gpt, transformer_math
 WORLD_SIZES = (2, 3, 4)
 
 
-@functools.cache
-def outcome(world_size: int) -> list[dict[str, Any]] | Exception:
-    """Results of all ranks, or why there are none; a job of N ranks goes on from the states that one of N - 1 left."""
-    try:
-        states = job(world_size - 1)[0]["resumed"]["states"] if world_size > WORLD_SIZES[0] else None
-        return launch(ranks.everything, states, world_size=world_size)
-    except Exception as error:  # once is enough: every test of this world size says the same
-        return error
-
-
+@once
 def job(world_size: int) -> list[dict[str, Any]]:
-    """Results of all ranks, of one job for all tests."""
-    result = outcome(world_size)
-    if isinstance(result, Exception):
-        raise result
-    return result
+    """Results of all ranks; a job of N ranks goes on from the states that one of N - 1 left."""
+    states = job(world_size - 1)[0]["resumed"]["states"] if world_size > WORLD_SIZES[0] else None
+    return launch(ranks.everything, states, world_size=world_size)
 
 
 @functools.cache

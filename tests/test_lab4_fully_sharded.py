@@ -6,15 +6,14 @@ Each world size is launched once and trains all cases; the tests read what the r
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import parallel_training
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_training import STEPS, TOLERANCE, Run, assert_same_run, reference, train
+from parallel_training import STEPS, TOLERANCE, Run, assert_same_run, default_dtype, reference, train
 from slow_machine_launch import launch
 from torch import Tensor
 
@@ -73,17 +72,6 @@ class Seen:
     root: tuple[int, ...]  # padded elements of the root's
     peak_bytes: int
     left_bytes: int
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made within are of this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def train_case(case: Case) -> Seen:
