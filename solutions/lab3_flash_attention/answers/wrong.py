@@ -566,7 +566,7 @@ wrong(BACKWARD, "blind queries", "pass on a NaN that arrives for their logsumexp
 wrong(
     KEEP,
     "keeps the scores",
-    "a tensor of",
+    "largest allocation: expected at most",
     "is allocated",
     edits={"ctx.causal = causal": "ctx.scores = q.new_empty(*q.shape[:3], k.shape[2]); ctx.causal = causal"},
 )
