@@ -567,7 +567,6 @@ wrong(
     KEEP,
     "keeps the scores",
     "largest allocation: expected at most",
-    "is allocated",
     edits={"ctx.causal = causal": "ctx.scores = q.new_empty(*q.shape[:3], k.shape[2]); ctx.causal = causal"},
 )
 wrong(
