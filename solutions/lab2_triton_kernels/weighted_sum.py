@@ -52,9 +52,9 @@ def weighted_sum_dx_kernel(
     row = (tl.program_id(0) // blocks_per_row).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-    weight = tl.load(
+    weight = tl.load(  # (BLOCK,)
         weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns, other=0.0
-    )  # (BLOCK,)
+    )
     dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0)  # (ROWS,)
     dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j
     dx_ptrs = dx_ptr + row[:, None] * columns + column[None, :]
