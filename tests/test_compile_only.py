@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 
@@ -37,11 +38,40 @@ def wrong_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, n)))
 
 
+class Options(NamedTuple):
+    dtype: tl.dtype
+    block: int
+
+
+@triton.jit
+def tuple_kernel(x_ptr, out_ptr, strides, OPTIONS: tl.constexpr):
+    stride_row, stride_column = strides
+    row = tl.arange(0, OPTIONS.block)[:, None]
+    offsets = row * stride_row + tl.arange(0, 8)[None, :] * stride_column
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets).to(OPTIONS.dtype))
+
+
 @triton.autotune(configs=[triton.Config({"BLOCK": 64})], key=["n"])
 @triton.jit
 def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.store(out_ptr + offsets, tl.sqrt(tl.load(x_ptr + offsets, mask=offsets < n)), mask=offsets < n)
+
+
+def test_items_of_tuples_are_specialised_as_a_launch_does():
+    constants = {"OPTIONS": Options(tl.float16, 128)}
+    pointers = {"x_ptr": "*fp16", "out_ptr": "*fp16"}
+    whole, any_stride = resource_usages(
+        [
+            Request(tuple_kernel, {**pointers, "strides": strides}, constants)
+            for strides in (("i32:16", 1), ("i32", "i32"))
+        ]
+    )
+    assert whole.registers < any_stride.registers  # eight numbers in one load
+    with pytest.raises(
+        ValueError, match=r"items of strides must be like 'i32', 'i32:16' or a number, got \('int', 1\)"
+    ):
+        resource_usage(tuple_kernel, {**pointers, "strides": ("int", 1)}, constants)
 
 
 def test_resources_of_several_kernels_are_read_from_their_binaries():

@@ -12,9 +12,11 @@ import torch
 
 from solutions.capstone_hopper.steps import wall_kernel
 from solutions.lab3_flash_attention.exercises.anchored import compiles_anchored
+from solutions.lab3_flash_attention.tiles import Access
 from utils.compile_only import CompileError, Request, resource_usages
 
 import triton  # isort: skip
+import triton.language as tl  # isort: skip
 
 PACKAGE = "solutions.lab3_flash_attention"
 #: Compute capability times ten -> bytes of shared memory that one program may take.
@@ -22,11 +24,11 @@ SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 #: Those that the kernels are compiled for: of each generation the one for data centers.
 CAPABILITIES = (80, 90, 100)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-#: Kernel -> its module, the (B, H, N, D) tensors that it takes, those of them that it loads tiles of, and its sizes.
+#: Kernel -> its module, the (B, H, N, D) tensors that it takes, those of them that it loads tiles of, and its table.
 KERNELS = {
-    "flash_forward_kernel": ("flash_forward", "q k v o", "q k v", "heads sequences Nq Nk together", "forward"),
-    "dkdv_kernel": ("flash_backward", "q k v do dk dv", "q k v do", "key_heads sequences Nq Nk together", "dkdv"),
-    "dq_kernel": ("flash_backward", "q k v do dq", "q k v do", "heads sequences Nq Nk together", "dq"),
+    "flash_forward_kernel": ("flash_forward", "q k v o", "q k v", "forward"),
+    "dkdv_kernel": ("flash_backward", "q k v do dk dv", "q k v do", "dkdv"),
+    "dq_kernel": ("flash_backward", "q k v do dq", "q k v do", "dq"),
 }
 #: Kernel, dtype and head_dim -> bytes of its registers that a thread keeps in memory, on some architecture: tiles that
 #: were measured faster than those without.
@@ -66,7 +68,7 @@ def request(
     is one query and one key, numbers that Triton compiles in. ``anchored``: False is the forward kernel's tile where
     there is no anchored loop, True asks for that loop on any GPU, as the check of exercise 3.9 does.
     """
-    module, tensors, tiled, sizes, table = KERNELS[name]
+    module, tensors, tiled, table = KERNELS[name]
     without = anchored is False or single  # so short a row is not anchored
     wanted = (not without,) if table == "forward" else ()
     tile = getattr(tuning, table)(head_dim, DTYPES[dtype], causal, divmod(capability, 10), not strided, *wanted)
@@ -78,29 +80,20 @@ def request(
         rows = {"q": tile.m, "do": tile.m, "k": tile.n, "v": tile.n}
         signature |= {f"{x}_ptr": f"tensordesc<{dtype}[1, 1, {rows[x]}, {block_d}]>" for x in tiled.split()}
     signature |= {"lse_ptr": "*fp32"} | ({} if table == "forward" else {"delta_ptr": "*fp32", "scale": "fp32"})
-    signature |= {f"stride_{x}{axis}": "i32" for x in tensors.split() for axis in "bhn"}
-    signature |= dict.fromkeys(sizes.split(), "i32") | {"scale_log2": "fp32"}
-    constants = {f"stride_{x}d": 1 for x in tensors.split()}
+    length = 1 if single else "i32:16"
+    signature |= {f"stride_{x}": ("i32:16", "i32:16", "i32:16", 1) for x in tensors.split()}
+    signature |= {"sizes": ("i32", "i32", length, length), "scale_log2": "fp32", "nheads_in_l2": "i32"}
     if strided:
-        signature["stride_qd"] = "i32"
-        del constants["stride_qd"]
-    if single:
-        constants |= {length: signature.pop(length) and 1 for length in ("Nq", "Nk")}
-    constants |= {
-        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GROUP": group,
-        "CAUSAL": causal, "WHOLE_M" if table == "dkdv" else "WHOLE_N": whole, "PRECISION": "ieee", "WIDE": False,
-        "DESCRIPTORS": tile.descriptors,
+        signature["stride_q"] = ("i32",) * 4
+    hints = (tile.loads_first, tile.masked or not whole) if table == "dkdv" else ()
+    access = Access(head_dim, tl.int32, tile.descriptors, *hints)
+    constants = {
+        "BLOCK_D": block_d, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GQA_GROUP_SIZE": group, "CAUSAL": causal,
+        "EVEN_M" if table == "dkdv" else "EVEN_N": whole, "ACCESS": access,
     }  # fmt: skip
     if table == "forward":
         constants |= {"PRESCALE": False, "ANCHORED": tile.anchored}
-    if table == "dkdv":
-        constants |= {"LOADS_FIRST": tile.loads_first, "MASKED": tile.masked or not whole}
-    aligned = [
-        key
-        for key, kind in signature.items()
-        if kind.startswith("*") or key.startswith("stride") or key in ("Nq", "Nk")
-        if not (strided and key.startswith("stride_q"))
-    ]
+    aligned = [key for key, kind in signature.items() if str(kind).startswith("*")]
     return Request(
         kernel(module, name), signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers,
         warnings=capability == MEASURED,
@@ -110,15 +103,15 @@ def request(
 def assert_fit(requests):
     """Every kernel fits an SM and keeps its values in registers."""
     for asked, used in zip(requests, resource_usages(requests), strict=True):
-        case = {key: asked.constexprs[key] for key in ("HEAD_DIM", "CAUSAL", "BLOCK_M", "BLOCK_N", "GROUP")}
+        case = {key: asked.constexprs[key] for key in ("ACCESS", "CAUSAL", "BLOCK_M", "BLOCK_N", "GQA_GROUP_SIZE")}
         case |= {"q": asked.signature["q_ptr"], "capability": asked.capability}
         assert not any("serialized" in words for words in used.warnings), f"{used.warnings}: {case}"
         assert used.registers * used.threads <= 65536, f"{used.name} does not fit an SM: {used}"
         assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{used.name} takes too much shared memory: {used}"
         dtype = re.search(r"(bf16|fp16|fp32)", asked.signature["q_ptr"])[0]
-        allowed = SPILLS.get((used.name, dtype, asked.constexprs["HEAD_DIM"]), 0)
+        allowed = SPILLS.get((used.name, dtype, asked.constexprs["ACCESS"].head_dim), 0)
         if asked.constexprs.get("ANCHORED"):
-            allowed = ANCHORED_SPILLS.get((dtype, asked.constexprs["HEAD_DIM"]), 0)
+            allowed = ANCHORED_SPILLS.get((dtype, asked.constexprs["ACCESS"].head_dim), 0)
         allowed += OLD_TRITON_SM100 if asked.capability == 100 else 0
         assert used.stack_bytes <= allowed, f"{used.name} spills {used.stack_bytes} bytes a thread: {case}"
 
@@ -156,7 +149,7 @@ def test_no_kernel_of_float32_spills(tuned, capability, name):
 def test_no_kernel_of_tensors_without_descriptors_spills(tuned, name):
     cases = [(D, causal) for D in (60, 100, 180) for causal in masks(MEASURED)]
     asked = [request(tuned, name, MEASURED, "bf16", *case, whole=False, strided=True) for case in cases]
-    assert not any(each.constexprs["DESCRIPTORS"] for each in asked)
+    assert not any(each.constexprs["ACCESS"].use_tma for each in asked)
     assert_fit(asked)
 
 

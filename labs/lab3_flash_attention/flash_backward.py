@@ -12,7 +12,18 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, add_product, describable, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import (
+    LOG2_E,
+    Access,
+    add_product,
+    empty_in_order,
+    index_dtype,
+    kernel_operands,
+    load_rows,
+    store_rows,
+    tile_of,
+    tma_compatible,
+)
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -20,10 +31,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, dlse_ptr, delta_ptr,
-    stride_ob, stride_oh, stride_on, stride_od, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dlb, stride_dlh, stride_dln, heads, Nq, blind,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, WIDE: tl.constexpr,
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, stride_o, stride_do, stride_dlse, heads, Nq, blind,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: delta of ``BLOCK_M`` queries of one head; the first ``blind`` queries see no key."""
     tiles = tl.cdiv(Nq, BLOCK_M)
@@ -33,8 +42,9 @@ def delta_kernel(
     row = first + tl.arange(0, BLOCK_M)
     raise NotImplementedError("Lab 3, exercise 3.5: delta")
     if HAS_DLSE:  # dL/ds = p: the gradient of L adds to dP as -delta does
-        dlse_start = dlse_ptr + batch.to(tl.int64) * stride_dlb + head.to(tl.int64) * stride_dlh
-        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_dln, mask=row < Nq, other=0.0)
+        stride_b, stride_h, stride_n = stride_dlse
+        dlse_start = dlse_ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_n, mask=row < Nq, other=0.0)
     delta = tl.where(row < blind, 0.0, delta)
     tl.store(delta_ptr + sequence.to(tl.int64) * Nq + row, delta, mask=row < Nq)
 
@@ -59,75 +69,57 @@ def load_numbers(ptr, row, N, MASKED: tl.constexpr):
     return numbers
 
 
-@triton.jit(do_not_specialize=["together"])
+@triton.jit(do_not_specialize=["nheads_in_l2"])
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    key_heads, sequences, Nq, Nk, scale, scale_log2, together,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, LOADS_FIRST: tl.constexpr, MASKED: tl.constexpr,
+    stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv, sizes, scale, scale_log2, nheads_in_l2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GQA_GROUP_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_M: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see them.
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
     """
-    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, together)  # causal: longest first
+    key_heads, sequences, Nq, Nk = sizes
+    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, nheads_in_l2)  # causal: longest first
     batch, key_head = sequence // key_heads, sequence % key_heads
     first = tile * BLOCK_N
     key = first + tl.arange(0, BLOCK_N)
-    k = load_rows(
-        k_ptr, batch, key_head, first, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
-    v = load_rows(
-        v_ptr, batch, key_head, first, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
+    k = load_rows(k_ptr, stride_k, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
+    v = load_rows(v_ptr, stride_v, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
     seen_from = 0  # queries from here on see all of the tile's keys
     if CAUSAL:
         raise NotImplementedError("Lab 3, exercise 3.6: queries that see a tile of keys")
-    for member in range(0, GROUP):
-        head = key_head * GROUP + member
-        rows_before = (sequence * GROUP + member).to(tl.int64) * Nq
+    for member in range(0, GQA_GROUP_SIZE):
+        head = key_head * GQA_GROUP_SIZE + member
+        rows_before = (sequence * GQA_GROUP_SIZE + member).to(tl.int64) * Nq
         for start in range(begin, Nq, BLOCK_M):
             raise NotImplementedError("Lab 3, exercise 3.6: one step of dK and dV")
     raise NotImplementedError("Lab 3, exercise 3.6: the end of dK and dV")
 
 
-@triton.jit(do_not_specialize=["together"])
+@triton.jit(do_not_specialize=["nheads_in_l2"])
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    heads, sequences, Nq, Nk, scale, scale_log2, together,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    stride_q, stride_k, stride_v, stride_do, stride_dq, sizes, scale, scale_log2, nheads_in_l2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GQA_GROUP_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of ``BLOCK_M`` queries of one head, from every key that they see."""
+    heads, sequences, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
     batch, head = sequence // heads, sequence % heads
-    key_head = head // GROUP
+    key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first
     first = tile * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
-    q = load_rows(
-        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
-    do = load_rows(
-        do_ptr, batch, head, first, Nq, stride_dob, stride_doh, stride_don, stride_dod,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
+    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    do = load_rows(do_ptr, stride_do, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
     lse = tl.load(lse_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     delta = tl.load(delta_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -155,10 +147,10 @@ def attention_delta(
     if not delta.numel():
         return delta
     rows = tuning.delta_rows(D)
+    dlse_or_unused = delta if dlse is None else dlse
     delta_kernel[(triton.cdiv(Nq, rows) * B * Hq,)](
-        o, do, delta if dlse is None else dlse, delta, *o.stride(), *do.stride(),
-        *(delta if dlse is None else dlse).stride(), Hq, Nq, blind,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, WIDE=is_wide(o, do),
+        o, do, dlse_or_unused, delta, o.stride(), do.stride(), dlse_or_unused.stride(), Hq, Nq, blind,
+        BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, ACCESS=Access(D, index_dtype(o, do)),
         num_warps=4,
     )  # fmt: skip
     return delta
@@ -185,18 +177,16 @@ def flash_dkdv(
     dk, dv = empty_in_order(k), empty_in_order(v)
     if not lse.numel():
         return dk.zero_(), dv.zero_()
-    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
+    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device), tma_compatible(q, do, k, v))
     group = Hq // Hkv
-    (q_source, do_source, k_source, v_source), described = sources(
-        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
-    )
+    operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n), (do, tile.m))
+    even = Nq % tile.m == 0
     dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
-        q_source, k_source, v_source, do_source, lse, delta, dk, dv,
-        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-        Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
-        CAUSAL=causal, WHOLE_M=Nq % tile.m == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dk, dv),
-        DESCRIPTORS=described, LOADS_FIRST=tile.loads_first, MASKED=tile.masked or Nq % tile.m > 0,
+        *operands, lse, delta, dk, dv, *(x.stride() for x in (q, k, v, do, dk, dv)),
+        (Hkv, B * Hkv, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
+        BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
+        CAUSAL=causal, EVEN_M=even,
+        ACCESS=Access(D, index_dtype(q, k, v, do, dk, dv), use_tma, tile.loads_first, tile.masked or not even),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
@@ -217,18 +207,15 @@ def flash_dq(
     dq = empty_in_order(q)
     if not lse.numel():
         return dq
-    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
+    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device), tma_compatible(q, do, k, v))
     group = Hq // Hkv
-    (q_source, do_source, k_source, v_source), described = sources(
-        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
-    )
+    operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n), (do, tile.m))
     dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
-        q_source, k_source, v_source, do_source, lse, delta, dq,
-        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
-        Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
-        CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dq),
-        DESCRIPTORS=described,
+        *operands, lse, delta, dq, *(x.stride() for x in (q, k, v, do, dq)),
+        (Hq, B * Hq, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
+        BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
+        CAUSAL=causal, EVEN_N=Nk % tile.n == 0,
+        ACCESS=Access(D, index_dtype(q, k, v, do, dq), use_tma),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dq

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -19,74 +17,82 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 LOG2_E = 1.4426950408889634
 
 
+class Access(NamedTuple):
+    """How a kernel reads and writes (B, H, N, D) tensors: it is compiled for these values.
+
+    ``index_dtype``: type of the offsets inside a head, int64 where they pass 2^31. ``use_tma``: tiles are loaded by
+    TMA, through tensor descriptors. ``loads_first`` and ``masked`` are the tile's, see :class:`.tuning.Tile`.
+    """
+
+    head_dim: int
+    index_dtype: tl.dtype
+    use_tma: bool = False
+    loads_first: bool = False
+    masked: bool = True
+
+
 @triton.jit
-def tile_of(program, tiles, sequences, together):
+def tile_of(program, tiles, sequences, nheads_in_l2):
     """Tile and sequence (a head of a batch entry) of a program; ``tiles`` tiles for each of ``sequences``.
 
-    The programs of ``together`` sequences follow one another tile by tile, so that they run at the same time and find
-    each other's keys and values in the L2 cache.
+    The programs of ``nheads_in_l2`` sequences follow one another tile by tile, so that they run at the same time and
+    find each other's keys and values in the L2 cache.
     """
-    first = program // (together * tiles) * together
-    size = tl.minimum(together, sequences - first)
+    first = program // (nheads_in_l2 * tiles) * nheads_in_l2
+    size = tl.minimum(nheads_in_l2, sequences - first)
     rest = program - first * tiles
     return rest // size, first + rest % size
 
 
 @triton.jit
 def load_rows(
-    source, batch, head, first, N, stride_b, stride_h, stride_n, stride_d,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    WHOLE: tl.constexpr, WIDE: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    source, strides, batch, head, first, N,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """Rows ``first`` to ``first + ROWS - 1`` of the N of one head: (ROWS, BLOCK_D), zeros beyond the edges.
 
-    ``source`` is a descriptor of the (B, H, N, D) tensor (DESCRIPTORS) or a pointer to it. WHOLE: no row is beyond N.
-    WIDE: an offset inside the head passes 2^31.
+    ``source`` is a descriptor of the (B, H, N, D) tensor (``ACCESS.use_tma``) or a pointer to it, ``strides`` are the
+    tensor's. EVEN: no row is beyond N.
     """
-    if DESCRIPTORS:
+    if ACCESS.use_tma:
         tile = source.load([batch, head, first, 0]).reshape(ROWS, BLOCK_D)
     else:
-        row = tl.arange(0, ROWS)
-        column = tl.arange(0, BLOCK_D)
+        stride_b, stride_h, stride_n, stride_d = strides
+        row = tl.arange(0, ROWS).to(ACCESS.index_dtype)
+        column = tl.arange(0, BLOCK_D).to(ACCESS.index_dtype)
         left = N - first
-        if WIDE:
-            first = tl.cast(first, tl.int64)
-            row = row.to(tl.int64)
-            column = column.to(tl.int64)
-        start_ptr = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
+        head_ptr = source + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+        start_ptr = head_ptr + tl.cast(first, ACCESS.index_dtype) * stride_n
         place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
-        if WHOLE and HEAD_DIM == BLOCK_D:
+        if EVEN and ACCESS.head_dim == BLOCK_D:
             tile = tl.load(place)
-        elif WHOLE:
-            tile = tl.load(place, mask=column[None, :] < HEAD_DIM, other=0.0)
-        elif HEAD_DIM == BLOCK_D:
+        elif EVEN:
+            tile = tl.load(place, mask=column[None, :] < ACCESS.head_dim, other=0.0)
+        elif ACCESS.head_dim == BLOCK_D:
             tile = tl.load(place, mask=row[:, None] < left, other=0.0)
         else:
-            tile = tl.load(place, mask=(row[:, None] < left) & (column[None, :] < HEAD_DIM), other=0.0)
+            tile = tl.load(place, mask=(row[:, None] < left) & (column[None, :] < ACCESS.head_dim), other=0.0)
     return tile
 
 
 @triton.jit
 def store_rows(
-    ptr, value, batch, head, first, N, stride_b, stride_h, stride_n, stride_d,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+    ptr, strides, value, batch, head, first, N, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, ACCESS: tl.constexpr
 ):  # fmt: skip
     """Store (ROWS, BLOCK_D) as rows ``first`` to ``first + ROWS - 1`` of one head, in the tensor's dtype."""
-    row = tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK_D)
+    stride_b, stride_h, stride_n, stride_d = strides
+    row = tl.arange(0, ROWS).to(ACCESS.index_dtype)
+    column = tl.arange(0, BLOCK_D).to(ACCESS.index_dtype)
     left = N - first
-    if WIDE:
-        first = tl.cast(first, tl.int64)
-        row = row.to(tl.int64)
-        column = column.to(tl.int64)
-    start_ptr = ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first * stride_n
+    head_ptr = ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+    start_ptr = head_ptr + tl.cast(first, ACCESS.index_dtype) * stride_n
     place = start_ptr + (row[:, None] * stride_n + column[None, :] * stride_d)
-    inside = (row[:, None] < left) & (column[None, :] < HEAD_DIM)
+    inside = (row[:, None] < left) & (column[None, :] < ACCESS.head_dim)
     tl.store(place, value.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def add_product(total, a, b, PRECISION: tl.constexpr):
+def add_product(total, a, b):
     """total + a @ b, accumulated in float32; ``b`` is of a's dtype.
 
     float32 operands: the product is added up by itself and then added to ``total``, so that an error grows with the
@@ -94,21 +100,16 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     ``max_num_imprecise_acc`` the compiler would let the product go on adding to ``total``.)
     """
     if a.dtype == tl.float32:
-        total += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=a.shape[1])
+        total += tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=a.shape[1])
     else:  # to the tensor cores' accumulators
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        total = tl.dot(a, b, total, input_precision="ieee")
     return total
 
 
-@functools.cache
-def is_filled(*functions: Callable[..., object]) -> bool:
-    """Whether no place in these functions of a kernel is still to be filled."""
-    return all("raise NotImplementedError" not in inspect.getsource(getattr(f, "fn", f)) for f in functions)
-
-
-def is_wide(*tensors: torch.Tensor, rows: int = 256) -> bool:
-    """Whether an offset inside one head of a (B, H, N, D) tensor, a tile's padding included, passes 2^31."""
-    return any((x.shape[2] + rows) * abs(x.stride(2)) + 512 * abs(x.stride(3)) >= 2**31 for x in tensors)
+def index_dtype(*tensors: torch.Tensor, rows: int = 256) -> tl.dtype:
+    """int64 if an offset inside one head of a (B, H, N, D) tensor, a tile's padding included, passes 2^31."""
+    wide = any((x.shape[2] + rows) * abs(x.stride(2)) + 512 * abs(x.stride(3)) >= 2**31 for x in tensors)
+    return tl.int64 if wide else tl.int32
 
 
 def empty_in_order(x: torch.Tensor) -> torch.Tensor:
@@ -116,16 +117,18 @@ def empty_in_order(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.preserve_format)
 
 
-def describable(*tensors: torch.Tensor) -> bool:
+def tma_compatible(*tensors: torch.Tensor) -> bool:
     """Whether each of these (B, H, N, D) tensors may have a descriptor.
 
     The hardware asks of a descriptor for a last stride of 1, and for the start and all other strides at multiples of
     16 bytes.
     """
-    return all(map(_describable, tensors))
+    return all(map(_tma_compatible, tensors))
 
 
-def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.Tensor | TensorDescriptor], bool]:
+def kernel_operands(
+    wanted: bool, *tiles: tuple[torch.Tensor, int]
+) -> tuple[list[torch.Tensor | TensorDescriptor], bool]:
     """What the kernels load from: descriptors of all tensors where that is ``wanted`` and possible, else the tensors.
 
     Args:
@@ -133,15 +136,15 @@ def sources(wanted: bool, *tiles: tuple[torch.Tensor, int]) -> tuple[list[torch.
         tiles: (B, H, N, D) tensors, each with the rows of its tiles.
 
     Returns:
-        The sources in order, and whether they are descriptors.
+        The operands in order, and whether they are descriptors.
     """
     tensors = [x for x, _ in tiles]
-    if not wanted or not describable(*tensors):
+    if not wanted or not tma_compatible(*tensors):
         return tensors, False
     return [_describe(x, rows) for x, rows in tiles], True
 
 
-def _describable(x: torch.Tensor) -> bool:
+def _tma_compatible(x: torch.Tensor) -> bool:
     if x.data_ptr() % 16 or x.stride(3) != 1:
         return False
     return all(

@@ -17,7 +17,7 @@ class FlashAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, causal, scale):
         """o and the logsumexp of one call."""
         ### BEGIN SOLUTION 3.8: what the forward pass keeps
-        o, lse = flash_forward(q, k, v, causal, scale)
+        o, lse = flash_forward(q, k, v, causal, scale, anchored=True)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)

@@ -12,7 +12,18 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .flash_forward import is_visible, keys_seen
-from .tiles import LOG2_E, add_product, describable, empty_in_order, is_wide, load_rows, sources, store_rows, tile_of
+from .tiles import (
+    LOG2_E,
+    Access,
+    add_product,
+    empty_in_order,
+    index_dtype,
+    kernel_operands,
+    load_rows,
+    store_rows,
+    tile_of,
+    tma_compatible,
+)
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -20,10 +31,8 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, dlse_ptr, delta_ptr,
-    stride_ob, stride_oh, stride_on, stride_od, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dlb, stride_dlh, stride_dln, heads, Nq, blind,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, WIDE: tl.constexpr,
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, stride_o, stride_do, stride_dlse, heads, Nq, blind,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: delta of ``BLOCK_M`` queries of one head; the first ``blind`` queries see no key."""
     tiles = tl.cdiv(Nq, BLOCK_M)
@@ -32,19 +41,14 @@ def delta_kernel(
     first = tl.program_id(0) % tiles * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
     ### BEGIN SOLUTION 3.5: delta
-    o = load_rows(
-        o_ptr, batch, head, first, Nq, stride_ob, stride_oh, stride_on, stride_od,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, False,
-    )  # fmt: skip
-    do = load_rows(
-        do_ptr, batch, head, first, Nq, stride_dob, stride_doh, stride_don, stride_dod,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, False,
-    )  # fmt: skip
+    o = load_rows(o_ptr, stride_o, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    do = load_rows(do_ptr, stride_do, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     ### END SOLUTION
     if HAS_DLSE:  # dL/ds = p: the gradient of L adds to dP as -delta does
-        dlse_start = dlse_ptr + batch.to(tl.int64) * stride_dlb + head.to(tl.int64) * stride_dlh
-        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_dln, mask=row < Nq, other=0.0)
+        stride_b, stride_h, stride_n = stride_dlse
+        dlse_start = dlse_ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_n, mask=row < Nq, other=0.0)
     delta = tl.where(row < blind, 0.0, delta)
     tl.store(delta_ptr + sequence.to(tl.int64) * Nq + row, delta, mask=row < Nq)
 
@@ -69,33 +73,24 @@ def load_numbers(ptr, row, N, MASKED: tl.constexpr):
     return numbers
 
 
-@triton.jit(do_not_specialize=["together"])
+@triton.jit(do_not_specialize=["nheads_in_l2"])
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    key_heads, sequences, Nq, Nk, scale, scale_log2, together,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_M: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, LOADS_FIRST: tl.constexpr, MASKED: tl.constexpr,
+    stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv, sizes, scale, scale_log2, nheads_in_l2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GQA_GROUP_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_M: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see them.
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
     """
-    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, together)  # causal: longest first
+    key_heads, sequences, Nq, Nk = sizes
+    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, nheads_in_l2)  # causal: longest first
     batch, key_head = sequence // key_heads, sequence % key_heads
     first = tile * BLOCK_N
     key = first + tl.arange(0, BLOCK_N)
-    k = load_rows(
-        k_ptr, batch, key_head, first, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
-    v = load_rows(
-        v_ptr, batch, key_head, first, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
+    k = load_rows(k_ptr, stride_k, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
+    v = load_rows(v_ptr, stride_v, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
@@ -105,104 +100,74 @@ def dkdv_kernel(
         begin = tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M
         seen_from = first + BLOCK_N - 1 - (Nk - Nq)
         ### END SOLUTION
-    for member in range(0, GROUP):
-        head = key_head * GROUP + member
-        rows_before = (sequence * GROUP + member).to(tl.int64) * Nq
+    for member in range(0, GQA_GROUP_SIZE):
+        head = key_head * GQA_GROUP_SIZE + member
+        rows_before = (sequence * GQA_GROUP_SIZE + member).to(tl.int64) * Nq
         for start in range(begin, Nq, BLOCK_M):
             ### BEGIN SOLUTION 3.6: one step of dK and dV
             query = start + tl.arange(0, BLOCK_M)
-            q = load_rows(
-                q_ptr, batch, head, start, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
-                BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE, DESCRIPTORS,
-            )  # fmt: skip
+            q = load_rows(q_ptr, stride_q, batch, head, start, Nq, BLOCK_M, BLOCK_D, EVEN_M, ACCESS)
             # beyond the last query q, dO, L and delta are 0: p is 1, and adds 0 to both gradients
-            lse = load_numbers(lse_ptr + rows_before, query, Nq, MASKED)  # (BLOCK_M,)
-            do = load_rows(
-                do_ptr, batch, head, start, Nq, stride_dob, stride_doh, stride_don, stride_dod,
-                BLOCK_M, HEAD_DIM, BLOCK_D, WHOLE_M, WIDE, DESCRIPTORS,
-            )  # fmt: skip
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            lse = load_numbers(lse_ptr + rows_before, query, Nq, ACCESS.masked)  # (BLOCK_M,)
+            do = load_rows(do_ptr, stride_do, batch, head, start, Nq, BLOCK_M, BLOCK_D, EVEN_M, ACCESS)
+            s = tl.dot(k, tl.trans(q), input_precision="ieee")  # (BLOCK_N, BLOCK_M)
+            dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             p = probabilities(s, lse[None, :], scale, scale_log2, q.dtype)
             if CAUSAL:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
                 if start < seen_from:
                     p = tl.where(key[:, None] <= query[None, :] + (Nk - Nq), p, 0.0)
-            delta = load_numbers(delta_ptr + rows_before, query, Nq, MASKED)  # (BLOCK_M,)
+            delta = load_numbers(delta_ptr + rows_before, query, Nq, ACCESS.masked)  # (BLOCK_M,)
             ds = p * (dp - delta[None, :])
             # always true; yet what stands under a condition, the compiler puts behind the loads of the next tile
-            if not LOADS_FIRST or start < Nq:
-                dv = add_product(dv, p.to(do.dtype), do, PRECISION)
-                dk = add_product(dk, ds.to(q.dtype), q, PRECISION)
+            if not ACCESS.loads_first or start < Nq:
+                dv = add_product(dv, p.to(do.dtype), do)
+                dk = add_product(dk, ds.to(q.dtype), q)
             ### END SOLUTION
     ### BEGIN SOLUTION 3.6: the end of dK and dV
-    store_rows(
-        dk_ptr, dk * scale, batch, key_head, first, Nk, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
-    )  # fmt: skip
-    store_rows(
-        dv_ptr, dv, batch, key_head, first, Nk, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, WIDE,
-    )  # fmt: skip
+    store_rows(dk_ptr, stride_dk, dk * scale, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, ACCESS)
+    store_rows(dv_ptr, stride_dv, dv, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, ACCESS)
     ### END SOLUTION
 
 
-@triton.jit(do_not_specialize=["together"])
+@triton.jit(do_not_specialize=["nheads_in_l2"])
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_dob, stride_doh, stride_don, stride_dod,
-    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    heads, sequences, Nq, Nk, scale, scale_log2, together,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    stride_q, stride_k, stride_v, stride_do, stride_dq, sizes, scale, scale_log2, nheads_in_l2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GQA_GROUP_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of ``BLOCK_M`` queries of one head, from every key that they see."""
+    heads, sequences, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
     batch, head = sequence // heads, sequence % heads
-    key_head = head // GROUP
+    key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first
     first = tile * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
-    q = load_rows(
-        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
-    do = load_rows(
-        do_ptr, batch, head, first, Nq, stride_dob, stride_doh, stride_don, stride_dod,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
+    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    do = load_rows(do_ptr, stride_do, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
     lse = tl.load(lse_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     delta = tl.load(delta_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
     for start in range(0, seen_by_one, BLOCK_N):
         ### BEGIN SOLUTION 3.7: one step of dQ
-        k = load_rows(
-            k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        v = load_rows(
-            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        k = load_rows(k_ptr, stride_k, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        v = load_rows(v_ptr, stride_v, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
+        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
         p = probabilities(s, lse[:, None], scale, scale_log2, q.dtype)
-        if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+        if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
             if start + BLOCK_N > seen_by_all:
                 column = start + tl.arange(0, BLOCK_N)
                 p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
         ds = p * (dp - delta[:, None])
-        dq = add_product(dq, ds.to(k.dtype), k, PRECISION)
+        dq = add_product(dq, ds.to(k.dtype), k)
         ### END SOLUTION
     ### BEGIN SOLUTION 3.7: the end of dQ
-    store_rows(
-        dq_ptr, dq * scale, batch, head, first, Nq, stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-        BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
-    )  # fmt: skip
+    store_rows(dq_ptr, stride_dq, dq * scale, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)
     ### END SOLUTION
 
 
@@ -224,10 +189,10 @@ def attention_delta(
     if not delta.numel():
         return delta
     rows = tuning.delta_rows(D)
+    dlse_or_unused = delta if dlse is None else dlse
     delta_kernel[(triton.cdiv(Nq, rows) * B * Hq,)](
-        o, do, delta if dlse is None else dlse, delta, *o.stride(), *do.stride(),
-        *(delta if dlse is None else dlse).stride(), Hq, Nq, blind,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, WIDE=is_wide(o, do),
+        o, do, dlse_or_unused, delta, o.stride(), do.stride(), dlse_or_unused.stride(), Hq, Nq, blind,
+        BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, ACCESS=Access(D, index_dtype(o, do)),
         num_warps=4,
     )  # fmt: skip
     return delta
@@ -254,18 +219,16 @@ def flash_dkdv(
     dk, dv = empty_in_order(k), empty_in_order(v)
     if not lse.numel():
         return dk.zero_(), dv.zero_()
-    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
+    tile = tuning.dkdv(D, q.dtype, causal, tuning.capability_of(q.device), tma_compatible(q, do, k, v))
     group = Hq // Hkv
-    (q_source, do_source, k_source, v_source), described = sources(
-        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
-    )
+    operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n), (do, tile.m))
+    even = Nq % tile.m == 0
     dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
-        q_source, k_source, v_source, do_source, lse, delta, dk, dv,
-        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-        Hkv, B * Hkv, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
-        CAUSAL=causal, WHOLE_M=Nq % tile.m == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dk, dv),
-        DESCRIPTORS=described, LOADS_FIRST=tile.loads_first, MASKED=tile.masked or Nq % tile.m > 0,
+        *operands, lse, delta, dk, dv, *(x.stride() for x in (q, k, v, do, dk, dv)),
+        (Hkv, B * Hkv, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
+        BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
+        CAUSAL=causal, EVEN_M=even,
+        ACCESS=Access(D, index_dtype(q, k, v, do, dk, dv), use_tma, tile.loads_first, tile.masked or not even),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
@@ -286,18 +249,15 @@ def flash_dq(
     dq = empty_in_order(q)
     if not lse.numel():
         return dq
-    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device), describable(q, do, k, v))
+    tile = tuning.dq(D, q.dtype, causal, tuning.capability_of(q.device), tma_compatible(q, do, k, v))
     group = Hq // Hkv
-    (q_source, do_source, k_source, v_source), described = sources(
-        tile.descriptors, (q, tile.m), (do, tile.m), (k, tile.n), (v, tile.n)
-    )
+    operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n), (do, tile.m))
     dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
-        q_source, k_source, v_source, do_source, lse, delta, dq,
-        *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
-        Hq, B * Hq, Nq, Nk, scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
-        CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRECISION="ieee", WIDE=is_wide(q, k, v, do, dq),
-        DESCRIPTORS=described,
+        *operands, lse, delta, dq, *(x.stride() for x in (q, k, v, do, dq)),
+        (Hq, B * Hq, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
+        BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
+        CAUSAL=causal, EVEN_N=Nk % tile.n == 0,
+        ACCESS=Access(D, index_dtype(q, k, v, do, dq), use_tma),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return dq

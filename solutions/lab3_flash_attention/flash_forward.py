@@ -15,15 +15,15 @@ from . import tuning
 from .arguments import check_attention, softmax_scale
 from .tiles import (
     LOG2_E,
+    Access,
     add_product,
-    describable,
     empty_in_order,
-    is_filled,
-    is_wide,
+    index_dtype,
+    kernel_operands,
     load_rows,
-    sources,
     store_rows,
     tile_of,
+    tma_compatible,
 )
 
 import triton  # isort: skip
@@ -56,22 +56,17 @@ def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
 
 @triton.jit
 def masked_scores(
-    q, k_ptr, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh, stride_kn, stride_kd,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    q, k_ptr, stride_k, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start`` on: (BLOCK_M, BLOCK_N) float32,
     -inf where a query sees no key."""
     ### BEGIN SOLUTION 3.9: scores of one tile
-    k = load_rows(
-        k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
-        BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-    )  # fmt: skip
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+    k = load_rows(k_ptr, stride_k, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
     if PRESCALE:
         s = s * scale_log2
-    if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+    if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
         if start + BLOCK_N > seen_by_all:
             column = start + tl.arange(0, BLOCK_N)
             s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
@@ -81,11 +76,9 @@ def masked_scores(
 
 @triton.jit
 def anchored_row(
-    q, k_ptr, v_ptr, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
-    stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """A row of tiles with one reference, the maximum of its first tile: no other maximum is taken, nothing is rescaled.
 
@@ -101,31 +94,24 @@ def anchored_row(
     d = tl.zeros((BLOCK_M,), tl.float32)
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     begin = tl.where(seen_by_one > 0, 0, Nk)  # where no key is seen, none is loaded
-    # WHOLE_N False: from Nk on there is no key; and behind the branch of the mask the memory of these keys is free
-    s = masked_scores(q, k_ptr, batch, key_head, begin, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh,
-                      stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, False, PRESCALE, PRECISION, WIDE,
-                      DESCRIPTORS)  # fmt: skip
+    # not EVEN_N: from Nk on there is no key; and behind the branch of the mask the memory of these keys is free
+    s = masked_scores(q, k_ptr, stride_k, batch, key_head, begin, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D,
+                      BLOCK_N, CAUSAL, False, PRESCALE, ACCESS)  # fmt: skip
     m = tl.maximum(tl.max(s, 1), -1e30)  # finite, as in the inner loop
     anchor = (m * factor)[:, None]
     for start in range(BLOCK_N, seen_by_one, BLOCK_N):
         p = tl.exp2(s * factor - anchor)
         d += tl.sum(p, 1)
-        v = load_rows(
-            v_ptr, batch, key_head, start - BLOCK_N, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        o = add_product(o, p.to(v.dtype), v, PRECISION)
-        s = masked_scores(q, k_ptr, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh,
-                          stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE,
-                          DESCRIPTORS)  # fmt: skip
+        v = load_rows(v_ptr, stride_v, batch, key_head, start - BLOCK_N, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        o = add_product(o, p.to(v.dtype), v)
+        s = masked_scores(q, k_ptr, stride_k, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D,
+                          BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS)  # fmt: skip
     if seen_by_one > 0:
         p = tl.exp2(s * factor - anchor)
         d += tl.sum(p, 1)
-        v = load_rows(
-            v_ptr, batch, key_head, (seen_by_one - 1) // BLOCK_N * BLOCK_N, Nk,
-            stride_vb, stride_vh, stride_vn, stride_vd, BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        o = add_product(o, p.to(v.dtype), v, PRECISION)
+        last = (seen_by_one - 1) // BLOCK_N * BLOCK_N
+        v = load_rows(v_ptr, stride_v, batch, key_head, last, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        o = add_product(o, p.to(v.dtype), v)
     # no p is larger than d: below the limit all are finite in v's dtype; o times 0 is 0 if each element is finite
     limit: tl.constexpr = 32768.0 if q.dtype == tl.float16 else 18446744073709551616.0
     usable = (d < limit) & (tl.sum(o * 0.0, 1) == 0.0)
@@ -133,33 +119,27 @@ def anchored_row(
     ### END SOLUTION
 
 
-@triton.jit(do_not_specialize=["together"])
+@triton.jit(do_not_specialize=["nheads_in_l2"])
 def flash_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_on, stride_od,
-    heads, sequences, Nq, Nk, scale_log2, together,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE_N: tl.constexpr, PRESCALE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, ANCHORED: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, stride_q, stride_k, stride_v, stride_o, sizes, scale_log2, nheads_in_l2,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GQA_GROUP_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ANCHORED: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: ``BLOCK_M`` queries of one head, against all keys that they see, ``BLOCK_N`` at a time.
 
     Scores are kept as powers of two: exp(scale * s) = exp2(scale_log2 * s) with scale_log2 = scale * log2(e).
     """
+    heads, sequences, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, together)
+    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
     batch, head = sequence // heads, sequence % heads
-    key_head = head // GROUP
+    key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first, so that short ones fill the end
     first = tile * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
-    q = load_rows(
-        q_ptr, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd,
-        BLOCK_M, HEAD_DIM, BLOCK_D, False, WIDE, DESCRIPTORS,
-    )  # fmt: skip
+    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
 
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
     d = tl.zeros((BLOCK_M,), tl.float32)
@@ -170,9 +150,8 @@ def flash_forward_kernel(
     end = seen_by_one
     if ANCHORED:  # exercise 3.9, voluntary
         o, m, d, done = anchored_row(
-            q, k_ptr, v_ptr, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
-            stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd,
-            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE, DESCRIPTORS,
+            q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+            BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS,
         )  # fmt: skip
         if done:
             end = 0
@@ -182,14 +161,11 @@ def flash_forward_kernel(
             o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(0, end, BLOCK_N):
         ### BEGIN SOLUTION 3.3: one step of the inner loop
-        k = load_rows(
-            k_ptr, batch, key_head, start, Nk, stride_kb, stride_kh, stride_kn, stride_kd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        k = load_rows(k_ptr, stride_k, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
         if PRESCALE:
             s = s * scale_log2
-        if CAUSAL or not WHOLE_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+        if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
             if start + BLOCK_N > seen_by_all:
                 column = start + tl.arange(0, BLOCK_N)
                 s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
@@ -197,26 +173,25 @@ def flash_forward_kernel(
         p = tl.exp2(s * factor - (m_new * factor)[:, None])
         rescale = tl.exp2((m - m_new) * factor)
         d = d * rescale + tl.sum(p, 1)
-        v = load_rows(
-            v_ptr, batch, key_head, start, Nk, stride_vb, stride_vh, stride_vn, stride_vd,
-            BLOCK_N, HEAD_DIM, BLOCK_D, WHOLE_N, WIDE, DESCRIPTORS,
-        )  # fmt: skip
-        o = add_product(o * rescale[:, None], p.to(v.dtype), v, PRECISION)
+        v = load_rows(v_ptr, stride_v, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        o = add_product(o * rescale[:, None], p.to(v.dtype), v)
         m = m_new
         ### END SOLUTION
     ### BEGIN SOLUTION 3.3: the end of a row of tiles
     o = o / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m * factor + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
     ### END SOLUTION
-    store_rows(
-        o_ptr, o, batch, head, first, Nq, stride_ob, stride_oh, stride_on, stride_od,
-        BLOCK_M, HEAD_DIM, BLOCK_D, WIDE,
-    )  # fmt: skip
+    store_rows(o_ptr, stride_o, o, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)
     tl.store(lse_ptr + sequence.to(tl.int64) * Nq + row, lse, mask=row < Nq)
 
 
 def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    anchored: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and its logsumexp; no gradient is recorded.
 
@@ -225,6 +200,7 @@ def flash_forward(
         k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq, and query head h reads key head h // (Hq / Hkv).
         causal: Query i sees keys j <= i + Nk - Nq.
         scale: Factor of the scores, by default 1 / sqrt(D).
+        anchored: Whether rows may be anchored (exercise 3.9), where the table of tiles finds that faster.
 
     Returns:
         o, of q's shape and dtype, and L (B, Hq, Nq) float32, the natural logsumexp of each row of scores. A query that
@@ -240,17 +216,16 @@ def flash_forward(
     lse = torch.empty((B, Hq, Nq), dtype=torch.float32, device=q.device)
     if not lse.numel():
         return o, lse
-    anchored = Nk >= tuning.ANCHORED_FROM and is_filled(masked_scores, anchored_row)
-    capability = tuning.capability_of(q.device)
-    tile = tuning.forward(D, q.dtype, causal, capability, describable(q, k, v), anchored)
+    anchored = anchored and Nk >= tuning.ANCHORED_FROM
+    tile = tuning.forward(D, q.dtype, causal, tuning.capability_of(q.device), tma_compatible(q, k, v), anchored)
     group = Hq // Hkv
-    (q_source, k_source, v_source), described = sources(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
+    operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
     flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
-        q_source, k_source, v_source, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-        Hq, B * Hq, Nq, Nk, scale * LOG2_E, tuning.heads_together("forward", Nk, causal) * group,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GROUP=group,
-        CAUSAL=causal, WHOLE_N=Nk % tile.n == 0, PRESCALE=scale <= 0, PRECISION="ieee", WIDE=is_wide(q, k, v, o),
-        DESCRIPTORS=described, ANCHORED=tile.anchored,
+        *operands, o, lse, *(x.stride() for x in (q, k, v, o)),
+        (Hq, B * Hq, Nq, Nk), scale * LOG2_E, tuning.heads_together("forward", Nk, causal) * group,
+        BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
+        CAUSAL=causal, EVEN_N=Nk % tile.n == 0, PRESCALE=scale <= 0, ANCHORED=tile.anchored,
+        ACCESS=Access(D, index_dtype(q, k, v, o), use_tma),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return o, lse

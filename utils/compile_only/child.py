@@ -5,6 +5,7 @@ It imports nothing of the course, so that Triton is here as on a GPU, whatever t
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.util
 import io
@@ -44,11 +45,18 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+    signature, constants, divisible = {}, {}, [(index,) for index in order["divisible"]]
+    for index, (name, kind) in enumerate(order["signature"].items()):
+        if isinstance(kind, list):  # of a tuple
+            constants |= {(index, i): item for i, item in enumerate(kind) if isinstance(item, int)}
+            divisible += [(index, i) for i, item in enumerate(kind) if str(item).endswith(":16")]
+            kind = tuple("constexpr" if isinstance(item, int) else item.removesuffix(":16") for item in kind)
+        signature[name] = kind
     source = ASTSource(
         getattr(module, order["name"]),
-        signature=order["signature"],
-        constexprs={name: _value(value) for name, value in order["constexprs"].items()},
-        attrs={(index,): [["tt.divisibility", 16]] for index in order["divisible"]},
+        signature=signature,
+        constexprs={name: _value(value) for name, value in order["constexprs"].items()} | constants,
+        attrs={path: [["tt.divisibility", 16]] for path in divisible},
     )
     triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = order["warnings"]
     said = io.StringIO()
@@ -70,7 +78,12 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
 
 
 def _value(value: Any) -> Any:
-    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    if "fields" in value:
+        fields = value["fields"]
+        return collections.namedtuple("Fields", fields)(*map(_value, fields.values()))
+    return tl.dtype(value["dtype"])
 
 
 def _resources(cubin: Path) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ import triton.language as tl  # isort: skip
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
 _SCALAR = r"(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))"
 _TYPE = re.compile(rf"\*?{_SCALAR}|tensordesc<{_SCALAR}\[\d+(, \d+)*\]>")
+_ITEM = re.compile(rf"{_SCALAR}|i32:16|i64:16")
 _ROOT = Path(__file__).resolve().parents[2]
 _CHILD = Path(__file__).resolve().with_name("child.py")
 
@@ -63,7 +64,7 @@ class Request:
     """One kernel to compile; see :func:`resource_usage` for the fields."""
 
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | tuple[str | int, ...]]
     constexprs: Mapping[str, Any]
     capability: int = 90
     num_warps: int = 4
@@ -75,7 +76,7 @@ class Request:
 
 def resource_usage(
     kernel: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, str | tuple[str | int, ...]],
     constexprs: Mapping[str, Any] | None = None,
     capability: int = 90,
     num_warps: int = 4,
@@ -89,8 +90,10 @@ def resource_usage(
     Args:
         kernel: A ``@triton.jit`` function, interpreted or compiled, autotuned or not.
         signature: Type of each argument that is no constexpr: ``*fp16`` (a pointer), ``i32``, ``fp32``,
-            ``tensordesc<bf16[128, 64]>`` (a host's tensor descriptor)...
-        constexprs: Value of each constexpr argument. Anything that JSON holds, or a ``tl`` dtype.
+            ``tensordesc<bf16[128, 64]>`` (a host's tensor descriptor)... Of a tuple those of its items: ``i32:16`` is
+            a multiple of 16, and a number is a value that is compiled in, as a launch does with 1.
+        constexprs: Value of each constexpr argument. Anything that JSON holds, a ``tl`` dtype, or a named tuple of
+            these.
         capability: Compute capability times ten: 80, 86, 89, 90, 100...
         num_warps: Warps per program, a power of two.
         num_stages: Stages of software pipelining.
@@ -163,6 +166,10 @@ def _order(request: Request) -> dict[str, Any]:
     for name, kind in request.signature.items():
         if name in request.constexprs:
             raise ValueError(f"{name} is given both a type ({kind!r}) and a constexpr value")
+        if isinstance(kind, tuple):
+            if all(isinstance(item, int) or _ITEM.fullmatch(item) for item in kind):
+                continue
+            raise ValueError(f"items of {name} must be like 'i32', 'i32:16' or a number, got {kind!r}")
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
             known = "'*fp16', 'i32', 'fp32' or 'tensordesc<bf16[128, 64]>'"
             raise ValueError(f"type of {name} must be like {known}, got {kind!r}")
@@ -176,10 +183,10 @@ def _order(request: Request) -> dict[str, Any]:
         raise ValueError(f"maxnreg must be between 24 and 255 registers a thread, got {request.maxnreg!r}")
     aligned = request.divisible_by_16
     if aligned is None:
-        aligned = [name for name, kind in request.signature.items() if kind.startswith("*")]
+        aligned = [name for name, kind in request.signature.items() if str(kind).startswith("*")]
     for name in aligned:
-        if name not in request.signature:
-            raise ValueError(f"divisible_by_16 names {name!r}, which is not in the signature")
+        if not isinstance(request.signature.get(name), str):
+            raise ValueError(f"divisible_by_16 names {name!r}, which is not in the signature or a tuple")
     return {
         "name": function.__name__,
         "source": standalone_source(function),
@@ -197,4 +204,8 @@ def _as_json(name: str, value: Any) -> Any:
         return {"dtype": value.name}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"constexpr {name} must be a number, a string, a bool, None or a tl dtype, got {value!r}")
+    if hasattr(value, "_asdict"):
+        return {"fields": {field: _as_json(name, item) for field, item in value._asdict().items()}}
+    raise TypeError(
+        f"constexpr {name} must be a number, a string, a bool, None, a tl dtype or a named tuple, got {value!r}"
+    )

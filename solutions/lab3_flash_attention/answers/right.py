@@ -9,14 +9,9 @@ from __future__ import annotations
 from utils.checks.answers import Answers
 
 
-def _rows(
-    tensor: str, head: str, first: str, count: str, block: str, whole: str = "False", more: str = "DESCRIPTORS"
-) -> str:
+def _rows(tensor: str, head: str, first: str, count: str, block: str) -> str:
     """A call that loads rows of q, k, v or dO, as the stub's neighbours show it."""
-    return (
-        f"load_rows({tensor}_ptr, batch, {head}, {first}, {count}, stride_{tensor}b, stride_{tensor}h, "
-        f"stride_{tensor}n, stride_{tensor}d, {block}, HEAD_DIM, BLOCK_D, {whole}, WIDE, {more})"
-    )
+    return f"load_rows({tensor}_ptr, stride_{tensor}, batch, {head}, {first}, {count}, {block}, BLOCK_D, False, ACCESS)"
 
 
 K_ROWS = _rows("k", "key_head", "start", "Nk", "BLOCK_N")
@@ -24,20 +19,17 @@ V_ROWS = _rows("v", "key_head", "start", "Nk", "BLOCK_N")
 LAST_V_ROWS = _rows("v", "key_head", "last", "Nk", "BLOCK_N")
 #: A call of the lab's own function, for the tile from ``{start}`` on.
 SCORES = (
-    "masked_scores(q, k_ptr, batch, key_head, {start}, row, seen_by_all, Nq, Nk, scale_log2, stride_kb, stride_kh, "
-    "stride_kn, stride_kd, HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, WHOLE_N, PRESCALE, PRECISION, WIDE, DESCRIPTORS)"
+    "masked_scores(q, k_ptr, stride_k, batch, key_head, {start}, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D, "
+    "BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS)"
 )
 Q_ROWS = _rows("q", "head", "start", "Nq", "BLOCK_M")
 DO_ROWS = _rows("do", "head", "start", "Nq", "BLOCK_M")
-O_ROWS = _rows("o", "head", "first", "Nq", "BLOCK_M", more="False")
-ALL_DO_ROWS = _rows("do", "head", "first", "Nq", "BLOCK_M", more="False")
+O_ROWS = _rows("o", "head", "first", "Nq", "BLOCK_M")
+ALL_DO_ROWS = _rows("do", "head", "first", "Nq", "BLOCK_M")
 
 
 def _store(name: str, value: str, head: str, count: str, block: str) -> str:
-    return (
-        f"store_rows({name}_ptr, {value}, batch, {head}, first, {count}, stride_{name}b, stride_{name}h, "
-        f"stride_{name}n, stride_{name}d, {block}, HEAD_DIM, BLOCK_D, WIDE)"
-    )
+    return f"store_rows({name}_ptr, stride_{name}, {value}, batch, {head}, first, {count}, {block}, BLOCK_D, ACCESS)"
 
 
 #: What stands in each place, by the label that the place has in the solution.
@@ -89,7 +81,7 @@ ANSWERS = Answers(
         """,
         "3.3: one step of the inner loop": f"""
         k = {K_ROWS}
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         column = start + tl.arange(0, BLOCK_N)
         s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -98,7 +90,7 @@ ANSWERS = Answers(
         d = d * rescale + tl.sum(p, 1)
         o = o * rescale[:, None]
         v = {V_ROWS}
-        o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
         m = m_new
         """,
         "3.3: the end of a row of tiles": """
@@ -116,7 +108,7 @@ ANSWERS = Answers(
         """,
         "3.9: scores of one tile": f"""
         k = {K_ROWS}
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         column = start + tl.arange(0, BLOCK_N)
         return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
         """,
@@ -131,12 +123,12 @@ ANSWERS = Answers(
             for start in range(0, last, BLOCK_N):
                 p = tl.exp2(s - m[:, None])
                 v = {V_ROWS}
-                o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+                o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
                 d = d + tl.sum(p, 1)
                 s = {SCORES.format(start="start + BLOCK_N")}
             p = tl.exp2(s - m[:, None])
             v = {LAST_V_ROWS}
-            o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+            o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
             d = d + tl.sum(p, 1)
         limit = 30000.0 if q.dtype == tl.float16 else 1e19
         bad = tl.where(d < limit, 0.0, 1.0) + tl.where(tl.sum(o * 0.0, 1) == 0.0, 0.0, 1.0)
@@ -157,16 +149,16 @@ ANSWERS = Answers(
         do = {DO_ROWS}
         lse = tl.load(lse_ptr + rows_before + query, mask=query < Nq, other=0.0)
         delta = tl.load(delta_ptr + rows_before + query, mask=query < Nq, other=0.0)
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        s = tl.dot(k, tl.trans(q), input_precision="ieee")
         p = tl.exp2((s * scale - lse[None, :]) * 1.4426950408889634)
         seen = (key[:, None] < Nk) & (query[None, :] < Nq)
         if CAUSAL:
             seen = seen & (key[:, None] <= query[None, :] + Nk - Nq)
         p = tl.where(seen, p, 0.0)
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
         ds = p * (dp - delta[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
         """,
         "3.6: the end of dK and dV": f"""
         {_store("dk", "dk * scale", "key_head", "Nk", "BLOCK_N")}
@@ -176,12 +168,12 @@ ANSWERS = Answers(
         column = start + tl.arange(0, BLOCK_N)
         k = {K_ROWS}
         v = {V_ROWS}
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
         p = tl.exp2((s * scale - lse[:, None]) * 1.4426950408889634)
         p = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), p, 0.0)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
         """,
         "3.7: the end of dQ": f"""
         {_store("dq", "dq * scale", "head", "Nq", "BLOCK_M")}

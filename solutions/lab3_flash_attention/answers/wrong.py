@@ -195,7 +195,12 @@ wrong(
     "the scale 1/sqrt(D) is applied twice",
     edits={"* scale_log2": "* scale_log2 * scale_log2 / 1.4426950408889634"},
 )
-wrong(LOOP, "scale by D", "or the scores are divided by D", edits={"* scale_log2": "* (1.4426950408889634 / HEAD_DIM)"})
+wrong(
+    LOOP,
+    "scale by D",
+    "or the scores are divided by D",
+    edits={"* scale_log2": "* (1.4426950408889634 / ACCESS.head_dim)"},
+)
 wrong(
     LOOP,
     "exp2 without log2 e",
@@ -223,21 +228,21 @@ wrong(
     "heads mixed",
     "query head h reads key head h % Hkv",
     edits={
-        "k_ptr, batch, key_head": "k_ptr, batch, head % (heads // GROUP)",
-        "v_ptr, batch, key_head": "v_ptr, batch, head % (heads // GROUP)",
+        "stride_k, batch, key_head": "stride_k, batch, head % (heads // GQA_GROUP_SIZE)",
+        "stride_v, batch, key_head": "stride_v, batch, head % (heads // GQA_GROUP_SIZE)",
     },
 )
 wrong(
     LOOP,
     "values of another head",
     "values from another one",
-    edits={"v_ptr, batch, key_head": "v_ptr, batch, head % (heads // GROUP)"},
+    edits={"stride_v, batch, key_head": "stride_v, batch, head % (heads // GQA_GROUP_SIZE)"},
 )
 wrong(
     LOOP,
     "strides of k for v",
     "only non-contiguous inputs fail",
-    edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
+    edits={"v_ptr, stride_v": "v_ptr, (stride_v[0], stride_v[1], ACCESS.head_dim, 1)"},
 )
 wrong(
     LOOP,
@@ -251,7 +256,7 @@ wrong(
     "no mask on the load",
     "out-of-bounds access",
     "its mask is missing",
-    edits={"BLOCK_N, HEAD_DIM, BLOCK_D, False": "BLOCK_N, HEAD_DIM, BLOCK_D, True"},
+    edits={"BLOCK_D, False": "BLOCK_D, True"},
 )
 wrong(
     LAST,
@@ -352,7 +357,7 @@ wrong(
 wrong(DELTA, "O twice", "O is multiplied by itself", edits={"* do.to": "* o.to"})
 wrong(DELTA, "no O", "the factor O is missing", edits={"o.to(tl.float32) * do": "do"})
 wrong(DELTA, "no dO", "the factor dO is missing", edits={" * do.to(tl.float32)": ""})
-wrong(DELTA, "mean", "this is the mean of the products", edits={PRODUCT: PRODUCT + " / HEAD_DIM"})
+wrong(DELTA, "mean", "this is the mean of the products", edits={PRODUCT: PRODUCT + " / ACCESS.head_dim"})
 wrong(DELTA, "sign", "the sign is wrong", edits={PRODUCT: "-" + PRODUCT})
 wrong(
     DELTA,
@@ -365,7 +370,7 @@ wrong(
     DELTA,
     "strides of o for dO",
     "only non-contiguous inputs fail",
-    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_ob, stride_oh, stride_on, stride_od"},
+    edits={"do_ptr, stride_do": "do_ptr, stride_o"},
 )
 
 # ---- 3.6 dK and dV
@@ -382,7 +387,7 @@ wrong(
 wrong(DKDV, "no p", "the factor P is missing", edits={DS: "ds = tl.where(seen, dp - delta[None, :], 0.0)"})
 wrong(STORE, "dS not scaled", "dS is not multiplied by the scale", edits={"dk * scale": "dk"})
 wrong(DKDV, "scaled twice", "the scale is multiplied twice", edits={DS: DS + " * scale"})
-wrong(STORE, "dV scaled", "dV carries the scale", edits={"dv_ptr, dv,": "dv_ptr, dv * scale,"})
+wrong(STORE, "dV scaled", "dV carries the scale", edits={"stride_dv, dv,": "stride_dv, dv * scale,"})
 wrong(DKDV, "no scale in P", "recomputed from scores without the scale", edits={"(s * scale - lse": "(s - lse"})
 wrong(DKDV, "no lse", "P is exp(S) without the logsumexp", edits={"s * scale - lse[None, :]": "s * scale"})
 wrong(
@@ -402,8 +407,8 @@ wrong(
     "dV from dS",
     "dV comes from dS",
     edits={
-        "        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)\n": "",
-        DS: DS + "\n        dv = tl.dot(ds.to(do.dtype), do, dv, input_precision=PRECISION)",
+        '        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")\n': "",
+        DS: DS + '\n        dv = tl.dot(ds.to(do.dtype), do, dv, input_precision="ieee")',
     },
 )
 wrong(DKDV, "dK from P", "dK comes from P", edits={"tl.dot(ds.to(q.dtype), q": "tl.dot(p.to(q.dtype), q"})
@@ -446,14 +451,14 @@ wrong(
     "heads averaged",
     "averaged: they are summed",
     edits={"dp = tl.dot": "dp = tl.dot"},
-    also={STORE: {"dk * scale": "dk * scale / GROUP", "dv_ptr, dv,": "dv_ptr, dv / GROUP,"}},
+    also={STORE: {"dk * scale": "dk * scale / GQA_GROUP_SIZE", "stride_dv, dv,": "stride_dv, dv / GQA_GROUP_SIZE,"}},
 )
 wrong(
     DKDV,
     "one head counts",
     "only one query head counts",
     edits={
-        "batch, head, start": "batch, key_head * GROUP, start",
+        "batch, head, start": "batch, key_head * GQA_GROUP_SIZE, start",
         "rows_before + query": "rows_before - member * Nq + query",
         "p = tl.where(seen, p, 0.0)": "p = tl.where(seen & (member == 0), p, 0.0)",
     },
@@ -468,13 +473,13 @@ wrong(
     DKDV,
     "strides",
     "only non-contiguous inputs fail",
-    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, Nq * 0 + HEAD_DIM, 1"},
+    edits={"do_ptr, stride_do": "do_ptr, (stride_q[0], stride_q[1], ACCESS.head_dim, 1)"},
 )
 wrong(
     STORE,
     "raced",
     "race",
-    edits={"dk_ptr, dk * scale, batch, key_head, first": "dk_ptr, dk * scale, batch, key_head, 0"},
+    edits={"dk * scale, batch, key_head, first": "dk * scale, batch, key_head, 0"},
 )
 
 # ---- 3.7 dQ
@@ -505,14 +510,14 @@ wrong(
     DQ,
     "heads mixed",
     "query head h reads key head h % Hkv",
-    edits={"batch, key_head": "batch, head % (heads // GROUP)"},
+    edits={"batch, key_head": "batch, head % (heads // GQA_GROUP_SIZE)"},
 )
 wrong(DQ, "last step only", "only the last tile is left", edits={"k, dq, input": "k, tl.zeros_like(dq), input"})
 wrong(
     DQ,
     "strides",
     "only non-contiguous inputs fail",
-    edits={"stride_vn, stride_vd": "Nk * 0 + HEAD_DIM, 1"},
+    edits={"v_ptr, stride_v": "v_ptr, (stride_v[0], stride_v[1], ACCESS.head_dim, 1)"},
 )
 wrong(DQ_STORE, "raced", "race", edits={"batch, head, first": "batch, head, 0"})
 wrong(
@@ -588,10 +593,10 @@ wrong(
     LOOP,
     "values with the keys' strides",
     "only non-contiguous inputs fail",
-    edits={"stride_vb, stride_vh, stride_vn, stride_vd": "stride_kb, stride_kh, stride_kn, stride_kd"},
+    edits={"v_ptr, stride_v": "v_ptr, stride_k"},
 )
 RAW = {
-    "input_precision=PRECISION) * scale_log2": "input_precision=PRECISION)",
+    'input_precision="ieee") * scale_log2': 'input_precision="ieee")',
     "s - m_new[:, None]": "(s - m_new[:, None]) * scale_log2",
     "tl.exp2(m - m_new)": "tl.exp2((m - m_new) * scale_log2)",
 }
@@ -602,10 +607,7 @@ wrong(
     edits=RAW,
     also={LAST: {"(m + tl": "(m * scale_log2 + tl"}},
 )
-Q_BACK = (
-    "store_rows(q_ptr, q, batch, head, first, Nq, stride_qb, stride_qh, stride_qn, stride_qd, "
-    "BLOCK_M, HEAD_DIM, BLOCK_D, WIDE)"
-)
+Q_BACK = "store_rows(q_ptr, stride_q, q, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)"
 wrong(
     LAST,
     "more than the output leaves the kernel",
@@ -639,7 +641,7 @@ wrong(
     "not rounded",
     "`begin` is no multiple of BLOCK_M",
     edits={" // BLOCK_M * BLOCK_M": ""},
-    also={DKDV: {"BLOCK_D, False, WIDE": "BLOCK_D, WHOLE_M, WIDE"}},
+    also={DKDV: {"BLOCK_D, False": "BLOCK_D, EVEN_M"}},
 )
 wrong(FIRST, "negative", "out-of-bounds access", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"})
 wrong(
@@ -655,13 +657,13 @@ wrong(
     DKDV,
     "dO with q's strides",
     "each tensor has strides of its own, dO too",
-    edits={"stride_dob, stride_doh, stride_don, stride_dod": "stride_qb, stride_qh, stride_qn, stride_qd"},
+    edits={"do_ptr, stride_do": "do_ptr, stride_q"},
 )
 wrong(
     STORE,
     "dV with dK's strides",
     "each tensor has strides of its own",
-    edits={"stride_dvb, stride_dvh, stride_dvn, stride_dvd": "stride_dkb, stride_dkh, stride_dkn, stride_dkd"},
+    edits={"dv_ptr, stride_dv": "dv_ptr, stride_dk"},
 )
 wrong(
     DQ,
@@ -804,7 +806,7 @@ wrong(
     "first tile not masked",
     "the first tile of scores is masked",
     '"classic wrong answers" 5',
-    edits={FIRST_SCORES: FIRST_SCORES.replace("CAUSAL, WHOLE_N", "False, WHOLE_N")},
+    edits={FIRST_SCORES: FIRST_SCORES.replace("CAUSAL, EVEN_N", "False, EVEN_N")},
 )
 wrong(
     SCORES_OF_A_TILE,
