@@ -44,14 +44,14 @@ ROUNDED_ELSEWHERE: dict[str, dict[str, dict[str, str]]] = {
     "scaled queries": {
         STEP: {
             "tl.dot(q,": "tl.dot((q.to(tl.float32) * scale_log2).to(q.dtype),",
-            "input_precision=PRECISION) * scale_log2": "input_precision=PRECISION)",
+            'input_precision="ieee") * scale_log2': 'input_precision="ieee")',
         }
     },
     "a sum of rounded probabilities": {
         STEP: {"p = tl.exp2(s - m_new[:, None])": "p = tl.exp2(s - m_new[:, None]).to(q.dtype).to(tl.float32)"}
     },
     "probabilities as they are": {
-        STEP: {"tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)": 'tl.dot(p, v.to(tl.float32), o, "ieee")'}
+        STEP: {'tl.dot(p.to(v.dtype), v, o, input_precision="ieee")': 'tl.dot(p, v.to(tl.float32), o, "ieee")'}
     },
     "a maximum that is too large": {STEP: {"tl.max(s, 1)": "tl.max(s, 1) + 3.3"}},
 }
