@@ -120,7 +120,7 @@ def test_what_is_no_kernel_is_refused(kernel):
 
 
 def test_a_constexpr_that_cannot_be_sent_is_refused_by_name():
-    with pytest.raises(TypeError, match="constexpr BLOCK must be a number, .* a tl dtype or a named tuple"):
+    with pytest.raises(TypeError, match=r"constexpr BLOCK must be a number, .* a tl dtype or a named tuple"):
         resource_usage(ek.copy_kernel, COPY, {"BLOCK": object()})
 
 
