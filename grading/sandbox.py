@@ -3,7 +3,8 @@
 Inside there is the system and the Python environment (read-only), the course's ``utils`` (read-only, at ``/course``), a
 copy of the submission (at ``/scratch``, on a file system of limited size) and one runtime folder that the grader sees
 too. There is no network, no home, no ``solutions/``, no gradebook, no seed but those that the code is given. A watcher
-ends everything that takes too much memory, too many processes, too much disk or too long, and says which.
+ends everything that takes too much memory, too many processes, too much disk or too long, and says which. How much
+that is stands in :class:`grading.watcher.Limits`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layouts of recorded measurements: what a benchmark's ``LAYOUT`` is made of.
+"""Schemas of recorded measurements: what the ``SCHEMA`` in each benchmark's file is made of.
 
 A schema is plain data. A dict names the keys that must be there (and no others), a list of one schema means a list of
 at least one such item, ``{str: schema}`` a dict with any names, and the constants below say what a value may be.

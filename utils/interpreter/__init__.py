@@ -1,5 +1,8 @@
 """Triton's interpreter: repaired where it is silently wrong, and observable.
 
+Three modules replace methods of Triton: ``patches`` where it is wrong, ``speed`` where it is slow, ``observation``
+where it is to be watched. When Triton renames one, look for its old name in all three.
+
 The only package of the course that touches Triton's private interpreter classes. It works on Triton 3.6, 3.7 and 3.9.
 
 ``utils.runtime`` imports this package, which applies its patches, as soon as Triton has been imported.
