@@ -21,6 +21,8 @@ POINTERS = {"block_tables_ptr": "*i32", "context_lens_ptr": "*i32", "query_start
 FLOAT_POINTERS = ("lse_ptr", "logsumexps_ptr", "outputs_ptr")
 #: Strides that are 1 where tensors are contiguous; those that no launch specialises.
 UNIT = ("d", "stride_bb", "stride_cs", "stride_ss", "stride_slot", "stride_lp")
+#: Axes of the tensors whose strides are a tuple; the last one's stride is 1.
+AXES = {"stride_q": 3, "stride_k": 4, "stride_v": 4, "stride_o": 4}
 LOOSE = ("stride_bs", "stride_ls", "stride_lh")
 
 
@@ -47,6 +49,9 @@ def request(tuning, name, capability, dtype="bf16", head_dim=128, group=2, split
     for argument in kernel.arg_names:
         if argument in constants:
             used[argument] = constants[argument]
+        elif argument in AXES:
+            axes = AXES[argument] - (argument == "stride_o" and name == "paged_extend_kernel")
+            signature[argument] = ("i32:16",) * (axes - 1) + (1,)
         elif argument.startswith("stride") and (argument.endswith(UNIT[0]) or argument in UNIT):
             used[argument] = 1
         elif argument.endswith("_ptr"):

@@ -113,6 +113,10 @@ def test_the_fused_decoder_errs_in_bfloat16_no_more_than_the_decoder():
 # ---- compiled for a GPU ----------------------------------------------------------------------------------------------
 
 
+#: Strides of a contiguous cache, as a tuple.
+CACHE = ("i32:16", "i32:16", "i32:16", 1)
+
+
 def compiled(capability: int, dtype: str) -> list[Compile]:
     """The three kernels with the sizes of Qwen3-0.6B, as they are launched."""
     pointers = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), f"*{dtype}")
@@ -121,15 +125,14 @@ def compiled(capability: int, dtype: str) -> list[Compile]:
     names = ["qkv", "q_weight", "k_weight", "k_cache", "v_cache"]
     rotation = {f"{name}_ptr": f"*{dtype}" for name in names}
     rotation |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "positions_ptr": "*i32", "slots_ptr": "*i32"}
-    rotation |= {f"stride_{x}": "i32" for x in ("t", "kb", "kt", "kg", "vb", "vt", "vg")} | {"eps": "fp32"}
+    rotation |= {"stride_t": "i32", "stride_k": CACHE, "stride_v": CACHE, "eps": "fp32"}
     sizes = {
-        "H": 16, "G": 8, "HALF": 64, "BLOCK_HEADS": 32, "BLOCK_HALF": 64, "BLOCK_SIZE": 16, "stride_kd": 1,
-        "stride_vd": 1,
+        "H": 16, "G": 8, "HALF": 64, "BLOCK_HEADS": 32, "BLOCK_HALF": 64, "BLOCK_SIZE": 16,
     }  # fmt: skip
     gate = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}", "stride_x": "i32", "stride_y": "i32"}
 
     def aligned(signature):
-        return [name for name, kind in signature.items() if kind != "fp32"]
+        return [name for name, kind in signature.items() if kind not in ("fp32", CACHE)]
 
     found = [
         Compile(fused.rms_norm_kernel, norm, {"SIZE": 1024, "BLOCK": 1024, "ADD": add}, capability, 2, 3, aligned(norm))

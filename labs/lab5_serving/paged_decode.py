@@ -44,9 +44,7 @@ def load_tokens(
 @triton.jit(do_not_specialize=["stride_bs", "parts"])
 def paged_decode_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, o_ptr, lse_ptr,
-    stride_qs, stride_qh, stride_qd, stride_kb, stride_kt, stride_kg, stride_kd,
-    stride_vb, stride_vt, stride_vg, stride_vd, stride_bs, stride_bb, stride_cs,
-    stride_os, stride_oh, stride_op, stride_od, scale_log2, parts,
+    stride_q, stride_k, stride_v, stride_bs, stride_bb, stride_cs, stride_o, scale_log2, parts,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -59,12 +57,12 @@ def paged_decode_kernel(
     column = tl.arange(0, BLOCK_D)
     head = key_head * GROUP + row
     mine = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    place = head.to(tl.int64)[:, None] * stride_qh + column.to(tl.int64)[None, :] * stride_qd
-    q = tl.load(q_ptr + sequence * stride_qs + place, mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)
+    place = head.to(tl.int64)[:, None] * stride_q[1] + column.to(tl.int64)[None, :] * stride_q[2]
+    q = tl.load(q_ptr + sequence * stride_q[0] + place, mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)
     length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
     table_ptr = block_tables_ptr + sequence * stride_bs
-    k_head_ptr = k_cache_ptr + key_head.to(tl.int64) * stride_kg
-    v_head_ptr = v_cache_ptr + key_head.to(tl.int64) * stride_vg
+    k_head_ptr = k_cache_ptr + key_head.to(tl.int64) * stride_k[2]
+    v_head_ptr = v_cache_ptr + key_head.to(tl.int64) * stride_v[2]
 
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: nothing is subtracted from -inf
     d = tl.zeros((BLOCK_M,), tl.float32)
@@ -73,8 +71,8 @@ def paged_decode_kernel(
     for start in range(first, end, BLOCK_N):
         raise NotImplementedError("Lab 5, exercise 5.4: one step of the loop")
     raise NotImplementedError("Lab 5, exercise 5.4: the end of a part")
-    o_place = head.to(tl.int64)[:, None] * stride_oh + column.to(tl.int64)[None, :] * stride_od
-    o_place += sequence * stride_os + part.to(tl.int64) * stride_op
+    o_place = head.to(tl.int64)[:, None] * stride_o[1] + column.to(tl.int64)[None, :] * stride_o[3]
+    o_place += sequence * stride_o[0] + part.to(tl.int64) * stride_o[2]
     if SPLIT:  # an empty part says -inf and nothing else: the merge does not read its output
         tl.store(o_ptr + o_place, o, mask=mine & (d != 0)[:, None])
         heads = tl.num_programs(0) * GROUP
@@ -176,8 +174,8 @@ def _launch(q, k_cache, v_cache, block_tables, context_lens, o, lse, parts, scal
     tile = tuning.decode(D, q.dtype, H // G, tuning.capability_of(q.device))
     paged_decode_kernel[(G, parts, S)](
         q, k_cache, v_cache, block_tables, context_lens, o, o if lse is None else lse,
-        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
-        *o.stride(), scale * LOG2_E, parts,
+        q.stride(), k_cache.stride(), v_cache.stride(), *block_tables.stride(), context_lens.stride(0), o.stride(),
+        scale * LOG2_E, parts,
         GROUP=H // G, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size,
         HEAD_DIM=D, BLOCK_D=tuning.block_d(D), SPLIT=lse is not None, PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages,

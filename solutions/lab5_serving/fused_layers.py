@@ -62,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 @triton.jit
 def rotate_and_store_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
-    stride_t, stride_kb, stride_kt, stride_kg, stride_kd, stride_vb, stride_vt, stride_vg, stride_vd, eps,
+    stride_t, stride_k, stride_v, eps,
     H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -104,13 +104,19 @@ def rotate_and_store_kernel(
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     written = inside & (slot >= 0)
     is_key, is_value = (head >= H) & (head < H + G), head >= H + G
-    key = k_cache_ptr + block * stride_kb + offset * stride_kt + (head - H) * stride_kg + column[None, :] * stride_kd
+    key = (
+        k_cache_ptr
+        + block * stride_k[0]
+        + offset * stride_k[1]
+        + (head - H) * stride_k[2]
+        + column[None, :] * stride_k[3]
+    )
     tl.store(key, first, mask=written & is_key)
-    tl.store(key + HALF * stride_kd, second, mask=written & is_key)
-    value = v_cache_ptr + block * stride_vb + offset * stride_vt
-    value += (head - H - G) * stride_vg + column[None, :] * stride_vd
+    tl.store(key + HALF * stride_k[3], second, mask=written & is_key)
+    value = v_cache_ptr + block * stride_v[0] + offset * stride_v[1]
+    value += (head - H - G) * stride_v[2] + column[None, :] * stride_v[3]
     tl.store(value, low, mask=written & is_value)
-    tl.store(value + HALF * stride_vd, high, mask=written & is_value)
+    tl.store(value + HALF * stride_v[3], high, mask=written & is_value)
 
 
 def rotate_and_store(
@@ -141,7 +147,7 @@ def rotate_and_store(
     if tokens:
         rotate_and_store_kernel[(tokens, triton.cdiv(heads, block_heads))](
             qkv, q_weight, k_weight, cos, sin, positions, slots, k_cache, v_cache,
-            qkv.stride(0), *k_cache.stride(), *v_cache.stride(), eps,
+            qkv.stride(0), k_cache.stride(), v_cache.stride(), eps,
             H=num_heads, G=groups, HALF=half, BLOCK_HEADS=block_heads, BLOCK_HALF=block_half,
             BLOCK_SIZE=block_size, NORM=norms is not None, num_warps=4,
         )  # fmt: skip

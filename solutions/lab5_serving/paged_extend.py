@@ -35,11 +35,9 @@ def sequence_of(slot, query_starts_ptr, stride_s, S, BLOCK_Q: tl.constexpr):
 @triton.jit(do_not_specialize=["stride_bs", "S"])
 def paged_extend_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, query_starts_ptr, context_lens_ptr, o_ptr,
-    stride_qt, stride_qh, stride_qd, stride_kb, stride_kt, stride_kg, stride_kd,
-    stride_vb, stride_vt, stride_vg, stride_vd, stride_bs, stride_bb, stride_ss, stride_cs,
-    stride_ot, stride_oh, stride_od, S, scale_log2,
+    stride_q, stride_k, stride_v, stride_bs, stride_bb, stride_ss, stride_cs, stride_o, S, scale_log2,
     GROUP: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M / PADDED queries of one chunk in the ``GROUP`` heads of one key head, against what they see.
 
@@ -56,14 +54,14 @@ def paged_extend_kernel(
         column = tl.arange(0, BLOCK_D)
         head = (key_head * GROUP + member).to(tl.int64)
         mine = ((query < count) & (member < GROUP))[:, None] & (column < HEAD_DIM)[None, :]
-        place = (begin + query).to(tl.int64)[:, None] * stride_qt + head[:, None] * stride_qh
-        q = tl.load(q_ptr + place + column.to(tl.int64)[None, :] * stride_qd, mask=mine, other=0.0)
+        place = (begin + query).to(tl.int64)[:, None] * stride_q[0] + head[:, None] * stride_q[1]
+        q = tl.load(q_ptr + place + column.to(tl.int64)[None, :] * stride_q[2], mask=mine, other=0.0)
         position = length - count + query  # (BLOCK_M,): the query sees the tokens up to this one
         seen_by_all = length - count + tile * BLOCK_Q + 1
         seen_by_one = tl.minimum(length - count + (tile + 1) * BLOCK_Q, length)
         table_ptr = block_tables_ptr + sequence * stride_bs
-        k_head_ptr = k_cache_ptr + key_head.to(tl.int64) * stride_kg
-        v_head_ptr = v_cache_ptr + key_head.to(tl.int64) * stride_vg
+        k_head_ptr = k_cache_ptr + key_head.to(tl.int64) * stride_k[2]
+        v_head_ptr = v_cache_ptr + key_head.to(tl.int64) * stride_v[2]
 
         m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: nothing is subtracted from -inf
         d = tl.zeros((BLOCK_M,), tl.float32)
@@ -73,9 +71,9 @@ def paged_extend_kernel(
             inside = token < seen_by_one
             block = tl.load(table_ptr + token // BLOCK_SIZE * stride_bb, mask=inside, other=0)  # (BLOCK_N,)
             k = load_tokens(
-                k_head_ptr, block, token, inside, stride_kb, stride_kt, stride_kd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+                k_head_ptr, block, token, inside, stride_k[0], stride_k[1], stride_k[3], BLOCK_SIZE, HEAD_DIM, BLOCK_D
             )  # (BLOCK_N, BLOCK_D)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2  # (BLOCK_M, BLOCK_N)
+            s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2  # (BLOCK_M, BLOCK_N)
             if start + BLOCK_N > seen_by_all:
                 s = tl.where(token[None, :] <= position[:, None], s, -float("inf"))
                 s = tl.where(inside[None, :], s, -float("inf"))
@@ -84,13 +82,13 @@ def paged_extend_kernel(
             rescale = tl.exp2(m - m_new)
             d = d * rescale + tl.sum(p, 1)
             v = load_tokens(
-                v_head_ptr, block, token, inside, stride_vb, stride_vt, stride_vd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+                v_head_ptr, block, token, inside, stride_v[0], stride_v[1], stride_v[3], BLOCK_SIZE, HEAD_DIM, BLOCK_D
             )  # (BLOCK_N, BLOCK_D)
-            o = tl.dot(p.to(v.dtype), v, o * rescale[:, None], input_precision=PRECISION)
+            o = tl.dot(p.to(v.dtype), v, o * rescale[:, None], input_precision="ieee")
             m = m_new
         o = o / tl.where(d == 0, 1.0, d)[:, None]
-        place = (begin + query).to(tl.int64)[:, None] * stride_ot + head[:, None] * stride_oh
-        tl.store(o_ptr + place + column.to(tl.int64)[None, :] * stride_od, o.to(o_ptr.dtype.element_ty), mask=mine)
+        place = (begin + query).to(tl.int64)[:, None] * stride_o[0] + head[:, None] * stride_o[1]
+        tl.store(o_ptr + place + column.to(tl.int64)[None, :] * stride_o[2], o.to(o_ptr.dtype.element_ty), mask=mine)
 
 
 def paged_attention_extend(
@@ -142,9 +140,9 @@ def paged_attention_extend(
     padded = tuning.power_of_two(group)
     paged_extend_kernel[(G, T // (tile.m // padded) + S)](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, o,
-        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), query_starts.stride(0),
-        context_lens.stride(0), *o.stride(), S, scale * LOG2_E,
+        q.stride(), k_cache.stride(), v_cache.stride(), *block_tables.stride(), query_starts.stride(0),
+        context_lens.stride(0), o.stride(), S, scale * LOG2_E,
         GROUP=group, PADDED=padded, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size,
-        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), PRECISION="ieee", num_warps=tile.warps, num_stages=tile.stages,
+        HEAD_DIM=D, BLOCK_D=tuning.block_d(D), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return o

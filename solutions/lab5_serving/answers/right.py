@@ -111,10 +111,10 @@ ANSWERS = Answers(
         inside = token < end
         block = tl.load(table_ptr + (token // BLOCK_SIZE) * stride_bb, mask=inside, other=0)
         k = load_tokens(
-            k_head_ptr, block, token, inside, stride_kb, stride_kt, stride_kd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+            k_head_ptr, block, token, inside, stride_k[0], stride_k[1], stride_k[3], BLOCK_SIZE, HEAD_DIM, BLOCK_D
         )
         v = load_tokens(
-            v_head_ptr, block, token, inside, stride_vb, stride_vt, stride_vd, BLOCK_SIZE, HEAD_DIM, BLOCK_D
+            v_head_ptr, block, token, inside, stride_v[0], stride_v[1], stride_v[3], BLOCK_SIZE, HEAD_DIM, BLOCK_D
         )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         s = tl.where(inside[None, :], s, float("-inf"))
