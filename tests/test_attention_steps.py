@@ -59,7 +59,7 @@ def test_a_step_that_fails_is_named_and_stops_no_other_but_nothing_is_recorded(k
     assert [each["name"] for each in results["steps"]] == list(GOOD)
     assert set(results["failed"]) == {each.name for each in steps.EVERYONE} - set(GOOD)
     assert set(GOOD) <= set(results["points"][0]["timed"])
-    assert problems("attention_steps", results) == ["results.failed is not part of the layout"]
+    assert problems("attention_steps", results) == ["results.failed is not in the schema"]
     assert "FAILED ping-pong: no Hopper GPU here" in attention_steps.table(results)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_kernel_profile_twin import child
+from test_kernel_profile_interpreted import child
 
 pytestmark = pytest.mark.compat
 

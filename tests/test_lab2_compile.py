@@ -16,8 +16,8 @@ import triton.language as tl  # isort: skip
 PACKAGE = "solutions.lab2_triton_kernels"
 #: Compute capability times ten -> bytes of shared memory that one program may take.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-#: A contiguous tensor: one leading axis and a step of 1, as the launcher specialises them.
-CONTIGUOUS = {"size_1": 1, "size_2": 1, "stride_1": 0, "stride_2": 0, "step": 1}
+#: A contiguous tensor: one leading axis and a stride of 1, as the launcher specialises them.
+CONTIGUOUS = {"size_1": 1, "size_2": 1, "stride_1": 0, "stride_2": 0, "stride_col": 1}
 TL_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
 
@@ -80,7 +80,7 @@ def row_requests(tuning, capability, dtype, columns):
             shared = tuning.multi_cta_softmax(columns, pairs)
             values = {**CONTIGUOUS, "BLOCK": shared.block, "PARTS": tuning.power_of_two(-(-columns // shared.block))}
             if pairs:
-                del values["step"]
+                del values["stride_col"]
                 values["NOTHING"] = -8323200
             else:
                 values["INT64"] = False
