@@ -17,7 +17,7 @@ from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
 from utils.checks.traffic import Budget, Passes
 
 from . import forward, gradients, hidden, shapes, tiles
-from .shapes import HALF, sizes
+from .shapes import FP16, sizes
 
 DELTA, DKDV, DQ = "delta_kernel", "dkdv_kernel", "dq_kernel"
 Tensor = torch.Tensor
@@ -55,8 +55,8 @@ def _delta_cases(seed: int, block: int) -> list[Case]:
         Case("one element", sizes(1, 1, 1, 1, 1, 16), seed=seed),
         Case("no element", sizes(0, 2, 2, block, 1, 16), seed=seed),
         *(Case("ragged", ragged, layout=layout, seed=seed) for layout in layouts),
-        *(Case("ragged", ragged, dtype, seed=seed) for dtype in (HALF, shapes.BRAIN)),
-        *(Case("whole tiles", whole, dtype, seed=seed, magnitude=30.0) for dtype in (HALF, shapes.BRAIN)),
+        *(Case("ragged", ragged, dtype, seed=seed) for dtype in (FP16, shapes.BF16)),
+        *(Case("whole tiles", whole, dtype, seed=seed, magnitude=30.0) for dtype in (FP16, shapes.BF16)),
     ]
 
 
@@ -167,7 +167,7 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     draw = generator(seed)
     square = block_m + block_n + draw.randint(1, 9)
     masked = [case for case in masked if case.layout in ("contiguous",) and case.kind not in ("one tile", "no element")]
-    masked = [case for case in masked if case.dtype != shapes.BRAIN and case.kind != shapes.DRIFTING]
+    masked = [case for case in masked if case.dtype != shapes.BF16 and case.kind != shapes.DRIFTING]
     options = {"causal": True}
     masked.insert(0, Case("square", sizes(1, 1, 1, square, square, 16), options=options, seed=seed))
     masked.append(

@@ -13,7 +13,7 @@ from utils.checks.hidden import Draw, Observation, Observed, Tolerance, leaves_a
 
 from .anchored import anchored
 
-SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 #: A layout per tensor, each with strides of its own.
 MIXED = {"q": "padded", "k": "whole", "v": "heads", "do": "transposed"}
 
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     do: torch.Tensor
 
 
-def _inputs(draw: Draw, sizes: Sizes, dtype: torch.dtype = SINGLE, layout: str = "whole") -> Inputs:
+def _inputs(draw: Draw, sizes: Sizes, dtype: torch.dtype = FP32, layout: str = "whole") -> Inputs:
     """Drawn inputs; ``layout`` is one of ``tensors.LAYOUTS``, ``"heads"`` (cut out of (B, N, H, D)) or ``"mixed"``."""
     B, Hq, Hkv, Nq, Nk, D = sizes
     shapes = {"q": (B, Hq, Nq, D), "k": (B, Hkv, Nk, D), "v": (B, Hkv, Nk, D), "do": (B, Hq, Nq, D)}
@@ -66,17 +66,17 @@ def merge(package: ModuleType, seed: int) -> Observed:
     draw = Draw(seed, "3.1")
     observed = Observed()
     cases = [
-        ("numbers", (), 1.0, 0.0, SINGLE),
-        ("vectors", (draw.between(3, 20),), 3.0, 0.0, SINGLE),
+        ("numbers", (), 1.0, 0.0, FP32),
+        ("vectors", (draw.between(3, 20),), 3.0, 0.0, FP32),
         ("three axes", (2, draw.between(2, 5), draw.between(3, 9)), 3.0, 0.0, torch.float64),
-        ("large maxima", (draw.between(9, 20),), 2.0, 9000.0, SINGLE),
-        ("very low maxima", (draw.between(9, 20),), 2.0, -9000.0, SINGLE),
-        ("maxima far apart", (draw.between(9, 20),), 200.0, 0.0, SINGLE),
+        ("large maxima", (draw.between(9, 20),), 2.0, 9000.0, FP32),
+        ("very low maxima", (draw.between(9, 20),), 2.0, -9000.0, FP32),
+        ("maxima far apart", (draw.between(9, 20),), 200.0, 0.0, FP32),
     ]
     for what, shape, scale, shift, dtype in cases:
         first, second = (_part(draw, shape, scale, shift, dtype) for _ in range(2))
         observed |= _merged(package, what, first, second)
-    first, second = (_part(draw, (12,), 2.0, 0.0, SINGLE) for _ in range(2))
+    first, second = (_part(draw, (12,), 2.0, 0.0, FP32) for _ in range(2))
     for part, empty in ((first, slice(0, 6)), (second, slice(4, 9))):  # one, both, the other, none
         part[0][empty], part[1][empty], part[2][empty] = -torch.inf, 0.0, 0.0
     observed |= _merged(package, "empty parts", first, second)
@@ -114,15 +114,15 @@ def tiled_attention(package: ModuleType, seed: int) -> Observed:
     n, few, odd = draw.between(20, 30), draw.between(5, 15), draw.between(17, 40)
     tile = draw.between(3, 9), draw.between(3, 9)
     cases = [
-        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, (1, 1), SINGLE, "whole"),
-        ("uneven tiles", Sizes(2, 2, 2, n, n + few, odd), {}, tile, SINGLE, "whole"),
-        ("tiles of 64", Sizes(1, 2, 2, 64 + n, 64 + few, 16), {"causal": True}, (64, 64), SINGLE, "mixed"),
-        ("shared heads", Sizes(2, 6, 2, n, few, 16), {"scale": 0.3}, tile, SINGLE, "heads"),
-        ("causal", Sizes(1, 2, 1, n, n, 16), {"causal": True}, tile, SINGLE, "whole"),
-        ("causal, more keys", Sizes(1, 1, 1, few, n, 16), {"causal": True}, tile, SINGLE, "whole"),
-        ("causal, more queries", Sizes(1, 2, 1, n, few, odd), {"causal": True, "scale": -0.2}, tile, SINGLE, "whole"),
-        ("float16", Sizes(1, 2, 1, n, n, odd), {"causal": True}, tile, HALF, "whole"),
-        ("bfloat16", Sizes(1, 2, 1, n, n, odd), {}, tile, BRAIN, "padded"),
+        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, (1, 1), FP32, "whole"),
+        ("uneven tiles", Sizes(2, 2, 2, n, n + few, odd), {}, tile, FP32, "whole"),
+        ("tiles of 64", Sizes(1, 2, 2, 64 + n, 64 + few, 16), {"causal": True}, (64, 64), FP32, "mixed"),
+        ("shared heads", Sizes(2, 6, 2, n, few, 16), {"scale": 0.3}, tile, FP32, "heads"),
+        ("causal", Sizes(1, 2, 1, n, n, 16), {"causal": True}, tile, FP32, "whole"),
+        ("causal, more keys", Sizes(1, 1, 1, few, n, 16), {"causal": True}, tile, FP32, "whole"),
+        ("causal, more queries", Sizes(1, 2, 1, n, few, odd), {"causal": True, "scale": -0.2}, tile, FP32, "whole"),
+        ("float16", Sizes(1, 2, 1, n, n, odd), {"causal": True}, tile, FP16, "whole"),
+        ("bfloat16", Sizes(1, 2, 1, n, n, odd), {}, tile, BF16, "padded"),
     ]
     observed = Observed()
     for what, sizes, options, (block_m, block_n), dtype, layout in cases:
@@ -141,16 +141,16 @@ def flash_forward(package: ModuleType, seed: int) -> Observed:
     draw = Draw(seed, "3.3")
     n, more, odd = draw.between(18, 30), draw.between(33, 45), draw.between(17, 31)
     cases = [
-        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, SINGLE, "whole"),
-        ("fewer keys than a tile", Sizes(1, 1, 1, n, 3, 16), {}, SINGLE, "whole"),
-        ("whole tiles", Sizes(1, 1, 1, 32, 64, 32), {}, SINGLE, "whole"),
-        ("", Sizes(1, 2, 2, n, more, odd), {}, SINGLE, "whole"),
-        ("shared heads", Sizes(2, 4, 2, n, n, 16), {}, SINGLE, "heads"),
-        ("a given scale", Sizes(1, 1, 1, more, n, 16), {"scale": draw.random.uniform(0.4, 0.9)}, SINGLE, "padded"),
-        ("a negative scale", Sizes(1, 1, 1, n, more, 16), {"scale": -0.3}, SINGLE, "strided"),
-        ("each its own strides", Sizes(1, 2, 2, n, n, 16), {}, SINGLE, "mixed"),
-        ("", Sizes(1, 2, 1, n, more, odd), {}, HALF, "transposed"),
-        ("", Sizes(1, 3, 1, n, more, 64), {}, BRAIN, "whole"),
+        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, FP32, "whole"),
+        ("fewer keys than a tile", Sizes(1, 1, 1, n, 3, 16), {}, FP32, "whole"),
+        ("whole tiles", Sizes(1, 1, 1, 32, 64, 32), {}, FP32, "whole"),
+        ("", Sizes(1, 2, 2, n, more, odd), {}, FP32, "whole"),
+        ("shared heads", Sizes(2, 4, 2, n, n, 16), {}, FP32, "heads"),
+        ("a given scale", Sizes(1, 1, 1, more, n, 16), {"scale": draw.random.uniform(0.4, 0.9)}, FP32, "padded"),
+        ("a negative scale", Sizes(1, 1, 1, n, more, 16), {"scale": -0.3}, FP32, "strided"),
+        ("each its own strides", Sizes(1, 2, 2, n, n, 16), {}, FP32, "mixed"),
+        ("", Sizes(1, 2, 1, n, more, odd), {}, FP16, "transposed"),
+        ("", Sizes(1, 3, 1, n, more, 64), {}, BF16, "whole"),
     ]
     observed = Observed()
     for what, sizes, options, dtype, layout in cases:
@@ -160,7 +160,7 @@ def flash_forward(package: ModuleType, seed: int) -> Observed:
     k *= torch.linspace(0.2, 5, k.shape[2], device=k.device)[:, None]
     observed |= _forward(package, "growing scores", q, k, v)
     observed |= _forward(package, "low scores", *_low(_inputs(draw, Sizes(1, 1, 1, n, more, 16)))[:3])
-    q, k, v, _ = _inputs(draw, Sizes(1, 1, 1, n, 130, 16), HALF)
+    q, k, v, _ = _inputs(draw, Sizes(1, 1, 1, n, 130, 16), FP16)
     q *= 0.05
     v[:, :, :65] += DRIFT
     v[:, :, 65:] -= DRIFT
@@ -173,7 +173,7 @@ DRIFT = 20.0
 CANCELLING = "o of flash_forward, values that cancel"
 
 
-def _case(what: str, dtype: torch.dtype = SINGLE, layout: str = "whole") -> str:
+def _case(what: str, dtype: torch.dtype = FP32, layout: str = "whole") -> str:
     if layout in ("heads", "mixed"):
         return ", ".join(part for part in (what, "heads last" * (layout == "heads"), str(dtype)[6:]) if part)
     return words(*([what] if what else []), dtype=dtype, layout=layout)
@@ -191,14 +191,14 @@ def flash_causal(package: ModuleType, seed: int) -> Observed:
     draw = Draw(seed, "3.4")
     n, more, odd = draw.between(18, 30), draw.between(33, 45), draw.between(17, 31)
     cases = [
-        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, SINGLE, "whole"),
-        ("as many queries as keys", Sizes(2, 1, 1, more, more, 16), {}, SINGLE, "whole"),
-        ("more keys", Sizes(1, 2, 2, n, more + 16, odd), {}, SINGLE, "heads"),
-        ("more queries", Sizes(1, 2, 1, more + 5, n, odd), {}, SINGLE, "whole"),
-        ("many more queries", Sizes(1, 1, 1, more + 32, 3, 16), {}, SINGLE, "whole"),
-        ("a negative scale", Sizes(1, 1, 1, more, more, 16), {"scale": -0.4}, SINGLE, "padded"),
-        ("shared heads", Sizes(1, 4, 2, more, more, 16), {}, HALF, "whole"),
-        ("more queries", Sizes(1, 1, 1, more, n, 64), {}, BRAIN, "whole"),
+        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, FP32, "whole"),
+        ("as many queries as keys", Sizes(2, 1, 1, more, more, 16), {}, FP32, "whole"),
+        ("more keys", Sizes(1, 2, 2, n, more + 16, odd), {}, FP32, "heads"),
+        ("more queries", Sizes(1, 2, 1, more + 5, n, odd), {}, FP32, "whole"),
+        ("many more queries", Sizes(1, 1, 1, more + 32, 3, 16), {}, FP32, "whole"),
+        ("a negative scale", Sizes(1, 1, 1, more, more, 16), {"scale": -0.4}, FP32, "padded"),
+        ("shared heads", Sizes(1, 4, 2, more, more, 16), {}, FP16, "whole"),
+        ("more queries", Sizes(1, 1, 1, more, n, 64), {}, BF16, "whole"),
     ]
     observed = Observed()
     for what, sizes, options, dtype, layout in cases:
@@ -218,11 +218,11 @@ def delta(package: ModuleType, seed: int) -> Observed:
     draw = Draw(seed, "3.5")
     n, odd = draw.between(18, 40), draw.between(17, 60)
     cases = [
-        ("one element", (1, 1, 1, 16), SINGLE, "whole", "whole"),
-        ("", (2, 3, n, odd), SINGLE, "whole", "padded"),
-        ("heads last", (2, 3, n, 16), SINGLE, "whole", "heads"),
-        ("", (1, 2, n, odd), HALF, "transposed", "whole"),
-        ("", (1, 2, n, 64), BRAIN, "whole", "strided"),
+        ("one element", (1, 1, 1, 16), FP32, "whole", "whole"),
+        ("", (2, 3, n, odd), FP32, "whole", "padded"),
+        ("heads last", (2, 3, n, 16), FP32, "whole", "heads"),
+        ("", (1, 2, n, odd), FP16, "transposed", "whole"),
+        ("", (1, 2, n, 64), BF16, "whole", "strided"),
     ]
     observed = Observed()
     for what, shape, dtype, of_o, of_do in cases:
@@ -241,18 +241,18 @@ def _backward_cases(draw: Draw) -> list[tuple[str, Sizes, bool, float, torch.dty
     n, more, odd = draw.between(18, 30), draw.between(33, 45), draw.between(17, 31)
     few, scale = draw.between(3, 13), draw.random.uniform(0.15, 0.4)
     return [
-        ("one element", Sizes(1, 1, 1, 1, 1, 16), False, 0.25, SINGLE, "whole"),
-        ("whole tiles", Sizes(1, 1, 1, 32, 32, 16), False, scale, SINGLE, "whole"),
-        ("causal, more queries", Sizes(1, 2, 1, more + 5, n, 16), True, scale, SINGLE, "whole"),
-        ("", Sizes(1, 2, 2, n, more, odd), False, scale, SINGLE, "whole"),
-        ("shared heads", Sizes(1, 4, 2, n, n, 16), False, scale, SINGLE, "heads"),
-        ("a negative scale", Sizes(1, 1, 1, more, n, 16), False, -scale, SINGLE, "padded"),
-        ("each its own strides", Sizes(1, 2, 2, n, n, 16), False, scale, SINGLE, "mixed"),
-        ("causal", Sizes(1, 2, 1, more, more, 16), True, scale, SINGLE, "whole"),
-        ("causal, more keys", Sizes(1, 1, 1, n, more + 16, odd), True, scale, SINGLE, "mixed"),
-        ("causal, whole tiles of queries", Sizes(1, 1, 1, 48, 48 + few, 16), True, scale, SINGLE, "whole"),
-        ("", Sizes(1, 2, 1, n, more, odd), False, scale, HALF, "transposed"),
-        ("causal", Sizes(2, 1, 1, more, more, 16), True, scale, BRAIN, "whole"),
+        ("one element", Sizes(1, 1, 1, 1, 1, 16), False, 0.25, FP32, "whole"),
+        ("whole tiles", Sizes(1, 1, 1, 32, 32, 16), False, scale, FP32, "whole"),
+        ("causal, more queries", Sizes(1, 2, 1, more + 5, n, 16), True, scale, FP32, "whole"),
+        ("", Sizes(1, 2, 2, n, more, odd), False, scale, FP32, "whole"),
+        ("shared heads", Sizes(1, 4, 2, n, n, 16), False, scale, FP32, "heads"),
+        ("a negative scale", Sizes(1, 1, 1, more, n, 16), False, -scale, FP32, "padded"),
+        ("each its own strides", Sizes(1, 2, 2, n, n, 16), False, scale, FP32, "mixed"),
+        ("causal", Sizes(1, 2, 1, more, more, 16), True, scale, FP32, "whole"),
+        ("causal, more keys", Sizes(1, 1, 1, n, more + 16, odd), True, scale, FP32, "mixed"),
+        ("causal, whole tiles of queries", Sizes(1, 1, 1, 48, 48 + few, 16), True, scale, FP32, "whole"),
+        ("", Sizes(1, 2, 1, n, more, odd), False, scale, FP16, "transposed"),
+        ("causal", Sizes(2, 1, 1, more, more, 16), True, scale, BF16, "whole"),
     ]
 
 
@@ -316,17 +316,17 @@ def flash_attention(package: ModuleType, seed: int) -> Observed:
     n, few, odd = draw.between(9, 14), draw.between(2, 6), draw.between(17, 31)
     square, shared = Sizes(1, 1, 1, n, n, 16), Sizes(1, 4, 2, n, n + few, odd)
     cases = [
-        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, SINGLE, "whole", "both"),
-        ("more queries, causal", Sizes(1, 1, 1, n + few, n, 16), {"causal": True}, SINGLE, "whole", "nan"),
-        ("a given scale", square, {"scale": draw.random.uniform(0.4, 0.9)}, SINGLE, "whole", "both"),
-        ("a negative scale, causal", square, {"scale": -0.2, "causal": True}, SINGLE, "whole", "both"),
-        ("more queries", Sizes(1, 1, 1, n + few, n, 16), {}, SINGLE, "whole", "both"),
-        ("a gradient for the output", square, {}, SINGLE, "whole", "o"),
-        ("a gradient for the logsumexp", square, {}, SINGLE, "heads", "lse"),
-        ("more keys, causal", Sizes(1, 1, 1, n, n + few, 16), {"causal": True}, SINGLE, "padded", "both"),
-        ("shared heads, causal", shared, {"causal": True}, SINGLE, "mixed", "both"),
-        ("several tiles, causal", Sizes(1, 1, 1, 3 * n, 3 * n, odd), {"causal": True}, HALF, "whole", "both"),
-        ("", Sizes(1, 1, 1, n, n, 16), {}, BRAIN, "transposed", "o"),
+        ("one element", Sizes(1, 1, 1, 1, 1, 16), {}, FP32, "whole", "both"),
+        ("more queries, causal", Sizes(1, 1, 1, n + few, n, 16), {"causal": True}, FP32, "whole", "nan"),
+        ("a given scale", square, {"scale": draw.random.uniform(0.4, 0.9)}, FP32, "whole", "both"),
+        ("a negative scale, causal", square, {"scale": -0.2, "causal": True}, FP32, "whole", "both"),
+        ("more queries", Sizes(1, 1, 1, n + few, n, 16), {}, FP32, "whole", "both"),
+        ("a gradient for the output", square, {}, FP32, "whole", "o"),
+        ("a gradient for the logsumexp", square, {}, FP32, "heads", "lse"),
+        ("more keys, causal", Sizes(1, 1, 1, n, n + few, 16), {"causal": True}, FP32, "padded", "both"),
+        ("shared heads, causal", shared, {"causal": True}, FP32, "mixed", "both"),
+        ("several tiles, causal", Sizes(1, 1, 1, 3 * n, 3 * n, odd), {"causal": True}, FP16, "whole", "both"),
+        ("", Sizes(1, 1, 1, n, n, 16), {}, BF16, "transposed", "o"),
     ]
     observed = Observed()
     for what, sizes, options, dtype, layout, upstream in cases:
@@ -358,21 +358,21 @@ def challenge(package: ModuleType, seed: int) -> Observed:
     observed = Observed()
     cases = [
         (f"{'causal, ' if causal else ''}D = {D}", Sizes(1, 2, 1, n, n, D), {"causal": causal}, dtype, 0.0)
-        for dtype, D, causal in ((HALF, 64, True), (HALF, 128, False), (BRAIN, 64, False), (BRAIN, 128, True))
+        for dtype, D, causal in ((FP16, 64, True), (FP16, 128, False), (BF16, 64, False), (BF16, 128, True))
         for n in [draw.between(66, 100)]
     ]
     few, some = draw.between(34, 60), draw.between(65, 90)
     cases += [
-        ("more keys, causal", Sizes(1, 2, 1, few, some, 16), {"causal": True}, SINGLE, 0.0),
-        ("more queries, causal", Sizes(1, 1, 1, some + 40, few, 16), {"causal": True}, SINGLE, 0.0),
-        ("one tile", Sizes(1, 1, 1, few, draw.between(3, 14), 16), {}, SINGLE, 0.0),
-        ("a negative scale", Sizes(1, 1, 1, few, some, 16), {"scale": -0.3}, SINGLE, 0.0),
-        ("scores that grow by 30", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 30.0),
-        ("scores that grow by 88", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 88.0),
-        ("scores that grow by 150", Sizes(1, 1, 1, few, some, 16), {}, BRAIN, 150.0),
-        ("scores that grow by 40", Sizes(1, 1, 1, few, some, 16), {}, HALF, 40.0),
-        ("large values", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 40.0),
-        ("many scores that grow by 87", Sizes(1, 1, 1, few, some, 16), {}, SINGLE, 87.0),
+        ("more keys, causal", Sizes(1, 2, 1, few, some, 16), {"causal": True}, FP32, 0.0),
+        ("more queries, causal", Sizes(1, 1, 1, some + 40, few, 16), {"causal": True}, FP32, 0.0),
+        ("one tile", Sizes(1, 1, 1, few, draw.between(3, 14), 16), {}, FP32, 0.0),
+        ("a negative scale", Sizes(1, 1, 1, few, some, 16), {"scale": -0.3}, FP32, 0.0),
+        ("scores that grow by 30", Sizes(1, 1, 1, few, some, 16), {}, FP32, 30.0),
+        ("scores that grow by 88", Sizes(1, 1, 1, few, some, 16), {}, FP32, 88.0),
+        ("scores that grow by 150", Sizes(1, 1, 1, few, some, 16), {}, BF16, 150.0),
+        ("scores that grow by 40", Sizes(1, 1, 1, few, some, 16), {}, FP16, 40.0),
+        ("large values", Sizes(1, 1, 1, few, some, 16), {}, FP32, 40.0),
+        ("many scores that grow by 87", Sizes(1, 1, 1, few, some, 16), {}, FP32, 87.0),
     ]
     with anchored(importlib.import_module(f"{package.__name__}.tuning")):
         for what, sizes, options, dtype, growth in cases:

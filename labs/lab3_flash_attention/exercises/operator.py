@@ -134,8 +134,8 @@ def _cases(seed: int) -> list[Case]:
         ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
         ("gradient of a sum", square, {"upstream": "o"}, {}),
         ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),
-        ("float16", shared, {"causal": True}, {"dtype": shapes.HALF}),
-        ("bfloat16", shared, {}, {"dtype": shapes.BRAIN}),
+        ("float16", shared, {"causal": True}, {"dtype": shapes.FP16}),
+        ("bfloat16", shared, {}, {"dtype": shapes.BF16}),
     ]
     return [Case(kind, named, options=options, seed=seed, **more) for kind, named, options, more in plans]
 
@@ -377,7 +377,7 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     that each dtype takes. Only past the first tile of keys can anything outgrow it.
     """
     kinds = [("outgrown", torch.float32), ("outgrown by 88", torch.float32), ("grown by 30", torch.float32)]
-    kinds += [("outgrown", shapes.BRAIN), ("outgrown by 40", shapes.HALF), (shapes.LARGE, torch.float32)]
+    kinds += [("outgrown", shapes.BF16), ("outgrown by 40", shapes.FP16), (shapes.LARGE, torch.float32)]
     kinds += [(shapes.TOGETHER, torch.float32)]
     past = {dtype: (2 * block_m + 3, 3 * block_n + 5) for dtype, (block_m, block_n) in blocks.items()}
     block_m, block_n = blocks[torch.float32]
@@ -510,12 +510,12 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
     package = flash_attention.__module__.rpartition(".")[0]
     kernels, tuning = (importlib.import_module(f"{package}.{name}") for name in ("flash_forward", "tuning"))
     tried = _tried(kernels, tuning)
-    blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BRAIN, shapes.HALF)}
+    blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BF16, shapes.FP16)}
     _need_both_places(kernels)
     ragged = {
         head_dim: [
             Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
-            for dtype in (shapes.BRAIN, shapes.HALF)
+            for dtype in (shapes.BF16, shapes.FP16)
             for causal in (False, True)
         ]
         for head_dim in (64, 128)

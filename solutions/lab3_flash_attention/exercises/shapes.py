@@ -9,7 +9,7 @@ import torch
 from utils.checks.cases import Case, far_fits
 from utils.checks.core import generator
 
-HALF, BRAIN = torch.float16, torch.bfloat16
+FP16, BF16 = torch.float16, torch.bfloat16
 #: Layout of (B, H, N, D) cut out of a (B, N, H, D) tensor, as a projection's output is.
 HEADS_LAST = "heads last"
 #: Layout in which each tensor has strides of its own: those of another one do not fit.
@@ -157,9 +157,9 @@ def visible(num_queries: int, num_keys: int, shift: int = 0, device: torch.devic
 
 def far(seed: int, **options: object) -> list[Case]:
     """Three batch entries whose keys lie 2^30 elements apart, where such a tensor can be had."""
-    if not far_fits(HALF):
+    if not far_fits(FP16):
         return []
-    return [Case("ragged", sizes(3, 1, 1, 7, 21, 16), HALF, "far", options, seed)]
+    return [Case("ragged", sizes(3, 1, 1, 7, 21, 16), FP16, "far", options, seed)]
 
 
 def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case]:
@@ -199,7 +199,7 @@ def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case
         Case("odd head dimension", uneven, layout="padded", **base),
         Case("odd head dimension", uneven, layout="transposed", **base),
     ]
-    for dtype in (HALF, BRAIN):
+    for dtype in (FP16, BF16):
         plans.append(Case("whole tiles", sizes(1, 2, 1, 2 * block_m, 3 * block_n, 32), dtype, **base))
         plans.append(Case("odd head dimension", uneven, dtype, **base))
         plans.append(Case(DRIFTING, sizes(1, 1, 1, block_m, STEPS * block_n, 16), dtype, **base))

@@ -44,9 +44,9 @@ def _cases(seed: int) -> list[Case]:
         case(shapes.NEGATIVE, ragged, {**causal, "scale": -0.29}),
         case("ragged", ragged, options, magnitude=15.0),
         case("ragged", ragged, options, layout=shapes.HEADS_LAST),
-        case("ragged", ragged, options, dtype=shapes.HALF),
-        case("ragged", ragged, causal, dtype=shapes.BRAIN),
-        case(shapes.DRIFTING, sizes(1, 1, 1, m, shapes.STEPS * n, 16), options, dtype=shapes.HALF),
+        case("ragged", ragged, options, dtype=shapes.FP16),
+        case("ragged", ragged, causal, dtype=shapes.BF16),
+        case(shapes.DRIFTING, sizes(1, 1, 1, m, shapes.STEPS * n, 16), options, dtype=shapes.FP16),
     ]  # fmt: skip
 
 
