@@ -12,7 +12,7 @@ class AnswerFormat:
     """What a question's answers look like; each subclass is one kind of answer."""
 
     def for_call(self, arguments: Mapping[str, object]) -> AnswerFormat:
-        """The form that is due for a call with these arguments."""
+        """The form that is expected of a call with these arguments."""
         return self
 
     def problem(self, value: object) -> str:

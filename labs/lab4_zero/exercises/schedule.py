@@ -59,7 +59,7 @@ def _shown(actions: Sequence[Action]) -> str:
 
 def _stage_problem(call: str, value: object, stage: int, stages: int, m: int) -> Problem | None:
     if not isinstance(value, (list, tuple)) or not all(hasattr(a, "kind") and hasattr(a, "micro_batch") for a in value):
-        return Problem(f"{call} returned {value!r}", "a list of Action(kind, micro_batch) is due, kind F or B")
+        return Problem(f"{call} returned {value!r}", "a list of Action(kind, micro_batch) is expected, of kind F or B")
     shown = (f"{call}: {_shown(value)}",)
     for kind in "FB":
         found = [action.micro_batch for action in value if action.kind == kind]

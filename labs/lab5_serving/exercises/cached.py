@@ -48,7 +48,7 @@ def _next_positions(answer: Answer, rng: random.Random, count: int) -> None:
     right = torch.tensor(lengths)[:, None] + torch.arange(count)
     if not isinstance(got, Tensor) or got.shape != right.shape or got.dtype.is_floating_point:
         shape = f"a tensor of {tuple(got.shape)}, {got.dtype}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"positions({count}) gives {shape}", f"one integer for each new token, ({batch}, {count}), is due")
+        mistaken(f"positions({count}) gives {shape}", f"expected one integer for each new token, ({batch}, {count})")
     if torch.equal(got.cpu().long(), right):
         return
     cause = ""
@@ -159,7 +159,7 @@ def _judge_seen(
 ) -> None:
     if not isinstance(got, Tensor) or got.shape != q.shape:
         shape = f"a tensor of {tuple(got.shape)}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"the attention returns {shape}", f"{tuple(q.shape)}, the shape of q, is due", where)
+        mistaken(f"the attention returns {shape}", f"expected {tuple(q.shape)}, the shape of q", where)
     past, slot = torch.tensor(lengths)[:, None, None], torch.arange(keys.shape[1])
     own = past + torch.arange(count)[:, None]  # (B, T, 1): where each query stands
     right = _attend(q, keys, values, slot <= own)

@@ -50,7 +50,7 @@ def _residual(answer: Answer, rng: random.Random) -> None:
         mistaken("residual changes its arguments in place", "the caller still needs them")
     if not isinstance(got, Tensor) or got.shape != p.shape:
         shown = f"a tensor of {tuple(got.shape)}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"residual gives {shown}", f"{tuple(p.shape)}, the shape of its arguments, is due")
+        mistaken(f"residual gives {shown}", f"expected {tuple(p.shape)}, the shape of its arguments")
     got = got.double()
     if torch.allclose(got, right, rtol=1e-5, atol=1e-7):
         return
@@ -78,7 +78,7 @@ def _residual(answer: Answer, rng: random.Random) -> None:
         "the residual distribution is wrong",
         cause,
         f"rows sum to {total.min():.4g} .. {total.max():.4g}, smallest entry {got.min():.4g}",
-        f"p, q of shape {tuple(p.shape)}; the first rows are equal: p is due there"
+        f"p, q of shape {tuple(p.shape)}; the first rows are equal: expected p there"
         if len(shape) > 1
         else f"p, q of shape {tuple(p.shape)}",
     )
@@ -97,7 +97,7 @@ def _call(answer: Answer, p: Tensor, q: Tensor, drafted: list[int], generator: t
     if not torch.equal(mine[0], p) or not torch.equal(mine[1], q) or mine[2].tolist() != drafted:
         mistaken("speculative_sample changes its arguments in place", "the caller still needs them")
     if not isinstance(got, list) or not all(isinstance(token, int) for token in got):
-        mistaken(f"speculative_sample returns {got!r}", "a list of ints is due: the accepted tokens and one more")
+        mistaken(f"speculative_sample returns {got!r}", "expected a list of ints: the accepted tokens and one more")
     return tuple(got)
 
 
@@ -136,7 +136,7 @@ def _told(got: tuple, due: tuple, drafted: list[int], where: str) -> None:
     else:
         cause = classic("a rejected token is replaced from max(p - q, 0), what comes after k tokens from row k", 2)
     due_said = ", ".join(map(str, due))
-    mistaken(f"of the drafted tokens {drafted} come {list(got)}, [{due_said}] is due", cause, where)
+    mistaken(f"of the drafted tokens {drafted} come {list(got)}, expected [{due_said}]", cause, where)
 
 
 # ---- many calls

@@ -99,7 +99,7 @@ wrong(
     edits={"float(uniforms[i])": "float(torch.rand(()))"},
 )
 wrong("likeliest", "the likeliest token of the residual", edits={KEEP: "result.append(int(rest.argmax()))"})
-wrong("tensors", "a list of ints is due", edits={KEEP: "result.append(draw(rest, uniforms[-1]))"})
+wrong("tensors", "expected a list of ints", edits={KEEP: "result.append(draw(rest, uniforms[-1]))"})
 
 wrong = functools.partial(ANSWERS.wrong, DROP)
 wrong(

@@ -140,13 +140,13 @@ class Books:
         """The number of tokens that allocate says are in the cache."""
         size = self.block_size
         if not isinstance(cached, int) or isinstance(cached, bool):
-            self.stop(f"allocate returns {cached!r}", "the number of tokens that are in the cache already is due")
+            self.stop(f"allocate returns {cached!r}", "expected the number of tokens that are in the cache already")
         most = self._longest_known(tokens)
         if cached >= len(tokens):
             cause = "one token at least goes through the model: its logits choose the next one"
             self.stop(f"allocate says that all {len(tokens)} tokens are in the cache", cause)
         if cached % size or cached < 0 or (size > 1 and cached * size == most > 0):
-            unit = classic("this counts blocks; the number of tokens is due", 7)
+            unit = classic("this counts blocks; expected the number of tokens", 7)
             self.stop(f"allocate returns {cached}, {most} tokens are in the cache", unit)
         if cached < most:
             cause = classic("the blocks of a known beginning are used again: cached holds them", 7)
@@ -184,7 +184,7 @@ class Books:
     def judge_copies(self, id: str, copies: object, before: list[int], shared: bool) -> None:
         if not isinstance(copies, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in copies):
             self.stop(
-                f"append returns {copies!r}", "a list of pairs (source, target) is due, empty if nothing is copied"
+                f"append returns {copies!r}", "expected a list of pairs (source, target), empty if nothing is copied"
             )
         table = self.manager.table(id)
         if copies and not shared:
@@ -194,7 +194,7 @@ class Books:
             self.stop(f"{id!r} goes on in block {before[-1]}, which another table holds", classic(SHARED, 2))
         if shared and list(copies) != [(before[-1], table[len(before) - 1])]:
             cause = classic("a block was replaced and its content not copied: return the pair (old, new)", 2)
-            self.stop(f"append returns {copies}, {[(before[-1], table[len(before) - 1])]} is due", cause)
+            self.stop(f"append returns {copies}, expected {[(before[-1], table[len(before) - 1])]}", cause)
 
     def refused(self, before: tuple, fits: bool, cause: str) -> None:
         if fits:

@@ -104,7 +104,7 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             wanted = [text[i] for i in due]
             if found != wanted:
                 mistaken(
-                    f"step {step + 1} brings token {listed(found)} of sequence {b}, {listed(wanted)} is due",
+                    f"step {step + 1} brings token {listed(found)} of sequence {b}, expected {listed(wanted)}",
                     _why_token(passes[step - 1], b, prompts, step) if step else "",
                     where,
                 )

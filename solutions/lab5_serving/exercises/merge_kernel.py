@@ -120,7 +120,7 @@ _RULES = (
     same_as(_mean, classic("the parts are averaged: a part counts as much as the sum of its exponentials", 2)),
     same_as(_mean_of_all, classic("the parts are averaged, empty ones among them: the logsumexps are the weights", 2)),
     same_as(_plain_sum, classic("the outputs are added up as they are: the logsumexps are the weights", 2)),
-    same_as(_exponentials_over_count, classic("the weights' sum is due in the denominator, not their number", 2)),
+    same_as(_exponentials_over_count, classic("the denominator is the sum of the weights, not their number", 2)),
     same_as(_by_logarithm, classic("the logsumexps themselves are the weights: their exponentials are", 2)),
     same_as(
         lambda o, lse: _merge(o, lse, torch.exp2),

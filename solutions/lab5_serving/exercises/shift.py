@@ -109,7 +109,7 @@ class Shift:
     def _judge(self, step: Any, before: Before) -> None:
         chunks = getattr(step, "chunks", None)
         if not isinstance(chunks, list):
-            self.stop(f"schedule returns {step!r}", "a Step is due")
+            self.stop(f"schedule returns {step!r}", "expected a Step")
         self.said += (
             f"; scheduled: {', '.join(f'{c.request.id}[{c.start}:{c.start + c.count}]' for c in chunks) or '-'}"
         )
@@ -201,7 +201,7 @@ class Shift:
             due.append(request.id)
         if admitted != due:
             cause = classic("as many as max_batch allows and as fit if all grow to their limit, in order", 7)
-            self.stop(f"the batch is {listed(admitted)}, {listed(due)} is due", cause)
+            self.stop(f"the batch is {listed(admitted)}, expected {listed(due)}", cause)
 
     def _judge_budget(self, chunks: list[Any], before: Before, lost: list[str], admitted: list[str]) -> int:
         """Who ran gets tokens first, the oldest first, each all its pending ones if the budget allows; what is left."""
