@@ -36,39 +36,6 @@ from utils.operators import (
     softmax,
 )
 
-__all__ = [
-    "CLASSES",
-    "ELEMENT_SIZE",
-    "Cost",
-    "Measured",
-    "Operator",
-    "TimeBounds",
-    "add",
-    "attainable",
-    "attention",
-    "bound_by",
-    "causal_pairs",
-    "class_seconds",
-    "class_totals",
-    "compute_time",
-    "copy",
-    "crossover_batch",
-    "dot_product",
-    "element_size",
-    "elementwise",
-    "flop_shares",
-    "gelu",
-    "layer_norm",
-    "matmul",
-    "memory_time",
-    "peak",
-    "relu",
-    "ridge",
-    "softmax",
-    "time_bounds",
-    "transformer_layer",
-]
-
 Device = GPU | TPU | CPU
 
 

@@ -15,4 +15,4 @@ A check of functions that return numbers is in ``numbers``, with ``question`` an
 tests hold checks to.
 """
 
-import utils.runtime  # noqa: F401  (decides where kernels run, before anything here imports Triton)
+import utils.runtime  # decides where kernels run, before anything here imports Triton

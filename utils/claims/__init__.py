@@ -15,16 +15,4 @@ from utils.claims.claim import KINDS, MIME, Claim, ClaimError, LedgerError, clai
 from utils.claims.ledger import ledger, problems
 from utils.claims.page import page
 
-__all__ = [
-    "KINDS",
-    "MIME",
-    "Claim",
-    "ClaimError",
-    "LedgerError",
-    "claim",
-    "ledger",
-    "page",
-    "problems",
-]
-
 keep_quiet()

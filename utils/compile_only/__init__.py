@@ -19,5 +19,3 @@ from utils.compile_only.resources import (
     resource_usage,
     resource_usages,
 )
-
-__all__ = ["CAPABILITIES", "CompileError", "Request", "ResourceUsage", "resource_usage", "resource_usages"]

@@ -44,5 +44,3 @@ from utils.distributed.faults import DistributedError
 from utils.distributed.launcher import launch
 from utils.distributed.pool import shutdown, warm
 from utils.distributed.worker import device
-
-__all__ = ["CollectiveLog", "DistributedError", "Entry", "device", "launch", "record_collectives", "shutdown", "warm"]

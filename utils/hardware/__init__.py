@@ -8,8 +8,6 @@ from __future__ import annotations
 from utils.hardware.device import CPU, GPU, TPU
 from utils.hardware.table import CPUS, GPUS, TPUS
 
-__all__ = ["CPU", "CPUS", "GPU", "GPUS", "TPU", "TPUS", "cpu", "gpu", "match", "this_gpu", "tpu"]
-
 
 def _look_up(name: str, table, kind: str):
     if not isinstance(name, str):

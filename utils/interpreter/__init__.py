@@ -16,19 +16,5 @@ from utils.interpreter.interpreted_kernel import Tuning, configuration, interpre
 from utils.interpreter.observation import Access, Argument, Launch, Observer, in_launch, observe
 from utils.interpreter.patches import apply_patches, patches
 
-__all__ = [
-    "Access",
-    "Argument",
-    "Launch",
-    "Observer",
-    "Tuning",
-    "apply_patches",
-    "configuration",
-    "in_launch",
-    "interpret_launches",
-    "observe",
-    "patches",
-]
-
 if device.INTERPRET:
     apply_patches()

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+from utils import runtime  # before triton: it decides between GPU and interpreter
 from utils.kernel_profile.counters import SECTOR, Counters
 from utils.kernel_profile.findings import Finding, OutOfBounds, Race, UninitializedRead
 from utils.kernel_profile.launches import LaunchProfile
 from utils.kernel_profile.profile import Profile, profile_kernel
-
-__all__ = [
-    "SECTOR",
-    "Counters",
-    "Finding",
-    "LaunchProfile",
-    "OutOfBounds",
-    "Profile",
-    "Race",
-    "UninitializedRead",
-    "profile_kernel",
-]

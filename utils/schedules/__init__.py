@@ -7,19 +7,3 @@
 from utils.schedules.orders import gpipe, interleaved, naive, one_f_one_b, zero_bubble
 from utils.schedules.schedule import KINDS, Action, Schedule, from_orders
 from utils.schedules.simulate import Deadlock, Timeline, Work, simulate
-
-__all__ = [
-    "KINDS",
-    "Action",
-    "Deadlock",
-    "Schedule",
-    "Timeline",
-    "Work",
-    "from_orders",
-    "gpipe",
-    "interleaved",
-    "naive",
-    "one_f_one_b",
-    "simulate",
-    "zero_bubble",
-]

@@ -25,33 +25,3 @@ from utils.serving.workload import TimedRequest, Workload
 
 #: The models that come with the course: ``MODELS / "target"`` and ``MODELS / "draft"``, which share one tokenizer.
 MODELS = Path(__file__).parent / "models"
-
-__all__ = [
-    "FAMILIES",
-    "MODELS",
-    "Attend",
-    "CheckpointError",
-    "ConfigError",
-    "Decoder",
-    "Generation",
-    "KVCache",
-    "ModelConfig",
-    "Report",
-    "RequestRecord",
-    "RopeScaling",
-    "SamplingParams",
-    "StreamDecoder",
-    "TimedRequest",
-    "Tokenizer",
-    "Workload",
-    "attend_causally",
-    "causal_attention",
-    "generate",
-    "load_model",
-    "load_tokenizer",
-    "probabilities",
-    "replay_workload",
-    "sample",
-    "save_model",
-    "stream",
-]

@@ -21,31 +21,3 @@ from utils.simt.memory import (
 from utils.simt.occupancy import Occupancy, occupancy
 from utils.simt.warp import If, Loop, Op, Step, WarpTrace, run_warp
 from utils.simt.waves import Placement, Waves, schedule_tiles, tile_efficiency, tiles, waves
-
-__all__ = [
-    "BANK_BYTES",
-    "LINE_BYTES",
-    "NUM_BANKS",
-    "SECTOR_BYTES",
-    "WARP_SIZE",
-    "Access",
-    "If",
-    "Loop",
-    "Occupancy",
-    "Op",
-    "Placement",
-    "Step",
-    "WarpTrace",
-    "Waves",
-    "access_pattern",
-    "bank_conflicts",
-    "bank_passes",
-    "occupancy",
-    "run_warp",
-    "schedule_tiles",
-    "sectors",
-    "tile_efficiency",
-    "tiles",
-    "touched_sectors",
-    "waves",
-]
