@@ -19,9 +19,8 @@ import re
 from pathlib import Path
 
 from grading.lab import Lab
-from grading.policy.judge import Violation
-from grading.policy.own import own_of
-from grading.policy.reader import Reader
+from grading.policy.paths import own_of
+from grading.policy.rules import Reader, Violation
 
 LONGEST = 200_000
 """Most characters of a module: several times the longest solution."""
