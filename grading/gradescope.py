@@ -10,24 +10,19 @@ from typing import Any
 
 from grading.feedback import OUTCOMES, plain, points, require_known, shortened
 
-#: When students see a test, in Gradescope's words.
-VISIBILITIES = ("visible", "after_due_date", "after_published", "hidden")
 
+def results(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What an autograder writes for one submission: a score, and one test an exercise, which students see at once.
 
-def results(result: Mapping[str, Any], *, visibility: str = "visible") -> dict[str, Any]:
-    """What an autograder writes for one submission: a score, and one test an exercise.
+    What the grader itself printed is never shown to them.
 
     Args:
         result: what ``LAB/results/STUDENT.json`` holds.
-        visibility: when students see the tests: ``"visible"`` (at once), ``"after_due_date"``, ``"after_published"`` or
-            ``"hidden"``. What the grader itself printed is never shown to them.
 
     Raises:
-        ValueError: a visibility that Gradescope does not know, or a result that the feedback page does not know.
+        ValueError: a result that the feedback page does not know.
         KeyError: the result lacks a field.
     """
-    if visibility not in VISIBILITIES:
-        raise ValueError(f"visibility must be one of {', '.join(VISIBILITIES)}, got {visibility!r}")
     require_known(result)
     return {
         "score": result["score"],
@@ -36,9 +31,9 @@ def results(result: Mapping[str, Any], *, visibility: str = "visible") -> dict[s
         "output_format": "text",
         "test_output_format": "text",
         "test_name_format": "text",
-        "visibility": visibility,
+        "visibility": "visible",
         "stdout_visibility": "hidden",
-        "tests": [_test(exercise, visibility) for exercise in result["exercises"]],
+        "tests": [_test(exercise) for exercise in result["exercises"]],
         "extra_data": {"lab": result["lab"], "digest": result["digest"], "graded": result["graded"]},
     }
 
@@ -51,7 +46,7 @@ def _opening(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(shortened(note) for note in result["notes"])])
 
 
-def _test(exercise: Mapping[str, Any], visibility: str) -> dict[str, Any]:
+def _test(exercise: Mapping[str, Any]) -> dict[str, Any]:
     outcome = OUTCOMES[exercise["outcome"]]
     message = shortened(exercise["message"]).strip("\n")
     return {
@@ -63,5 +58,5 @@ def _test(exercise: Mapping[str, Any], visibility: str) -> dict[str, Any]:
         "status": "passed" if exercise["outcome"] == "passed" else "failed",
         "output": outcome.words + (f"\n\n{message}" if message else ""),
         "output_format": "text",
-        "visibility": visibility,
+        "visibility": "visible",
     }

@@ -1,20 +1,21 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
-    python -m tests.grading_cohort [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N]
-    python -m tests.grading_cohort --killed [300] [--run-at-all 12] [--seed N]
+    python -m tests.grading_cohort [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N] [--seed N]
 
-For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then the
-grader is killed in the middle of a second run, started again, and must come to the same gradebook. In the end nothing
-may be left running, and nothing may have been written beside the submissions and the grades. ``--killed`` grades a
-large class of lab 1 instead, kills the grader again and again, and compares the gradebook with that of a run in peace.
+For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then a
+part of the class is graded once more by a grader that is killed again and again at random times: no result may be lost,
+and the gradebook must be the same. In the end nothing may be left running, and nothing may have been written beside the
+submissions and the grades.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,14 +26,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import grading_killed  # noqa: E402
 from grading_runs import MARK, Surroundings, grade, left_running, listing, results, scores  # noqa: E402
+from nbgrader.api import Gradebook  # noqa: E402
 from synthetic_cohort import Member, build  # noqa: E402
 
 from grading.lab import Lab, find_lab, lab_names  # noqa: E402
 
 AGAIN = 6
 """Submissions of the run that is killed."""
+
+KILLS = 4
+PATIENCE = 3600.0
 
 
 def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) -> list[str]:
@@ -81,31 +85,53 @@ def table(lab: Lab, members: Sequence[Member], found: Mapping[str, Any], wrong: 
     )
 
 
-def killed_and_resumed(lab: Lab, folder: Path, jobs: int) -> list[str]:
-    """Kill the grader in the middle of a few submissions, start it again, and compare with what it said before."""
+def killed_and_resumed(lab: Lab, folder: Path, jobs: int, draw: random.Random) -> list[str]:
+    """Grade a few submissions with a grader that is killed at random times, and compare with what it said before."""
     found = results(lab, folder / "grades")
     run_at_all = [student for student, result in found.items() if result["seconds"] > 1]
     few = sorted(run_at_all or found, key=lambda student: found[student]["seconds"])[:AGAIN]
+    mean = sum(found[student]["seconds"] for student in few) / jobs / KILLS
     again = folder / "again"
     again.mkdir()
     shutil.copyfile(folder / "grades" / "seeds.json", again / "seeds.json")
-    chosen = ("--jobs", str(jobs), "--students", *few)
-    run = grade(lab, folder / "submissions", again, *chosen)
-    deadline = time.monotonic() + 300
-    while run.poll() is None and not results(lab, again) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    done = len(results(lab, again))
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
-    second = grade(lab, folder / "submissions", again, *chosen)
-    output, _ = second.communicate()
-    if second.returncode:
-        return [f"after a kill the grader ended with {second.returncode}: {output[-1500:]}"]
-    print(f"  killed after {done} of {len(few)}, then finished")
-    first = {row[0]: row for row in scores(lab, folder / "grades")}
-    rows = {row[0]: row for row in scores(lab, again)}
-    wrong = [f"{name}: {first[name]} became {rows.get(name)}" for name in few if rows.get(name) != first[name]]
+    wrong: list[str] = []
+    done, kills, deadline = 0, 0, time.monotonic() + PATIENCE
+    while True:
+        run = grade(lab, folder / "submissions", again, "--jobs", str(jobs), "--students", *few)
+        # a start takes some seconds before the first submission: one kill in three falls into them
+        wait = draw.uniform(0.2, 6) if draw.random() < 1 / 3 else draw.uniform(6, 6 + 4 * mean)
+        try:
+            output, _ = run.communicate(timeout=wait if kills < KILLS else max(0.0, deadline - time.monotonic()))
+            break
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGKILL)
+            run.communicate()
+            if kills == KILLS:
+                return [*wrong, f"it did not finish in {PATIENCE:g} s"]
+            kills += 1
+            time.sleep(0.5)
+            now = len(results(lab, again))
+            wrong += [f"results were lost: {done} became {now}"] if now < done else []
+            wrong += [f"after a kill: {line}" for line in left_running(folder)]
+            done = now
+    if run.returncode:
+        return [*wrong, f"after {kills} kills the grader ended with {run.returncode}: {output[-1500:]}"]
+    print(f"  killed {kills} times, at last after {done} of {len(few)}, then finished")
+    for name, of in (("grades.csv", scores), ("the gradebook", _gradebook)):
+        first, second = of(lab, folder / "grades"), of(lab, again)
+        wrong += [f"{name}: {row} is missing or another" for row in first if row[0] in few and row not in second]
     return wrong + _differences(found, results(lab, again), few)
+
+
+def _gradebook(lab: Lab, out: Path) -> list[tuple[Any, ...]]:
+    """What stands in nbgrader's gradebook about every submission of the lab."""
+    with Gradebook(f"sqlite:///{out / 'gradebook.db'}") as book:
+        return [
+            (submission.student.id, grade.name, grade.auto_score, grade.manual_score, grade.needs_manual_grade)
+            for submission in book.assignment_submissions(lab.name)
+            for notebook in submission.notebooks
+            for grade in notebook.grades
+        ]
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], students: Sequence[str]) -> list[str]:
@@ -127,22 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--students", nargs="+", help="only these")
     parser.add_argument("--quick", action="store_true", help="leave out those that take long")
     parser.add_argument("--hostile", type=int, metavar="N", help="about so many of the hostile ones, evenly spread")
-    parser.add_argument("--killed", type=int, nargs="?", const=300, help="a class of so many, killed again and again")
-    parser.add_argument("--run-at-all", type=int, default=grading_killed.RUN_AT_ALL, metavar="N", help="of that class")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments at which the grader is killed")
+    parser.add_argument("--seed", type=int, default=1, help="of the times at which the grader is killed")
     given = parser.parse_args(arguments)
     wrong = []
-    for name in ["lab1"] if given.killed else given.labs:
+    for name in given.labs:
         lab = find_lab(name)
         with tempfile.TemporaryDirectory(prefix="mlf-class-") as place:
             folder = Path(place)
-            if given.killed:
-                found = grading_killed.run(lab, folder, given.killed, given.jobs, given.seed, given.run_at_all)
-            else:
-                members = build(lab, folder / "submissions", given.students, not given.quick, given.hostile)
-                found = grade_class(lab, folder, members, given.jobs)
-                if not found and len(members) > 1:
-                    found += killed_and_resumed(lab, folder, given.jobs)
+            members = build(lab, folder / "submissions", given.students, not given.quick, given.hostile)
+            found = grade_class(lab, folder, members, given.jobs)
+            if not found and len(members) > 1:
+                found += killed_and_resumed(lab, folder, given.jobs, random.Random(given.seed))
         wrong += [f"{lab.name}: {line}" for line in found]
         for line in found:
             print(f"  ✗ {line}", flush=True)

@@ -17,6 +17,7 @@ from playwright.sync_api import TimeoutError
 
 from tests.site_server import served
 from utils import records
+from utils.claims import ledger
 from website import build
 from website.places import ROOT, labs, launches, lectures, page_of, repository
 
@@ -307,20 +308,49 @@ def visit(browser, address: str) -> Visit:
     return Visit(browser, address, viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
 
 
+#: Where motion teaches: the lecture, and how many animations it has at least.
+ANIMATED = {"02": 2, "04": 1, "05": 1, "06": 1, "08": 2, "09": 2, "10": 1, "11": 1, "12": 3}
+#: What is opened: every page, but of those of the records, which one template makes, every sixth.
+OPENED = [place for place in expected_pages() if not re.match(r"records/(?!index)", place)]
+OPENED += [f"records/{benchmark}.html" for benchmark in records.benchmark_names()[::6]]
+
+
+def assert_players_play_pause_and_step(visit: Visit, least: int) -> None:
+    """With motion reduced nothing moves by itself; each player has its buttons, and a step changes what it says."""
+    visit.tab.wait_for_function("() => !document.querySelector('figure[data-mlf] > img')")
+    players = visit.tab.query_selector_all("figure[data-mlf]")
+    assert len(players) >= least
+    for player in players:
+        player.scroll_into_view_if_needed()
+        slider = player.query_selector("input[type=range]")
+        before = slider.get_attribute("aria-valuetext")
+        visit.tab.wait_for_timeout(100)
+        assert slider.get_attribute("aria-valuetext") == before
+        names = [button.get_attribute("aria-label") for button in player.query_selector_all("button")]
+        assert len(names) == 4 and all(names) and "Play" in names
+        player.query_selector_all("button")[3].click()
+        assert slider.get_attribute("aria-valuetext") != before
+        player.query_selector("button[aria-label=Play]").click()
+        player.query_selector("button[aria-label=Pause]").click()
+        assert player.query_selector("button[aria-label=Play]")
+
+
 def test_these_are_all_pages(pages):
     assert sorted(pages) == expected_pages()
 
 
-@pytest.mark.parametrize("place", expected_pages())
+@pytest.mark.parametrize("place", OPENED)
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
-    """No error, no request that fails or leaves, every formula typeset, every picture there; nothing scrolls sideways
-    at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
+    """No error, no request that fails or leaves, every formula typeset, every picture there, animations that can be
+    stepped; nothing scrolls sideways at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
     visit.tab.set_viewport_size({"width": 390, "height": 844})
     visit.go(place)
     read_through(visit)
     found = {"phone": visit.tab.evaluate(SIDEWAYS)}
     visit.tab.set_viewport_size({"width": 1280, "height": 900})
     visit.tab.evaluate(SETTLED)
+    if animations := ANIMATED.get(place.removeprefix("notebooks/")[:2]):
+        assert_players_play_pause_and_step(visit, animations)
     found["whole"] = whole(visit)
     visit.tab.evaluate(AXE)
     if place != "index.html":
@@ -414,30 +444,42 @@ def test_a_search_finds_the_lecture(browser, address: str):
     assert not visit.wrong
 
 
-#: Where motion teaches: the lecture, and how many animations it has at least.
-ANIMATED = {"02": 2, "04": 1, "05": 1, "06": 1, "08": 2, "09": 2, "10": 1, "11": 1, "12": 3}
+def shown(tab: Any) -> list[str]:
+    """The ids of the claims that a reader sees."""
+    return tab.eval_on_selector_all("tbody code[id]", "all => all.filter(e => e.offsetParent).map(e => e.id)")
 
 
-@pytest.mark.parametrize("lecture", ANIMATED)
-def test_animations_play_pause_and_step(browser, address: str, lecture: str):
-    """With motion reduced nothing moves by itself; each player has its buttons, and a step changes what it says."""
-    page = next(page_of(path) for path in lectures() if path.stem.startswith(lecture))
-    visit = Visit(browser, address, viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    visit.go(f"{page}.html")
-    visit.tab.wait_for_function("() => !document.querySelector('figure[data-mlf] > img')")
-    players = visit.tab.query_selector_all("figure[data-mlf]")
-    assert len(players) >= ANIMATED[lecture]
-    for player in players:
-        player.scroll_into_view_if_needed()
-        slider = player.query_selector("input[type=range]")
-        before = slider.get_attribute("aria-valuetext")
-        visit.tab.wait_for_timeout(100)
-        assert slider.get_attribute("aria-valuetext") == before
-        names = [button.get_attribute("aria-label") for button in player.query_selector_all("button")]
-        assert len(names) == 4 and all(names) and "Play" in names
-        player.query_selector_all("button")[3].click()
-        assert slider.get_attribute("aria-valuetext") != before
-        player.query_selector("button[aria-label=Play]").click()
-        player.query_selector("button[aria-label=Pause]").click()
-        assert player.query_selector("button[aria-label=Play]")
+def test_claims_are_found_by_words_kind_and_link_and_their_number_is_announced(browser, address: str):
+    visit = Visit(browser, address, viewport={"width": 390, "height": 800})
+    visit.go("claims.html")
+    tab, made = visit.tab, ledger()
+
+    def search(words: str, count: int) -> list[str]:
+        said = f"{count} of {len(made)} claims" if count < len(made) else f"all {count} claims"
+        tab.fill("#claims-search", words)
+        tab.wait_for_function("said => document.querySelector('output').textContent === said", arg=said)
+        return shown(tab)
+
+    assert tab.get_attribute("output", "aria-live") == "polite"
+    assert search("nothing like it", 0) == []
+    assert search("", len(made)) == [claim.id for claim in made]
+    one, other = made[0], made[-1].id
+    assert search(one.statement.upper(), 1) == [one.id] == search(one.id, 1)
+    tab.evaluate("id => { location.hash = id; }", other)  # a link to a hidden claim shows it
+    tab.wait_for_function("() => document.querySelector('output').textContent.startsWith('all ')")
+    assert other in shown(tab)
+    for kind in ("state", "derive"):
+        tab.uncheck(f"input[value={kind}]")
+    assert shown(tab) == [claim.id for claim in made if claim.kind == "measure"]
+    emptied = {claim.notebook for claim in made} - {claim.notebook for claim in made if claim.kind == "measure"}
+    assert tab.locator("section[hidden]").count() == len(emptied)
+    names = tab.eval_on_selector_all(".claims [role=region]", "all => all.map(e => e.getAttribute('aria-label'))")
+    assert names and all(name.endswith(": table") for name in names)
     assert not visit.wrong
+
+
+def test_without_scripts_the_claims_are_their_tables(browser, address: str):
+    tab = browser.new_page(java_script_enabled=False)
+    tab.goto(f"{address}/claims.html")
+    assert tab.query_selector("form.table-filter") is None and tab.locator("tbody code[id]").last.is_visible()
+    tab.close()
