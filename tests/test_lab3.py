@@ -35,11 +35,11 @@ ROUNDED_ELSEWHERE: dict[str, dict[str, dict[str, str]]] = {
     "as it is": {},
     "the output divided in each step": {
         STEP: {
-            "d = d * rescale +": "before = d * rescale\n        d = before +",
-            "o = o * rescale[:, None]": "o = o * (before / d)[:, None]",
-            "p.to(v.dtype)": "(p / d[:, None]).to(v.dtype)",
+            "l_i = l_i * alpha +": "before = l_i * alpha\n        l_i = before +",
+            "acc = acc * alpha[:, None]": "acc = acc * (before / l_i)[:, None]",
+            "p.to(v.dtype)": "(p / l_i[:, None]).to(v.dtype)",
         },
-        END: {"o = o / tl.where(seen, d, 1.0)[:, None]": "o = o"},
+        END: {"acc = acc / tl.where(seen, l_i, 1.0)[:, None]": "acc = acc"},
     },
     "scaled queries": {
         STEP: {
@@ -48,10 +48,10 @@ ROUNDED_ELSEWHERE: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "a sum of rounded probabilities": {
-        STEP: {"p = tl.exp2(s - m_new[:, None])": "p = tl.exp2(s - m_new[:, None]).to(q.dtype).to(tl.float32)"}
+        STEP: {"p = tl.exp2(s - m_ij[:, None])": "p = tl.exp2(s - m_ij[:, None]).to(q.dtype).to(tl.float32)"}
     },
     "probabilities as they are": {
-        STEP: {'tl.dot(p.to(v.dtype), v, o, input_precision="ieee")': 'tl.dot(p, v.to(tl.float32), o, "ieee")'}
+        STEP: {'tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")': 'tl.dot(p, v.to(tl.float32), acc, "ieee")'}
     },
     "a maximum that is too large": {STEP: {"tl.max(s, 1)": "tl.max(s, 1) + 3.3"}},
 }

@@ -335,7 +335,7 @@ def test_what_is_kept_for_the_backward_pass_grows_linearly_with_the_length():
 
 @pytest.mark.parametrize("together", [2, *slowly(1, 5, 100)])
 def test_every_tile_has_one_program_however_many_heads_run_side_by_side(together, monkeypatch):
-    monkeypatch.setattr(tuning, "heads_together", lambda kernel, rows, causal: together)
+    monkeypatch.setattr(tuning, "nheads_in_l2", lambda kernel, rows, causal: together)
     q, k, v, _, _ = inputs(1, 7, 7, 100, 40, 16)
     with profile_kernel(check_races=True) as profile:
         o, _ = lab.flash_forward(q, k, v)

@@ -1,4 +1,4 @@
-"""What every function of this lab asks of its tensors, checked at the door."""
+"""What every function of this lab asks of its tensors, checked before anything is computed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import tuning
-from .flash_forward import is_visible, keys_seen
+from .flash_forward_simple import attention_mask, causal_key_range
 from .tiles import (
     LOG2_E,
     Access,
@@ -21,7 +21,7 @@ from .tiles import (
     kernel_operands,
     load_rows,
     store_rows,
-    tile_of,
+    swizzle_tile,
     tma_compatible,
 )
 
@@ -31,22 +31,22 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, dlse_ptr, delta_ptr, stride_o, stride_do, stride_dlse, heads, Nq, blind,
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, stride_o, stride_do, stride_dlse, heads, Nq, num_fully_masked,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
-    """One program: delta of ``BLOCK_M`` queries of one head; the first ``blind`` queries see no key."""
+    """One program: delta of ``BLOCK_M`` queries of one head; the first ``num_fully_masked`` queries see no key."""
     tiles = tl.cdiv(Nq, BLOCK_M)
-    sequence = tl.program_id(0) // tiles
-    batch, head = sequence // heads, sequence % heads
-    first = tl.program_id(0) % tiles * BLOCK_M
-    row = first + tl.arange(0, BLOCK_M)
+    off_hz = tl.program_id(0) // tiles
+    batch, head = off_hz // heads, off_hz % heads
+    start_m = tl.program_id(0) % tiles * BLOCK_M
+    offs_m = start_m + tl.arange(0, BLOCK_M)
     raise NotImplementedError("Lab 3, exercise 3.5: delta")
     if HAS_DLSE:  # dL/ds = p: the gradient of L adds to dP as -delta does
         stride_b, stride_h, stride_n = stride_dlse
         dlse_start = dlse_ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
-        delta -= tl.load(dlse_start + row.to(tl.int64) * stride_n, mask=row < Nq, other=0.0)
-    delta = tl.where(row < blind, 0.0, delta)
-    tl.store(delta_ptr + sequence.to(tl.int64) * Nq + row, delta, mask=row < Nq)
+        delta -= tl.load(dlse_start + offs_m.to(tl.int64) * stride_n, mask=offs_m < Nq, other=0.0)
+    delta = tl.where(offs_m < num_fully_masked, 0.0, delta)
+    tl.store(delta_ptr + off_hz.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
 
 
 @triton.jit
@@ -80,13 +80,13 @@ def dkdv_kernel(
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them.
     """
-    key_heads, sequences, Nq, Nk = sizes
-    tile, sequence = tile_of(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), sequences, nheads_in_l2)  # causal: longest first
-    batch, key_head = sequence // key_heads, sequence % key_heads
-    first = tile * BLOCK_N
-    key = first + tl.arange(0, BLOCK_N)
-    k = load_rows(k_ptr, stride_k, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
-    v = load_rows(v_ptr, stride_v, batch, key_head, first, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
+    key_heads, num_hz, Nq, Nk = sizes
+    tile, off_hz = swizzle_tile(tl.program_id(0), tl.cdiv(Nk, BLOCK_N), num_hz, nheads_in_l2)  # causal: longest first
+    batch, key_head = off_hz // key_heads, off_hz % key_heads
+    start_n = tile * BLOCK_N
+    offs_n = start_n + tl.arange(0, BLOCK_N)
+    k = load_rows(k_ptr, stride_k, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
+    v = load_rows(v_ptr, stride_v, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, False, ACCESS)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
@@ -95,8 +95,8 @@ def dkdv_kernel(
         raise NotImplementedError("Lab 3, exercise 3.6: queries that see a tile of keys")
     for member in range(0, GQA_GROUP_SIZE):
         head = key_head * GQA_GROUP_SIZE + member
-        rows_before = (sequence * GQA_GROUP_SIZE + member).to(tl.int64) * Nq
-        for start in range(begin, Nq, BLOCK_M):
+        rows_before = (off_hz * GQA_GROUP_SIZE + member).to(tl.int64) * Nq
+        for start_m in range(begin, Nq, BLOCK_M):
             raise NotImplementedError("Lab 3, exercise 3.6: one step of dK and dV")
     raise NotImplementedError("Lab 3, exercise 3.6: the end of dK and dV")
 
@@ -109,35 +109,35 @@ def dq_kernel(
     CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of ``BLOCK_M`` queries of one head, from every key that they see."""
-    heads, sequences, Nq, Nk = sizes
+    heads, num_hz, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
-    batch, head = sequence // heads, sequence % heads
+    tile, off_hz = swizzle_tile(tl.program_id(0), tiles, num_hz, nheads_in_l2)
+    batch, head = off_hz // heads, off_hz % heads
     key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first
-    first = tile * BLOCK_M
-    row = first + tl.arange(0, BLOCK_M)
-    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
-    do = load_rows(do_ptr, stride_do, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
-    lse = tl.load(lse_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
-    delta = tl.load(delta_ptr + sequence.to(tl.int64) * Nq + row, mask=row < Nq, other=0.0)  # (BLOCK_M,)
+    start_m = tile * BLOCK_M
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    q = load_rows(q_ptr, stride_q, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    do = load_rows(do_ptr, stride_do, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    lse = tl.load(lse_ptr + off_hz.to(tl.int64) * Nq + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
+    delta = tl.load(delta_ptr + off_hz.to(tl.int64) * Nq + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
-    for start in range(0, seen_by_one, BLOCK_N):
+    unmasked_end, key_end = causal_key_range(start_m, Nq, Nk, BLOCK_M, CAUSAL)
+    for start_n in range(0, key_end, BLOCK_N):
         raise NotImplementedError("Lab 3, exercise 3.7: one step of dQ")
     raise NotImplementedError("Lab 3, exercise 3.7: the end of dQ")
 
 
 def attention_delta(
-    o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None, blind: int = 0
+    o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None, num_fully_masked: int = 0
 ) -> torch.Tensor:
     """rowsum(dO * O), from which the gradient of L is taken off (Dao 2023, section 3.1.2).
 
     Args:
         o, do: (B, Hq, Nq, D), the output and its gradient, any strides.
         dlse: (B, Hq, Nq) float32, the gradient of the logsumexp; None for 0.
-        blind: Queries at the start that see no key: their delta is 0.
+        num_fully_masked: Queries at the start that see no key: their delta is 0.
 
     Returns:
         delta (B, Hq, Nq) float32.
@@ -149,7 +149,7 @@ def attention_delta(
     rows = tuning.delta_rows(D)
     dlse_or_unused = delta if dlse is None else dlse
     delta_kernel[(triton.cdiv(Nq, rows) * B * Hq,)](
-        o, do, dlse_or_unused, delta, o.stride(), do.stride(), dlse_or_unused.stride(), Hq, Nq, blind,
+        o, do, dlse_or_unused, delta, o.stride(), do.stride(), dlse_or_unused.stride(), Hq, Nq, num_fully_masked,
         BLOCK_D=tuning.block_d(D), BLOCK_M=rows, HAS_DLSE=dlse is not None, ACCESS=Access(D, index_dtype(o, do)),
         num_warps=4,
     )  # fmt: skip
@@ -183,7 +183,7 @@ def flash_dkdv(
     even = Nq % tile.m == 0
     dkdv_kernel[(triton.cdiv(Nk, tile.n) * B * Hkv,)](
         *operands, lse, delta, dk, dv, *(x.stride() for x in (q, k, v, do, dk, dv)),
-        (Hkv, B * Hkv, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dkdv", Nq * group, causal),
+        (Hkv, B * Hkv, Nq, Nk), scale, scale * LOG2_E, tuning.nheads_in_l2("dkdv", Nq * group, causal),
         BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
         CAUSAL=causal, EVEN_M=even,
         ACCESS=Access(D, index_dtype(q, k, v, do, dk, dv), use_tma, tile.loads_first, tile.masked or not even),
@@ -212,7 +212,7 @@ def flash_dq(
     operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n), (do, tile.m))
     dq_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
         *operands, lse, delta, dq, *(x.stride() for x in (q, k, v, do, dq)),
-        (Hq, B * Hq, Nq, Nk), scale, scale * LOG2_E, tuning.heads_together("dq", Nk, causal) * group,
+        (Hq, B * Hq, Nq, Nk), scale, scale * LOG2_E, tuning.nheads_in_l2("dq", Nk, causal) * group,
         BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
         CAUSAL=causal, EVEN_N=Nk % tile.n == 0,
         ACCESS=Access(D, index_dtype(q, k, v, do, dq), use_tma),

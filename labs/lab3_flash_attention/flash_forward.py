@@ -1,8 +1,8 @@
-"""The forward pass of FlashAttention: the inner loop (exercise 3.3), causal (3.4), and with an anchor (3.9).
+"""The forward pass of FlashAttention, made fast: :mod:`.flash_forward_simple` says what differs; with an anchor (3.9).
 
 The inner loop keeps a running maximum and rescales what it has summed whenever the maximum grows. The anchored loop
-takes the maximum of a row's first tile for the whole row, which is right as long as nothing overflows: at the end it is
-looked at whether anything did, and if so the tile goes through the inner loop.
+takes the maximum of a row's first tile for the whole row, which is right as long as nothing overflows. After that loop
+the kernel checks whether any value overflowed, and if so the tile goes through the inner loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_attention, softmax_scale
+from .flash_forward_simple import attention_mask, causal_key_range
 from .tiles import (
     LOG2_E,
     Access,
@@ -22,7 +23,7 @@ from .tiles import (
     kernel_operands,
     load_rows,
     store_rows,
-    tile_of,
+    swizzle_tile,
     tma_compatible,
 )
 
@@ -31,36 +32,18 @@ import triton.language as tl  # isort: skip
 
 
 @triton.jit
-def keys_seen(first, Nq, Nk, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr):
-    """How many keys the queries ``first`` to ``first + BLOCK_M - 1`` see: (all of them, at least one of them)."""
-    if CAUSAL:
-        raise NotImplementedError("Lab 3, exercise 3.4: keys that a tile of queries sees")
-    else:
-        return Nk, Nk
-
-
-@triton.jit
-def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
-    """Which of the keys ``column`` (1, BLOCK_N) the queries ``row`` (BLOCK_M, 1) see: (BLOCK_M, BLOCK_N)."""
-    if CAUSAL:
-        raise NotImplementedError("Lab 3, exercise 3.4: the causal mask")
-    else:
-        return (column < Nk) & (row >= 0)
-
-
-@triton.jit
 def masked_scores(
-    q, k_ptr, stride_k, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D: tl.constexpr,
+    q, k_ptr, stride_k, batch, key_head, start_n, offs_m, unmasked_end, Nq, Nk, scale_log2, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start`` on: (BLOCK_M, BLOCK_N) float32,
-    -inf where a query sees no key."""
+    """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start_n`` on: (BLOCK_M, BLOCK_N)
+    float32, -inf where a query sees no key."""
     raise NotImplementedError("Lab 3, exercise 3.9: scores of one tile")
 
 
 @triton.jit
 def anchored_row(
-    q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+    q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, offs_m, unmasked_end, key_end, Nq, Nk, scale_log2,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +53,8 @@ def anchored_row(
     one computes its exponentials.
 
     Returns:
-        o (BLOCK_M, BLOCK_D), m and d (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not if
-        anything overflowed.
+        acc (BLOCK_M, BLOCK_D), m_i and l_i (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not
+        if anything overflowed.
     """
     raise NotImplementedError("Lab 3, exercise 3.9: a row of tiles with an anchor")
 
@@ -86,41 +69,56 @@ def flash_forward_kernel(
 
     Scores are kept as powers of two: exp(scale * s) = exp2(scale_log2 * s) with scale_log2 = scale * log2(e).
     """
-    heads, sequences, Nq, Nk = sizes
+    heads, num_hz, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
-    batch, head = sequence // heads, sequence % heads
+    tile, off_hz = swizzle_tile(tl.program_id(0), tiles, num_hz, nheads_in_l2)
+    batch, head = off_hz // heads, off_hz % heads
     key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first, so that short ones fill the end
-    first = tile * BLOCK_M
-    row = first + tl.arange(0, BLOCK_M)
+    start_m = tile * BLOCK_M
+    offs_m = start_m + tl.arange(0, BLOCK_M)
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
-    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    q = load_rows(q_ptr, stride_q, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
 
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
-    d = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    m_i = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     # a scale that is not positive would not keep the order of the scores: there they are scaled before the maximum
     factor = 1.0 if PRESCALE else scale_log2
-    seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
-    end = seen_by_one
+    unmasked_end, key_end = causal_key_range(start_m, Nq, Nk, BLOCK_M, CAUSAL)
+    end = key_end
     if ANCHORED:  # exercise 3.9, voluntary
-        o, m, d, done = anchored_row(
-            q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+        acc, m_i, l_i, done = anchored_row(
+            q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, offs_m, unmasked_end, key_end, Nq, Nk, scale_log2,
             BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS,
         )  # fmt: skip
         if done:
             end = 0
         else:  # something overflowed: the whole row again
-            m = tl.full((BLOCK_M,), -1e30, tl.float32)
-            d = tl.zeros((BLOCK_M,), tl.float32)
-            o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, end, BLOCK_N):
-        raise NotImplementedError("Lab 3, exercise 3.3: one step of the inner loop")
-    raise NotImplementedError("Lab 3, exercise 3.3: the end of a row of tiles")
-    store_rows(o_ptr, stride_o, o, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)
-    tl.store(lse_ptr + sequence.to(tl.int64) * Nq + row, lse, mask=row < Nq)
+            m_i = tl.full((BLOCK_M,), -1e30, tl.float32)
+            l_i = tl.zeros((BLOCK_M,), tl.float32)
+            acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start_n in range(0, end, BLOCK_N):
+        k = load_rows(k_ptr, stride_k, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
+        if PRESCALE:
+            s = s * scale_log2
+        if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
+            if start_n + BLOCK_N > unmasked_end:
+                offs_n = start_n + tl.arange(0, BLOCK_N)
+                s = tl.where(attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        m_ij = tl.maximum(m_i, tl.max(s, 1))
+        p = tl.exp2(s * factor - (m_ij * factor)[:, None])
+        alpha = tl.exp2((m_i - m_ij) * factor)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        v = load_rows(v_ptr, stride_v, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        acc = add_product(acc * alpha[:, None], p.to(v.dtype), v)
+        m_i = m_ij
+    acc = acc / tl.where(l_i == 0, 1.0, l_i)[:, None]
+    lse = tl.where(l_i == 0, -float("inf"), (m_i * factor + tl.log2(l_i)) * 0.6931471805599453)  # back to powers of e
+    store_rows(o_ptr, stride_o, acc, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, ACCESS)
+    tl.store(lse_ptr + off_hz.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
 
 
 def flash_forward(
@@ -160,7 +158,7 @@ def flash_forward(
     operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
     flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
         *operands, o, lse, *(x.stride() for x in (q, k, v, o)),
-        (Hq, B * Hq, Nq, Nk), scale * LOG2_E, tuning.heads_together("forward", Nk, causal) * group,
+        (Hq, B * Hq, Nq, Nk), scale * LOG2_E, tuning.nheads_in_l2("forward", Nk, causal) * group,
         BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
         CAUSAL=causal, EVEN_N=Nk % tile.n == 0, PRESCALE=scale <= 0, ANCHORED=tile.anchored,
         ACCESS=Access(D, index_dtype(q, k, v, o), use_tma),

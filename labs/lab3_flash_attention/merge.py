@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 #: Maximum, sum and weighted values of a part of a row: (...), (...) and (..., D).
-Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+SoftmaxState = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def merge(m1: torch.Tensor, d1: torch.Tensor, m2: torch.Tensor, d2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +24,7 @@ def merge(m1: torch.Tensor, d1: torch.Tensor, m2: torch.Tensor, d2: torch.Tensor
     raise NotImplementedError("Lab 3, exercise 3.1: merge")
 
 
-def merge_outputs(first: Part, second: Part) -> Part:
+def merge_outputs(first: SoftmaxState, second: SoftmaxState) -> SoftmaxState:
     """Maximum, sum and weighted values of two parts of a row together.
 
     The third of a part is o = sum over its keys of exp(x - m) v: not divided by d, so that it adds up like d does.

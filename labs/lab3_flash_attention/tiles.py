@@ -32,16 +32,16 @@ class Access(NamedTuple):
 
 
 @triton.jit
-def tile_of(program, tiles, sequences, nheads_in_l2):
-    """Tile and sequence (a head of a batch entry) of a program; ``tiles`` tiles for each of ``sequences``.
+def swizzle_tile(program, tiles, num_hz, nheads_in_l2):
+    """Tile and head of a program; ``tiles`` tiles for each of ``num_hz`` heads, of all batch entries together.
 
-    The programs of ``nheads_in_l2`` sequences follow one another tile by tile, so that they run at the same time and
+    The programs of ``nheads_in_l2`` heads follow one another tile by tile, so that they run at the same time and
     find each other's keys and values in the L2 cache.
     """
-    first = program // (nheads_in_l2 * tiles) * nheads_in_l2
-    size = tl.minimum(nheads_in_l2, sequences - first)
-    rest = program - first * tiles
-    return rest // size, first + rest % size
+    first_hz = program // (nheads_in_l2 * tiles) * nheads_in_l2
+    size = tl.minimum(nheads_in_l2, num_hz - first_hz)
+    rest = program - first_hz * tiles
+    return rest // size, first_hz + rest % size
 
 
 @triton.jit

@@ -43,7 +43,7 @@ dq, 180           128x32, 8, 1: 2.12, 1.16   64x32, 8, 1: 6.81, 1.49   64x64, 8,
 Of 2048 tokens, causal, dq for a head_dim of 64 takes 0.394 with 64x64, 4, 3 and 0.414 with 128x64, 4, 3.
 
 Heads whose programs run side by side share the L2 cache, and fewer than it holds are best: with four times the rows
-of ``ROWS_TOGETHER`` the anchored forward pass of 2048 tokens, full, takes 8 % more time. dkdv with a head_dim of 128
+of ``L2_GROUP_ROWS`` the anchored forward pass of 2048 tokens, full, takes 8 % more time. dkdv with a head_dim of 128
 takes 0.93 of 2048 tokens and 3.38 of 8192 with 8192 rows of queries, 0.94 and 3.44 with 16,384, 1.00 and 3.48 with
 65,536. Causal programs differ in length; more heads at hand even that out.
 
@@ -107,7 +107,7 @@ class Tile(NamedTuple):
 
 
 #: Rows of the heads that programs running at the same time share in the L2 cache: without a mask, and causal.
-ROWS_TOGETHER = {"forward": (16384, 32768), "dkdv": (8192, 65536), "dq": (16384, 16384)}
+L2_GROUP_ROWS = {"forward": (16384, 32768), "dkdv": (8192, 65536), "dq": (16384, 16384)}
 
 
 #: Keys from which on a row is anchored. Not measured: fewer are a tile or two, and have no maxima to save.
@@ -205,7 +205,7 @@ def delta_rows(head_dim: int) -> int:
     return runtime.pick(cpu=16, gpu=max(1, 8192 // block_d(head_dim)))
 
 
-def heads_together(kernel: str, rows: int, causal: bool) -> int:
+def nheads_in_l2(kernel: str, rows: int, causal: bool) -> int:
     """Heads whose programs run side by side, so that they find each other's operands in the L2 cache.
 
     Args:
@@ -213,4 +213,4 @@ def heads_together(kernel: str, rows: int, causal: bool) -> int:
         rows: That programs of one head share: keys, or for ``dkdv`` queries of all heads of the group.
         causal: Programs are of different lengths then, and more of them must be at hand.
     """
-    return max(1, ROWS_TOGETHER[kernel][causal] // max(1, rows))
+    return max(1, L2_GROUP_ROWS[kernel][causal] // max(1, rows))

@@ -6,6 +6,7 @@ Edit the modules beside this file; the notebook explains the exercises and check
 from .flash_attention import flash_attention, flash_attention_with_lse
 from .flash_backward import attention_delta, flash_dkdv, flash_dq
 from .flash_forward import flash_forward
+from .flash_forward_simple import flash_forward_simple
 from .merge import merge, merge_outputs
 from .tiled_attention import tiled_attention, tiled_attention_backward
 
@@ -16,6 +17,7 @@ __all__ = [
     "flash_dkdv",
     "flash_dq",
     "flash_forward",
+    "flash_forward_simple",
     "merge",
     "merge_outputs",
     "tiled_attention",

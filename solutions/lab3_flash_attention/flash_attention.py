@@ -32,8 +32,8 @@ class FlashAttention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         if do is None:
             do = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
-        blind = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
-        delta = attention_delta(o, do, dlse, blind)
+        num_fully_masked = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
+        delta = attention_delta(o, do, dlse, num_fully_masked)
         dq = dk = dv = None
         if ctx.needs_input_grad[0]:
             dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)

@@ -1,8 +1,8 @@
-"""The forward pass of FlashAttention: the inner loop (exercise 3.3), causal (3.4), and with an anchor (3.9).
+"""The forward pass of FlashAttention, made fast: :mod:`.flash_forward_simple` says what differs; with an anchor (3.9).
 
 The inner loop keeps a running maximum and rescales what it has summed whenever the maximum grows. The anchored loop
-takes the maximum of a row's first tile for the whole row, which is right as long as nothing overflows: at the end it is
-looked at whether anything did, and if so the tile goes through the inner loop.
+takes the maximum of a row's first tile for the whole row, which is right as long as nothing overflows. After that loop
+the kernel checks whether any value overflowed, and if so the tile goes through the inner loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import tuning
 from .arguments import check_attention, softmax_scale
+from .flash_forward_simple import attention_mask, causal_key_range
 from .tiles import (
     LOG2_E,
     Access,
@@ -22,7 +23,7 @@ from .tiles import (
     kernel_operands,
     load_rows,
     store_rows,
-    tile_of,
+    swizzle_tile,
     tma_compatible,
 )
 
@@ -31,52 +32,28 @@ import triton.language as tl  # isort: skip
 
 
 @triton.jit
-def keys_seen(first, Nq, Nk, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr):
-    """How many keys the queries ``first`` to ``first + BLOCK_M - 1`` see: (all of them, at least one of them)."""
-    if CAUSAL:
-        ### BEGIN SOLUTION 3.4: keys that a tile of queries sees
-        by_all = tl.minimum(first + 1 + Nk - Nq, Nk)
-        by_one = tl.minimum(first + BLOCK_M + Nk - Nq, Nk)
-        return by_all, by_one
-        ### END SOLUTION
-    else:
-        return Nk, Nk
-
-
-@triton.jit
-def is_visible(row, column, Nq, Nk, CAUSAL: tl.constexpr):
-    """Which of the keys ``column`` (1, BLOCK_N) the queries ``row`` (BLOCK_M, 1) see: (BLOCK_M, BLOCK_N)."""
-    if CAUSAL:
-        ### BEGIN SOLUTION 3.4: the causal mask
-        return (column < Nk) & (column <= row + (Nk - Nq))
-        ### END SOLUTION
-    else:
-        return (column < Nk) & (row >= 0)
-
-
-@triton.jit
 def masked_scores(
-    q, k_ptr, stride_k, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D: tl.constexpr,
+    q, k_ptr, stride_k, batch, key_head, start_n, offs_m, unmasked_end, Nq, Nk, scale_log2, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start`` on: (BLOCK_M, BLOCK_N) float32,
-    -inf where a query sees no key."""
+    """Scores of a tile of queries ``q`` (BLOCK_M, BLOCK_D) and the keys from ``start_n`` on: (BLOCK_M, BLOCK_N)
+    float32, -inf where a query sees no key."""
     ### BEGIN SOLUTION 3.9: scores of one tile
-    k = load_rows(k_ptr, stride_k, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+    k = load_rows(k_ptr, stride_k, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
     if PRESCALE:
         s = s * scale_log2
     if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
-        if start + BLOCK_N > seen_by_all:
-            column = start + tl.arange(0, BLOCK_N)
-            s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        if start_n + BLOCK_N > unmasked_end:
+            offs_n = start_n + tl.arange(0, BLOCK_N)
+            s = tl.where(attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
     return s
     ### END SOLUTION
 
 
 @triton.jit
 def anchored_row(
-    q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+    q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, offs_m, unmasked_end, key_end, Nq, Nk, scale_log2,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PRESCALE: tl.constexpr, ACCESS: tl.constexpr,
 ):  # fmt: skip
@@ -86,36 +63,36 @@ def anchored_row(
     one computes its exponentials.
 
     Returns:
-        o (BLOCK_M, BLOCK_D), m and d (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not if
-        anything overflowed.
+        acc (BLOCK_M, BLOCK_D), m_i and l_i (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not
+        if anything overflowed.
     """
     ### BEGIN SOLUTION 3.9: a row of tiles with an anchor
     factor = 1.0 if PRESCALE else scale_log2
-    d = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    begin = tl.where(seen_by_one > 0, 0, Nk)  # where no key is seen, none is loaded
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    begin = tl.where(key_end > 0, 0, Nk)  # where no key is seen, none is loaded
     # not EVEN_N: from Nk on there is no key; and behind the branch of the mask the memory of these keys is free
-    s = masked_scores(q, k_ptr, stride_k, batch, key_head, begin, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D,
+    s = masked_scores(q, k_ptr, stride_k, batch, key_head, begin, offs_m, unmasked_end, Nq, Nk, scale_log2, BLOCK_D,
                       BLOCK_N, CAUSAL, False, PRESCALE, ACCESS)  # fmt: skip
-    m = tl.maximum(tl.max(s, 1), -1e30)  # finite, as in the inner loop
-    anchor = (m * factor)[:, None]
-    for start in range(BLOCK_N, seen_by_one, BLOCK_N):
+    m_i = tl.maximum(tl.max(s, 1), -1e30)  # finite, as in the inner loop
+    anchor = (m_i * factor)[:, None]
+    for start_n in range(BLOCK_N, key_end, BLOCK_N):
         p = tl.exp2(s * factor - anchor)
-        d += tl.sum(p, 1)
-        v = load_rows(v_ptr, stride_v, batch, key_head, start - BLOCK_N, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
-        o = add_product(o, p.to(v.dtype), v)
-        s = masked_scores(q, k_ptr, stride_k, batch, key_head, start, row, seen_by_all, Nq, Nk, scale_log2, BLOCK_D,
-                          BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS)  # fmt: skip
-    if seen_by_one > 0:
+        l_i += tl.sum(p, 1)
+        v = load_rows(v_ptr, stride_v, batch, key_head, start_n - BLOCK_N, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        acc = add_product(acc, p.to(v.dtype), v)
+        s = masked_scores(q, k_ptr, stride_k, batch, key_head, start_n, offs_m, unmasked_end, Nq, Nk, scale_log2,
+                          BLOCK_D, BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS)  # fmt: skip
+    if key_end > 0:
         p = tl.exp2(s * factor - anchor)
-        d += tl.sum(p, 1)
-        last = (seen_by_one - 1) // BLOCK_N * BLOCK_N
+        l_i += tl.sum(p, 1)
+        last = (key_end - 1) // BLOCK_N * BLOCK_N
         v = load_rows(v_ptr, stride_v, batch, key_head, last, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
-        o = add_product(o, p.to(v.dtype), v)
-    # no p is larger than d: below the limit all are finite in v's dtype; o times 0 is 0 if each element is finite
+        acc = add_product(acc, p.to(v.dtype), v)
+    # no p is larger than l_i: below the limit all are finite in v's dtype; acc * 0 is 0 where acc is finite
     limit: tl.constexpr = 32768.0 if q.dtype == tl.float16 else 18446744073709551616.0
-    usable = (d < limit) & (tl.sum(o * 0.0, 1) == 0.0)
-    return o, m, d, tl.sum(1 - usable.to(tl.int32), 0) == 0
+    usable = (l_i < limit) & (tl.sum(acc * 0.0, 1) == 0.0)
+    return acc, m_i, l_i, tl.sum(1 - usable.to(tl.int32), 0) == 0
     ### END SOLUTION
 
 
@@ -129,60 +106,56 @@ def flash_forward_kernel(
 
     Scores are kept as powers of two: exp(scale * s) = exp2(scale_log2 * s) with scale_log2 = scale * log2(e).
     """
-    heads, sequences, Nq, Nk = sizes
+    heads, num_hz, Nq, Nk = sizes
     tiles = tl.cdiv(Nq, BLOCK_M)
-    tile, sequence = tile_of(tl.program_id(0), tiles, sequences, nheads_in_l2)
-    batch, head = sequence // heads, sequence % heads
+    tile, off_hz = swizzle_tile(tl.program_id(0), tiles, num_hz, nheads_in_l2)
+    batch, head = off_hz // heads, off_hz % heads
     key_head = head // GQA_GROUP_SIZE
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest first, so that short ones fill the end
-    first = tile * BLOCK_M
-    row = first + tl.arange(0, BLOCK_M)
+    start_m = tile * BLOCK_M
+    offs_m = start_m + tl.arange(0, BLOCK_M)
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
-    q = load_rows(q_ptr, stride_q, batch, head, first, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    q = load_rows(q_ptr, stride_q, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, False, ACCESS)
 
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
-    d = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    m_i = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     # a scale that is not positive would not keep the order of the scores: there they are scaled before the maximum
     factor = 1.0 if PRESCALE else scale_log2
-    seen_by_all, seen_by_one = keys_seen(first, Nq, Nk, BLOCK_M, CAUSAL)
-    end = seen_by_one
+    unmasked_end, key_end = causal_key_range(start_m, Nq, Nk, BLOCK_M, CAUSAL)
+    end = key_end
     if ANCHORED:  # exercise 3.9, voluntary
-        o, m, d, done = anchored_row(
-            q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, row, seen_by_all, seen_by_one, Nq, Nk, scale_log2,
+        acc, m_i, l_i, done = anchored_row(
+            q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, offs_m, unmasked_end, key_end, Nq, Nk, scale_log2,
             BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS,
         )  # fmt: skip
         if done:
             end = 0
         else:  # something overflowed: the whole row again
-            m = tl.full((BLOCK_M,), -1e30, tl.float32)
-            d = tl.zeros((BLOCK_M,), tl.float32)
-            o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, end, BLOCK_N):
-        ### BEGIN SOLUTION 3.3: one step of the inner loop
-        k = load_rows(k_ptr, stride_k, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+            m_i = tl.full((BLOCK_M,), -1e30, tl.float32)
+            l_i = tl.zeros((BLOCK_M,), tl.float32)
+            acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start_n in range(0, end, BLOCK_N):
+        k = load_rows(k_ptr, stride_k, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
         if PRESCALE:
             s = s * scale_log2
         if CAUSAL or not EVEN_N:  # noqa: SIM102  (the first decides what is compiled, the second what runs)
-            if start + BLOCK_N > seen_by_all:
-                column = start + tl.arange(0, BLOCK_N)
-                s = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s * factor - (m_new * factor)[:, None])
-        rescale = tl.exp2((m - m_new) * factor)
-        d = d * rescale + tl.sum(p, 1)
-        v = load_rows(v_ptr, stride_v, batch, key_head, start, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
-        o = add_product(o * rescale[:, None], p.to(v.dtype), v)
-        m = m_new
-        ### END SOLUTION
-    ### BEGIN SOLUTION 3.3: the end of a row of tiles
-    o = o / tl.where(d == 0, 1.0, d)[:, None]
-    lse = tl.where(d == 0, -float("inf"), (m * factor + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
-    ### END SOLUTION
-    store_rows(o_ptr, stride_o, o, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)
-    tl.store(lse_ptr + sequence.to(tl.int64) * Nq + row, lse, mask=row < Nq)
+            if start_n + BLOCK_N > unmasked_end:
+                offs_n = start_n + tl.arange(0, BLOCK_N)
+                s = tl.where(attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL), s, -float("inf"))
+        m_ij = tl.maximum(m_i, tl.max(s, 1))
+        p = tl.exp2(s * factor - (m_ij * factor)[:, None])
+        alpha = tl.exp2((m_i - m_ij) * factor)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        v = load_rows(v_ptr, stride_v, batch, key_head, start_n, Nk, BLOCK_N, BLOCK_D, EVEN_N, ACCESS)
+        acc = add_product(acc * alpha[:, None], p.to(v.dtype), v)
+        m_i = m_ij
+    acc = acc / tl.where(l_i == 0, 1.0, l_i)[:, None]
+    lse = tl.where(l_i == 0, -float("inf"), (m_i * factor + tl.log2(l_i)) * 0.6931471805599453)  # back to powers of e
+    store_rows(o_ptr, stride_o, acc, batch, head, start_m, Nq, BLOCK_M, BLOCK_D, ACCESS)
+    tl.store(lse_ptr + off_hz.to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
 
 
 def flash_forward(
@@ -222,7 +195,7 @@ def flash_forward(
     operands, use_tma = kernel_operands(tile.descriptors, (q, tile.m), (k, tile.n), (v, tile.n))
     flash_forward_kernel[(triton.cdiv(Nq, tile.m) * B * Hq,)](
         *operands, o, lse, *(x.stride() for x in (q, k, v, o)),
-        (Hq, B * Hq, Nq, Nk), scale * LOG2_E, tuning.heads_together("forward", Nk, causal) * group,
+        (Hq, B * Hq, Nq, Nk), scale * LOG2_E, tuning.nheads_in_l2("forward", Nk, causal) * group,
         BLOCK_D=tuning.block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group,
         CAUSAL=causal, EVEN_N=Nk % tile.n == 0, PRESCALE=scale <= 0, ANCHORED=tile.anchored,
         ACCESS=Access(D, index_dtype(q, k, v, o), use_tma),

@@ -232,7 +232,7 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
             lambda e: e.only(lambda case: case.kind == "whole query tiles"),
             classic(
                 "only queries that fill their tiles go wrong: `begin` is no multiple of BLOCK_M, so that the last tile "
-                "passes the end, which WHOLE_M promises it does not",
+                "passes the end, which EVEN_M promises it does not",
                 places["mask"],
             ),
         ),

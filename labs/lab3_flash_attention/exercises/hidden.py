@@ -170,7 +170,7 @@ def flash_forward(package: ModuleType, seed: int) -> Observed:
 
 #: How far the values of either half of the keys lie from 0 where they cancel.
 DRIFT = 20.0
-CANCELLING = "o of flash_forward, values that cancel"
+CANCELLING = "o of flash_forward_simple, values that cancel"
 
 
 def _case(what: str, dtype: torch.dtype = FP32, layout: str = "whole") -> str:
@@ -182,8 +182,8 @@ def _case(what: str, dtype: torch.dtype = FP32, layout: str = "whole") -> str:
 def _forward(
     package: ModuleType, what: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: bool, **options: float
 ) -> dict[str, Observation]:
-    o, lse = package.flash_forward(q, k, v, *given, **options)
-    return {f"o of flash_forward, {what}": o, f"lse of flash_forward, {what}": lse}
+    o, lse = package.flash_forward_simple(q, k, v, *given, **options)
+    return {f"o of flash_forward_simple, {what}": o, f"lse of flash_forward_simple, {what}": lse}
 
 
 def flash_causal(package: ModuleType, seed: int) -> Observed:

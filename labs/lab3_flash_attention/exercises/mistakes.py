@@ -108,7 +108,7 @@ _NEITHER = {"rescale_sum": False, "rescale_output": False}
 _LSE = (
     Mistake(
         "sums",
-        "the running maximum stays where it started: the next step needs the new one, m = m_new",
+        "the running maximum stays where it started: the next step needs the new one",
         where=_stuck_maximum,
     ),
     Mistake("lse", "the logsumexp lacks the maximum: it is m + log d", [{"lse": "sum"}], _is_lse),
@@ -220,20 +220,20 @@ _MASK = (
     ),
     Mistake(
         "empty",
-        "queries that see no key get something: their output is 0 and their logsumexp -inf; hide scores with "
+        "queries that see no key get something: their output is 0 and their logsumexp -inf; mask scores with "
         "-inf, since what a large negative number leaves of them counts once nothing larger comes",
         where=_only_blind,
     ),
     Mistake(
         "last",
-        "the last query of a tile lacks its last key: seen_by_one counts first + BLOCK_M + Nk - Nq keys",
+        "the last query of a tile lacks its last key: key_end is start_m + BLOCK_M + Nk - Nq",
         [{"leave_out": "short"}],
         causal,
     ),
     Mistake(
         "last",
-        "tiles that need the mask go without: seen_by_all is what query `first` sees, first + 1 + Nk - Nq keys; a "
-        "tile needs a mask if it ends after them, start + BLOCK_N > seen_by_all",
+        "tiles that need the mask go without: query `start_m` sees the keys before unmasked_end, start_m + 1 + Nk - Nq;"
+        " a tile needs a mask if it ends after that, start_n + BLOCK_N > unmasked_end",
         [{"unmasked": to} for to in ("key", "last query", "next query tile", "key tile")],
         causal,
     ),

@@ -220,7 +220,7 @@ _MISTAKES = (
         ),
         classic(
             "queries that see no key pass on a NaN that arrives for their logsumexp: tell attention_delta how many "
-            "are blind, max(0, Nq - Nk) when causal",
+            "see no key, max(0, Nq - Nk) when causal",
             5,
         ),
     ),
@@ -245,7 +245,7 @@ _MISTAKES = (
     ),
     Diagnosis(_default_scale, classic("the backward pass forgets the scale that was given: keep it on ctx", 2)),
     _with(
-        "too many queries are taken for blind: max(0, Nq - Nk) of them, and only when causal",
+        "too many queries are taken to see no key: max(0, Nq - Nk) of them, and only when causal",
         5,
         blind=lambda e: abs(e.case.sizes["Nq"] - e.case.sizes["Nk"]),
     ),
@@ -266,7 +266,7 @@ _MISTAKES = (
         classic("only tensors that are not contiguous go wrong: dO may have strides of 0", 3),
     ),
     *tiles.only_where({"heads": 3}),
-    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercises 3.3 and 3.4 first"),
+    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercise 3.4 first"),
     Diagnosis(
         _is_gradient,
         "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
@@ -299,7 +299,7 @@ FLASH_ATTENTION = Exercise(
     "3.8",
     "autograd function",
     points=12,
-    builds_on=("3.3", "3.4", "3.5", "3.6", "3.7"),
+    builds_on=("3.4", "3.5", "3.6", "3.7"),
     observe=hidden.flash_attention,
     tolerance=hidden.ATTENTION,
 )
@@ -316,7 +316,7 @@ def check_flash_attention(
     """
     seed = draw_seed(seed)
     kept: list[int] = []
-    of_queries = tiles.query_tiles(forward.FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
+    tiling = forward.tiling(forward.FORWARD)
     check_kernel(
         FLASH_ATTENTION,
         _run(flash_attention_with_lse, flash_attention, kept),
@@ -325,7 +325,7 @@ def check_flash_attention(
         _inputs,
         outputs=_OUTPUTS,
         atol=gradients.ROUNDING,
-        tiling={"o": of_queries("b h row col"), "lse": of_queries("b h row"), "dq": of_queries("b h row col")},
+        tiling={**tiling, "dq": tiling["o"]},
         inspections=[no_atomics, _keeps(kept)],
         forbidden=forward.RULES,
         diagnose=_MISTAKES,
@@ -454,13 +454,13 @@ _ANCHOR_MISTAKES = (
     Diagnosis(
         lambda e: e.difference.name == "lse",
         classic(
-            "only the logsumexp goes wrong: d is the sum, and m has the unit in which your inner loop leaves it", 7
+            "only the logsumexp goes wrong: l_i is the sum, and m_i has the unit in which the inner loop leaves it", 7
         ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind in _OUTGROWN or case.magnitude > 1),
         classic(
-            "only scores that outgrow the first tile's maximum go wrong: are d and o looked at, behind the loop?", 3
+            "only scores that outgrow the first tile's maximum go wrong: are l_i and acc checked, behind the loop?", 3
         ),
     ),
     Diagnosis(
@@ -488,7 +488,7 @@ SPEED = Exercise(
     "3.9",
     "speed challenge",
     points=6,
-    builds_on=("3.3", "3.4", "3.8"),
+    builds_on=("3.4", "3.8"),
     observe=hidden.challenge,
     tolerance=hidden.ATTENTION,
     tolerances={"o of flash_attention_with_lse, low scores": hidden.LOW},
@@ -510,8 +510,12 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
     package = flash_attention.__module__.rpartition(".")[0]
     kernels, tuning = (importlib.import_module(f"{package}.{name}") for name in ("flash_forward", "tuning"))
     tried = _tried(kernels, tuning)
-    blocks = {x: forward.blocks_of(tried, *forward.small(x)) for x in (torch.float32, shapes.BF16, shapes.FP16)}
+    blocks = {
+        x: forward.blocks_of(tried, *forward.small(x), kernel=forward.FORWARD)
+        for x in (torch.float32, shapes.BF16, shapes.FP16)
+    }
     _need_both_places(kernels)
+    tiling = forward.tiling(forward.FORWARD)
     ragged = {
         head_dim: [
             Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
@@ -528,8 +532,8 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         [*_anchored_cases(seed, blocks), *ragged[64], *ragged[128]],
         shapes.qkv,
         outputs=("o", "lse"),
-        tiling=forward.TILING,
-        inspections=[_moved(tuning), forward.ALONE],
+        tiling=tiling,
+        inspections=[_moved(tuning), forward.alone(forward.FORWARD)],
         forbidden=forward.RULES,
         diagnose=_ANCHOR_MISTAKES,
         seed=seed,
@@ -543,7 +547,7 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
             cases,
             shapes.qkv,
             outputs=("o",),
-            tiling={"o": forward.TILING["o"]},
+            tiling={"o": tiling["o"]},
             forbidden=forward.RULES,
             speed=Speed(
                 lambda head_dim=head_dim: forward.large(True, head_dim),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .right import ANSWERS, K_ROWS, LAST_V_ROWS, SCORES, V_ROWS
+from .right import ANSWERS, K_TILE, LAST_V_ROWS, SCORES, V_ROWS
 
 wrong = ANSWERS.wrong
 
@@ -154,40 +154,40 @@ wrong(BACK, "dv not transposed", "RuntimeError", edits={"p.transpose(-1, -2) @ d
 
 # ---- 3.3 the forward kernel
 LOOP, LAST = "3.3: one step of the inner loop", "3.3: the end of a row of tiles"
-MASK = 's = tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))'
+MASK = 's = tl.where(attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL), s, -float("inf"))'
 wrong(
     LOOP,
     "no rescale",
     "neither the running sum nor the accumulator is rescaled",
     '"classic wrong answers" 1',
     "computed by program",
-    edits={"d * rescale": "d", "o * rescale[:, None]": "o"},
+    edits={"l_i * alpha": "l_i", "acc * alpha[:, None]": "acc"},
 )
 wrong(
     LOOP,
     "sum only",
     "the running sum is rescaled after the maximum changes, the accumulator is not",
-    edits={"o * rescale[:, None]": "o"},
+    edits={"acc * alpha[:, None]": "acc"},
 )
 wrong(
     LOOP,
     "accumulator only",
     "the accumulator is rescaled after the maximum changes, the running sum is not",
-    edits={"d * rescale": "d"},
+    edits={"l_i * alpha": "l_i"},
 )
 wrong(
     LOOP,
     "ratio upside down",
     "the ratio of the rescaling is upside down",
-    edits={"rescale = tl.exp2(m - m_new)": "rescale = tl.where(m < -1e29, 0.0, tl.exp2(m_new - tl.maximum(m, -1e9)))"},
+    edits={"alpha = tl.exp2(m_i - m_ij)": "alpha = tl.where(m_i < -1e29, 0.0, tl.exp2(m_ij - tl.maximum(m_i, -1e9)))"},
 )
 wrong(
     LOOP,
     "maximum of the tile",
     "each tile has a maximum of its own",
-    edits={"tl.maximum(m, tl.max(s, 1))": "tl.max(s, 1)", "d * rescale": "d", "o * rescale[:, None]": "o"},
+    edits={"tl.maximum(m_i, tl.max(s, 1))": "tl.max(s, 1)", "l_i * alpha": "l_i", "acc * alpha[:, None]": "acc"},
 )
-wrong(LOOP, "maximum not kept", "the running maximum stays where it started", edits={"        m = m_new\n": ""})
+wrong(LOOP, "maximum not kept", "the running maximum stays where it started", edits={"        m_i = m_ij\n": ""})
 wrong(LOOP, "no scale", "the scale 1/sqrt(D) of the scores is missing", edits={"* scale_log2": "* 1.4426950408889634"})
 wrong(
     LOOP,
@@ -199,7 +199,7 @@ wrong(
     LOOP,
     "scale by D",
     "or the scores are divided by D",
-    edits={"* scale_log2": "* (1.4426950408889634 / ACCESS.head_dim)"},
+    edits={"* scale_log2": "* (1.4426950408889634 / HEAD_DIM)"},
 )
 wrong(
     LOOP,
@@ -212,7 +212,7 @@ wrong(
     "exp with log2 e",
     "log2 e multiplies the scores, but their exponential is e^x",
     edits={"tl.exp2(": "tl.exp("},
-    also={LAST: {"tl.log2(d)) * 0.6931471805599453": "tl.log(d))"}},
+    also={LAST: {"tl.log2(l_i)) * 0.6931471805599453": "tl.log(l_i))"}},
 )
 wrong(LOOP, "padded keys", "keys past the end count", edits={MASK: ""})
 wrong(LOOP, "padded keys masked with zero", "keys past the end count", edits={'s, -float("inf")': "s, 0.0"})
@@ -221,58 +221,58 @@ wrong(
     "accumulator in float16",
     "too inaccurate in float16",
     "accumulator are float32",
-    edits={"        m = m_new": "        o = o.to(q.dtype).to(tl.float32)\n        m = m_new"},
+    edits={"        m_i = m_ij": "        acc = acc.to(q.dtype).to(tl.float32)\n        m_i = m_ij"},
 )
 wrong(
     LOOP,
     "heads mixed",
     "query head h reads key head h % Hkv",
     edits={
-        "stride_k, batch, key_head": "stride_k, batch, head % (heads // GQA_GROUP_SIZE)",
-        "stride_v, batch, key_head": "stride_v, batch, head % (heads // GQA_GROUP_SIZE)",
+        "stride_k, batch, key_head": "stride_k, batch, head % (num_heads // GQA_GROUP_SIZE)",
+        "stride_v, batch, key_head": "stride_v, batch, head % (num_heads // GQA_GROUP_SIZE)",
     },
 )
 wrong(
     LOOP,
     "values of another head",
     "values from another one",
-    edits={"stride_v, batch, key_head": "stride_v, batch, head % (heads // GQA_GROUP_SIZE)"},
+    edits={"stride_v, batch, key_head": "stride_v, batch, head % (num_heads // GQA_GROUP_SIZE)"},
 )
 wrong(
     LOOP,
     "strides of k for v",
     "only non-contiguous inputs fail",
-    edits={"v_ptr, stride_v": "v_ptr, (stride_v[0], stride_v[1], ACCESS.head_dim, 1)"},
+    edits={"v_ptr, stride_v": "v_ptr, (stride_v[0], stride_v[1], HEAD_DIM, 1)"},
 )
 wrong(
     LOOP,
     "k loaded twice",
     "k_ptr",
     "loaded more than once",
-    edits={"        s = tl.dot(q": "        k = " + f"{K_ROWS}\n        s = tl.dot(q"},
+    edits={"        s = tl.dot(q": "        k = " + f"{K_TILE}\n        s = tl.dot(q"},
 )
 wrong(
     LOOP,
     "no mask on the load",
     "out-of-bounds access",
     "its mask is missing",
-    edits={"BLOCK_D, False": "BLOCK_D, True"},
+    edits={"mask_kv": "mask_d[None, :]"},
 )
 wrong(
     LAST,
     "not divided",
     "the accumulator is not divided by the running sum",
-    edits={"o / tl.where(seen, d, 1.0)[:, None]": "o"},
+    edits={"acc / tl.where(seen, l_i, 1.0)[:, None]": "acc"},
 )
-wrong(LAST, "L without m", "the logsumexp lacks the maximum", edits={"(m + tl.log2(d))": "tl.log2(d)"})
+wrong(LAST, "L without m", "the logsumexp lacks the maximum", edits={"(m_i + tl.log2(l_i))": "tl.log2(l_i)"})
 wrong(LAST, "L in base 2", "the logsumexp is in powers of 2", edits={" * 0.6931471805599453": ""})
 wrong(
     LAST,
     "L with a natural logarithm",
     "the logsumexp mixes bases",
-    edits={"(m + tl.log2(d)) * 0.6931471805599453": "m + tl.log(d)"},
+    edits={"(m_i + tl.log2(l_i)) * 0.6931471805599453": "m_i + tl.log(l_i)"},
 )
-wrong(LAST, "L is the maximum", "the logsumexp is the maximum alone", edits={"(m + tl.log2(d))": "m"})
+wrong(LAST, "L is the maximum", "the logsumexp is the maximum alone", edits={"(m_i + tl.log2(l_i))": "m_i"})
 
 # ---- 3.4 causal
 SEEN, VISIBLE = "3.4: keys that a tile of queries sees", "3.4: the causal mask"
@@ -282,58 +282,57 @@ wrong(
     "a query does not see its own key",
     '"classic wrong answers" 1',
     "computed by program",
-    edits={"column <= row": "column < row"},
+    edits={"offs_n <= offs_m": "offs_n < offs_m"},
 )
-wrong(VISIBLE, "one too many", "a query sees the key after its own", edits={"column <= row": "column <= 1 + row"})
-wrong(VISIBLE, "top left", "aligned at the top left", edits={"row + Nk - Nq": "row"})
+wrong(VISIBLE, "one too many", "a query sees the key after its own", edits={"offs_n <= offs_m": "offs_n <= 1 + offs_m"})
+wrong(VISIBLE, "top left", "aligned at the top left", edits={"offs_m + Nk - Nq": "offs_m"})
 wrong(
     VISIBLE,
     "no mask",
     "the causal mask is missing",
-    edits={"& (column <= row + Nk - Nq)": ""},
-    also={SEEN: {"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
+    edits={"& (offs_n <= offs_m + Nk - Nq)": ""},
+    also={SEEN: {"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
 )
-wrong(VISIBLE, "other way", "only causal attention goes wrong", edits={"column <= row": "column >= row"})
+wrong(VISIBLE, "other way", "only causal attention goes wrong", edits={"offs_n <= offs_m": "offs_n >= offs_m"})
 wrong(
     SEEN,
     "diagonal skipped",
     "the block on the diagonal is skipped",
-    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "tl.minimum((first + Nk - Nq + 1) // 16 * 16, Nk)"},
+    edits={"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "tl.minimum((start_m + Nk - Nq + 1) // 16 * 16, Nk)"},
 )
-wrong(SEEN, "top left loop", "with Nq != Nk", edits={"first + BLOCK_M + Nk - Nq": "first + BLOCK_M"})
+wrong(SEEN, "top left loop", "with Nq != Nk", edits={"start_m + BLOCK_M + Nk - Nq": "start_m + BLOCK_M"})
 wrong(
     SEEN,
     "nothing skipped",
     "no block is skipped",
     '"classic wrong answers" 3',
-    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"},
+    edits={"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "Nk"},
 )
 wrong(
     SEEN,
     "one step too many",
     "the loop ends a step too late",
-    edits={"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "tl.minimum(first + BLOCK_M + Nk - Nq + 16, Nk)"},
+    edits={"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "tl.minimum(start_m + BLOCK_M + Nk - Nq + 16, Nk)"},
 )
 wrong(
     SEEN,
     "mask only past the end",
     "the causal mask is missing",
-    edits={"by_all = tl.minimum(first + Nk - Nq + 1, Nk)": "by_all = Nk"},
-    also={LOOP: {MASK: "if start + BLOCK_N > seen_by_all:\n            " + MASK}},
+    edits={"unmasked_end = tl.minimum(start_m + Nk - Nq + 1, Nk)": "unmasked_end = Nk"},
 )
 wrong(
     LAST,
     "empty rows",
     "a query that sees no key gives NaN",
-    edits={"tl.where(seen, d, 1.0)": "d"},
+    edits={"tl.where(seen, l_i, 1.0)": "l_i"},
     exercise="3.4",
 )
 wrong(
     VISIBLE,
     "infinite maximum",
     "a query that sees no key gives NaN",
-    edits={"column": "column"},
-    also={LOOP: {"m_new = tl.maximum(m": 'm = tl.where(m < -1e29, -float("inf"), m)\n        m_new = tl.maximum(m'}},
+    edits={"offs_n": "offs_n"},
+    also={LOOP: {"m_ij = tl.max": 'm_i = tl.where(m_i < -1e29, -float("inf"), m_i)\n        m_ij = tl.max'}},
 )
 
 # ---- 3.5 delta
@@ -417,21 +416,21 @@ wrong(
     DKDV,
     "no mask",
     "the causal mask is missing",
-    edits={"key[:, None] <= query[None, :] + Nk - Nq": "key[:, None] >= 0"},
-    also={FIRST: {"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"}},
+    edits={"offs_n[:, None] <= offs_m[None, :] + Nk - Nq": "offs_n[:, None] >= 0"},
+    also={FIRST: {"tl.maximum(0, start_n - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * start_n"}},
 )
 wrong(
     DKDV,
     "top left",
     "aligned at the top left",
-    edits={"query[None, :] + Nk - Nq": "query[None, :]"},
-    also={FIRST: {"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"}},
+    edits={"offs_m[None, :] + Nk - Nq": "offs_m[None, :]"},
+    also={FIRST: {"tl.maximum(0, start_n - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * start_n"}},
 )
 wrong(
     DKDV,
     "off by one",
     "off by one: a query does not see its own key",
-    edits={"key[:, None] <= query": "key[:, None] < query"},
+    edits={"offs_n[:, None] <= offs_m": "offs_n[:, None] < offs_m"},
 )
 wrong(
     FIRST,
@@ -444,7 +443,7 @@ wrong(
     "nothing skipped",
     "q_ptr is loaded",
     "times, expected",
-    edits={"tl.maximum(0, first - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * first"},
+    edits={"tl.maximum(0, start_n - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * start_n"},
 )
 wrong(
     DKDV,
@@ -458,8 +457,8 @@ wrong(
     "one head counts",
     "only one query head counts",
     edits={
-        "batch, head, start": "batch, key_head * GQA_GROUP_SIZE, start",
-        "rows_before + query": "rows_before - member * Nq + query",
+        "batch, head, start_m": "batch, key_head * GQA_GROUP_SIZE, start_m",
+        "rows_before + offs_m": "rows_before - member * Nq + offs_m",
         "p = tl.where(seen, p, 0.0)": "p = tl.where(seen & (member == 0), p, 0.0)",
     },
 )
@@ -479,7 +478,7 @@ wrong(
     STORE,
     "raced",
     "race",
-    edits={"dk * scale, batch, key_head, first": "dk * scale, batch, key_head, 0"},
+    edits={"dk * scale, batch, key_head, start_n": "dk * scale, batch, key_head, 0"},
 )
 
 # ---- 3.7 dQ
@@ -503,8 +502,12 @@ wrong(
     DQ,
     "no mask",
     "the causal mask is missing",
-    edits={"is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL)": "(column[None, :] < Nk) & (row[:, None] >= 0)"},
-    also={SEEN: {"tl.minimum(first + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
+    edits={
+        "attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL)": (
+            "(offs_n[None, :] < Nk) & (offs_m[:, None] >= 0)"
+        )
+    },
+    also={SEEN: {"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
 )
 wrong(
     DQ,
@@ -519,7 +522,7 @@ wrong(
     "only non-contiguous inputs fail",
     edits={"v_ptr, stride_v": "v_ptr, (stride_v[0], stride_v[1], ACCESS.head_dim, 1)"},
 )
-wrong(DQ_STORE, "raced", "race", edits={"batch, head, first": "batch, head, 0"})
+wrong(DQ_STORE, "raced", "race", edits={"batch, head, start_m": "batch, head, 0"})
 wrong(
     DQ_STORE,
     "added by atomics",
@@ -565,9 +568,14 @@ wrong(
     BACKWARD,
     "no gradient of the logsumexp",
     "the gradient that arrives for the logsumexp is ignored",
-    edits={"o, do, dlse, blind": "o, do, None, blind"},
+    edits={"o, do, dlse, num_fully_masked": "o, do, None, num_fully_masked"},
 )
-wrong(BACKWARD, "blind queries", "pass on a NaN that arrives for their logsumexp", edits={"dlse, blind": "dlse"})
+wrong(
+    BACKWARD,
+    "fully masked queries",
+    "pass on a NaN that arrives for their logsumexp",
+    edits={"dlse, num_fully_masked": "dlse"},
+)
 wrong(
     KEEP,
     "keeps the scores",
@@ -597,43 +605,41 @@ wrong(
 )
 RAW = {
     'input_precision="ieee") * scale_log2': 'input_precision="ieee")',
-    "s - m_new[:, None]": "(s - m_new[:, None]) * scale_log2",
-    "tl.exp2(m - m_new)": "tl.exp2((m - m_new) * scale_log2)",
+    "s - m_ij[:, None]": "(s - m_ij[:, None]) * scale_log2",
+    "tl.exp2(m_i - m_ij)": "tl.exp2((m_i - m_ij) * scale_log2)",
 }
 wrong(
     LOOP,
     "scale after the maximum",
     "only a negative scale goes wrong",
     edits=RAW,
-    also={LAST: {"(m + tl": "(m * scale_log2 + tl"}},
+    also={LAST: {"(m_i + tl": "(m_i * scale_log2 + tl"}},
 )
-Q_BACK = "store_rows(q_ptr, stride_q, q, batch, head, first, Nq, BLOCK_M, BLOCK_D, ACCESS)"
+Q_BACK = "tl.store(tile_ptrs(q_ptr, stride_q, batch, head, offs_m, offs_d), q, mask=mask_q)"
 wrong(
     LAST,
     "more than the output leaves the kernel",
-    "flash_forward_kernel also writes to q_ptr",
-    edits={"seen = d > 0": "seen = d > 0\n        " + Q_BACK},
+    "flash_forward_simple_kernel also writes to q_ptr",
+    edits={"seen = l_i > 0": "seen = l_i > 0\n        " + Q_BACK},
 )
 wrong(
     VISIBLE,
     "hidden by a large number",
     "queries that see no key get something",
-    edits={"column <= row": "column <= 0 + row"},
+    edits={"offs_n <= offs_m": "offs_n <= 0 + offs_m"},
     also={LOOP: {'-float("inf")': "-1e30"}},
 )
-NEEDED = "if start + BLOCK_N > seen_by_all:\n            " + MASK
 wrong(
     SEEN,
     "one key too many is seen by all",
     "tiles that need the mask go without",
-    edits={"first + Nk - Nq + 1": "first + Nk - Nq + 2"},
-    also={LOOP: {MASK: NEEDED}},
+    edits={"start_m + Nk - Nq + 1": "start_m + Nk - Nq + 2"},
 )
 wrong(
     SEEN,
     "one key too few is seen by one",
     '"classic wrong answers" ',
-    edits={"first + BLOCK_M + Nk": "first + BLOCK_M - 1 + Nk"},
+    edits={"start_m + BLOCK_M + Nk": "start_m + BLOCK_M - 1 + Nk"},
 )
 wrong(DELTA, "one number a tile", "all rows of a tile get the same number", edits={"tl.float32), 1)": "tl.float32))"})
 wrong(
@@ -643,7 +649,7 @@ wrong(
     edits={" // BLOCK_M * BLOCK_M": ""},
     also={DKDV: {"BLOCK_D, False": "BLOCK_D, EVEN_M"}},
 )
-wrong(FIRST, "negative", "out-of-bounds access", edits={"tl.maximum(0, first - (Nk - Nq))": "(first - (Nk - Nq))"})
+wrong(FIRST, "negative", "out-of-bounds access", edits={"tl.maximum(0, start_n - (Nk - Nq))": "(start_n - (Nk - Nq))"})
 wrong(
     DKDV, "L for delta", "the logsumexp is taken off where delta belongs", edits={"delta_ptr + rows": "lse_ptr + rows"}
 )
@@ -670,15 +676,21 @@ wrong(
     "last tile not masked",
     "only scores far below 0 go wrong",
     edits={
-        "is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL)": "(column[None, :] <= row[:, None] + Nk - Nq) | "
-        "(not CAUSAL)"
+        "attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL)": (
+            "(offs_n[None, :] <= offs_m[:, None] + Nk - Nq) | (not CAUSAL)"
+        )
     },
 )
-wrong(BACKWARD, "blind without a mask", "too many queries are taken for blind", edits={" if ctx.causal else 0": ""})
 wrong(
     BACKWARD,
-    "blind the other way",
-    "too many queries are taken for blind",
+    "fully masked without a mask",
+    "too many queries are taken to see no key",
+    edits={" if ctx.causal else 0": ""},
+)
+wrong(
+    BACKWARD,
+    "fully masked the other way",
+    "too many queries are taken to see no key",
     edits={"q.shape[2] - k.shape[2]": "k.shape[2] - q.shape[2]"},
 )
 wrong(
@@ -698,24 +710,24 @@ wrong(
     "sum in float16",
     "too inaccurate in float16",
     "accumulator are float32",
-    edits={"        m = m_new": "        d = d.to(q.dtype).to(tl.float32)\n        m = m_new"},
+    edits={"        m_i = m_ij": "        l_i = l_i.to(q.dtype).to(tl.float32)\n        m_i = m_ij"},
 )
 wrong(
     FIRST,
     "one query too late",
     "only causal attention goes wrong",
-    edits={"first - (Nk - Nq)) //": "first - (Nk - Nq) + 1) //"},
+    edits={"start_n - (Nk - Nq)) //": "start_n - (Nk - Nq) + 1) //"},
 )
 
 # ---- 3.9 the anchored loop
 SCORES_OF_A_TILE, ANCHOR = "3.9: scores of one tile", "3.9: a row of tiles with an anchor"
-FIRST_SCORES, LOOK = SCORES.format(start="0"), "return o, m, d, tl.max(bad, 0) == 0.0"
+FIRST_SCORES, LOOK = SCORES.format(start_n="0"), "return acc, m_i, l_i, tl.max(bad, 0) == 0.0"
 wrong(
     ANCHOR,
     "values of the next tile",
     "a step adds the values of the tile before",
     '"classic wrong answers" 1',
-    edits={V_ROWS: V_ROWS.replace("start", "start + BLOCK_N")},
+    edits={V_ROWS: V_ROWS.replace("start_n", "start_n + BLOCK_N")},
 )
 wrong(
     ANCHOR,
@@ -724,41 +736,43 @@ wrong(
     '"classic wrong answers" 2',
     edits={f"v = {LAST_V_ROWS}": f"p = p * 0.0\n            v = {LAST_V_ROWS}"},
 )
-wrong(ANCHOR, "nobody looks", '"classic wrong answers" 3', edits={LOOK: "return o, m, d, tl.max(bad, 0) >= 0.0"})
+wrong(
+    ANCHOR, "never looked at", '"classic wrong answers" 3', edits={LOOK: "return acc, m_i, l_i, tl.max(bad, 0) >= 0.0"}
+)
 wrong(
     ANCHOR,
     "sum alone looked at, and for infinity",
     '"classic wrong answers" 3',
     edits={
         "limit = 30000.0 if q.dtype == tl.float16 else 1e19": "limit = float('inf')",
-        "tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0",
+        "tl.sum(acc * 0.0, 1) == 0.0": "l_i >= 0.0",
     },
 )
 wrong(
     ANCHOR,
     "sum alone looked at",
     '"classic wrong answers" 3',
-    edits={"tl.sum(o * 0.0, 1) == 0.0": "d >= 0.0"},
+    edits={"tl.sum(acc * 0.0, 1) == 0.0": "l_i >= 0.0"},
 )
 wrong(
     ANCHOR,
     "output alone looked at",
     '"classic wrong answers" 3',
-    edits={"tl.where(d < limit, 0.0, 1.0)": "tl.where(d < limit, 0.0, 0.0)"},
+    edits={"tl.where(l_i < limit, 0.0, 1.0)": "tl.where(l_i < limit, 0.0, 0.0)"},
 )
 wrong(
     ANCHOR,
     "first column alone looked at",
     '"classic wrong answers" 3',
     edits={
-        "tl.sum(o * 0.0, 1) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, o * 0.0, 0.0), 1) == 0.0"
+        "tl.sum(acc * 0.0, 1) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, acc * 0.0, 0.0), 1) == 0.0"
     },
 )
 wrong(
     ANCHOR,
     "output compared with plus infinity",
     '"classic wrong answers" 3',
-    edits={"tl.sum(o * 0.0, 1) == 0.0": "tl.max(o, 1) < float('inf')"},
+    edits={"tl.sum(acc * 0.0, 1) == 0.0": "tl.max(acc, 1) < float('inf')"},
 )
 wrong(
     ANCHOR,
@@ -771,14 +785,14 @@ wrong(
     "anchored at zero",
     "only low scores go wrong",
     '"classic wrong answers" 3',
-    edits={"m = tl.maximum(tl.max(s, 1), -1e30)": "m = tl.zeros((BLOCK_M,), tl.float32)"},
+    edits={"m_i = tl.maximum(tl.max(s, 1), -1e30)": "m_i = tl.zeros((BLOCK_M,), tl.float32)"},
 )
 wrong(
     ANCHOR,
     "always again",
     "each row is computed again although nothing outgrew",
     '"classic wrong answers" 4',
-    edits={LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+    edits={LOOK: "return acc, m_i, l_i, tl.max(bad, 0) == 7.0"},
 )
 wrong(
     ANCHOR,
@@ -792,14 +806,14 @@ wrong(
     "never tried",
     "only one of the two loops has run",
     '"classic wrong answers" 4',
-    edits={"if seen_by_one > 0:": "if seen_by_one > 1000000:", LOOK: "return o, m, d, tl.max(bad, 0) == 7.0"},
+    edits={"if key_end > 0:": "if key_end > 1000000:", LOOK: "return acc, m_i, l_i, tl.max(bad, 0) == 7.0"},
 )
 wrong(
     ANCHOR,
     "maximum in another unit",
     "only the logsumexp goes wrong",
     '"classic wrong answers" 7',
-    edits={LOOK: "return o, m * 2.0, d, tl.max(bad, 0) == 0.0"},
+    edits={LOOK: "return acc, m_i * 2.0, l_i, tl.max(bad, 0) == 0.0"},
 )
 wrong(
     ANCHOR,
@@ -813,15 +827,18 @@ wrong(
     "no mask",
     "scores past the last key",
     '"classic wrong answers" 5',
-    edits={'return tl.where(is_visible(row[:, None], column[None, :], Nq, Nk, CAUSAL), s, -float("inf"))': "return s"},
+    edits={MASK.replace("s = ", "return "): "return s"},
 )
 wrong(
     SCORES_OF_A_TILE,
     "scaled in the exponent alone",
     "a negative scale",
     '"classic wrong answers" 6',
-    edits={" * scale_log2": ""},
+    edits={" * (scale_log2 if PRESCALE else 1.0)": ""},
     also={
-        ANCHOR: {"s - m[:, None]": "(s - m[:, None]) * scale_log2", "return o, m, d,": "return o, m * scale_log2, d,"}
+        ANCHOR: {
+            "1.0 if PRESCALE else scale_log2": "scale_log2",
+            "return acc, m_i,": "return acc, m_i * (scale_log2 if PRESCALE else 1.0),",
+        }
     },
 )

@@ -1,4 +1,4 @@
-"""The checks of exercises 3.3 and 3.4: the forward kernel, and causal with blocks skipped."""
+"""The checks of exercises 3.3 and 3.4: the simple forward kernel, and causal with blocks skipped."""
 
 from __future__ import annotations
 
@@ -24,17 +24,24 @@ from utils.checks.traffic import Budget, Passes
 from . import hidden, mistakes, shapes, tiles
 from .shapes import sizes
 
-FORWARD = "flash_forward_kernel"
+SIMPLE, FORWARD = "flash_forward_simple_kernel", "flash_forward_kernel"
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 #: Tokens of a sequence that is timed.
 TIMED = 4096
 
 #: What the functions of this lab may not do.
 RULES = forbid.Rules(largest=lambda case: largest(case))
-_TILES = tiles.query_tiles(FORWARD, "lse_ptr", loop={"Nk": "BLOCK_N"})
-#: One launch does a whole call, and nothing but its results leaves it.
-ALONE = tiles.one_launch(FORWARD, "o_ptr", "lse_ptr")
-TILING = {"o": _TILES("b h row col"), "lse": _TILES("b h row")}
+
+
+def tiling(kernel: str) -> dict[str, Any]:
+    """Which program of a forward kernel computes which rows of ``o`` and ``lse``."""
+    of = tiles.query_tiles(kernel, "lse_ptr", loop={"Nk": "BLOCK_N"})
+    return {"o": of("b h row col"), "lse": of("b h row")}
+
+
+def alone(kernel: str) -> Callable[[CaseResult], Problem | None]:
+    """An inspection: one launch does a whole call, and nothing but its results leaves it."""
+    return tiles.one_launch(kernel, "o_ptr", "lse_ptr")
 
 
 def largest(case: Case) -> int:
@@ -42,7 +49,7 @@ def largest(case: Case) -> int:
     return max(case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D"))
 
 
-def blocks_of(attention: Callable[..., Any], *args: Any, kernel: str = FORWARD) -> tuple[int, int]:
+def blocks_of(attention: Callable[..., Any], *args: Any, kernel: str) -> tuple[int, int]:
     """The tile, (queries, keys), with which a function launches a kernel."""
     found = tile_sizes(attention, args, kernel, BLOCK_M=32, BLOCK_N=16)
     return found["BLOCK_M"], found["BLOCK_N"]
@@ -85,7 +92,7 @@ def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     )
 
 
-def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[CaseResult], Problem | None]:
+def skips_blocks(kernel: str, place: int = 3) -> Callable[[CaseResult], Problem | None]:
     """An inspection: a causal kernel does not read the key tiles that none of its queries sees."""
 
     def inspect(trial: CaseResult) -> Problem | None:
@@ -110,40 +117,38 @@ def skips_blocks(kernel: str = FORWARD, place: int = 3) -> Callable[[CaseResult]
     return inspect
 
 
-def _blocks(e: Any) -> dict[str, int]:
-    return tiles.blocks(e, FORWARD)
-
-
 _FORWARD_MISTAKES = (
     *tiles.only_where({"empty": 8}),
-    *mistakes.forward(_blocks, sums=1, scale=2, mask=3, last=3, heads=5, lse=4, empty=8),
+    *mistakes.forward(lambda e: tiles.blocks(e, SIMPLE), sums=1, scale=2, mask=3, last=3, heads=5, lse=4, empty=8),
     *tiles.only_where(
         {"scale": 2, "negative": 2, "heads": 5, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}
     ),
 )
 
-_CAUSAL_MISTAKES = (
-    Diagnosis(
-        lambda e: e.only(lambda case: bool(case.options.get("causal"))) and e.case.kind == "not causal",
-        "attention without a mask is wrong already: finish exercise 3.3 first",
-    ),
-    *tiles.only_where({"negative": 6}),
-    *tiles.only_where({"empty": 5}),
-    *mistakes.forward(_blocks, sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
-    Diagnosis(
-        lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),
-        classic("only Nq != Nk goes wrong: the last query sees the last key, j <= i + Nk - Nq", 2),
-    ),
-    Diagnosis(
-        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
-        classic(
-            "only causal attention goes wrong: is every block that is partly visible masked, and every block that "
-            "some query sees in the loop?",
-            4,
+
+def _causal_mistakes(kernel: str) -> tuple[Diagnosis, ...]:
+    return (
+        Diagnosis(
+            lambda e: e.only(lambda case: bool(case.options.get("causal"))) and e.case.kind == "not causal",
+            "attention without a mask is wrong already: finish exercise 3.3 first",
         ),
-    ),
-    *tiles.only_where({"maximum": 6, "precision": 6}),
-)
+        *tiles.only_where({"negative": 6}),
+        *tiles.only_where({"empty": 5}),
+        *mistakes.forward(lambda e: tiles.blocks(e, kernel), sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
+        Diagnosis(
+            lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),
+            classic("only Nq != Nk goes wrong: the last query sees the last key, j <= i + Nk - Nq", 2),
+        ),
+        Diagnosis(
+            lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+            classic(
+                "only causal attention goes wrong: is every block that is partly visible masked, and every block that "
+                "some query sees in the loop?",
+                4,
+            ),
+        ),
+        *tiles.only_where({"maximum": 6, "precision": 6}),
+    )
 
 
 def flash_peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
@@ -166,14 +171,14 @@ FLASH_FORWARD = Exercise(
     tolerance=hidden.ATTENTION,
     tolerances={
         hidden.CANCELLING: Tolerance(absolute=1e-4 * hidden.DRIFT),
-        "o of flash_forward, low scores": hidden.LOW,
+        "o of flash_forward_simple, low scores": hidden.LOW,
     },
 )
 
 
 @FLASH_FORWARD.checked_by
-def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None:
-    """Exercise 3.3: the forward kernel without a mask, its traffic exactly the formula's.
+def check_flash_forward(flash_forward_simple: Forward, seed: int | None = None) -> None:
+    """Exercise 3.3: the simple forward kernel without a causal mask, its traffic exactly the formula's.
 
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
@@ -181,13 +186,13 @@ def check_flash_forward(flash_forward: Forward, seed: int | None = None) -> None
     seed = draw_seed(seed)
     check_kernel(
         FLASH_FORWARD,
-        flash_forward,
+        flash_forward_simple,
         shapes.attention,
-        shapes.drawn(seed, *blocks_of(flash_forward, *small()), causal=False),
+        shapes.drawn(seed, *blocks_of(flash_forward_simple, *small(), kernel=SIMPLE), causal=False),
         shapes.qkv,
         outputs=("o", "lse"),
-        tiling=TILING,
-        inspections=[within(FORWARD, _budget), ALONE],
+        tiling=tiling(SIMPLE),
+        inspections=[within(SIMPLE, _budget), alone(SIMPLE)],
         forbidden=RULES,
         diagnose=_FORWARD_MISTAKES,
         speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
@@ -212,6 +217,8 @@ def causal_cases(seed: int, block_m: int, block_n: int) -> list[Case]:
         Case("one query", sizes(1, 1, 1, 1, 3 * block_n + extra, 16), options=options, seed=seed),
         Case("one key", sizes(1, 1, 1, few, 1, 16), options=options, seed=seed),
         Case("last key alone", sizes(1, 1, 1, block_m, alone, 16), options=options, seed=seed),
+        # the first query sees all keys of the first tile but one
+        Case("one key masked", sizes(1, 1, 1, block_m, block_m + block_n - 2, 16), options=options, seed=seed),
     ]
     drawn = shapes.drawn(seed, block_m, block_n, **options)
     return [*first, *(case for case in drawn if case.kind != "one tile"), *last]
@@ -228,25 +235,38 @@ FLASH_CAUSAL = Exercise(
 
 
 @FLASH_CAUSAL.checked_by
-def check_flash_causal(flash_forward: Forward, seed: int | None = None) -> None:
+def check_flash_causal(flash_forward_simple: Forward, flash_forward: Forward, seed: int | None = None) -> None:
     """Exercise 3.4: the causal mask, aligned at the bottom right, and the blocks that it makes needless.
 
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
+    cases = causal_cases(seed, *blocks_of(flash_forward_simple, *small(), kernel=SIMPLE))
+    notice = "nearly half of the blocks of a square are never read"
+    speed = Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2")
+    _check_causal(FLASH_CAUSAL, flash_forward_simple, SIMPLE, cases, speed, seed, notice)
+    cases = causal_cases(seed, *blocks_of(flash_forward, *small(), kernel=FORWARD))
+    cases = [case for case in cases if case.layout == "contiguous" and case.dtype == torch.float32]
+    notice = "the fast kernel asks the same two functions, and masks only the blocks on the diagonal"
+    _check_causal(FLASH_CAUSAL.part("causal, the fast kernel"), flash_forward, FORWARD, cases, None, seed, notice)
+
+
+def _check_causal(
+    exercise: Exercise, function: Forward, kernel: str, cases: list[Case], speed: Speed | None, seed: int, notice: str
+) -> None:
     check_kernel(
-        FLASH_CAUSAL,
-        flash_forward,
+        exercise,
+        function,
         shapes.attention,
-        causal_cases(seed, *blocks_of(flash_forward, *small())),
+        cases,
         shapes.qkv,
         outputs=("o", "lse"),
-        tiling=TILING,
-        inspections=[skips_blocks(), within(FORWARD, _budget), ALONE],
+        tiling=tiling(kernel),
+        inspections=[skips_blocks(kernel), within(kernel, _budget), alone(kernel)],
         forbidden=RULES,
-        diagnose=_CAUSAL_MISTAKES,
-        speed=Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
+        diagnose=_causal_mistakes(kernel),
+        speed=speed,
         seed=seed,
-        notice="nearly half of the blocks of a square are never read, and only those on the diagonal are masked",
+        notice=notice,
     )

@@ -61,7 +61,7 @@ def _owner(launch: LaunchProfile, written: str, axes: str, block: int):
 
     def program(tile: Mapping[str, int], counts: Mapping[str, int]) -> Sequence[int]:
         owner = first.get((tile["b"], tile["h"], tile["row"]), ())
-        return owner[: max(1, sum(size > 1 for size in launch.grid))] if owner else ()
+        return owner[: max((axis for axis, size in enumerate(launch.grid) if size > 1), default=0) + 1]
 
     return program
 
