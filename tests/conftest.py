@@ -1,5 +1,6 @@
 """What every test starts from: the runtime's choice between GPU and interpreter, and one thread a process."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import utils.runtime  # first: it decides before Triton is imported
 
 import attention_entries  # isort: skip
+import fake_stopwatch  # isort: skip
 import torch  # isort: skip
 
 # What only compiles needs no names of source lines, which take the compiler a third of its time.
@@ -63,6 +65,23 @@ def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mo
     monkeypatch.setattr(utils.runtime, "INTERPRET", False)
     spec.loader.exec_module(copy)
     return copy
+
+
+@pytest.fixture
+def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of benchmarks without a GPU, one kernel of a known name for every call, and readings of a power meter."""
+    from benchmarks import power, trace
+
+    def kernels_of(calls: list[Callable[[], object]]) -> list[list[trace.Kernel]]:
+        for call in calls:
+            call()
+        return [[trace.Kernel("gemm_128x256", 1e-5, (7, 1, 1))] for _ in calls]
+
+    for stopwatch in ("utils.timing.cuda_stopwatch", "benchmarks.blocked_stream.stopwatch"):
+        monkeypatch.setattr(stopwatch, fake_stopwatch.FakeStopwatch)
+    monkeypatch.setattr(trace, "kernels_of", kernels_of)
+    alone = functools.partial(power.alone, settle=0, seconds=0, start=lambda: lambda: fake_stopwatch.READINGS)
+    monkeypatch.setattr(power, "alone", alone)
 
 
 @pytest.fixture

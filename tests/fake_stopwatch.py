@@ -1,6 +1,9 @@
-"""A stopwatch for tests of benchmarks: it needs no GPU, and its times are known."""
+"""A stopwatch and a power meter for tests of benchmarks: they need no GPU, and what they say is known."""
 
 import itertools
+
+#: Clock, power and temperature as the meter prints them; the last reading is cut off.
+READINGS = ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
 
 
 class FakeStopwatch:

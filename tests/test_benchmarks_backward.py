@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from pathlib import Path
 
 import pytest
 import torch
-from fake_stopwatch import FakeStopwatch
+from fake_stopwatch import READINGS, FakeStopwatch
 
 from benchmarks import (
     attention_determinism,
@@ -22,23 +21,13 @@ from benchmarks import (
 from benchmarks.benchmark_cli import problems
 from utils import reference, runtime, timing
 
-
-@pytest.fixture
-def known_times(monkeypatch):
-    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
-
-
-def fake_readings():
-    return ["1500, 690.5, 60", "1600, 700.0, 61", "1600, 701.5, 61", "16"]
-
-
 # ---- power -----------------------------------------------------------------------------------------------------------
 
 
 def test_power_is_the_median_of_whole_readings_in_si_units_and_a_call_is_the_mean_over_its_laps():
     ticks, calls = iter(range(100)), []
     found = power.alone(
-        lambda: calls.append(1), settle=1, seconds=3, start=lambda: fake_readings, clock=lambda: next(ticks)
+        lambda: calls.append(1), settle=1, seconds=3, start=lambda: lambda: READINGS, clock=lambda: next(ticks)
     )
     assert {name: found[name] for name in power.FIELDS} == {"clock_hz": 1.6e9, "watts": 700.0, "celsius": 61.0}
     assert len(calls) == 3 * power.BATCH and found["seconds"] == 4 / len(calls)
@@ -61,10 +50,7 @@ def test_a_meter_is_stopped_when_the_function_fails_and_no_reading_is_an_error()
 
 
 @pytest.mark.slow
-def test_the_speed_of_attention_fills_its_schema_and_names_backends_that_are_not_there(known_times, monkeypatch):
-    monkeypatch.setattr(
-        power, "alone", functools.partial(power.alone, settle=0, seconds=0, start=lambda: fake_readings)
-    )
+def test_the_speed_of_attention_fills_its_schema_and_names_backends_that_are_not_there(known_times):
     shapes = [(1, 2, 32, 16, False), (1, 2, 32, 16, True)]
     results = attention_speed.measure(
         shapes=shapes, long=(1, 1, 48, 16, True), rounds=3, seconds=0, lap_seconds=0, alone=(1, 1, 16, 16, False)
@@ -80,23 +66,12 @@ def test_the_speed_of_attention_fills_its_schema_and_names_backends_that_are_not
     assert "forward, D 16, N 32, causal" in text and "forward and backward, ms: ours" in text
 
 
-def test_the_eight_shapes_all_have_the_same_tokens_and_hidden_size():
-    assert len(set(attention_speed.SHAPES)) == 8
-    assert {b * n for b, _, n, _, _ in attention_speed.SHAPES} == {16384}
-    assert {h * d for _, h, _, d, _ in attention_speed.SHAPES} == {2048}
-    assert {(d, n, c) for _, _, n, d, c in attention_speed.SHAPES} == {
-        (d, n, c) for d in (64, 128) for n in (2048, 8192) for c in (False, True)
-    }
-
-
 def test_flops_follow_the_papers_convention():
     full, causal = (2, 3, 100, 64, False), (2, 3, 100, 64, True)
     assert attention_speed.flops(full, "forward") == 4 * 2 * 3 * 100**2 * 64
     assert attention_speed.flops(full, "backward") == 2.5 * attention_speed.flops(full, "forward")
     assert attention_speed.flops(full, "both") == 3.5 * attention_speed.flops(full, "forward")
     assert attention_speed.flops(causal, "forward") == attention_speed.flops(full, "forward") / 2
-    with pytest.raises(ValueError, match="direction must be one of forward, backward, both, got 'sideways'"):
-        attention_speed.flops(full, "sideways")
 
 
 def test_a_ratio_above_one_means_that_ours_is_faster(monkeypatch):
@@ -278,5 +253,3 @@ def test_preheating_repeats_until_the_time_is_over(monkeypatch):
     monkeypatch.setattr(thermal_warmup.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     assert thermal_warmup.thermal_warmup(lambda: None, 2.0) == 3
-    with pytest.raises(ValueError, match="seconds must not be negative, got -1"):
-        thermal_warmup.thermal_warmup(lambda: None, -1)

@@ -15,20 +15,17 @@ from benchmarks import (
     hopper_attention,
     hopper_errors,
     hopper_implementations,
+    hopper_limits,
     hopper_sanitize,
 )
 from benchmarks.benchmark_cli import problems
 from solutions import capstone_hopper
+from solutions.capstone_hopper import tuning
 from utils import runtime, timing
 from utils.fingerprint import files
 
 SHORT = {dtype: hopper_attention.Effort(1, 0, 0) for dtype in hopper_implementations.DTYPES}
 TINY = (1, 2, 2, 5, 9, 64, True)
-
-
-@pytest.fixture
-def known_times(monkeypatch):
-    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
 
 
 # ---- hopper_attention ------------------------------------------------------------------------------------------------
@@ -80,12 +77,6 @@ def test_a_peer_that_cannot_is_named_and_an_error_of_ours_is_raised(known_times)
         hopper_implementations.calls(shape, torch.float16, {"ours": broken})
 
 
-def test_the_shapes_are_lab_3s_and_four_of_256():
-    assert hopper_attention.SHAPES[:8] == attention_speed.SHAPES and len(set(hopper_attention.SHAPES)) == 12
-    assert {b * n for b, _, n, _, _ in hopper_attention.SHAPES} == {16384}
-    assert {h * d for _, h, _, d, _ in hopper_attention.SHAPES} == {2048}
-
-
 def test_everybody_follows_everybody_equally_often():
     assert hopper_attention.whole_rounds("abcd", 5) == 8 and hopper_attention.whole_rounds("abcd", 8) == 8
     assert hopper_attention.whole_rounds("abcde", 4) == 10
@@ -104,14 +95,6 @@ def test_the_ratio_of_the_fast_mode_is_its_own(monkeypatch):
     assert point["ours_over"]["cudnn"]["ratio"] == pytest.approx(1.5)
     assert point["fast_over"]["cudnn"]["ratio"] == pytest.approx(3)
     assert point["fast_over"]["ours"]["ratio"] == pytest.approx(2)
-
-
-def test_every_kernel_is_compiled_before_it_is_timed_and_forward_passes_come_first():
-    jobs = hopper_implementations.jobs([*hopper_attention.SHAPES, hopper_attention.LONG], ["bf16", "fp16"])
-    assert len(jobs) == 4 * 2 * 6  # functions, dtypes, head_dims and masks
-    assert [(name, back) for _, name, back, _ in jobs[:12]] == [("ours", False)] * 12
-    assert all(len({(shape[3], shape[4]) for shape in shapes}) == 1 for *_, shapes in jobs)
-    assert sum(len(shapes) for _, name, _, shapes in jobs if name == "lab 3") == 2 * 13
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
@@ -188,22 +171,6 @@ def test_errors_bits_and_memory_fill_their_schema():
     assert "runs of 2 with other bits: none" in text and "elements bad in poisoned memory" in text
 
 
-def test_the_suite_meets_every_dtype_head_dim_and_fixed_length(monkeypatch):
-    met = []
-
-    def case(number, longest):
-        dtypes, head_dims = attention_errors.DTYPES, attention_errors.HEAD_DIMS
-        length = attention_errors.LENGTHS[number % len(attention_errors.LENGTHS)] if number % 2 == 0 else "drawn"
-        met.append((dtypes[number % len(dtypes)], head_dims[number // len(dtypes) % len(head_dims)], length))
-        return {}
-
-    monkeypatch.setattr(attention_errors, "case", case)
-    for number in range(hopper_errors.CASES):
-        hopper_errors.case(number, "fast")
-    assert len(set(met)) == 2 * 3 * (len(attention_errors.LENGTHS) + 1)
-    assert 2 * hopper_errors.CASES >= 300
-
-
 def test_lab_3s_suite_is_itself_again_afterwards_also_when_a_case_fails(monkeypatch):
     names = ("our_attention", "DTYPES", "HEAD_DIMS")
     before = [getattr(attention_errors, name) for name in names]
@@ -224,11 +191,6 @@ def test_a_mode_is_what_the_capstone_is_asked_for(monkeypatch, mode, determinist
     monkeypatch.setattr(capstone_hopper, "flash_attention_with_lse", watched)
     hopper_errors.attention(*hopper_errors.tensors(TINY, torch.float16), None, mode=mode)
     assert asked == [deterministic]
-
-
-def test_another_mode_is_refused_by_name():
-    with pytest.raises(ValueError, match="mode must be one of deterministic, fast, got 'quick'"):
-        hopper_errors.attention(*hopper_errors.tensors(TINY, torch.float16), None, mode="quick")
 
 
 def test_runs_with_other_bits_are_counted_for_each_output(monkeypatch):
@@ -298,3 +260,42 @@ def test_a_check_that_fails_is_named_with_what_was_tried(monkeypatch):
     monkeypatch.setattr(attention_errors, "case", broken)
     with pytest.raises(RuntimeError, match=r"2 of 2 checks failed:\ncase\(0, 'deterministic', 9\).*12 elements"):
         hopper_errors.measure(count=1, longest=9, repeat=[], poison=[], workers=1)
+
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'hopper_forward_kernel' for 'sm_90a'
+    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers
+    0 bytes stack frame, 12 bytes spill stores, 0 bytes spill loads
+"""
+
+
+def test_a_report_gives_registers_and_the_bytes_spilled_by_all_functions():
+    assert hopper_limits.numbers(REPORT) == {"registers": 168, "spilled_bytes": 16}
+    with pytest.raises(RuntimeError, match="does not say how many registers"):
+        hopper_limits.numbers("nothing of use")
+
+
+def test_the_assembler_is_asked_and_its_refusal_is_quoted():
+    ptx = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry nothing() { ret; }\n"
+    found = hopper_limits.report(ptx)
+    assert found["spilled_bytes"] == 0 and 0 < found["registers"] < 64
+    with pytest.raises(RuntimeError, match="ptxas"):
+        hopper_limits.report("no assembler's language")
+
+
+def test_a_consumer_has_the_registers_that_the_table_of_tiles_gives_it():
+    assert hopper_limits.consumers("forward", 64, True)["consumer_registers"] == tuning.forward(64, True).registers
+    assert hopper_limits.consumers("backward, fast", 128, False)["warpgroups"] == 2
+
+
+def test_the_record_has_its_schema_and_its_table_names_every_row():
+    kernel = {"pass": "forward", "head_dim": 64, "causal": True, **hopper_limits.numbers(REPORT), "shared_bytes": 1000,
+              **hopper_limits.consumers("forward", 64, True)}  # fmt: skip
+    reading = {"seconds": 1e-3, "clock_hz": 1.5e9, "watts": 700.0, "celsius": 70.0}
+    row = hopper_limits._row("ours", (2, 16, 8192, 128, True), reading, 10**12)
+    results = {"kernels": [kernel], "alone": [row]}
+    assert problems("hopper_limits", results) == []
+    assert row["flops_per_second"] == 1e15
+    text = hopper_limits.table(results)
+    assert "forward, D 64, causal" in text and "alone, ours, D 128, causal: 1000 TFLOP/s at 1.50 GHz, 700 W" in text

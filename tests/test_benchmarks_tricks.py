@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_stopwatch import FakeStopwatch
 
 from benchmarks import (
-    blocked_stream,
     chains,
     checkpointing,
     cuda_gelu,
@@ -16,24 +14,15 @@ from benchmarks import (
     number_formats,
     recomputation,
     tiling,
-    trace,
 )
 from benchmarks.benchmark_cli import problems
 from utils import example_kernels as ek
-from utils import runtime, timing
+from utils import runtime
 from utils.compile_only import Request, resource_usages
 from utils.example_kernels.matmul import tiled_matmul, tiled_matmul_kernel
 from utils.kernel_profile import profile_kernel
 
 import triton  # isort: skip
-
-
-@pytest.fixture
-def known_times(monkeypatch):
-    """Times without a GPU, and one kernel for every call."""
-    monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
-    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
-    monkeypatch.setattr(trace, "kernels_of", lambda calls: [[trace.Kernel("k", 1e-5, (1, 1, 1))] for _ in calls])
 
 
 def random(*shape):
@@ -55,15 +44,8 @@ def test_each_relu_of_a_sum_computes_it(variant):
     assert torch.equal(chains.relu_of_sum(variant, x, b)(), torch.relu(x + b))
 
 
-def test_an_unknown_relu_of_a_sum_is_refused_by_name():
-    with pytest.raises(ValueError, match="got 'magic'"):
-        chains.relu_of_sum("magic", random(1), random(1))
-
-
 def test_sines_are_one():
     torch.testing.assert_close(chains.sines(chains.SINES[0], random(100))(), torch.ones(100, device=runtime.DEVICE))
-    with pytest.raises(ValueError, match="got 'magic'"):
-        chains.sines("magic", random(1))
 
 
 def test_gelu_five_ways_fill_their_schema_and_name_what_is_missing(known_times, monkeypatch):
@@ -79,14 +61,6 @@ def test_gelu_five_ways_fill_their_schema_and_name_what_is_missing(known_times, 
 def test_gelu_in_triton_is_the_tanh_form():
     x = 4 * random(1030)
     torch.testing.assert_close(ek.gelu_tanh(x), torch.nn.functional.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="got 'magic'"):
-        gelu_five_ways.function("magic")
-
-
-def test_the_cuda_source_is_compiled_as_a_shared_library(tmp_path):
-    command = cuda_gelu.command(tmp_path / "libgelu.so", (9, 0), "nvcc")
-    assert command[0] == "nvcc" and "-shared" in command and command[-1].endswith("benchmarks/cuda/gelu.cu")
-    assert "tanhf" in cuda_gelu.source()
 
 
 def test_checkpointing_fills_its_schema(known_times, monkeypatch):
@@ -112,8 +86,6 @@ def test_segments_change_memory_but_no_gradient():
         for ours, plain in zip(gradients[segment], gradients[0], strict=True):
             torch.testing.assert_close(ours, plain)
     assert kept[2] <= kept[1] < kept[0] / 5
-    with pytest.raises(ValueError, match="got -1"):
-        checkpointing.forward(layers, x, -1)
 
 
 def test_recomputation_fills_its_schema(known_times):
@@ -134,8 +106,6 @@ def test_each_gradient_of_three_sigmoids_is_autograds(variant):
 def test_accesses_follow_from_what_autograd_saves():
     # eager sigmoids save their three outputs: y needs no write of its own, all three are read again
     assert recomputation.saved_accesses(recomputation.stacked, random(8).requires_grad_()) == 9
-    with pytest.raises(ValueError, match="got 'magic'"):
-        recomputation.call("magic", random(1), random(1))
 
 
 def test_number_formats_fill_their_schema(known_times):
@@ -152,13 +122,6 @@ def test_a_setting_for_products_is_put_back():
     with number_formats.products_in("tf32"):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cuda.matmul.fp32_precision == former
-
-
-def test_an_unknown_number_format_is_refused_by_name():
-    with pytest.raises(ValueError, match="got 'int3'"):
-        number_formats.product("int3", random(2, 2), random(2, 2))
-    with pytest.raises(ValueError, match="got 'int3'"):
-        number_formats.step("int3", number_formats.QUICK_SHAPE)
 
 
 def test_tiling_fills_its_schema(known_times):

@@ -1,4 +1,4 @@
-"""The benchmarks behind the Triton lecture without a GPU: small sizes, known times, the schemas of their records."""
+"""The benchmarks behind the Triton lecture and lab 2 without a GPU: small sizes, known times, schemas of their records."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ import sys
 
 import pytest
 import torch
-from fake_stopwatch import FakeStopwatch
 
-from benchmarks import profiler_truth, tile_order, tuning, weight_gradient
+from benchmarks import fused_operators, gemm, kernel_errors, profiler_truth, tile_order, tuning, weight_gradient
 from benchmarks.benchmark_cli import problems
 from utils import runtime, timing
 from utils.kernel_profile import profile_kernel
-
-
-@pytest.fixture
-def known_times(monkeypatch):
-    monkeypatch.setattr(timing, "cuda_stopwatch", FakeStopwatch)
-
 
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
@@ -30,13 +23,6 @@ def test_tuning_fills_its_schema(known_times):
     assert [point["tile"] for point in results["matmul"][0]["points"]] == [list(tile) for tile in tiles]
     assert results["softmax"][0]["bytes_per_second"] == pytest.approx(4 * 2 * 128 / results["softmax"][0]["seconds"])
     assert "matmul tiny, best" in tuning.table(results)
-
-
-def test_the_sweep_holds_every_combination_once():
-    assert len(tuning.TILES) == len(set(tuning.TILES)) == 2 * 3 * 4 * 2
-    assert set(tuning.QUICK_TILES) <= set(tuning.TILES)
-    for m, n, k in tuning.SHAPES.values():
-        assert all(m % tile[0] == 0 or m < tile[0] for tile in tuning.TILES) and n % 256 == 0 and k % 64 == 0
 
 
 def test_a_configuration_that_the_gpu_refuses_is_a_result_and_any_other_error_is_not(known_times):
@@ -69,8 +55,6 @@ def test_resources_come_from_what_a_launch_returns():
 
 def test_the_best_point_is_the_fastest():
     assert tuning.best([{"seconds": 2.0}, {"seconds": 1.0}]) == {"seconds": 1.0}
-    with pytest.raises(ValueError, match="at least one configuration"):
-        tuning.best([])
 
 
 # ---- tile order ------------------------------------------------------------------------------------------------------
@@ -148,3 +132,61 @@ def test_both_methods_add_up_the_columns(method, dtype):
 def test_results_are_distinct_when_their_bits_are():
     values = iter([1.0, 1.0, 2.0])
     assert weight_gradient.distinct_results(lambda: torch.tensor([next(values)]), 3) == 2
+
+
+@pytest.mark.slow
+def test_fused_operators_fill_their_schema_and_cover_what_the_lab_promises(known_times, monkeypatch):
+    monkeypatch.setattr(fused_operators, "_compiled", lambda function: function)
+    monkeypatch.setattr(fused_operators, "COLUMNS", 64)
+    results = fused_operators.measure(elements=1 << 10, columns=64, softmax_columns=(16, 128))
+    assert problems("fused_operators", results) == []
+    found = {(point["name"], point["direction"]) for point in results["points"]}
+    assert {
+        ("weighted_sum", "forward"),
+        ("weighted_sum", "backward"),
+        ("online softmax, rows of 128", "forward"),
+    } < found
+    assert "bias_relu backward" in fused_operators.table(results)
+
+
+def test_a_ratio_to_the_copy_compares_rates_not_times(known_times, monkeypatch):
+    monkeypatch.setattr(fused_operators, "_compiled", lambda function: function)
+
+    def compare(calls, **options):
+        return {name: timing.summarize([2e-6 if name == "copy" else 1e-6] * 3) for name in calls}
+
+    monkeypatch.setattr(timing, "compare", compare)
+    case = next(case for case in fused_operators.cases(1 << 10, 64, ()) if case.name == "weighted_sum")
+    point = fused_operators.point(case, lambda: None, copy_bytes=4 << 10, rounds=3)
+    # half the time for a quarter of the bytes read and none written: (n + columns + rows) * 2 of 4n bytes
+    assert point["of_copy"]["ratio"] == pytest.approx(2 * case.moved * 2 / (4 << 10))
+    assert point["of_peer"]["torch"]["ratio"] == pytest.approx(1)
+
+
+def test_products_fill_their_schema(known_times):
+    results = gemm.measure(sizes=[16])
+    assert problems("gemm", results) == []
+    assert {point["layout"] for point in results["points"]} == set(gemm.LAYOUTS)
+    assert "pointers, grouped" in gemm.table(results)
+
+
+def test_errors_fill_their_schema_and_stay_within_what_pytorch_errs():
+    results = kernel_errors.measure(count=2 * len(kernel_errors.OPERATORS), largest=120, elements=1 << 14, workers=1)
+    assert problems("kernel_errors", results) == []
+    assert all(kernel_errors.within(point) for point in (*results["points"], *results["large"]))
+    assert "online_softmax" in kernel_errors.table(results)
+
+
+def test_a_case_of_the_error_benchmark_is_the_same_on_every_run():
+    assert kernel_errors.case(3, 50) == kernel_errors.case(3, 50)
+    assert kernel_errors.case(3, 50) != kernel_errors.case(14, 50)
+
+
+def test_an_error_beyond_what_is_allowed_is_counted(monkeypatch):
+    spoiled = dict(kernel_errors.OPERATORS)
+    ours, plain, kind = spoiled["gelu"]
+    spoiled["gelu"] = (lambda x: ours(x) + 0.1, plain, kind)
+    monkeypatch.setattr(kernel_errors, "OPERATORS", spoiled)
+    point = kernel_errors.case(0, 50)
+    assert not kernel_errors.within(point) and point["error"] > 0.09
+    assert " 1" in kernel_errors.table({"points": [point], "large": []}).splitlines()[-1]
