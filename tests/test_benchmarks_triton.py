@@ -1,4 +1,4 @@
-"""The benchmarks behind the Triton lecture and lab 2 without a GPU: small sizes, known times, schemas of their records."""
+"""The benchmarks behind the Triton lecture and lab 2 without a GPU: small sizes, known times, filled schemas."""
 
 from __future__ import annotations
 

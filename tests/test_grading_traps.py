@@ -1,4 +1,7 @@
-"""What nbgrader would get wrong about a class, tried on purpose: nbgrader only shows the grades here."""
+"""A small class through the whole grader: each submission gets its grade for its reason, and nothing is left behind.
+
+Among it is what nbgrader would get wrong about a class: nbgrader only shows the grades here.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,23 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from grading_runs import MARK, grade, left_running, results
+from hostile import HOSTILE
 from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import determine_grade
+from synthetic_cohort import Member, build
 from traitlets.config import Config
 
-from grading import grade, gradebook, outputs, sandbox
-from grading.lab import find_lab
+from grading import gradebook, outputs, sandbox
+from grading.lab import find_lab, lab_names
 from grading.nbgrader_config import course_config, grades_config
 from grading.results import Verdict, result
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+FEW = ("correct-with-helpers", "checks-overwritten", "named-pipe", "answers-by-heart")
 OUTCOMES = ("failed", "not attempted", "refused", "timed out", "crashed", "tampered", "passed")
 
 
@@ -101,13 +108,15 @@ def tampered_notebook() -> nbformat.NotebookNode:
 
 
 @pytest.fixture(scope="module")
-def graded_class(tmp_path_factory) -> Path:
-    """A class with a right answer and a submission for each way that breaks nbgrader's batch."""
+def graded_class(tmp_path_factory) -> tuple[Path, list[Member]]:
+    """The grades of a class: a few of the large one, and a submission for each way that breaks nbgrader's batch."""
     base = tmp_path_factory.mktemp("class")
     folder, out = base / "submissions", base / "grades"
-    for student in ("ada", "bob", "cyd"):
+    members = build(LAB, folder, FEW)
+    for student in ("bob", "cyd"):
         shutil.copytree(LAB.solution, folder / student, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "ada" / LAB.notebook.name).rename(folder / "ada" / "my notebook.ipynb")  # renamed: it is missing
+    notebook = folder / "correct-with-helpers" / LAB.notebook.name
+    notebook.rename(notebook.with_name("my notebook.ipynb"))  # it is missing
     (folder / "bob" / LAB.notebook.name).write_text("{not JSON")
     (folder / "bob" / "layer.py").write_text("def layer_flops(:\n")
     warp = folder / "cyd" / "warp.py"
@@ -117,57 +126,78 @@ def graded_class(tmp_path_factory) -> Path:
             archive.write(path, f"dan/labs/{LAB.name}/{path.name}")
         archive.writestr(f"dan/labs/{LAB.name}/{LAB.notebook.name}", nbformat.writes(tampered_notebook()))
     (folder / "eve.zip").write_bytes(b"PK\x03\x04 and no more")
-    status = grade.main(["lab1", "--submissions", str(folder), "--out", str(out), "--jobs", "2"])
-    assert status == 0
-    return out
+    run = grade(LAB, folder, out, "--jobs", "2")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    return out, members
 
 
-def results(out: Path, student: str) -> dict:
-    return json.loads((out / LAB.name / "results" / f"{student}.json").read_text())
+@pytest.fixture(scope="module")
+def found(graded_class) -> dict[str, dict]:
+    """Student -> result."""
+    return results(LAB, graded_class[0])
+
+
+@pytest.mark.parametrize("name", lab_names())
+def test_each_lab_has_at_least_forty_hostile_submissions_of_names_of_their_own(name):
+    number = find_lab(name).number
+    names = [each.name for each in HOSTILE if number in each.labs]
+    assert len(names) >= 40 and len(set(names)) == len(names)
+    assert all(each.tries and each.reason for each in HOSTILE)
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_the_students_modules_are_graded_and_not_the_solutions(graded_class):
+def test_each_of_a_few_submissions_is_graded_as_it_must_be_and_nothing_is_left_behind(graded_class, found):
+    out, members = graded_class
+    complaints = {member.student: member.complaints(LAB, found.get(member.student)) for member in members}
+    assert not any(complaints.values()), complaints
+    assert left_running(out.parent) == [] and not MARK.exists()
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_the_students_modules_are_graded_and_not_the_solutions(graded_class, found):
     """nbgrader would write the course's own files over the submitted ones, so cyd and dan would pass."""
-    scores = {student: results(graded_class, student)["score"] for student in ("ada", "bob", "cyd", "dan", "eve")}
-    assert scores == {"ada": 100, "bob": 85, "cyd": 90, "dan": 0, "eve": 0}
-    handed_in = (graded_class / "submitted" / "cyd" / LAB.name / "warp.py").read_text()
+    scores = {student: result["score"] for student, result in found.items() if student not in FEW}
+    assert scores == {"bob": 85, "cyd": 90, "dan": 0, "eve": 0}
+    handed_in = (graded_class[0] / "submitted" / "cyd" / LAB.name / "warp.py").read_text()
     assert handed_in.endswith(WRONG)
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(graded_class):
-    assert any("is missing" in note for note in results(graded_class, "ada")["notes"])
-    assert any("not a notebook that can be read" in note for note in results(graded_class, "bob")["notes"])
+def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(found):
+    assert any("is missing" in note for note in found["correct-with-helpers"]["notes"])
+    assert any("not a notebook that can be read" in note for note in found["bob"]["notes"])
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_a_module_that_is_no_python_costs_its_own_exercises(graded_class):
-    by_number = {exercise["number"]: exercise for exercise in results(graded_class, "bob")["exercises"]}
+def test_a_module_that_is_no_python_costs_its_own_exercises(found):
+    by_number = {exercise["number"]: exercise for exercise in found["bob"]["exercises"]}
     assert by_number["1.10"]["outcome"] == "refused" and "layer.py" in by_number["1.10"]["message"]
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_a_malformed_submission_does_not_stop_the_class(graded_class):
-    eve = results(graded_class, "eve")
+def test_a_malformed_submission_does_not_stop_the_class(found):
+    eve = found["eve"]
     assert eve["status"] == "unreadable" and "cannot be read" in eve["notes"][0]
-    dan = results(graded_class, "dan")
+    dan = found["dan"]
     assert {e["outcome"] for e in dan["exercises"]} == {"not attempted"} and dan["max_score"] == 100
     assert any("1.1 is edited" in note or "1.4 is missing" in note for note in dan["notes"])
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class):
-    failed = next(e for e in results(graded_class, "cyd")["exercises"] if e["number"] == "1.7")
+def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
+    out, _ = graded_class
+    failed = next(e for e in found["cyd"]["exercises"] if e["number"] == "1.7")
     assert failed["outcome"] == "failed" and "exercise 1.7" in failed["message"]
-    seeds = json.loads((graded_class / "seeds.json").read_text())[LAB.name]
+    seeds = json.loads((out / "seeds.json").read_text())[LAB.name]
     hidden = [str(seed) for seed in (*seeds["checks"].values(), seeds["scenarios"])]
-    public = [path for path in graded_class.rglob("*") if path.is_file() and path.name not in ("seeds.json",)]
+    public = [path for path in out.rglob("*") if path.is_file() and path.name not in ("seeds.json",)]
     for path in public:
         content = path.read_bytes()
         assert not [seed for seed in hidden if seed.encode() in content], path
@@ -176,9 +206,10 @@ def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class):
 @needs_sandbox
 @pytest.mark.slow
 def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
-    lines = (graded_class / LAB.name / "grades.csv").read_text().splitlines()
+    out, _ = graded_class
+    lines = (out / LAB.name / "grades.csv").read_text().splitlines()
     assert lines[0] == "student,score,max_score," + ",".join(e.number for e in LAB.exercises) + ",status"
     for line in lines[1:]:
         student, *points = line.split(",")[0:1] + line.split(",")[3:-1]
-        kept = gradebook.scores(graded_class / "gradebook.db", LAB, student)
+        kept = gradebook.scores(out / "gradebook.db", LAB, student)
         assert [kept[e.number] for e in LAB.exercises] == [float(value) for value in points]
