@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from grading import sandbox, worker
-from grading.graded_copy import graded_copy, notebook_notes, undrawn
+from grading.graded_copy import graded_copy, notebook_notes
 from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
 from grading.seeds import Seeds, seeds_of
@@ -143,15 +143,6 @@ def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
         assert cell.id == exercise.grade_id and f"seed={seeds[exercise.number]})" in cell.source
     shown = graded_copy(lab, None, [lab.exercises[0].number]).cells
     assert shown[-1].source == lab.exercises[0].source and len(shown) == 5
-
-
-def test_what_draws_is_not_imported_for_a_grade():
-    imports = (
-        "import sys\nfrom utils import plots\nfrom utils import gpt, plots, roofline\nfrom utils.plots import show"
-    )
-    assert undrawn(f"{imports}\nsys.path.insert(0, '..')\nimport torch") == (
-        "import sys\nfrom utils import gpt, roofline\nsys.path.insert(0, '..')\nimport torch"
-    )
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import nbformat
 import pytest
@@ -160,12 +158,6 @@ def test_addresses_that_open_a_notebook_name_it():
     assert places.page_of(places.labs()[0]) == "labs/lab1_roofline"
 
 
-def test_mathjax_is_copied_with_what_it_loads(tmp_path):
-    assert mathjax.write(tmp_path) == "mathjax/tex-chtml.js"
-    assert (tmp_path / "mathjax" / "tex-chtml.js").stat().st_size > 1e6
-    assert any((tmp_path / "mathjax" / "output" / "chtml" / "fonts" / "woff-v2").glob("*.woff"))
-
-
 def test_without_a_copy_mathjax_comes_from_the_network_and_only_then(tmp_path, monkeypatch):
     monkeypatch.setattr(mathjax, "copy", lambda: None)
     assert mathjax.write(tmp_path).startswith("https://")
@@ -178,9 +170,3 @@ def test_the_icons_are_those_of_the_theme_and_few(tmp_path):
     assert len(script) < 20_000 and all(f'"{name}":' in script for name in icons.NAMES)
     with pytest.raises(ValueError, match="none called 'no-such-icon'"):
         icons.drawings(script, ["no-such-icon"])
-
-
-@pytest.mark.slow
-def test_the_command_says_what_it_takes():
-    said = subprocess.run([sys.executable, "-m", "website.build", "--help"], capture_output=True, text=True, check=True)
-    assert "--out" in said.stdout and "--jobs" in said.stdout
