@@ -18,13 +18,3 @@ def test_the_alternative_text_and_the_squares_follow_the_hardware_table(name, la
     parts = 3 if device.has_tensor_cores else 2  # scheduler, registers, tensor core
     assert len(sm.patches) == lanes + device.schedulers_per_sm * parts + 1
     assert png(fig).startswith(b"\x89PNG")
-
-
-def test_lanes_that_the_schedulers_cannot_share_are_refused_by_value():
-    with pytest.raises(ValueError, match="multiple of 4 schedulers, got 130"):
-        chip_anatomy(gpu("H100"), 130)
-
-
-def test_a_name_in_place_of_a_gpu_is_refused():
-    with pytest.raises(TypeError, match="'H100'"):
-        chip_anatomy("H100", 128)

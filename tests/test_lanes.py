@@ -65,10 +65,6 @@ def test_the_animation_has_a_frame_for_each_program_and_says_what_is_masked():
     shown = programs_animation(reads, (6, 20), title="Six programs", alt="Six programs take turns over a matrix")
     assert "program (1, 2): 8 lanes read an element each; 24 are masked off" in shown.html
     assert shown.poster.startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="at least one access"):
-        programs_animation([], (6, 20), title="None", alt="Nothing is drawn here at all")
-    with pytest.raises(ValueError, match="got 60 x 200"):
-        programs_animation(reads, (60, 200), title="Many", alt="Too many elements for a picture")
 
 
 def test_orders_are_drawn_and_said():
@@ -80,17 +76,9 @@ def test_orders_are_drawn_and_said():
     assert plots.png(fig).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("orders", "wave", "message"),
-    [
-        ({}, 4, "one to three orders, got 0"),
-        ({"twice": [(0, 0), (0, 0), (1, 1), (1, 0)]}, 4, "'twice' must visit each of the 2 x 2 tiles once"),
-        ({"rows": [(0, 0)]}, 0, "at least 1, got 0"),
-    ],
-)
-def test_an_order_that_makes_no_sense_is_refused(orders, wave, message):
-    with pytest.raises(ValueError, match=message):
-        tile_orders(orders, wave, title="An order")
+def test_an_order_that_takes_a_tile_twice_is_refused():
+    with pytest.raises(ValueError, match="'twice' must visit each of the 2 x 2 tiles once"):
+        tile_orders({"twice": [(0, 0), (0, 0), (1, 1), (1, 0)]}, 4, title="An order")
 
 
 @triton.jit
@@ -113,7 +101,3 @@ def test_owners_say_where_programs_meet():
     assert plots.png(fig).startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="element 20 is outside of 2 x 10"):
         program_owners({"own": (trace.of("own_ptr"), (2, 10))}, title="Too small")
-    with pytest.raises(ValueError, match="panel 'none' has no accesses"):
-        program_owners({"none": ([], (2, 10))}, title="Nothing")
-    with pytest.raises(ValueError, match="at least one panel"):
-        program_owners({}, title="Nothing at all")

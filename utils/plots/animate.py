@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from utils.plots.show import Animation, checked_alt, palette_of, png
-from utils.plots.sm import check_schedule, sm_waves
+from utils.plots.sm import sm_waves
 from utils.plots.style import ARITHMETIC, IDLE, RC, WIDTH, figure, mix, styled
 from utils.units import number
 
@@ -45,7 +45,6 @@ def animate(
     height: float = 3.0,
     seconds_per_frame: float = 0.8,
     poster: int = -1,
-    grid: str = "none",
     dpi: int = 110,
 ) -> Animation:
     """Turn drawing functions into an animation; each draws one frame on empty axes of the course's look.
@@ -58,7 +57,7 @@ def animate(
         alt: what happens in the animation, for those who cannot see it.
         captions: one sentence a frame, shown below it and read aloud on each step.
         poster: index of the frame that is shown where scripts do not run.
-        height, grid: as in :func:`utils.plots.figure`.
+        height: as in :func:`utils.plots.figure`.
 
     Raises:
         ValueError: fewer than 2 or more than 120 frames, another number of captions than frames, alternative text that
@@ -74,7 +73,7 @@ def animate(
         raise ValueError(f"seconds_per_frame must be between 0.05 and 10, got {seconds_per_frame}")
     drawn = []
     for draw in frames:
-        fig, ax = figure(title, subtitle=subtitle, height=height, grid=grid)
+        fig, ax = figure(title, subtitle=subtitle, height=height, grid="none")
         with rc_context(RC):
             draw(ax)
         drawn.append((fig, ax))
@@ -96,51 +95,35 @@ def animate(
 @styled
 def sm_waves_animation(
     schedule: Sequence[Any],
-    sms: int | None = None,
+    sms: int,
     *,
     title: str = "",
-    alt: str = "",
-    columns: int | None = None,
-    unit: str = "tile times",
-    seconds: float = 6.0,
 ) -> Animation:
     """Show how tiles take turns on SMs: the output's tiles, the SMs, and how many places are busy over time.
 
     Args:
-        schedule: placements of :func:`utils.simt.schedule_tiles`, or rows (sm, tile, start, end).
-        sms: SMs of the GPU; by default those that got a tile.
-        columns: columns of the grid of tiles; by default a near-square.
-        unit: of the schedule's times.
-        seconds: how long one run of the animation takes.
-
-    Raises:
-        ValueError: as :func:`utils.plots.sm_waves`; a result above 300 kB.
+        schedule: placements of :func:`utils.simt.schedule_tiles`.
+        sms: SMs of the GPU.
     """
-    rows = check_schedule(schedule)
-    fig = sm_waves(schedule, sms, title=title, unit=unit)
-    alt = checked_alt(alt or fig.alt)
-    sms = max(max(row[0] for row in rows) + 1, sms or 0)
-    end = max(row[3] for row in rows)
-    columns = math.ceil(math.sqrt(2 * len(rows))) if columns is None else columns
-    if not 1 <= columns <= len(rows):
-        raise ValueError(f"columns must be between 1 and the {len(rows)} tiles, got {columns}")
-    in_order = sorted(rows, key=lambda row: row[1])
+    fig = sm_waves(schedule, sms, title=title)
+    end = max(row.end for row in schedule)
+    in_order = sorted(schedule, key=lambda row: row.tile)
     data = {
         "kind": "waves",
-        "alt": alt,
+        "alt": fig.alt,
         "title": fig.title,
         "max_width": round(100 * WIDTH),
         "sms": sms,
-        "per_sm": max(row[4] for row in rows) + 1,
-        "columns": columns,
+        "per_sm": max(row.slot for row in schedule) + 1,
+        "columns": math.ceil(math.sqrt(2 * len(schedule))),
         "sm_columns": math.ceil(math.sqrt(2 * sms)),
         "end": _short(end),
-        "end_text": f"{number(_short(end), 4)} {unit}",
-        "seconds": seconds,
+        "end_text": f"{number(_short(end), 4)} tile times",
+        "seconds": 6.0,
         "tiles": [[sm, slot, _short(start), _short(stop)] for sm, _, start, stop, slot in in_order],
         "colours": {"busy": ARITHMETIC, "done": mix(ARITHMETIC, 0.35), "idle": IDLE},
     }
-    return _animation(data, png(fig), alt)
+    return _animation(data, png(fig), fig.alt)
 
 
 def _short(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +30,11 @@ from utils.plots.style import (
     mix,
     styled,
 )
-from utils.units import number, quantity
+from utils.units import quantity
 
 if TYPE_CHECKING:
     from utils.kernel_profile.lanes import Lanes
 
-#: Tiles along one side of a walk, and of a causal map, that can still be told apart.
-MOST_WALK_TILES, MOST_MAP_TILES = 8, 40
 _NAMES = {"q_ptr": "Q", "k_ptr": "K", "v_ptr": "V", "o_ptr": "O", "lse_ptr": "L"}
 
 
@@ -56,34 +53,23 @@ class TileAccess:
     bytes: int
 
 
-def tile_accesses(
-    lanes: Sequence[Lanes], head_dim: int, element_size: int, statistic_size: int = 4
-) -> list[TileAccess]:
+def tile_accesses(lanes: Sequence[Lanes], head_dim: int, element_size: int) -> list[TileAccess]:
     """What a forward kernel of one head touched, tile by tile, in order.
 
     Args:
         lanes: ``trace_lanes().lanes`` of one launch whose arguments are q_ptr, k_ptr, v_ptr, o_ptr and lse_ptr, each
             contiguous with rows of ``head_dim`` elements; lse_ptr has one element a row.
-        element_size, statistic_size: bytes of an element of q, k, v and o, and of the logsumexp.
-
-    Raises:
-        ValueError: an argument has another name, or an access is empty.
+        element_size: bytes of an element of q, k, v and o; one of the logsumexp has 4.
     """
     found = []
     for one in lanes:
-        if one.argument not in _NAMES:
-            raise ValueError(f"the arguments of a forward kernel are {', '.join(_NAMES)}; this one has {one.argument}")
         tensor = _NAMES[one.argument]
         elements = one.elements[one.mask]
-        if not elements.size:
-            raise ValueError(f"program {one.program[0]} touches nothing of {tensor}")
         rows = elements if tensor == "L" else elements // head_dim
-        size = statistic_size if tensor == "L" else element_size
+        size = 4 if tensor == "L" else element_size
         found.append(
             TileAccess(one.program[0], tensor, one.access, int(rows.min()), int(rows.max()) + 1, elements.size * size)
         )
-    if not found:
-        raise ValueError("tile_accesses needs at least one access")
     return found
 
 
@@ -138,7 +124,6 @@ def tile_walk_animation(
     title: str,
     alt: str,
     subtitle: str = "",
-    seconds_per_frame: float = 0.9,
 ) -> Animation:
     """Show FlashAttention's walk: which tiles of Q, K and V come from HBM, what the chip holds, what is written.
 
@@ -148,13 +133,9 @@ def tile_walk_animation(
         on_chip: bytes that a program holds while it works on a tile of scores, by tensor, such as ``{"Q": 4096}``.
 
     Raises:
-        ValueError: too many tiles to tell apart, or accesses outside of the matrices.
+        ValueError: accesses outside of the matrices.
     """
     frames = _frames(accesses)
-    tiles = {(f.queries, f.keys) for f in frames if f.keys}
-    for axis, name in ((0, "queries"), (1, "keys")):
-        if len({pair[axis] for pair in tiles}) > MOST_WALK_TILES:
-            raise ValueError(f"at most {MOST_WALK_TILES} tiles of {name} can be told apart")
     for one in accesses:
         limit = num_keys if one.tensor in ("K", "V") else num_queries
         if not 0 <= one.first < one.last <= limit:
@@ -166,7 +147,7 @@ def tile_walk_animation(
     poster = next(k for k in range(len(frames) - 1, -1, -1) if frames[k].keys) + 1
     return animate(
         steps, title=title, alt=alt, captions=captions, subtitle=subtitle, height=3.35,
-        seconds_per_frame=seconds_per_frame, poster=poster,
+        seconds_per_frame=0.9, poster=poster,
     )  # fmt: skip
 
 
@@ -268,35 +249,16 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
 
 
 @styled
-def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str = "", subtitle: str = "") -> Figure:
+def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str) -> Figure:
     """Draw what a causal kernel does with each tile of the scores, panels side by side: skip, mask, or just compute.
 
     Args:
         panels: name -> rows of ``skip``, ``diagonal`` or ``full``, as :func:`utils.attention_math.causal_tiles` says.
-
-    Raises:
-        ValueError: no panel or more than three, an unknown kind, ragged rows, or too many tiles to tell apart.
     """
-    if not 1 <= len(panels) <= 3:
-        raise ValueError(f"causal_tile_map draws one to three panels, got {len(panels)}")
-    for name, rows in panels.items():
-        if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
-            raise ValueError(f"panel {name!r} must have rows of one length")
-        if max(len(rows), len(rows[0])) > MOST_MAP_TILES:
-            raise ValueError(f"at most {MOST_MAP_TILES} tiles a side can be told apart, panel {name!r} has more")
-        unknown = {kind for row in rows for kind in row} - {"skip", "diagonal", "full"}
-        if unknown:
-            raise ValueError(f"panel {name!r}: a tile is skip, diagonal or full, got {sorted(unknown)[0]!r}")
     counts = {
         n: {k: sum(row.count(k) for row in rows) for k in ("full", "diagonal", "skip")} for n, rows in panels.items()
     }
-    last = list(counts.values())[-1]
-    share = 100 * last["skip"] / sum(last.values())
-    title = title or f"{number(share, 3)} % of the tiles are never computed, and few of the others need a mask"
-    subtitle = (
-        subtitle
-        or "rows: tiles of queries; columns: tiles of keys. Blue: computed; pale: with a mask; hatched: skipped"
-    )
+    subtitle = "rows: tiles of queries; columns: tiles of keys. Blue: computed; pale: with a mask; hatched: skipped"
     columns = sum(len(rows[0]) for rows in panels.values())
     tallest = max(len(rows) for rows in panels.values())
     fig, axes = figure(
@@ -345,15 +307,7 @@ def tile_rates(rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: st
 
     Args:
         rates: (BLOCK_M, BLOCK_N) -> FLOP/s, and whether registers spill; a tile that is missing was refused.
-
-    Raises:
-        ValueError: no tiles, or a rate that is not positive.
     """
-    if not rates:
-        raise ValueError("tile_rates needs at least one tile")
-    for tile, (rate, _) in rates.items():
-        if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"the rate of tile {tile} must be positive, got {rate!r}")
     down, right = (sorted({tile[axis] for tile in rates}) for axis in (0, 1))
     top = max(rate for rate, _ in rates.values())
     fig, ax = figure(title, subtitle=subtitle, height=0.5 * len(down) + 0.75, grid="none")

@@ -19,16 +19,12 @@ CLASS_COLOURS = {"contraction": ARITHMETIC, "normalisation": HBM, "element-wise"
 _PARTS = (ARITHMETIC, HBM, ON_CHIP, LINK, mix(ARITHMETIC, 0.5), mix(HBM, 0.5), mix(ON_CHIP, 0.5), mix(LINK, 0.5))
 
 
-def _checked(rows: Mapping[str, Mapping[str, float]], what: str) -> list[str]:
-    """The parts of all rows in order; ValueError for no rows, a negative part or an empty sum."""
-    if not rows:
-        raise ValueError(f"{what} needs at least one row")
+def parts_of(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The parts of all rows in order; ValueError for a negative part."""
     for label, parts in rows.items():
         for part, value in parts.items():
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{label!r}: {part!r} must be a finite number, not negative, got {value!r}")
-        if not sum(parts.values()) > 0:
-            raise ValueError(f"{label!r}: the parts add up to nothing")
     return list(dict.fromkeys(part for parts in rows.values() for part in parts))
 
 
@@ -45,11 +41,8 @@ def class_shares(
     Args:
         rows: label -> part -> amount, in any unit of its own; each row is scaled to 100 %.
         totals: label -> what the whole row amounts to ("1.92 ms"), written at its right.
-
-    Raises:
-        ValueError: no rows, a negative amount, or a row that adds up to nothing.
     """
-    parts = _checked(rows, "class_shares")
+    parts = parts_of(rows)
     palette = dict(zip(parts, _PARTS * len(parts))) | CLASS_COLOURS
     title = title or "The parts of " + ", ".join(rows)
     fig, ax = figure(title, subtitle=subtitle, height=0.86 * len(rows) + 0.75, grid="x")
@@ -123,9 +116,9 @@ def memory_bars(
         name: what the bytes are.
 
     Raises:
-        ValueError: as :func:`class_shares`; a mark for a row that is not there.
+        ValueError: a mark for a row that is not there.
     """
-    parts, marks = _checked(rows, "memory_bars"), marks or {}
+    parts, marks = parts_of(rows), marks or {}
     if unknown := set(marks) - set(rows):
         raise ValueError(f"a mark for {sorted(unknown)[0]!r}, which is no row")
     palette = dict(zip(parts, (mix(HBM, share) for share in np.linspace(1, 0.25, max(2, len(parts))))))

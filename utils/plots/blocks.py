@@ -15,8 +15,6 @@ from utils.plots.animate import Animation, animate
 from utils.plots.marks import box, centred
 from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
 
-#: More blocks than this cannot be read in one picture.
-MOST_BLOCKS = 16
 _EMPTY = mix(WASTE, 0.5)
 
 
@@ -70,11 +68,8 @@ def pool_state(
         copies: pairs (source, target) of blocks that were just copied.
 
     Raises:
-        ValueError: more than 16 blocks, a sequence without as many words as it has tokens, tables that disagree about
-            a shared block.
+        ValueError: a sequence without as many words as it has tokens, tables that disagree about a shared block.
     """
-    if manager.num_blocks > MOST_BLOCKS:
-        raise ValueError(f"at most {MOST_BLOCKS} blocks can be drawn, got {manager.num_blocks}")
     contents: dict[int, tuple[str, ...]] = {}
     tables, lengths = {}, {}
     for id in manager.sequences:
@@ -94,30 +89,22 @@ def pool_state(
 
 
 @styled
-def block_tables(state: PoolState, *, title: str, subtitle: str = "") -> Figure:
+def block_tables(state: PoolState, *, title: str) -> Figure:
     """Draw sequences as they see themselves, whole, and the pool as it is; lines between them are the block tables."""
     rows = max(_rows(state), len(state.references))
-    fig, ax = figure(title, subtitle=subtitle, height=0.55 + 0.29 * rows, grid="none")
+    fig, ax = figure(title, height=0.55 + 0.29 * rows, grid="none")
     _draw_state(ax, state=state, rows=rows)
     fig.alt = f"{title.rstrip('.')}. {_said(state)}"
     return fig
 
 
-def block_animation(
-    states: Sequence[PoolState], *, title: str, alt: str, subtitle: str = "", seconds_per_frame: float = 2.0
-) -> Animation:
-    """Play a block manager's states, each with its caption.
-
-    Raises:
-        ValueError: fewer than two states, or states of different pools.
-    """
-    if len({(state.block_size, len(state.references)) for state in states}) != 1:
-        raise ValueError("an animation needs states of one pool")
+def block_animation(states: Sequence[PoolState], *, title: str, alt: str) -> Animation:
+    """Play a block manager's states, each with its caption."""
     rows = max(max(_rows(state) for state in states), len(states[0].references))
     return animate(
         [partial(_draw_state, state=state, rows=rows) for state in states],
-        title=title, alt=alt, subtitle=subtitle, captions=[state.caption for state in states],
-        height=0.55 + 0.29 * rows, seconds_per_frame=seconds_per_frame,
+        title=title, alt=alt, captions=[state.caption for state in states],
+        height=0.55 + 0.29 * rows, seconds_per_frame=2.0,
     )  # fmt: skip
 
 

@@ -30,9 +30,6 @@ from utils.plots.style import (
 from utils.plots.ticks import quantity_axis
 from utils.units import quantity
 
-#: More tokens than this are too small to read.
-MOST_TOKENS = 24
-
 
 @dataclass(frozen=True)
 class DecodeStep:
@@ -66,8 +63,6 @@ def decode_animation(
     *,
     title: str,
     alt: str,
-    subtitle: str = "",
-    seconds_per_frame: float = 1.0,
 ) -> Animation:
     """Play several ways of generating the same text side by side: a grid of scores for each, queries by keys.
 
@@ -79,28 +74,19 @@ def decode_animation(
         runs: name -> its steps, as an ``attend`` saw them. Step i of every run generates the same token.
 
     Raises:
-        ValueError: no runs, runs of other lengths, a step whose keys do not follow the one before, too many tokens.
+        ValueError: runs of other lengths, a step whose keys do not follow the one before.
     """
-    lengths = {len(steps) for steps in runs.values()}
-    if len(lengths) != 1 or lengths == {0}:
-        raise ValueError(f"all runs need the same number of steps, at least one, got {sorted(lengths)}")
     for name, steps in runs.items():
         for before, after in itertools.pairwise(steps):
             if after.keys != before.keys + 1:
                 raise ValueError(f"{name!r}: a step of {before.keys} keys is followed by one of {after.keys}")
-    last = max(steps[-1].keys for steps in runs.values())
-    if len(tokens) <= last or len(tokens) > MOST_TOKENS:
-        raise ValueError(f"tokens must name the {last} positions and the one after, {MOST_TOKENS} at most")
-    (count,) = lengths
+    (count,) = {len(steps) for steps in runs.values()}
     captions = []
     for k in range(count):
         said = [f"{name}: {_did(steps[k])}" for name, steps in runs.items()]
         captions.append(f"Step {k + 1} gives “{tokens[next(iter(runs.values()))[k].keys].strip()}”. " + "; ".join(said))
     draws = [partial(_draw_step, tokens=tokens, runs=runs, k=k) for k in range(count)]
-    return animate(
-        draws, title=title, alt=alt, captions=captions, subtitle=subtitle, height=3.9,
-        seconds_per_frame=seconds_per_frame,
-    )  # fmt: skip
+    return animate(draws, title=title, alt=alt, captions=captions, height=3.9, seconds_per_frame=1.0)
 
 
 def _did(step: DecodeStep) -> str:
@@ -168,10 +154,8 @@ def request_timeline(requests: Mapping[str, Sequence[float]], *, title: str, sub
         requests: name -> seconds after its arrival at which each of its tokens came; at least two tokens.
 
     Raises:
-        ValueError: no requests, fewer than two tokens, or times that do not rise from above 0.
+        ValueError: fewer than two tokens, or times that do not rise from above 0.
     """
-    if not requests:
-        raise ValueError("request_timeline needs at least one request")
     for name, times in requests.items():
         if len(times) < 2 or any(b <= a for a, b in itertools.pairwise([0.0, *times])):
             raise ValueError(f"{name!r} needs at least two times that rise from above 0, got {list(times)[:4]}")

@@ -101,9 +101,7 @@ def check_states(states: States) -> int:
     return n
 
 
-def collective_animation(
-    states: States, *, title: str, subtitle: str = "", captions: Sequence[str] = (), alt: str = ""
-) -> Animation:
+def collective_animation(states: States, *, title: str) -> Animation:
     """Play a collective: ranks in a ring, each with its chunks; what is sent lies on the arrows.
 
     A chunk is striped in the colours of the ranks whose data it contains. What is being sent or has just arrived is
@@ -112,28 +110,24 @@ def collective_animation(
     Args:
         states: states[step][rank][chunk] = set of contributing ranks, recorded before the first and after each step,
             for 2 to 6 ranks; :func:`contributions` makes them of recorded numbers.
-        captions: one for each step; by default they say what was sent.
 
     Raises:
-        ValueError: states that do not have one shape or that sending chunks cannot explain; another number of captions.
+        ValueError: states that do not have one shape or that sending chunks cannot explain.
     """
     states = [[[frozenset(held) for held in row] for row in ranks] for ranks in states]
     n = check_states(states)
     steps = [moves_between(a, b) for a, b in pairwise(states)]
-    if captions and len(captions) != len(steps):
-        raise ValueError(f"give one caption for each of the {len(steps)} steps or none, got {len(captions)}")
     frames = [partial(_frame, state=states[0], moves=steps[0], sending=None)]
     texts = [f"Before: {_complete(states[0])}."]
     for k, moves in enumerate(steps):
-        said = captions[k] if captions else _sentence(moves)
         frames.append(partial(_frame, state=states[k], moves=moves, sending=True))
-        texts.append(f"Step {k + 1} of {len(steps)}: {said}")
+        texts.append(f"Step {k + 1} of {len(steps)}: {_sentence(moves)}")
         frames.append(partial(_frame, state=states[k + 1], moves=moves, sending=False))
         texts.append(f"After step {k + 1}: {_complete(states[k + 1])}.")
     end = _complete(states[-1])
-    alt = alt or f"{title.rstrip('.')}. {n} ranks in a ring exchange chunks in {len(steps)} steps; at the end {end}."
+    alt = f"{title.rstrip('.')}. {n} ranks in a ring exchange chunks in {len(steps)} steps; at the end {end}."
     return animate(
-        frames, title=title, subtitle=subtitle, alt=alt, captions=texts, height=4.0, seconds_per_frame=1.1,
+        frames, title=title, alt=alt, captions=texts, height=4.0, seconds_per_frame=1.1,
         poster=min(3, len(frames) - 1),
     )  # fmt: skip
 

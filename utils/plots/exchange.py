@@ -21,10 +21,6 @@ def before_and_after(found: Mapping[str, Sequence[Pair]], *, title: str) -> Anim
 
     Args:
         found: name -> for each rank its chunks before and after; see :func:`utils.plots.collectives.contributions`.
-
-    Raises:
-        ValueError: fewer than two collectives, numbers of ranks or chunks that do not fit together, or a number that is
-            no sum of distinct contributions.
     """
     frames, captions, said = [], [], []
     for name, ranks in found.items():

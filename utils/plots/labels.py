@@ -53,7 +53,6 @@ def label_points(
     texts: Sequence[str],
     *,
     colours: Sequence[str] | None = None,
-    size: float = SMALL,
     avoid: Sequence[tuple[Sequence[float], Sequence[float]]] = (),
     keep_clear: Sequence[Bbox] = (),
 ) -> list[Annotation]:
@@ -74,7 +73,7 @@ def label_points(
     pixel = fig.dpi / 72
     centres = ax.transData.transform(np.asarray(points, float).reshape(-1, 2))
     notes = [
-        ax.annotate(text, point, (0, 0), textcoords="offset points", size=size, linespacing=1.1, va="bottom",
+        ax.annotate(text, point, (0, 0), textcoords="offset points", size=SMALL, linespacing=1.1, va="bottom",
                     color=colours[i] if colours else INK)
         for i, (text, point) in enumerate(zip(texts, points, strict=True))
     ]  # fmt: skip

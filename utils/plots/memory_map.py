@@ -30,29 +30,23 @@ NAMES = {
     "internal": "internal waste",
     "external": "external waste",
 }
+#: Tokens of a block.
+BLOCK = 16
 #: Shades of the requests in a history of blocks.
 SHADES = tuple(mix(HBM, share) for share in (1.0, 0.55, 0.8, 0.38)) + tuple(
     mix(HBM, share, "#000000") for share in (0.7, 0.5)
 )
 
 
-def slot_kinds(trace: MemoryTrace, step: int, block_size: int = 16) -> np.ndarray:
-    """The kind of each slot at a step, (capacity,) of int: 0 external, 1 and 2 used (in turns), 3 reserved, 4 internal.
-
-    Raises:
-        ValueError: the trace kept no maps, or has no such step.
-    """
-    if not trace.maps:
-        raise ValueError("this trace kept no maps: simulate with keep_maps=True")
-    if not 0 <= step < trace.steps:
-        raise ValueError(f"step must be between 0 and {trace.steps - 1}, got {step}")
+def slot_kinds(trace: MemoryTrace, step: int) -> np.ndarray:
+    """The kind of each slot at a step, (capacity,) of int: 0 external, 1 and 2 used, 3 reserved, 4 internal waste."""
     kinds = np.zeros(trace.capacity, np.int8)
     for piece in trace.maps[step]:
         if isinstance(piece, tuple):
             block, request, tokens = piece
-            start = block * block_size
+            start = block * BLOCK
             kinds[start : start + tokens] = 1 + request % 2
-            kinds[start + tokens : start + block_size] = 4
+            kinds[start + tokens : start + BLOCK] = 4
         else:
             kinds[piece.start : piece.start + piece.tokens] = 1 + piece.id % 2
             kinds[piece.start + piece.tokens : piece.start + piece.needed] = 3
@@ -110,14 +104,8 @@ def memory_animation(
     row: int = 2048,
     title: str,
     alt: str,
-    subtitle: str = "",
-    seconds_per_frame: float = 0.5,
 ) -> Animation:
-    """Play the memories of several policies beside each other over the same steps.
-
-    Raises:
-        ValueError: a step that one of them does not have.
-    """
+    """Play the memories of several policies beside each other over the same steps."""
     lines = max(-(-trace.capacity // row) for trace in traces.values())
     captions = [
         f"Step {step}. "
@@ -126,8 +114,8 @@ def memory_animation(
     ]
     draws = [partial(_draw_frame, traces=traces, step=step, row=row) for step in frames]
     return animate(
-        draws, title=title, alt=alt, subtitle=subtitle, captions=captions,
-        height=0.45 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=seconds_per_frame, dpi=90,
+        draws, title=title, alt=alt, captions=captions,
+        height=0.45 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=0.5, dpi=90,
     )  # fmt: skip
 
 
@@ -207,10 +195,8 @@ def block_history(
         held: for each step, block -> (request, tokens in it). A block that is not full is drawn as high as it is full.
 
     Raises:
-        ValueError: no steps, a block outside of the pool, more tokens than a block has slots.
+        ValueError: a block outside of the pool, more tokens than a block has slots.
     """
-    if not held:
-        raise ValueError("block_history needs at least one step")
     requests = list(dict.fromkeys(id for step in held for id, _ in step.values()))
     fig, ax = figure(title, subtitle=subtitle, height=0.9 + 0.2 * num_blocks, grid="none")
     box(ax, 0, 0, len(held), num_blocks, "#F4F4F4")

@@ -100,7 +100,6 @@ def online_animation(
     title: str,
     alt: str,
     subtitle: str = "",
-    seconds_per_frame: float = 1.6,
 ) -> Animation:
     """Play an online softmax tile by tile: read, new maximum, rescale the past, add the tile; then the results.
 
@@ -121,7 +120,7 @@ def online_animation(
     poster = frames.index((len(steps) - 1, "rescale"))  # the step that the row is about
     return animate(
         draw, title=title, alt=alt, captions=captions, subtitle=subtitle, poster=poster,
-        height=2.62 if values else 2.3, seconds_per_frame=seconds_per_frame,
+        height=2.62 if values else 2.3, seconds_per_frame=1.6,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 
 
 class StreamSpan(NamedTuple):
-    """Something that ran on a stream, thread or rank, in seconds (or any unit) from ``start`` to ``end``."""
+    """Something that ran on a stream, thread or rank, in seconds from ``start`` to ``end``."""
 
     name: str
     lane: str
@@ -58,11 +58,7 @@ class Overlap(NamedTuple):
 
 
 def overlap_of(spans: Iterable[tuple[str, str, float, float]]) -> Overlap:
-    """How much of the communication among ``spans`` (name, lane, start, end) runs beside computation.
-
-    Raises:
-        ValueError: a span that ends before it starts.
-    """
+    """How much of the communication among ``spans`` (name, lane, start, end) runs beside computation."""
     spans = _checked(spans)
     talk = _union([(s.start, s.end) for s in spans if s.communicates])
     work = _union([(s.start, s.end) for s in spans if not s.communicates])
@@ -70,24 +66,16 @@ def overlap_of(spans: Iterable[tuple[str, str, float, float]]) -> Overlap:
 
 
 @styled
-def overlap_timeline(
-    spans: Iterable[tuple[str, str, float, float]], *, title: str, subtitle: str = "", unit: str = "s"
-) -> Figure:
+def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: str, subtitle: str = "") -> Figure:
     """Draw spans on their lanes (in order of first appearance), communication in pink, and below them what is exposed.
 
     Thousands of kernels may be drawn. Times start at the first span. Spans are communication when their name contains a
     word of ``COMMUNICATION``, everything else is computation.
 
     Args:
-        spans: (name, lane, start, end); lanes such as "compute stream", "NCCL stream" or "rank 0".
-        unit: of the times; "s" is printed with a prefix.
-
-    Raises:
-        ValueError: no spans, or one that ends before it starts.
+        spans: (name, lane, start, end), in seconds; lanes such as "compute stream", "NCCL stream" or "rank 0".
     """
     spans = _checked(spans)
-    if not spans:
-        raise ValueError("a timeline needs at least one span")
     found = overlap_of(spans)
     first, last = min(s.start for s in spans), max(s.end for s in spans)
     whole = (last - first) or 1.0
@@ -107,7 +95,7 @@ def overlap_timeline(
     for start, end in hidden:
         box(ax, start - first, y - 0.2, end - start, 0.4, mix(LINK, 0.55))
     lanes(ax, [*names, "communication"], whole, margin=0.5)
-    quantity_axis(ax.xaxis, unit, "time")
+    quantity_axis(ax.xaxis, "s", "time")
     handles = [
         Patch(facecolor=ARITHMETIC, label="computation"),
         Patch(facecolor=LINK, label="communication"),
@@ -117,14 +105,14 @@ def overlap_timeline(
     legend_below(ax, handles)
     share = f"{number(100 * found.hidden_share, 3)} %"
     ax.annotate(
-        f"{share} of {quantity(float(found.communication), unit, 3)} hidden", (1, y - 0.28),
+        f"{share} of {quantity(float(found.communication), 's', 3)} hidden", (1, y - 0.28),
         xycoords=("axes fraction", "data"), ha="right", va="bottom", size=SMALL, color=INK,
     )  # fmt: skip
     busy = ", ".join(f"{lane} {_busy(spans, lane, whole)}" for lane in names)
     fig.alt = (
-        f"{title.rstrip('.')}. Timeline of {quantity(float(whole), unit, 3)}; busy: {busy}. Communication takes "
-        f"{quantity(float(found.communication), unit, 3)}, {share} of it beside computation, "
-        f"{quantity(float(found.exposed), unit, 3)} exposed."
+        f"{title.rstrip('.')}. Timeline of {quantity(float(whole), 's', 3)}; busy: {busy}. Communication takes "
+        f"{quantity(float(found.communication), 's', 3)}, {share} of it beside computation, "
+        f"{quantity(float(found.exposed), 's', 3)} exposed."
     )
     return fig
 

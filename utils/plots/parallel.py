@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.plots.bars import parts_of
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, readable
@@ -49,14 +50,9 @@ def state_bars(
         limit: (bytes, label) of a thin black line: what a GPU has.
 
     Raises:
-        ValueError: no rows, a negative amount, or a row of nothing.
+        ValueError: a negative amount.
     """
-    if not rows:
-        raise ValueError("state_bars needs at least one row")
-    for label, amounts in rows.items():
-        if not sum(amounts.values()) > 0 or min(amounts.values()) < 0:
-            raise ValueError(f"{label!r} must keep something, and nothing negative, got {dict(amounts)}")
-    parts = [p for p in dict.fromkeys(p for r in rows.values() for p in r) if any(r.get(p) for r in rows.values())]
+    parts = [part for part in parts_of(rows) if any(row.get(part) for row in rows.values())]
     others = [p for p in parts if p not in STATE_COLOURS]
     palette = STATE_COLOURS | {p: mix(WASTE, 1 - 0.3 * k / len(others)) for k, p in enumerate(others)}
     fig, ax = figure(title, subtitle=subtitle, height=0.40 * len(rows) + 1.0, grid="x")
@@ -111,12 +107,7 @@ def memory_over_ranks(
     Args:
         memory: label -> number of ranks -> bytes of each, up to four curves.
         limits: label -> bytes of a GPU.
-
-    Raises:
-        ValueError: no curves, more than four, or an amount that a log axis cannot show.
     """
-    if not 1 <= len(memory) <= len(STAGE_COLOURS):
-        raise ValueError(f"give one to {len(STAGE_COLOURS)} curves, got {len(memory)}")
     curves = {name: dict(sorted(curve.items())) for name, curve in memory.items()}
     series = [
         Series(name, list(curve.values()), x=list(curve), colour=colour, kind="live", markers=False)
@@ -144,33 +135,20 @@ def memory_over_ranks(
 def mesh_plot(
     ranks: Sequence[Sequence[Sequence[int]]],
     *,
-    highlight: int = 0,
     title: str,
     subtitle: str = "",
-    stages: Sequence[str] = (),
 ) -> Figure:
-    """Draw a mesh of ranks, each a square, and the three groups to which one of them belongs.
+    """Draw a mesh of ranks, each a square, and the three groups to which rank 0 belongs.
 
     Columns are stages of the pipeline, rows replicas of data parallelism; the squares of a cell share each layer.
 
     Args:
         ranks: ranks[stage][replica][part], such as :attr:`utils.transformer_math.Placement.ranks`, or a
             ``DeviceMesh.mesh`` of three dimensions in that order.
-        highlight: the rank whose groups are coloured: its tensor group, its replicas, its pipeline.
-        stages: what to write above each column, by default "stage 0" and so on.
-
-    Raises:
-        ValueError: ranks that are not a full three-dimensional mesh of distinct numbers, or do not hold ``highlight``.
     """
     mesh = np.asarray(ranks)
-    if mesh.ndim != 3 or len(np.unique(mesh)) != mesh.size:
-        raise ValueError(f"ranks must be distinct numbers, ranks[stage][replica][part], got shape {mesh.shape}")
-    if highlight not in mesh:
-        raise ValueError(f"highlight must be one of the {mesh.size} ranks, got {highlight}")
     p, d, t = mesh.shape
-    if stages and len(stages) != p:
-        raise ValueError(f"give one name for each of the {p} stages or none, got {len(stages)}")
-    at = tuple(int(k) for k in np.argwhere(mesh == highlight)[0])
+    at = (0, 0, 0)
     across = min(t, max(k for k in range(1, 5) if t % k == 0)) if t > 4 else t
     down = -(-t // across)
     wide, high = across + 0.7, down + 0.55
@@ -187,12 +165,12 @@ def mesh_plot(
         ax.text(
             -0.45, replica * high + down / 2, f"replica {replica}", ha="right", va="center", size=SMALL, color=MUTED
         )
-    names = list(stages) or [f"stage {s}" if size * wide > 0.5 else str(s) for s in range(p)]
-    for stage, name in enumerate(names if p > 1 or stages else ()):
+    names = [f"stage {s}" if size * wide > 0.5 else str(s) for s in range(p)]
+    for stage, name in enumerate(names if p > 1 else ()):
         ax.text(stage * wide + across / 2, -0.3, name, ha="center", va="bottom", size=SMALL, color=MUTED)
     ax.set_xlim(-0.5, p * wide)
     ax.set_ylim(d * high - 0.2, -0.5)
-    groups = [(LINK, f"rank {highlight}", 2), (mix(LINK, 0.62), f"its tensor group ({t})", t)]
+    groups = [(LINK, "rank 0", 2), (mix(LINK, 0.62), f"its tensor group ({t})", t)]
     groups += [(_REPLICAS, f"its replicas ({d})", d), (_PIPELINE, f"its pipeline ({p})", p)]
     ax.legend(
         handles=[Patch(facecolor=colour, label=text) for colour, text, size in groups if size > 1],
@@ -202,7 +180,7 @@ def mesh_plot(
     near, replicas, line = mesh[at[0], at[1]], mesh[at[0], :, at[2]], mesh[:, at[1], at[2]]
     fig.alt = (
         f"{title.rstrip('.')}. A mesh of {mesh.size} ranks: {p} stages of the pipeline, {d} replicas, {t} parts "
-        f"of each layer. Rank {highlight} shares its layers with ranks {_listed(near)}, sums gradients with "
+        f"of each layer. Rank 0 shares its layers with ranks {_listed(near)}, sums gradients with "
         f"{_listed(replicas)}, and passes activations along {_listed(line)}."
     )
     return fig

@@ -85,7 +85,7 @@ def surrogate_plot(
 
 
 @styled
-def merge_tree(levels: Sequence[Sequence[tuple[float, float]]], *, title: str, subtitle: str = "") -> Figure:
+def merge_tree(levels: Sequence[Sequence[tuple[float, float]]], *, title: str) -> Figure:
     """Draw a tree of merges: each box holds a pair (m, d), each level the merges of neighbours of the one above it.
 
     Args:
@@ -104,7 +104,7 @@ def merge_tree(levels: Sequence[Sequence[tuple[float, float]]], *, title: str, s
             wanted = _merged(above[2 * k : 2 * k + 2])
             if not all(map(near, pair, wanted)) and tuple(pair) != wanted:
                 raise ValueError(f"level {depth}, pair {k} must be {wanted}, got {tuple(pair)}")
-    fig, ax = figure(title, subtitle=subtitle, height=0.30 + 0.68 * len(levels), grid="none")
+    fig, ax = figure(title, height=0.30 + 0.68 * len(levels), grid="none")
     bare(ax)
     centres = [[float(k) for k in range(len(levels[0]))]]
     for below in levels[1:]:

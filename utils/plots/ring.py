@@ -12,26 +12,17 @@ from utils.plots.marks import box, centred
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, TEXT, WASTE, bare, mix
 from utils.simt.ring import Frame, RingRun, Stage
 
-#: Stages and actors beyond which the ring cannot be read.
-MOST_STAGES = 5
 
-
-def ring_animation(run: RingRun, *, title: str, alt: str, subtitle: str = "", most: int = 30) -> Animation:
+def ring_animation(run: RingRun, *, title: str, alt: str, most: int = 30) -> Animation:
     """Play a simulated ring moment by moment: its stages, their two barriers, and what everybody does.
 
     Args:
         run: what :func:`utils.simt.run_ring` returned.
         most: moments drawn, from the first on.
-
-    Raises:
-        ValueError: more than ``MOST_STAGES`` stages.
     """
-    stages = len(run.frames[0].stages)
-    if stages > MOST_STAGES:
-        raise ValueError(f"a ring of at most {MOST_STAGES} stages can be drawn, got {stages}")
     frames = run.frames[:most]
     return animate(
-        [partial(draw_ring, frame=frame) for frame in frames], title=title, alt=alt, subtitle=subtitle,
+        [partial(draw_ring, frame=frame) for frame in frames], title=title, alt=alt,
         captions=[_ring_caption(frame) for frame in frames], height=2.75, seconds_per_frame=1.6,
         poster=min(len(frames) - 1, 8),
     )  # fmt: skip

@@ -29,12 +29,6 @@ class Ceilings:
     bandwidth: float
     label: str
 
-    def __post_init__(self) -> None:
-        for name in ("flops", "bandwidth"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive rate, got {value!r}")
-
     @property
     def ridge(self) -> float:
         """Intensity in FLOP/B from which arithmetic is the limit."""
@@ -53,31 +47,15 @@ class Point:
     intensity: float
     rate: float | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("intensity", "rate"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} of {self.name!r} must be positive to stand on a log axis, got {value!r}")
-
-
-def ceilings(machine: GPU | Ceilings, dtype: str = "bf16") -> Ceilings:
-    """The roofs of a GPU of the hardware table for ``dtype``; ValueError when the GPU has no such rate."""
-    if isinstance(machine, Ceilings):
-        return machine
-    if dtype not in machine.peak_flops:
-        raise ValueError(f"{machine.name} has no peak rate for {dtype!r} (it has {', '.join(machine.peak_flops)})")
-    return Ceilings(machine.peak_flops[dtype], machine.memory_bandwidth, f"{machine.name} data sheet, {dtype}")
-
 
 @styled
 def roofline_plot(
-    machine: GPU | Ceilings,
+    machine: GPU,
     points: Sequence[Point] = (),
     *,
-    dtype: str = "bf16",
     measured: Ceilings | None = None,
     lower_roofs: Mapping[str, float] | None = None,
-    title: str = "",
+    title: str,
     subtitle: str = "",
     limits: tuple[float, float] | None = None,
     height: float = 4.2,
@@ -88,7 +66,7 @@ def roofline_plot(
     also where reached or lower roofs, whose own ridges lie elsewhere, are drawn beside.
 
     Args:
-        machine: whose roofs: a GPU of :mod:`utils.hardware` (data-sheet rates) or :class:`Ceilings`.
+        machine: whose roofs: a GPU of :mod:`utils.hardware`, whose data-sheet rates for bf16 are drawn.
         points: operators, :class:`Point` or :class:`utils.roofline.Measured` (anything with name, intensity in FLOP/B
             and rate in FLOP/s); those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
         measured: roofs that were reached, drawn dashed below those of ``machine``; a point without a rate is on them.
@@ -96,7 +74,7 @@ def roofline_plot(
             ``{"fp32 cores": 67e12}``.
         limits: lowest and highest intensity to draw; by default two decades around the points and the ridge.
     """
-    top = ceilings(machine, dtype)
+    top = Ceilings(machine.peak_flops["bf16"], machine.memory_bandwidth, f"{machine.name} data sheet, bf16")
     roof = measured or top
     for p in points:
         if not p.intensity > 0 or not (p.rate is None or p.rate > 0):
@@ -112,11 +90,8 @@ def roofline_plot(
         10 ** math.floor(math.log10(min(intensities) / 2)),
         max(max(intensities) * 3, top.ridge * 34),
     )
-    if not 0 < low < high:
-        raise ValueError(f"limits must be 0 < low < high FLOP/B, got {limits!r}")
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
     bound = [p.intensity < top.ridge for p, _ in placed]
-    title = title or f"Left of {number(top.ridge, 3)} FLOP/B memory is the limit, right of it arithmetic"
     fig, ax = figure(title, subtitle=subtitle, height=height)
     ax.set_xscale("log")
     ax.set_yscale("log")

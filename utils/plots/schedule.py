@@ -36,8 +36,6 @@ KIND_COLOURS = {"F": ARITHMETIC, "B": "#7CC4EE", "W": mix(ARITHMETIC, 0.50, "#00
 KIND_NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 _IDLE = mix(WASTE, 0.35)
 _HALF = 0.44  # of a stage's row
-#: Panels above each other on one page.
-MOST_PANELS = 6
 
 
 @styled
@@ -45,9 +43,7 @@ def pipeline_timeline(
     timelines: Timeline | Sequence[Timeline],
     *,
     title: str = "",
-    subtitle: str = "",
     names: Sequence[str] = (),
-    unit: str = "",
 ) -> Figure:
     """Draw one or several simulated schedules on a common time axis, each action with its micro-batch's number.
 
@@ -56,23 +52,15 @@ def pipeline_timeline(
     Args:
         timelines: what :func:`utils.schedules.simulate` returned; of several, each gets a panel.
         names: of the panels, by default the schedules' own.
-        unit: of the simulated times; "s" is printed with a prefix, none means forward passes of a stage.
-
-    Raises:
-        ValueError: none or more than six timelines, or another number of names.
     """
     timelines = [timelines] if hasattr(timelines, "schedule") else list(timelines)
-    if not 1 <= len(timelines) <= MOST_PANELS:
-        raise ValueError(f"give one to {MOST_PANELS} timelines, got {len(timelines)}")
     names = list(names) or [t.schedule.name for t in timelines]
-    if len(names) != len(timelines):
-        raise ValueError(f"give one name for each of the {len(timelines)} timelines or none, got {len(names)}")
     said = [f"{name}: {_verdict(t)}" for name, t in zip(names, timelines, strict=True)]
     title = title or f"{names[0]} idles for {number(100 * timelines[0].bubble, 3)} % of the time it works"
     rows = [t.schedule.stages for t in timelines]
     height = 0.62 + sum(0.245 * p + 0.30 for p in rows)
     fig, axes = figure(
-        title, subtitle=subtitle, height=height, rows=len(timelines), sharex=True, grid="none",
+        title, height=height, rows=len(timelines), sharex=True, grid="none",
         height_ratios=[p + 1.1 for p in rows],
     )  # fmt: skip
     axes = [axes] if isinstance(axes, Axes) else list(axes)
@@ -80,7 +68,7 @@ def pipeline_timeline(
     for ax, t, name in zip(axes, timelines, names, strict=True):
         _panel(ax, t, end)
         heading(ax, name, _verdict(t))
-    quantity_axis(axes[-1].xaxis, unit or "forward passes of a stage", "time")
+    quantity_axis(axes[-1].xaxis, "forward passes of a stage", "time")
     kinds = [k for k in "FBW" if any(w.action.kind == k for t in timelines for w in t.work)]
     handles = [Patch(facecolor=KIND_COLOURS[k], label=KIND_NAMES[k]) for k in kinds]
     chunks = max(t.schedule.chunks for t in timelines)
@@ -129,34 +117,21 @@ def _colour(action: Action, chunks: int) -> str:
 
 
 @styled
-def in_flight_plot(timelines: Mapping[str, Timeline], *, stage: int = 0, title: str = "", subtitle: str = "") -> Figure:
-    """Draw how many micro-batches wait for their backward pass: on one stage over time, and the peak of every stage.
+def in_flight_plot(timelines: Mapping[str, Timeline], *, title: str, subtitle: str = "") -> Figure:
+    """Draw how many micro-batches wait for their backward pass: on stage 0 over time, and the peak of every stage.
 
     That many sets of activations are in memory. Micro-batches that wait on one of v chunks count 1/v.
 
     Args:
         timelines: label -> what :func:`utils.schedules.simulate` returned, all with as many stages; at most five.
-        stage: the one drawn over time, by default the first, which waits longest.
-
-    Raises:
-        ValueError: no timelines or more than five, other numbers of stages, a stage that they do not have.
     """
-    if not 1 <= len(timelines) <= 5:
-        raise ValueError(f"give one to five timelines, got {len(timelines)}")
-    stages = {t.schedule.stages for t in timelines.values()}
-    if len(stages) > 1:
-        raise ValueError(f"all timelines must have the same number of stages, got {sorted(stages)}")
-    (p,) = stages
-    if not 0 <= stage < p:
-        raise ValueError(f"stage must be between 0 and {p - 1}, got {stage}")
-    best = min(timelines, key=lambda name: max(timelines[name].peak_in_flight) / timelines[name].schedule.chunks)
-    title = title or f"{best} holds the fewest activations"
+    (p,) = {t.schedule.stages for t in timelines.values()}
     fig, (left, right) = figure(title, subtitle=subtitle, height=2.9, columns=2, width_ratios=(1.9, 1))
     colours = dict(zip(timelines, (HBM, ARITHMETIC, "#009E73", "#CC79A7", "#E69F00"), strict=False))
     said, ends = [], {}
     for k, (name, t) in enumerate(timelines.items()):  # later ones thinner, so that none hides where they meet
         v = t.schedule.chunks
-        times, counts = t.in_flight(stage)
+        times, counts = t.in_flight(0)
         counts = [n / v for n in counts]
         left.step(
             [*times, t.makespan], [*counts, counts[-1]], where="post", color=colours[name], linewidth=3.8 - 0.7 * k
@@ -172,7 +147,7 @@ def in_flight_plot(timelines: Mapping[str, Timeline], *, stage: int = 0, title: 
     left.set_xlim(0, max(t.makespan for t in timelines.values()))
     left.set_ylabel("micro-batches in flight")
     left.set_xlabel("time (forward passes of a stage)")
-    left.set_title(f"stage {stage} over time", loc="left", size=TEXT, color=INK)
+    left.set_title("stage 0 over time", loc="left", size=TEXT, color=INK)
     right.set_title("peak of each stage", loc="left", size=TEXT, color=INK)
     right.set_xlabel("stage")
     right.set_xticks(range(p))
@@ -208,15 +183,12 @@ def bubble_plot(
 
     Args:
         bubbles: label -> micro-batches m -> idle over ideal time, from simulations.
-        formulas: label -> m -> what a formula says, drawn where a label of ``bubbles`` has one.
+        formulas: label -> m -> what a formula says.
 
     Raises:
-        ValueError: no curves, a bubble that a log axis cannot show, or a label in ``formulas`` that is not among them.
+        ValueError: a label in ``formulas`` that ``bubbles`` does not have.
     """
-    if not bubbles or not all(curve and min(curve.values()) > 0 for curve in bubbles.values()):
-        raise ValueError("bubble_plot needs at least one schedule, and of each bubbles above 0")
-    unknown = set(formulas or {}) - set(bubbles)
-    if unknown:
+    if unknown := set(formulas or {}) - set(bubbles):
         raise ValueError(f"formulas for {', '.join(sorted(unknown))}, which bubbles does not have")
     fig, ax = figure(title, subtitle=subtitle, height=3.2)
     colours = dict(zip(bubbles, (HBM, ARITHMETIC, "#009E73", "#CC79A7", "#E69F00"), strict=False))

@@ -86,20 +86,12 @@ class SlotGrid:
 
 
 def slots_of(history: Sequence[Step], slots: int) -> SlotGrid:
-    """Who sat in which slot of the batch in which iteration: a request takes the lowest free slot and keeps it.
-
-    Raises:
-        ValueError: no steps, or a step with more requests than slots.
-    """
-    if not history:
-        raise ValueError("there is no history to draw: the engine has made no step")
+    """Who sat in which slot of the batch in which iteration: a request takes the lowest free slot and keeps it."""
     seat: dict[str, int] = {}
     seen: set[str] = set()
     rows: list[list[Cell | None]] = [[] for _ in range(slots)]
-    for number, step in enumerate(history):
+    for step in history:
         present = {id: tokens for id, _, tokens in step.chunks}
-        if len(present) > slots:
-            raise ValueError(f"step {number} has {len(present)} requests, and the batch has {slots} slots")
         seat = {id: place for id, place in seat.items() if id in present}
         free = sorted(set(range(slots)) - set(seat.values()))
         for id in present:
@@ -119,12 +111,7 @@ def slot_timeline(panels: Mapping[str, SlotGrid], *, title: str, subtitle: str =
     """Slots over iterations, one panel a scheduler: a box is what a slot computed, grey is a slot that idled.
 
     The green box is a request's last step. Utilisation is written above each panel.
-
-    Raises:
-        ValueError: nothing to draw.
     """
-    if not panels:
-        raise ValueError("slot_timeline needs at least one panel")
     longest = max(grid.iterations for grid in panels.values())
     heights = [grid.slots for grid in panels.values()]
     fig, axes = figure(
@@ -173,14 +160,8 @@ def pool_animation(
         arrivals: the iteration (from 0) before which each request came, in the order in which they came.
         lengths: tokens that each request will generate; nobody tells the engine.
         slots: places in the batch.
-
-    Raises:
-        ValueError: as :func:`slots_of`; a request in the history that never arrived.
     """
     grid = slots_of(history, slots)
-    unknown = {id for step in history for id, _, _ in step.chunks} - set(arrivals)
-    if unknown:
-        raise ValueError(f"these requests run but never arrived: {sorted(unknown)}")
     frames, captions, done = [], [], []
     made: dict[str, int] = dict.fromkeys(arrivals, 0)
     admitted: set[str] = set()
@@ -263,17 +244,15 @@ def _draw_pool(
 
 
 @styled
-def ragged_batch(lengths: Mapping[str, int], *, title: str, subtitle: str = "") -> Figure:
+def ragged_batch(lengths: Mapping[str, int], *, title: str) -> Figure:
     """The tokens of a step twice: padded to a rectangle, and laid end to end.
 
     Args:
         lengths: tokens that each request brings to this step.
     """
-    if not lengths or min(lengths.values()) < 1:
-        raise ValueError(f"ragged_batch needs requests of at least one token each, got {dict(lengths)}")
     longest, whole = max(lengths.values()), sum(lengths.values())
     fig, (top, bottom) = figure(
-        title, subtitle=subtitle, height=0.3 * len(lengths) + 1.35, rows=2, height_ratios=[len(lengths), 1.1],
+        title, height=0.3 * len(lengths) + 1.35, rows=2, height_ratios=[len(lengths), 1.1],
         grid="none",
     )  # fmt: skip
     padded = longest * len(lengths)

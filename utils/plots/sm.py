@@ -37,27 +37,15 @@ WAVE_COLOURS = tuple(mix(ARITHMETIC, share) for share in (1.0, 0.55, 0.78, 0.36)
 
 
 @styled
-def occupancy_bars(kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str = "", subtitle: str = "") -> Figure:
+def occupancy_bars(kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str) -> Figure:
     """Draw the warp slots of one SM for each kernel: those its resident blocks fill, and those that stay empty.
 
     Args:
         kernels: label -> :class:`utils.simt.Occupancy`.
         gpu: the GPU that the occupancies were computed for.
-
-    Raises:
-        ValueError: no kernels, or more warps than the GPU's SM holds.
     """
-    if not kernels:
-        raise ValueError("occupancy_bars needs at least one kernel")
     slots = gpu.max_warps_per_sm
-    for label, held in kernels.items():
-        if held.warps_per_sm > slots:
-            raise ValueError(f"{label!r} has {held.warps_per_sm} warps on an SM, but {gpu.name} holds {slots}")
-    worst = min(kernels, key=lambda label: kernels[label].fraction)
-    title = title or f"{worst}: {number(100 * kernels[worst].fraction, 3)} % of the warp slots are filled"
-    subtitle = (
-        subtitle or f"{slots} warp slots of one SM of {gpu.name}; neighbouring blocks differ in shade, grey is empty"
-    )
+    subtitle = f"{slots} warp slots of one SM of {gpu.name}; neighbouring blocks differ in shade, grey is empty"
     fig, ax = figure(title, subtitle=subtitle, height=0.56 * len(kernels) + 0.55, grid="none")
     said = []
     for y, (label, held) in enumerate(kernels.items()):
@@ -92,12 +80,6 @@ class TileGrid:
     tile_n: int
     slots: int
 
-    def __post_init__(self) -> None:
-        for name in ("m", "n", "tile_m", "tile_n", "slots"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
@@ -116,23 +98,12 @@ class TileGrid:
 
 
 @styled
-def tile_map(grids: TileGrid | Sequence[TileGrid], *, title: str = "", subtitle: str = "") -> Figure:
+def tile_map(grids: Sequence[TileGrid], *, title: str) -> Figure:
     """Draw the tiles over a matrix, shaded by wave, with what hangs over the edge hatched; up to three side by side.
 
     Tiles are numbered along rows, as a one-dimensional launch grid visits them.
-
-    Raises:
-        ValueError: no grid, or more than three.
     """
-    grids = [grids] if isinstance(grids, TileGrid) else list(grids)
-    if not 1 <= len(grids) <= 3:
-        raise ValueError(f"tile_map draws one to three grids, got {len(grids)}")
-    last = grids[-1]
-    title = title or (
-        f"{number(last.count)} tiles need {len(last.waves)} wave{'s' if len(last.waves) > 1 else ''} of "
-        f"{last.slots}; the last holds {last.waves[-1]}"
-    )
-    subtitle = subtitle or "shade: the wave in which a tile is computed; hatched: computed and thrown away"
+    subtitle = "shade: the wave in which a tile is computed; hatched: computed and thrown away"
     fig, axes = figure(
         title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
     )
@@ -176,48 +147,30 @@ def _draw_grid(ax: Axes, grid: TileGrid) -> None:
     ax.text(0, -0.02, foot, transform=ax.transAxes, va="top", size=SMALL, color=MUTED, linespacing=1.3)
 
 
-def check_schedule(schedule: Sequence[Placement]) -> list[tuple[int, int, float, float, int]]:
-    """Rows (sm, tile, start, end, slot) of a schedule in launch order; ValueError when one makes no sense."""
-    rows = [(p[0], p[1], float(p[2]), float(p[3]), p[4] if len(p) > 4 else 0) for p in schedule]
-    if not rows:
-        raise ValueError("the schedule has no tiles")
-    for sm, tile, start, end, slot in rows:
-        if sm < 0 or slot < 0 or not 0 <= start < end:
-            raise ValueError(f"tile {tile} on SM {sm}, slot {slot}: need 0 <= start < end, got {start} to {end}")
-    return rows
-
-
 @styled
 def sm_waves(
     schedule: Sequence[Placement],
-    sms: int | None = None,
+    sms: int,
     *,
     title: str = "",
-    subtitle: str = "",
-    unit: str = "tile times",
 ) -> Figure:
     """Draw a schedule of tiles: one row an SM (and slot), time to the right, shaded by turn, grey where nothing runs.
 
     Args:
-        schedule: placements of :func:`utils.simt.schedule_tiles`, or rows (sm, tile, start, end).
-        sms: SMs of the GPU; by default those that got a tile.
-        unit: of the times.
-
-    Raises:
-        ValueError: an empty schedule, or a tile that ends before it starts.
+        schedule: placements of :func:`utils.simt.schedule_tiles`.
+        sms: SMs of the GPU.
     """
-    rows = check_schedule(schedule)
-    sms = max(max(row[0] for row in rows) + 1, sms or 0)
-    per_sm = max(row[4] for row in rows) + 1
-    end = max(row[3] for row in rows)
-    busy = sum(row[3] - row[2] for row in rows) / (sms * per_sm * end)
-    title = title or f"{number(len(rows))} tiles on {sms} SMs: {number(100 * (1 - busy), 2)} % of the time no tile runs"
-    subtitle = subtitle or "each row is an SM; blue: a tile is computed (paler: its next turn), grey: nothing to do"
+    per_sm = max(row.slot for row in schedule) + 1
+    end = max(row.end for row in schedule)
+    busy = sum(row.end - row.start for row in schedule) / (sms * per_sm * end)
+    if not title:
+        title = f"{number(len(schedule))} tiles on {sms} SMs: {number(100 * (1 - busy), 2)} % of the time no tile runs"
+    subtitle = "each row is an SM; blue: a tile is computed (paler: its next turn), grey: nothing to do"
     fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="none")
     box(ax, 0, 0, end, sms, IDLE)
     turns: dict[tuple[int, int], int] = {}
     lanes = sms * per_sm
-    for sm, _, start, stop, slot in rows:
+    for sm, _, start, stop, slot in schedule:
         turn = turns[sm, slot] = turns.get((sm, slot), -1) + 1
         corner = (start, sm + slot / per_sm)
         face = WAVE_COLOURS[turn % len(WAVE_COLOURS)]
@@ -228,10 +181,10 @@ def sm_waves(
     ax.set_ylim(sms, 0)
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_ylabel("SM")
-    ax.set_xlabel(f"time ({unit})")
+    ax.set_xlabel("time (tile times)")
     ax.spines["bottom"].set_visible(False)
     fig.alt = (
-        f"Timeline of {len(rows)} tiles on {sms} SMs, {per_sm} at a time each: done after {number(end, 4)} {unit}; "
-        f"{number(100 * busy, 3)} % of the places are busy on average."
+        f"Timeline of {len(schedule)} tiles on {sms} SMs, {per_sm} at a time each: done after {number(end, 4)} tile "
+        f"times; {number(100 * busy, 3)} % of the places are busy on average."
     )
     return fig

@@ -12,8 +12,6 @@ from utils.plots.marks import centred
 from utils.plots.style import ARITHMETIC, IDLE, INK, MUTED, SMALL, TEXT, WRONG, WRONG_HATCH, bare, figure, mix, styled
 from utils.units import number
 
-#: Rounds and tokens of a round beyond which a picture cannot be read.
-MOST_ROUNDS, MOST_TOKENS, MOST_BARS = 24, 13, 16
 _ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, IDLE
 _MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
 #: In characters: a line of the figure, the room before a round, around a token's text, and before the added token.
@@ -43,16 +41,8 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
     """A line a round: accepted, rejected and dropped tokens of the draft, then the target's own token.
 
     Many short rounds are set in two columns, the left one first.
-
-    Raises:
-        ValueError: no rounds, more than ``MOST_ROUNDS``, or a draft of ``MOST_TOKENS`` tokens or more.
     """
     rounds = list(rounds)
-    if not 1 <= len(rounds) <= MOST_ROUNDS:
-        raise ValueError(f"draw 1 to {MOST_ROUNDS} rounds, got {len(rounds)}")
-    longest = max(len(each.drafted) for each in rounds)
-    if longest >= MOST_TOKENS:
-        raise ValueError(f"draw drafts of fewer than {MOST_TOKENS} tokens, got {longest}")
     widest = max(_width(each) for each in rounds)
     columns = 2 if len(rounds) > 6 and 2 * (widest + _MARGIN) <= _LINE else 1
     rows = -(-len(rounds) // columns)
@@ -129,17 +119,7 @@ def overlap_bars(
     Args:
         target, draft: probabilities of the tokens drawn, each between 0 and 1.
         labels: the tokens.
-
-    Raises:
-        ValueError: lengths that differ, no or too many tokens, numbers that are not probabilities.
     """
-    if not len(target) == len(draft) == len(labels) or not 1 <= len(labels) <= MOST_BARS:
-        raise ValueError(
-            f"give one probability of each model for each of 1 to {MOST_BARS} tokens, got "
-            f"{len(target)}, {len(draft)} and {len(labels)}"
-        )
-    if not all(0 <= value <= 1 for value in (*target, *draft)):
-        raise ValueError(f"probabilities lie between 0 and 1, got {list(target)} and {list(draft)}")
     fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="y")
     for x, (p, q) in enumerate(zip(target, draft, strict=True)):
         shared = min(p, q)

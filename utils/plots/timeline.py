@@ -31,20 +31,15 @@ class Span:
 
 
 @styled
-def timeline(spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: str = "") -> Figure:
+def timeline(spans: Sequence[Span], *, title: str) -> Figure:
     """Draw spans on their lanes (in order of first appearance); between them a lane waits, in light grey.
 
-    Args:
-        unit: of start and end: "s" is printed with a prefix; anything else as it is ("ticks", "cycles").
-
     Raises:
-        ValueError: no spans, or two that overlap on one lane.
+        ValueError: two spans that overlap on one lane.
     """
-    if not spans:
-        raise ValueError("a timeline needs at least one span")
     names = list(dict.fromkeys(s.lane for s in spans))
     first, last = min(s.start for s in spans), max(s.end for s in spans)
-    fig, ax = figure(title, subtitle=subtitle, height=0.34 * len(names) + 0.75, grid="none")
+    fig, ax = figure(title, height=0.34 * len(names) + 0.75, grid="none")
     said = []
     for y, lane in enumerate(names):
         own = sorted((s for s in spans if s.lane == lane), key=lambda s: s.start)
@@ -59,6 +54,6 @@ def timeline(spans: Sequence[Span], *, title: str, unit: str = "s", subtitle: st
         busy = sum(s.end - s.start for s in own) / (last - first)
         said.append(f"{lane} busy {number(100 * busy, 3)} %")
     lanes(ax, names, last, start=first)
-    quantity_axis(ax.xaxis, unit, "time")
-    fig.alt = f"{title.rstrip('.')}. Timeline of {quantity(float(last - first), unit, 3)}: {'; '.join(said)}."
+    quantity_axis(ax.xaxis, "s", "time")
+    fig.alt = f"{title.rstrip('.')}. Timeline of {quantity(float(last - first), 's', 3)}: {'; '.join(said)}."
     return fig

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @styled
-def warp_timeline(trace: WarpTrace, *, title: str = "", subtitle: str = "") -> Figure:
+def warp_timeline(trace: WarpTrace, *, title: str) -> Figure:
     """Draw which lanes of a warp work and which wait, operation by operation.
 
     Args:
@@ -33,8 +33,7 @@ def warp_timeline(trace: WarpTrace, *, title: str = "", subtitle: str = "") -> F
         raise ValueError("the trace has no steps: run a program of at least one operation")
     lanes, cycles = trace.warp_size, trace.cycles
     wasted = f"{number(trace.wasted_lane_cycles)} of {number(trace.total_lane_cycles)} lane-cycles"
-    title = title or f"{wasted} are spent waiting: {number(100 * (1 - trace.efficiency), 3)} % of the warp"
-    subtitle = subtitle or f"each row is one of {lanes} lanes; blue works, grey waits"
+    subtitle = f"each row is one of {lanes} lanes; blue works, grey waits"
     fig, ax = figure(title, subtitle=subtitle, height=0.075 * lanes + 0.95, grid="none")
     time = 0
     for step in trace.steps:
@@ -92,29 +91,15 @@ class Pattern:
 
 
 @styled
-def coalescing_map(patterns: Sequence[Pattern], *, title: str = "", subtitle: str = "") -> Figure:
+def coalescing_map(patterns: Sequence[Pattern], *, title: str) -> Figure:
     """Draw the sectors that the first warp of each pattern moves, side by side, with the bytes that it uses.
 
     A row is as long as the sectors it moves; in each 32-byte sector the used bytes are coloured and the rest is grey. A
     tick above marks each thread; a line below joins the sectors of one 128-byte line.
-
-    Raises:
-        ValueError: no patterns, or one in which no thread takes part.
     """
-    if not patterns:
-        raise ValueError("coalescing_map needs at least one pattern")
     rows = [(p, p.access()) for p in patterns]
-    for pattern, access in rows:
-        if not access.sectors:
-            raise ValueError(f"pattern {pattern.name!r} has no thread that takes part")
     widest = max(access.sectors_per_warp[0] for _, access in rows)
-    worst = min(rows, key=lambda row: (row[1].efficiency, -row[1].sectors))
-    title = title or (
-        f"{worst[0].name}: {_count(worst[1])} moved, {number(100 * worst[1].efficiency, 3)} % of their bytes used"
-    )
-    subtitle = (
-        subtitle or "box: a 32-byte sector, colour used, grey wasted; tick above: a thread; below: 128-byte lines"
-    )
+    subtitle = "box: a 32-byte sector, colour used, grey wasted; tick above: a thread; below: 128-byte lines"
     fig, ax = figure(title, subtitle=subtitle, height=0.52 * len(rows) + 0.55, grid="none")
     said = []
     for y, (pattern, access) in enumerate(rows):
