@@ -221,61 +221,16 @@ def test_training_leaves_a_folder_that_serves_and_a_draft_learns_from_it(vocabul
     target, draft = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("target", "draft"))
     assert target["loss"] < 4.5  # a uniform guess over all tokens loses 5.7 nats
     assert 0 < draft["acceptance"] <= 1 and "acceptance" not in target
-    assert not list(tmp_path.glob("*/checkpoint*"))
 
 
-class CutOff(Exception):
-    """What ends the first run."""
-
-
-def test_a_run_that_was_cut_off_and_resumed_ends_with_the_same_weights(byte_level, tmp_path, monkeypatch):
-    training, held_out = (tokenize(byte_level, part) for part in split(story()))
-    plan = Plan(minutes=10, epochs=0.5, batch=2, context=32, lr=1e-2, dropout=0.0, evaluate_every=5)
-
-    def trainer() -> Trainer:
-        model = new_model(model_config("toy", byte_level.vocab_size, 32, 0), SEED)
-        return Trainer(model, training, held_out, plan, tmp_path / "checkpoint.pt")
-
-    straight = trainer()
-    straight.run()
-    cut = trainer()
-    step = cut._train_step
-
-    def cut_after_seven(progress: float) -> None:
-        if cut.step == 7:
-            cut.save()
-            raise CutOff
-        step(progress)
-
-    monkeypatch.setattr(cut, "_train_step", cut_after_seven)
-    with pytest.raises(CutOff):
-        cut.run()
-    resumed = trainer()
-    resumed.resume()
-    resumed.run()
-    assert resumed.step == straight.step > 7
-    for name, weight in straight.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], weight)
-
-
-def test_a_checkpoint_of_another_plan_is_refused(byte_level, tmp_path):
-    tokens = tokenize(byte_level, story(2))
-    config = model_config("toy", byte_level.vocab_size, 16, 0)
-    plans = [Plan(1, 1, 2, 16, lr, 0.0) for lr in (1e-2, 2e-2)]
-    first, second = (Trainer(new_model(config, 1), tokens, tokens, plan, tmp_path / "checkpoint.pt") for plan in plans)
-    first.save()
-    with pytest.raises(ValueError, match="is of another plan"):
-        second.resume()
-
-
-def test_training_says_what_it_cannot_do(byte_level, tmp_path):
+def test_training_says_what_it_cannot_do(byte_level):
     tokens = tokenize(byte_level, story(1))
     plan, config = Plan(1, 1, 2, 16, 1e-2, 0.0), model_config("toy", byte_level.vocab_size, 16, 0)
     with pytest.raises(ValueError, match="too little text"):
-        Trainer(Decoder(config), tokens[:10], tokens, plan, tmp_path / "c")
+        Trainer(Decoder(config), tokens[:10], tokens, plan)
     other = Decoder(model_config("toy", 301, 16, 0))
     with pytest.raises(ValueError, match="must share a vocabulary, got 301 and 296"):
-        Trainer(Decoder(config), tokens, tokens, plan, tmp_path / "c", other)
+        Trainer(Decoder(config), tokens, tokens, plan, other)
     with pytest.raises(ValueError, match="minutes must be over 0, got 0"):
         Plan(0, 1, 2, 16, 1e-2, 0.0)
     with pytest.raises(ValueError, match="dropout must be at least 0 and below 1, got 1"):

@@ -9,5 +9,5 @@
     python -m utils.serving.training --size draft --corpus corpus.txt --tokenizer tokenizer --out draft --minutes 2 \
         --teacher target
 
-Nothing after the first line needs a network. A run that was cut off goes on with ``--resume``.
+Nothing after the first line needs a network.
 """

@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--teacher", type=Path, help="a model's folder: learn its distribution")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was cut off")
     args = parser.parse_args(argv)
     lr = SIZES[args.size][6] if args.lr is None else args.lr
     dropout = SIZES[args.size][7] if args.dropout is None else args.dropout
@@ -70,10 +69,7 @@ def main(argv: list[str] | None = None) -> None:
         teacher = load_model(args.teacher, dtype="float32", device=args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     model = new_model(config, args.seed).to(args.device)
-    trainer = Trainer(model, tokens, held, plan, args.out / "checkpoint.pt", teacher)
-    if args.resume and trainer.checkpoint.exists():
-        trainer.resume()
-    metrics = trainer.run()
+    metrics = Trainer(model, tokens, held, plan, teacher).run()
 
     save_model(model, args.out, dtype="bfloat16")
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,7 +1,7 @@
 """Public-domain English from Debian packages: Jane Austen's six novels, Moby-Dick and the King James Bible.
 
-``python -m utils.serving.training.corpus --packages FOLDER --out corpus.txt`` reads the ``.deb`` files of a folder
-(``--root /`` reads installed packages). All authors died before 1900; the copyright of the texts has expired. One
+``python -m utils.serving.training.corpus --packages FOLDER --out corpus.txt`` reads the ``.deb`` files of a folder. All
+authors died before 1900; the copyright of the texts has expired. One
 chapter is one document, a paragraph one line; documents are separated by a form feed.
 """
 
@@ -113,7 +113,7 @@ def bible(root: Path) -> Iterator[str]:
 
 
 def collect(root: Path) -> list[str]:
-    """All documents of the unpacked or installed packages under ``root``."""
+    """All documents of the unpacked packages under ``root``."""
     documents: list[str] = []
     for package in ("janeaustenr", "tokenizers"):
         for strings in r_strings(root / _DATA.format(package)):
@@ -125,21 +125,16 @@ def collect(root: Path) -> list[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m utils.serving.training.corpus", description=__doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--packages", type=Path, help="a folder with the .deb files")
-    source.add_argument("--root", type=Path, help="where the packages are installed: /")
+    parser.add_argument("--packages", type=Path, required=True, help="a folder with the .deb files")
     parser.add_argument("--out", type=Path, required=True, help="the corpus file to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as unpacked:
-        root = args.root
-        if root is None:
-            root = Path(unpacked)
-            for package in PACKAGES:
-                found = sorted(args.packages.glob(f"{package}_*.deb"))
-                if not found:
-                    parser.error(f"no {package}_*.deb in {args.packages}: apt-get download {' '.join(PACKAGES)}")
-                subprocess.run(["dpkg-deb", "-x", str(found[-1]), str(root)], check=True)
-        documents = collect(root)
+        for package in PACKAGES:
+            found = sorted(args.packages.glob(f"{package}_*.deb"))
+            if not found:
+                parser.error(f"no {package}_*.deb in {args.packages}: apt-get download {' '.join(PACKAGES)}")
+            subprocess.run(["dpkg-deb", "-x", str(found[-1]), unpacked], check=True)
+        documents = collect(Path(unpacked))
     args.out.write_text(SEPARATOR.join(documents), encoding="utf-8")
     print(f"{len(documents):,} documents, {sum(map(len, documents)):,} characters")
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +13,6 @@ from torch import Tensor, nn
 from utils.serving.config import ModelConfig
 from utils.serving.model import Decoder, attend_causally
 from utils.serving.tokenizer import Tokenizer
-
-_CHECKPOINT_EVERY = 30.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -102,13 +97,12 @@ def _device(model: nn.Module) -> torch.device:
 
 
 class Trainer:
-    """One run, which can be cut off and resumed; it leaves the best weights in ``model``.
+    """One run; it leaves the best weights in ``model``.
 
     Args:
         model: fresh, on its device.
         training, held_out: tokens (T,).
         plan: see :class:`Plan`.
-        checkpoint: a file for everything that a resumed run needs; written twice a minute, removed at the end.
         teacher: a model of the same vocabulary whose distribution is learnt instead of the text's own next token.
     """
 
@@ -118,7 +112,6 @@ class Trainer:
         training: Tensor,
         held_out: Tensor,
         plan: Plan,
-        checkpoint: Path,
         teacher: Decoder | None = None,
     ) -> None:
         if len(training) <= plan.context + 1 or len(held_out) < 2:
@@ -128,7 +121,7 @@ class Trainer:
                 f"teacher and model must share a vocabulary, got {teacher.config.vocab_size} and "
                 f"{model.config.vocab_size} tokens"
             )
-        self.model, self.plan, self.checkpoint, self.teacher = model, plan, checkpoint, teacher
+        self.model, self.plan, self.teacher = model, plan, teacher
         self.training, self.held_out = training.to(_device(model)), held_out
         matrices = [weight for weight in model.parameters() if weight.ndim == 2]
         vectors = [weight for weight in model.parameters() if weight.ndim != 2]
@@ -140,51 +133,22 @@ class Trainer:
         self.best_weights: dict[str, Tensor] = {}
         self.steps = max(1, math.ceil(plan.epochs * len(training) / (plan.batch * plan.context)))
 
-    def resume(self) -> None:
-        """Go on where the checkpoint file stands.
-
-        Raises:
-            ValueError: a checkpoint of another plan.
-        """
-        saved = torch.load(self.checkpoint, map_location=_device(self.model), weights_only=True)
-        if saved["plan"] != asdict(self.plan):
-            raise ValueError(f"{self.checkpoint} is of another plan: {saved['plan']}")
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.random.set_state(saved["random"].cpu())
-        for name in ("step", "seconds", "best", "best_metrics", "best_weights"):
-            setattr(self, name, saved[name])
-
-    def save(self) -> None:
-        """Write the checkpoint file, whole or not at all."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in ("step", "seconds", "best", "best_metrics")}
-        state |= {"best_weights": self.best_weights, "plan": asdict(self.plan), "model": self.model.state_dict()}
-        state |= {"optimizer": self.optimizer.state_dict(), "random": self.random.get_state()}
-        beside = self.checkpoint.with_suffix(".part")
-        torch.save(state, beside)
-        os.replace(beside, self.checkpoint)
-
     def run(self) -> dict[str, float]:
         """Train to the end of the plan: ``loss`` on held-out text, ``steps``, ``tokens_per_second`` and more."""
         hooks = [] if not self.plan.dropout else [m.register_forward_hook(self._drop) for m in self._dropped()]
         self.model.train()
-        begun, earlier, saved = time.monotonic(), self.seconds, time.monotonic()
-        first = self.step
+        begun = time.monotonic()
         while (progress := self._progress()) < 1:
             self._train_step(progress)
-            self.seconds = earlier + time.monotonic() - begun
+            self.seconds = time.monotonic() - begun
             if self.step % self.plan.evaluate_every == 0:
                 self._keep_best()
-            if time.monotonic() - saved > _CHECKPOINT_EVERY:
-                self.save()
-                saved = time.monotonic()
         self._keep_best()
-        trained = (self.step - first) * self.plan.batch * self.plan.context
+        trained = self.step * self.plan.batch * self.plan.context
         for hook in hooks:
             hook.remove()
         self.model.load_state_dict(self.best_weights)
         self.model.eval()
-        self.checkpoint.unlink(missing_ok=True)
         rate = trained / max(time.monotonic() - begun, 1e-9)
         return self.best_metrics | {"steps": self.step, "seconds": self.seconds, "tokens_per_second": rate}
 
