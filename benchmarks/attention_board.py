@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from benchmarks import benchmark_cli
 from benchmarks.attention_speed import SHAPE_LAYOUT
 from utils import record_schemas, records
+from utils.atomic_write import write_atomically
 from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
 
 FORMAT = 1
@@ -46,6 +44,14 @@ class BoardError(ValueError):
     """A board that cannot be used; the message names the file and what is wrong with it."""
 
 
+def problem_of(raw: Any) -> str | None:
+    """The first thing in which a parsed file is no board."""
+    problems = record_schemas.check(raw, BOARD, "board")
+    if not problems and raw["format"] != FORMAT:
+        return f"board.format must be {FORMAT}"
+    return problems[0] if problems else None
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Rows of a board; none if there is no file yet.
 
@@ -54,33 +60,19 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     if not path.parent.is_dir():
         raise BoardError(f"the folder of {path} is not there: make it, or name another file with --board")
-    if path.is_dir():
-        raise BoardError(f"{path} is a folder: name a file with --board")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (ValueError, RecursionError) as error:
-        raise BoardError(f"{path} is damaged, and left as it is: {error} (--board names another file)") from error
     except OSError as error:
         raise BoardError(f"{path} cannot be read: {error}") from error
-    problems = record_schemas.check(raw, BOARD, "board")
-    problems += [f"board.format must be {FORMAT}" for _ in range(1) if not problems and raw["format"] != FORMAT]
-    problems += [] if problems else [text for i, row in enumerate(raw["rows"]) for text in incomplete(row, i)]
-    if problems:
-        raise BoardError(f"{path} is damaged, and left as it is: {problems[0]} (--board names another file)")
-    return raw["rows"]
-
-
-def incomplete(row: Mapping[str, Any], number: int) -> list[str]:
-    """Points of a row that lack the entrant or what it is compared with."""
-    where = f"board.rows[{number}]"
-    return [
-        f"{where}.points[{i}] has no {name!r}"
-        for i, point in enumerate(row["points"])
-        for name, there in ((YOURS, YOURS in point["over"]), (row["base"], row["base"] in point["timed"]))
-        if not there
-    ]
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    else:
+        problem = problem_of(raw)
+        if problem is None:
+            return raw["rows"]
+    raise BoardError(f"{path} is damaged, and left as it is: {problem} (--board names another file)")
 
 
 def add(path: Path, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -90,23 +82,12 @@ def add(path: Path, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         BoardError: the board was damaged meanwhile, or it cannot be written.
     """
     rows = [*read(path), dict(row)]
-    board = {"format": FORMAT, "rows": rows}
-    problems = record_schemas.check(json.loads(json.dumps(board)), BOARD, "board") + incomplete(row, len(rows) - 1)
-    if problems:
-        raise BoardError(f"{path} is left as it is: {problems[0]}")
-    temporary = None
+    if problem := problem_of(json.loads(json.dumps({"format": FORMAT, "rows": rows}))):
+        raise BoardError(f"{path} is left as it is: {problem}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(records.as_text(board))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        write_atomically(path, records.as_text({"format": FORMAT, "rows": rows}).encode())
     except OSError as error:
         raise BoardError(f"{path} cannot be written: {error}") from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
     return rows
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SAWarning
 
 from grading import outputs
 from grading.lab import Lab
-from grading.results import write_atomically
+from utils.atomic_write import write_atomically
 
 # trap: nbgrader calls the program `alembic` by its bare name when it makes a gradebook
 _programs = str(Path(sys.executable).parent)

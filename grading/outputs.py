@@ -11,7 +11,8 @@ from typing import Any
 from grading.feedback import page
 from grading.gradescope import results as gradescope_results
 from grading.lab import Lab
-from grading.results import read_result, write_atomically, write_json
+from grading.results import read_result, write_json
+from utils.atomic_write import write_atomically
 
 SYMBOLS = {"passed": "✓", "failed": "✗", "not attempted": "·", "refused": "R", "timed out": "T", "crashed": "C"}
 CONFIG = '''"""nbgrader's configuration in this folder of grades: nbgrader finds the gradebook by it."""

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grading.lab import Lab
+from utils.atomic_write import write_atomically
 
 FORMAT = 1
 Outcome = Literal["passed", "failed", "not attempted", "refused", "timed out", "crashed", "tampered"]
@@ -93,22 +93,6 @@ def read_result(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that whoever reads it, at any moment, finds the old content or the new, in full."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:

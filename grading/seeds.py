@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grading.lab import Lab
-from grading.results import write_atomically
+from utils.atomic_write import write_atomically
 
 FILE = "seeds.json"
 

@@ -204,7 +204,7 @@ def test_a_failure_while_writing_leaves_the_former_record_and_no_litter(shelf, m
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(records.os, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         records.save("ceilings", {**RESULTS, "unavailable": {"fp8": "no"}}, SCHEMA, SOURCES, "another command")
     assert path.read_text() == former

@@ -8,7 +8,7 @@ import re
 import nbformat
 import pytest
 
-from website import cells, icons, laptop, mathjax, notebooks, places, prose
+from website import cells, icons, laptop, notebooks, places, prose
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000280000001408060000")
 
@@ -156,12 +156,6 @@ def test_addresses_that_open_a_notebook_name_it():
     assert by_name["Binder"].endswith("urlpath=lab%2Ftree%2Fnotebooks%2F05_online_softmax.ipynb")
     assert "codespaces.new" in by_name["Codespaces"]
     assert places.page_of(places.labs()[0]) == "labs/lab1_roofline"
-
-
-def test_without_a_copy_mathjax_comes_from_the_network_and_only_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(mathjax, "copy", lambda: None)
-    assert mathjax.write(tmp_path).startswith("https://")
-    assert not any(tmp_path.iterdir())
 
 
 def test_the_icons_are_those_of_the_theme_and_few(tmp_path):

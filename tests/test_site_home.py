@@ -76,7 +76,7 @@ def test_times_are_read_with_and_without_exercises():
 
 
 def test_every_lecture_and_lab_of_the_repository_is_in_one_part():
-    found = [lesson.page for lesson in course.lessons() if lesson.page]
+    found = [lesson.page for lesson in course.lessons()]
     assert sorted(found) == sorted(p for p in pages() - OTHER_PAGES)
     assert [part.numeral for part in course.parts()] == ["I", "II", "III", "IV", "V", ""]
     assert all(sum(lesson.is_lab for lesson in part.lessons) == 1 for part in course.parts() if part.numeral)
@@ -90,19 +90,12 @@ def test_lectures_come_in_reading_order_and_need_only_what_comes_before():
 
 
 # ---- the map
-@pytest.mark.parametrize("lesson", [x for x in course.lessons() if x.page], ids=lambda lesson: lesson.key)
+@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.key)
 def test_the_lines_to_a_lesson_are_those_that_its_notebook_states(lesson):
-    into = {edge.source for edge in course_map.edges() if edge.target == lesson.key and edge.stated}
+    into = {edge.source for edge in course_map.edges() if edge.target == lesson.key}
     assert into <= set(lesson.needs)
     implied = set().union(*({key} | course.ancestors(key) for key in into))
     assert set(lesson.needs) <= implied, "what is stated and not drawn must follow from what is drawn"
-
-
-def test_the_first_lecture_needs_nothing_and_what_states_nothing_follows_the_reading_order():
-    order = [lesson.key for lesson in course.lessons()]
-    free = [edge for edge in course_map.edges() if not edge.stated]
-    assert not any(edge.target == "01" for edge in course_map.edges())
-    assert all(order.index(edge.target) == order.index(edge.source) + 1 for edge in free)
 
 
 @pytest.mark.parametrize("draw", [course_map.draw_rows, course_map.draw_column])
@@ -113,7 +106,7 @@ def test_both_drawings_have_every_lesson_once_and_every_edge(draw):
     assert lines == {(edge.source, edge.target) for edge in course_map.edges()}
     assert drawn.count("aria-label=") == len(pages() - OTHER_PAGES)
     for lesson in course.lessons():
-        assert f">{course.hours(lesson.minutes) if lesson.minutes else 'to come'}<" in drawn
+        assert f">{course.hours(lesson.minutes)}<" in drawn
         assert all(f">{line}<" in drawn or line in drawn for line in course_map.wrap(lesson.title, 16)[:1])
 
 
@@ -241,7 +234,7 @@ def test_every_page_of_the_site_is_in_one_table_of_contents():
     entries = [line for block in blocks for line in block.splitlines() if line and not line.startswith(":")]
     titled = dict(re.fullmatch(r"(?:(.+) <)?([^<>]+)>?", entry).groups()[::-1] for entry in entries)
     assert sorted(titled) == sorted(pages() - {"index"}) and len(titled) == len(entries)
-    written = [lesson for lesson in course.lessons() if lesson.page]
+    written = course.lessons()
     assert [page for page in titled if page in pages() - OTHER_PAGES] == [lesson.page for lesson in written]
     assert [titled[lesson.page] for lesson in written] == [lesson.name for lesson in written]
 
@@ -267,7 +260,7 @@ def test_the_weeks_of_a_term_add_up_to_the_notebooks_minutes(hours):
     weeks, lessons = teaching.term(hours), course.lessons()
     assert sum(week.minutes for week in weeks) == pytest.approx(sum(x.minutes + x.exercise_minutes for x in lessons))
     assert all(0 < week.minutes <= 60 * hours for week in weeks)
-    assert [x.key for week in weeks for x in week.lectures] == [x.key for x in lessons if not x.is_lab and x.page]
+    assert [x.key for week in weeks for x in week.lectures] == [x.key for x in lessons if not x.is_lab]
     assert [week.number for week in weeks] == list(range(1, len(weeks) + 1))
     for lab in [x for x in lessons if x.is_lab]:
         working = [week for week in weeks if week.lab is lab]
@@ -407,8 +400,7 @@ def test_without_scripts_the_figure_is_whole_and_nothing_scrolls_sideways(browse
 def test_a_lesson_with_focus_shows_all_that_it_builds_on(browser, staged):
     tab = opened(browser, staged, viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     for lesson in course.lessons():
-        if lesson.page:
-            tab.focus(f'.map-rows [data-key="{lesson.key}"]')
-            lit = tab.evaluate("[...document.querySelectorAll('.map-rows .node.needed')].map(n => n.dataset.key)")
-            assert set(lit) == {lesson.key} | course.ancestors(lesson.key)
+        tab.focus(f'.map-rows [data-key="{lesson.key}"]')
+        lit = tab.evaluate("[...document.querySelectorAll('.map-rows .node.needed')].map(n => n.dataset.key)")
+        assert set(lit) == {lesson.key} | course.ancestors(lesson.key)
     tab.close()

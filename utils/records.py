@@ -14,17 +14,16 @@ import datetime
 import hashlib
 import json
 import math
-import os
 import platform
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from utils import record_schemas
+from utils.atomic_write import write_atomically
 from utils.course_modules import Course
 from utils.fingerprint import fingerprint
 
@@ -178,16 +177,7 @@ def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], c
     raw["digest"] = digest(raw)
     text = as_text(raw)
     parse(text, benchmark, path.name)
-    DIRECTORY.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=DIRECTORY, prefix=f".{benchmark}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(path, text.encode())
     return path
 
 

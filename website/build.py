@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import shutil
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
-from website import icons
+from website import icons, mathjax
 from website.places import ROOT, WEBSITE
 
 #: Modules with ``write(source)``, each of which stages some pages.
@@ -26,6 +25,7 @@ def stage(source: Path) -> None:
     for file in ("conf.py", "references.bib"):
         shutil.copy2(WEBSITE / file, source / file)
     icons.write(source / "_static")
+    mathjax.write(source / "_static")
     for name in GENERATORS:
         importlib.import_module(f"website.{name}").write(source)
 
@@ -42,7 +42,6 @@ def build(out: Path, jobs: int = 2) -> int:
     shutil.rmtree(pages, ignore_errors=True)
     source.mkdir(parents=True)
     stage(source)
-    os.environ["MLF_SITE_STATIC"] = str(source / "_static")
     arguments = ["-W", "--keep-going", "-q", "-b", "html", "-j", str(jobs), "-d", str(out / "doctrees")]
     return build_main([*arguments, str(source), str(pages)])
 

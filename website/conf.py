@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from website import mathjax
 from website.places import repository
 
@@ -32,15 +29,14 @@ bibtex_default_style = "plain"
 copybutton_selector = "div.highlight > pre"
 
 # ---- mathematics: a copy within the site
-_static = Path(os.environ.get("MLF_SITE_STATIC", "_static"))
-mathjax_path = mathjax.write(_static)
+mathjax_path = f"mathjax/{mathjax.BUNDLE}"
 mathjax_options = {"defer": "defer"}
 mathjax3_config = mathjax.CONFIG
 
 # ---- the look
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = [str(_static)]
+html_static_path = ["_static"]
 html_css_files = ["course.css"]
 html_js_files = [("course.js", {"defer": "defer"})]
 html_copy_source = False

@@ -28,8 +28,8 @@ class Lesson:
         key: ``"05"`` for a lecture, ``"lab3"`` for a lab.
         title: without its number.
         subtitle: what a lecture's heading says after the colon; "" for a lab.
-        page: page of the site without suffix, None for a lecture that is not written yet.
-        minutes: to read and run it, or to do all exercises of a lab; 0 if it is not written yet.
+        page: page of the site without suffix.
+        minutes: to read and run it, or to do all exercises of a lab.
         exercise_minutes: for a lecture's exercises, 0 for a lab.
         needs: keys that its "Know first" names, in reading order.
         points: of a lab's exercises, in order; empty for a lecture.
@@ -38,7 +38,7 @@ class Lesson:
     key: str
     title: str
     subtitle: str
-    page: str | None
+    page: str
     minutes: int
     exercise_minutes: int
     needs: tuple[str, ...]
@@ -146,9 +146,6 @@ def parts() -> tuple[Part, ...]:
     for first, lectures, lab, able in rows[2:]:
         numeral, _, name = first.rpartition(". ")
         lessons = [_lesson(ROOT / link["path"]) for link in _LINK.finditer(f"{lectures} {lab}")]
-        planned = re.match(r"(\d\d) ([^\[\]]+)$", lectures)
-        if planned:
-            lessons = [Lesson(planned[1], planned[2], "", None, 0, 0, ()), *lessons]
         found.append(Part(numeral, name, able, tuple(lessons)))
     return tuple(found)
 

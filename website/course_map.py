@@ -44,26 +44,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """``target`` builds on ``source``; ``stated`` is False where only the reading order says so."""
+    """``target`` builds on ``source``."""
 
     source: str
     target: str
-    stated: bool = True
 
 
 def edges() -> list[Edge]:
-    """The lines of the map, in reading order of their targets.
-
-    A lesson that states nothing (a capstone to come, and the first lecture) follows the one before it.
-    """
-    found: list[Edge] = []
-    before = None
-    for lesson in lessons():
-        found += [Edge(source, lesson.key) for source in direct_needs(lesson)]
-        if before and not lesson.needs:
-            found.append(Edge(before, lesson.key, stated=False))
-        before = lesson.key
-    return found
+    """The lines of the map, in reading order of their targets."""
+    return [Edge(source, lesson.key) for lesson in lessons() for source in direct_needs(lesson)]
 
 
 class Tracks:
@@ -158,7 +147,7 @@ class _Router:
             return [(x, a.bottom), (x, b.y)]
         before = self.left.get(edge.source, 0)
         self.left[edge.source] = before + 1
-        start = a.x + a.width * (0.3 if edge.stated else 0.7) + _TRACK * before
+        start = a.x + 0.3 * a.width + _TRACK * before
         if not between:
             end = b.x + 0.7 * b.width
             y = self._channel(row, start, end)
@@ -242,9 +231,8 @@ def draw_column() -> str:
 
 
 def _line(edge: Edge, points: Sequence[tuple[float, float]]) -> str:
-    path = bends(points) + (_arrow(*points[-2], *points[-1]) if edge.stated else "")
-    kind = "edge" if edge.stated else "edge order"
-    return f'<path class="{kind}" data-from="{edge.source}" data-to="{edge.target}" d="{path}"/>'
+    path = bends(points) + _arrow(*points[-2], *points[-1])
+    return f'<path class="edge" data-from="{edge.source}" data-to="{edge.target}" d="{path}"/>'
 
 
 def _arrow(ax: float, ay: float, bx: float, by: float) -> str:
@@ -254,9 +242,8 @@ def _arrow(ax: float, ay: float, bx: float, by: float) -> str:
 
 
 def _node(lesson: Lesson, box: Box, most: int) -> str:
-    kind = "lab" if lesson.is_lab else "lecture" if lesson.page else "planned"
+    kind = "lab" if lesson.is_lab else "lecture"
     number = lesson.key.replace("lab", "Lab ")
-    time = hours(lesson.minutes) if lesson.minutes else "to come"
     title = wrap(lesson.title, most)
     x = box.x + 11
     first = box.y + (39 if box.height > _ROW else 34)
@@ -267,12 +254,10 @@ def _node(lesson: Lesson, box: Box, most: int) -> str:
     drawn = (
         f'<rect x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(box.width)}" height="{_n(box.height)}" rx="7"/>'
         f'<text class="number" x="{_n(x)}" y="{_n(y)}">{number}</text>'
-        f'<text class="time" x="{_n(box.right - 10)}" y="{_n(y)}" text-anchor="end">{time}</text>'
+        f'<text class="time" x="{_n(box.right - 10)}" y="{_n(y)}" text-anchor="end">{hours(lesson.minutes)}</text>'
         f'<text class="title">{text}</text>'
     )
     needs = " ".join(sorted(ancestors(lesson.key)))
-    if not lesson.page:
-        return f'<g class="node {kind}" data-key="{lesson.key}" data-needs="{needs}">{drawn}</g>'
     said = said_of(lesson)
     return (
         f'<a class="node {kind}" href="{lesson.page}.html" aria-label="{escape(said)}" data-key="{lesson.key}" '
@@ -289,10 +274,9 @@ def said_of(lesson: Lesson) -> str:
 
 
 def _svg(name: str, width: float, height: float, body: str) -> str:
-    written = [lesson for lesson in lessons() if lesson.page]
-    labs = sum(lesson.is_lab for lesson in written)
+    labs = sum(lesson.is_lab for lesson in lessons())
     desc = (
-        f"{len(written) - labs} lectures and {labs} labs in {sum(bool(p.numeral) for p in parts())} parts. "
+        f"{len(lessons()) - labs} lectures and {labs} labs in {sum(bool(p.numeral) for p in parts())} parts. "
         "Each is a link; lines lead from a lesson to those that build on it."
     )
     return (

@@ -214,11 +214,7 @@ def _source_url(source: str) -> str:
 
 def _words(record: Record) -> str:
     """What was measured, from the docstring of the script that did it."""
-    module = re.search(r"-m ([\w.]+)", record.command)
-    path = ROOT / f"{module[1].replace('.', '/')}.py" if module else None
-    if path is None or not path.is_file():
-        return f"Measured by `{record.command}`."
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or f"Measured by `{record.command}`."
+    text = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{record.benchmark}.py").read_text(encoding="utf-8")))
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     return re.sub(r"(``?)[^`]+?\1|[<>$*_\[\]{}]", lambda found: found[0] if "`" in found[0] else f"\\{found[0]}", text)
 

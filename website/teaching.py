@@ -109,7 +109,7 @@ def _span(part: Part, lesson: Lesson) -> tuple[int, int]:
 
 
 def _linked(lesson: Lesson) -> str:
-    return f"[{lesson.name}]({lesson.page}.ipynb)" if lesson.page else lesson.name
+    return f"[{lesson.name}]({lesson.page}.ipynb)"
 
 
 def term_table(hours_a_week: float = HOURS_A_WEEK) -> str:
