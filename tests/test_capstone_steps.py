@@ -25,7 +25,7 @@ BROKEN = [
     ("overlap", "mbarrier.wait(v_full.index((i - 1) % S), ((i - 1) // S) & 1)", "pass"),
     ("overlap", "out = warpgroup_mma_wait(0, [out])", "out = warpgroup_mma_wait(1, [out])"),
     ("overlap", "((i - 1) // S) & 1", "(i // S) & 1"),
-    ("ping-pong", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+    ("ping-pong", "mbarrier.arrive(order.index(1 - GROUP))", "pass"),
     ("persistent", "mbarrier.wait(q_empty.index(group), (turn & 1) ^ 1)", "pass"),
     ("persistent", "mbarrier.wait(q_full, turn & 1)", "mbarrier.wait(q_full, 0)"),
     ("persistent", "fence_async_shared()\n    tma", "tma"),
@@ -99,10 +99,10 @@ def test_a_step_is_one_kernel_and_its_module_says_what_it_does(each):
 def test_a_difference_is_a_unified_diff_of_the_kernels():
     text = steps.difference(9, "ping-pong")
     assert text.startswith("--- 9: overlap\n+++ 10: ping-pong\n@@")
-    assert "+        mbarrier.wait(turns.index(GROUP), (i + GROUP) & 1)" in text
+    assert "+        mbarrier.wait(order.index(GROUP), (i + GROUP) & 1)" in text
     html = steps.difference_html(9, 10)
     assert "Step 10, ping-pong, against step 9, overlap: 6 new lines" in html and "<script" not in html
-    assert "+        mbarrier.arrive(turns.index(1 - GROUP))" in html
+    assert "+        mbarrier.arrive(order.index(1 - GROUP))" in html
     assert "&lt;" in steps.difference_html(6, 7) and steps.difference(3, 3) == ""
 
 

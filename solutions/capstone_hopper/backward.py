@@ -85,7 +85,7 @@ def start(row, M: gl.constexpr, LAYOUT: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def hide(scores, own, row, queries, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
+def apply_mask(scores, own, row, queries, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
     """-inf where a query from ``row`` on must not see a key from ``own`` on; scores are keys by queries."""
     ROWS: gl.constexpr = scores.shape[0]
     if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
@@ -152,7 +152,7 @@ def consumer(GROUP: gl.constexpr, dq_desc, dk_desc, dv_desc, scale, scale_log2, 
         dp = start(delta_rows.index(s), M, SCORES, 64)
         dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
         head, row = query_tile(step, kv_head, group, first, tiles, M)
-        scores = hide(warpgroup_mma_wait(1, [scores]), own, row, queries, keys, SCORES, CAUSAL)
+        scores = apply_mask(warpgroup_mma_wait(1, [scores]), own, row, queries, keys, SCORES, CAUSAL)
         weights = exp2(scores * scale_log2)
         weights16 = gl.convert_layout(weights.to(dtype), LEFT)
         if EARLY:

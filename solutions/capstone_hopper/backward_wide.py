@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward import hide, producer, query_tile, query_tiles, start
+from .backward import apply_mask, producer, query_tile, query_tiles, start
 from .parts import add_to_global, barriers, exp2, matrix, wait_for_all
 
 
@@ -56,7 +56,7 @@ def consumers(dq_desc, dk_desc, dv_desc, scale, scale_log2, sizes, kept, ring, s
         mbarrier.wait(do_full.index(s), parity)
         dp = start(delta_rows.index(s), M, SCORES, N)
         dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
-        scores = hide(warpgroup_mma_wait(1, [scores]), own, row, queries, keys, SCORES, CAUSAL)
+        scores = apply_mask(warpgroup_mma_wait(1, [scores]), own, row, queries, keys, SCORES, CAUSAL)
         weights = exp2(scores * scale_log2)
         p_tile.store(weights.to(dtype))
         fence_async_shared()

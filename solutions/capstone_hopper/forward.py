@@ -8,7 +8,7 @@ compute the scores of the next keys and the output of the last ones, it exponent
 - ``q_full[b]``, ``q_empty[b]``: the same for the queries of a tile. Of two sets, one may be filled while the other is
   worked on; the output of a tile then goes where its queries were. With one set it has a place of its own, which at a
   head_dim of 256 is half as wide;
-- ``turns[g]``: warpgroup g may issue its products.
+- ``order[g]``: warpgroup g may issue its products.
 
 A barrier alternates between phase 0 and 1. Wait for the n-th completion with parity (n - 1) & 1; a fresh barrier lets
 parity 1 pass, so whoever fills a stage for the first time does not wait.
@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .parts import barriers, matrix, wait_for_all
-from .softmax import hide, online_softmax
+from .softmax import apply_mask, online_softmax
 
 
 @gluon.jit
@@ -79,9 +79,9 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
 
 
 @gluon.jit
-def advance(step, state, q, ring, turns, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
+def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
             N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-            LATE: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
+            RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
     """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
     ``block`` counts the tiles of keys from the first on; keys from ``whole`` on must be hidden from some queries.
@@ -95,24 +95,24 @@ def advance(step, state, q, ring, turns, parity, block, whole, row, keys, scale,
     last = (step - 1) % S
     mbarrier.wait(k_full.index(s), (step // S) & 1)
     if PINGPONG:
-        mbarrier.wait(turns.index(GROUP), parity)
+        mbarrier.wait(order.index(GROUP), parity)
     scores = warpgroup_mma(q, matrix(k_tiles.index(s), N, D).permute((1, 0)),
                            gl.zeros([64, N], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
-    if LATE:
+    if RESCALE_AFTER_MMA:
         out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
     mbarrier.wait(v_full.index(last), ((step - 1) // S) & 1)
     out = warpgroup_mma(weights16, matrix(v_tiles.index(last), N, D), out, is_async=True)
     if PINGPONG:
-        mbarrier.arrive(turns.index((GROUP + 1) % G))
+        mbarrier.arrive(order.index((GROUP + 1) % G))
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(s))
     if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
         if (block + 1) * N > whole:
-            scores = hide(scores, block * N, row, keys, SCORES, CAUSAL)
+            scores = apply_mask(scores, block * N, row, keys, SCORES, CAUSAL)
     weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
     out = warpgroup_mma_wait(0, [out])
     mbarrier.arrive(v_empty.index(last))
-    if not LATE:
+    if not RESCALE_AFTER_MMA:
         out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
     weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
     return out, weights16, shrink, maximum, total
@@ -128,7 +128,7 @@ def hand_back(turn, q_empty, B: gl.constexpr):
 
 
 @gluon.jit
-def send(out, o_desc, o_tile, batch, head, first):
+def epilogue_store(out, o_desc, o_tile, batch, head, first):
     """This warpgroup's 64 rows of output: to shared memory, from where TMA takes them; perhaps by halves.
 
     Before a place is written, what was there has left it.
@@ -151,9 +151,9 @@ def send(out, o_desc, o_tile, batch, head, first):
 
 
 @gluon.jit
-def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, turns, G: gl.constexpr,
+def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, order, G: gl.constexpr,
              N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-             LATE: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
+             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 queries of each tile."""
     tiles_ptr, counts_ptr, width = work
     heads, _group, queries, keys = sizes
@@ -200,9 +200,9 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             mbarrier.arrive(v_empty.index(s))
             if PINGPONG:  # noqa: SIM102  (a constexpr is decided while compiling)
                 if i < blocks - 1:
-                    mbarrier.wait(turns.index(GROUP), parity)
+                    mbarrier.wait(order.index(GROUP), parity)
                     parity = parity ^ 1
-                    mbarrier.arrive(turns.index((GROUP + 1) % G))
+                    mbarrier.arrive(order.index((GROUP + 1) % G))
         mbarrier.wait(q_full.index(b), (turn // B) & 1)
         if needed > 0:
             s = (step + skipped) % S
@@ -214,17 +214,17 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             mbarrier.arrive(k_empty.index(s))
             if MASKED:  # noqa: SIM102
                 if needed * N > whole:
-                    scores = hide(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
+                    scores = apply_mask(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
             weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
             for i in range(skipped + 1, blocks):
                 out, weights16, shrink, maximum, total = advance(
-                    step + i, (out, weights16, shrink, maximum, total), q, ring, turns, parity, blocks - 1 - i, whole,
-                    row, keys, scale, GROUP, G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)  # fmt: skip
+                    step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i, whole,
+                    row, keys, scale, GROUP, G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
                 parity = parity ^ 1
             if B == 1:  # the queries are not needed any more
                 mbarrier.arrive(q_empty.index(0))
-            if LATE:
+            if RESCALE_AFTER_MMA:
                 out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
             s = (step + blocks - 1) % S
             mbarrier.wait(v_full.index(s), ((step + blocks - 1) // S) & 1)
@@ -245,7 +245,7 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
         # Read again, rather than kept in registers through the loop.
         batch, head, first, _blocks = place(this, sizes, 64 * G, N, CAUSAL)
         first += 64 * GROUP
-        send(out, o_desc, o_tiles.index(b * G + GROUP), batch, head, first)
+        epilogue_store(out, o_desc, o_tiles.index(b * G + GROUP), batch, head, first)
         lse = gl.where(total > 0, (maximum * scale + gl.log2(divisor)) * 0.6931471805599453, float("-inf"))
         rows = first + gl.arange(0, 64, layout=ROWS)
         gl.store(lse_ptr + (batch * heads + head).to(gl.int64) * queries + rows, lse, mask=rows < queries)
@@ -255,8 +255,8 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
 @gluon.jit(do_not_specialize=["width", "heads", "group", "queries", "keys"])
 def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, counts_ptr, scale, width, heads, group,
                           queries, keys, G: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
-                          MASKED: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, PARTIAL: gl.constexpr,
-                          B: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
+                          MASKED: gl.constexpr, PINGPONG: gl.constexpr, RESCALE_AFTER_MMA: gl.constexpr,
+                          PARTIAL: gl.constexpr, B: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. ``scale`` has log2(e) folded in.
 
     ``MASKED`` says whether any tile has keys to hide. Where none has, code for it would still cost registers and time.
@@ -272,25 +272,25 @@ def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, co
     v_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, N, D], v_desc.layout)
     queue = (q_tiles, o_tiles, barriers(B, 1), barriers(B, G))
     ring = (k_tiles, v_tiles, barriers(S, 1), barriers(S, G), barriers(S, 1), barriers(S, G))
-    turns = barriers(G, 1)
+    order = barriers(G, 1)
     fence_async_shared()
     work = (tiles_ptr, counts_ptr, width)
     sizes = (heads, group, queries, keys)
     if G == 2:
         gl.warp_specialize([
-            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
-            (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, turns,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, LATE, PARTIAL)),
+            (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+            (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+            (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

@@ -34,9 +34,9 @@ def hopper_forward(
         tiles_of(copyable(q), 64, head_dim), tiles_of(copyable(k), tile.columns, head_dim),
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(o, 64, min(head_dim, 128)), lse, tiles, counts,
         scale * LOG2_E, tiles.shape[1], heads, heads // kv_heads, queries, keys, G=tile.warpgroups, N=tile.columns,
-        S=tile.stages, CAUSAL=causal, MASKED=causal or keys % tile.columns != 0, PINGPONG=tile.take_turns,
-        LATE=tile.late, PARTIAL=tile.partial_sums, B=tile.sets, REGISTERS=tile.registers, num_warps=4,
-        maxnreg=tile.at_start,
+        S=tile.stages, CAUSAL=causal, MASKED=causal or keys % tile.columns != 0, PINGPONG=tile.pingpong,
+        RESCALE_AFTER_MMA=tile.rescale_after_mma, PARTIAL=tile.partial_sums, B=tile.num_q_buffers,
+        REGISTERS=tile.registers, num_warps=4, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
     return o, lse
 
@@ -107,7 +107,8 @@ def hopper_backward(
         rows_of(score_starts, tile.rows), rows_of(dp_starts, tile.rows),
         tiles_of(sums, 64, head_dim if wide else head_dim * tile.rows // 128), tiles_of(dk, 64, head_dim),
         tiles_of(dv, 64, head_dim), scale, scale * LOG2_E, heads, heads // kv_heads, queries, keys, M=tile.rows,
-        N=tile.columns, S=tile.stages, CAUSAL=causal, DQ=sum_dq, num_warps=tile.warps, maxnreg=tile.at_start, **options,
+        N=tile.columns, S=tile.stages, CAUSAL=causal, DQ=sum_dq, num_warps=tile.warps,
+        maxnreg=tile.launch_maxnreg, **options,
     )  # fmt: skip
     if not sum_dq:
         return None, dk, dv

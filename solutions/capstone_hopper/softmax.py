@@ -9,7 +9,7 @@ from .parts import by_eights, exp2
 
 
 @gluon.jit
-def hide(scores, column, row, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
+def apply_mask(scores, column, row, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
     """-inf where query ``row + i`` (counted so that it sees keys up to its own number) must not see a key."""
     eights, query, eight, place = by_eights(scores)
     last = keys - 1 - column

@@ -14,24 +14,24 @@ class ForwardTile:
         columns: Keys of a tile.
         stages: Tiles of keys (and as many of values) in shared memory.
         registers: A consumer's registers a thread; the producer hands its own over.
-        at_start: Registers a thread that the kernel starts with.
-        take_turns: Warpgroups issue their products in turns, so that one exponentiates while the other multiplies.
+        launch_maxnreg: Registers a thread that the kernel starts with.
+        pingpong: Warpgroups issue their products in turns, so that one exponentiates while the other multiplies.
         partial_sums: A thread adds up its own columns; the threads of a row meet once, at the tile's end.
-        late: The rescaling of the output waits until the next product has been issued.
+        rescale_after_mma: The rescaling of the output waits until the next product has been issued.
         together: Heads that go side by side.
-        sets: Sets of queries in shared memory; with two, outputs share their place.
+        num_q_buffers: Sets of queries in shared memory; with two, outputs share their place.
     """
 
     warpgroups: int
     columns: int
     stages: int
     registers: int
-    at_start: int
-    take_turns: bool
+    launch_maxnreg: int
+    pingpong: bool
     partial_sums: bool
-    late: bool
+    rescale_after_mma: bool
     together: int
-    sets: int
+    num_q_buffers: int
 
 
 def forward(head_dim: int, causal: bool) -> ForwardTile:
@@ -53,7 +53,7 @@ class BackwardTile:
         rows: Queries of a step.
         columns: Keys of a program.
         stages: Tiles of queries (and as many of output gradients) in shared memory.
-        registers, at_start: As of :class:`ForwardTile`.
+        registers, launch_maxnreg: As of :class:`ForwardTile`.
         warps: Warps of the first partition: one warpgroup, or both.
         early: The product with the weights is issued before dS is computed.
     """
@@ -62,7 +62,7 @@ class BackwardTile:
     columns: int
     stages: int
     registers: int
-    at_start: int
+    launch_maxnreg: int
     warps: int
     early: bool
 

@@ -1,4 +1,4 @@
-"""Step 10: ping-pong: the warpgroups issue their products in turns, so that one exponentiates while one multiplies."""
+"""Step 10: ping-pong: the warpgroups issue their products in order, so that one exponentiates while one multiplies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def online_softmax(scores, maximum, total, scale):
 
 
 @gluon.jit
-def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, tile,
+def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, order, tile,
              D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """One warpgroup: M queries of one head against all keys that they see, N at a time, from the last to the first."""
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
@@ -75,11 +75,11 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
     weights16 = tl.convert_layout(weights.to(o_desc.dtype), tl.DotOperandLayout(0, OUT, 2))
     for i in range(1, blocks):
         mbarrier.wait(k_full.index(i % S), (i // S) & 1)
-        mbarrier.wait(turns.index(GROUP), (i + GROUP) & 1)
+        mbarrier.wait(order.index(GROUP), (i + GROUP) & 1)
         scores = warpgroup_mma(q_tile, k_tiles.index(i % S).permute((1, 0)), zeros, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index((i - 1) % S), ((i - 1) // S) & 1)
         out = warpgroup_mma(weights16, v_tiles.index((i - 1) % S), out, is_async=True)
-        mbarrier.arrive(turns.index(1 - GROUP))
+        mbarrier.arrive(order.index(1 - GROUP))
         scores = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_empty.index(i % S))
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
@@ -111,11 +111,11 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, tog
     v_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], v_desc.layout)
     queries = (q_tiles, barriers(2, 1))
     ring = (k_tiles, v_tiles, barriers(S, 1), barriers(S, 2), barriers(S, 1), barriers(S, 2))
-    turns = barriers(2, 1)
+    order = barriers(2, 1)
     fence_async_shared()
     tl.warp_specialize([
-        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, turns, tile, D, M, N, S, CAUSAL)),
-        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, turns, tile, D, M, N, S, CAUSAL)),
+        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, order, tile, D, M, N, S, CAUSAL)),
+        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, order, tile, D, M, N, S, CAUSAL)),
         (producer, (q_desc, k_desc, v_desc, queries, ring, tile, N, S)),
     ], [4, 1], [240, 24])  # fmt: skip
 

@@ -50,7 +50,7 @@ def online_softmax(scores, maximum, total, scale):
 
 
 @gluon.jit
-def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, tile,
+def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, order, tile,
              D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """One warpgroup: M queries of one head against all keys that they see, N at a time, from the last to the first."""
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
@@ -77,11 +77,11 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
     weights16 = tl.convert_layout(weights.to(o_desc.dtype), tl.DotOperandLayout(0, OUT, 2))
     for i in range(step + 1, step + blocks):
         mbarrier.wait(k_full.index(i % S), (i // S) & 1)
-        mbarrier.wait(turns.index(GROUP), (i + turn + GROUP) & 1)
+        mbarrier.wait(order.index(GROUP), (i + turn + GROUP) & 1)
         scores = warpgroup_mma(q_tile, k_tiles.index(i % S).permute((1, 0)), zeros, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index((i - 1) % S), ((i - 1) // S) & 1)
         out = warpgroup_mma(weights16, v_tiles.index((i - 1) % S), out, is_async=True)
-        mbarrier.arrive(turns.index(1 - GROUP))
+        mbarrier.arrive(order.index(1 - GROUP))
         scores = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_empty.index(i % S))
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale)
@@ -105,7 +105,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
 
 
 @gluon.jit
-def every_tile(GROUP: tl.constexpr, descriptors, lse_ptr, scale, queries, ring, turns, work,
+def every_tile(GROUP: tl.constexpr, descriptors, lse_ptr, scale, queries, ring, order, work,
                D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr):  # fmt: skip
     """The job of a partition for each tile of the program's list: group 2 is the producer."""
     q_desc, k_desc, v_desc, o_desc = descriptors
@@ -115,7 +115,7 @@ def every_tile(GROUP: tl.constexpr, descriptors, lse_ptr, scale, queries, ring, 
         if GROUP == 2:
             producer(q_desc, k_desc, v_desc, queries, ring, tile, N, S)
         else:
-            consumer(GROUP, o_desc, lse_ptr, scale, queries, ring, turns, tile, D, M, N, S, CAUSAL)
+            consumer(GROUP, o_desc, lse_ptr, scale, queries, ring, order, tile, D, M, N, S, CAUSAL)
         step += tile[2]
     tma.store_wait(0)
 
@@ -132,12 +132,12 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, til
     o_tiles = tl.allocate_shared_memory(q_desc.dtype, [2, M, D], o_desc.layout)
     queries = (q_tiles, barriers(2, 1), barriers(2, 1), o_tiles)
     ring = (k_tiles, v_tiles, barriers(S, 1), barriers(S, 2), barriers(S, 1), barriers(S, 2))
-    turns = barriers(2, 1)
+    order = barriers(2, 1)
     fence_async_shared()
     tl.warp_specialize([
-        (every_tile, (tl.constexpr(0), descriptors, lse_ptr, scale, queries, ring, turns, work, D, M, N, S, CAUSAL)),
-        (every_tile, (tl.constexpr(1), descriptors, lse_ptr, scale, queries, ring, turns, work, D, M, N, S, CAUSAL)),
-        (every_tile, (tl.constexpr(2), descriptors, lse_ptr, scale, queries, ring, turns, work, D, M, N, S, CAUSAL)),
+        (every_tile, (tl.constexpr(0), descriptors, lse_ptr, scale, queries, ring, order, work, D, M, N, S, CAUSAL)),
+        (every_tile, (tl.constexpr(1), descriptors, lse_ptr, scale, queries, ring, order, work, D, M, N, S, CAUSAL)),
+        (every_tile, (tl.constexpr(2), descriptors, lse_ptr, scale, queries, ring, order, work, D, M, N, S, CAUSAL)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

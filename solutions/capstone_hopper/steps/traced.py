@@ -79,7 +79,7 @@ def online_softmax(scores, maximum, total, scale):
 
 
 @gluon.jit
-def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, tile, log, D: tl.constexpr,
+def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, order, tile, log, D: tl.constexpr,
              M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, CAUSAL: tl.constexpr, OVERLAP: tl.constexpr,
              PINGPONG: tl.constexpr):  # fmt: skip
     """One warpgroup: M queries of one head against all keys that they see, N at a time, from the last to the first."""
@@ -122,7 +122,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
         mbarrier.wait(k_full.index(i % S), (i // S) & 1)
         note(log, KEYS_THERE, i)
         if PINGPONG:
-            mbarrier.wait(turns.index(GROUP), (i + GROUP) & 1)
+            mbarrier.wait(order.index(GROUP), (i + GROUP) & 1)
         scores = warpgroup_mma(q_tile, k_tiles.index(i % S).permute((1, 0)), zeros, use_acc=False, is_async=True)
         note(log, SCORES_ISSUED, i)
         if OVERLAP:
@@ -130,7 +130,7 @@ def consumer(GROUP: tl.constexpr, o_desc, lse_ptr, scale, queries, ring, turns, 
             out = warpgroup_mma(weights16, v_tiles.index((i - 1) % S), out, is_async=True)
             note(log, OUTPUT_ISSUED, i - 1)
             if PINGPONG:
-                mbarrier.arrive(turns.index(1 - GROUP))
+                mbarrier.arrive(order.index(1 - GROUP))
             scores = warpgroup_mma_wait(1, [scores])
         else:
             scores = warpgroup_mma_wait(0, [scores])
@@ -183,12 +183,12 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, scale, length, tog
     v_tiles = tl.allocate_shared_memory(q_desc.dtype, [S, N, D], v_desc.layout)
     queries = (q_tiles, barriers(2, 1))
     ring = (k_tiles, v_tiles, barriers(S, 1), barriers(S, 2), barriers(S, 1), barriers(S, 2))
-    turns = barriers(2, 1)
+    order = barriers(2, 1)
     fence_async_shared()
     tl.warp_specialize([
-        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, turns, tile, log0, D, M, N, S, CAUSAL,
+        (consumer, (tl.constexpr(0), o_desc, lse_ptr, scale, queries, ring, order, tile, log0, D, M, N, S, CAUSAL,
                     OVERLAP, PINGPONG)),
-        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, turns, tile, log1, D, M, N, S, CAUSAL,
+        (consumer, (tl.constexpr(1), o_desc, lse_ptr, scale, queries, ring, order, tile, log1, D, M, N, S, CAUSAL,
                     OVERLAP, PINGPONG)),
         (producer, (q_desc, k_desc, v_desc, queries, ring, tile, log2, N, S)),
     ], [4, 1], [240, 24])  # fmt: skip
