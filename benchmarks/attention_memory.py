@@ -143,7 +143,7 @@ def measure(
 
 
 def _warm_up(ways: Sequence[str]) -> None:
-    """Compile kernels and let libraries allocate what they keep, so that it is in nobody's peak."""
+    """Compile kernels and let libraries allocate what they keep, so that no measured peak includes it."""
     q, k, v, do = tensors(AttentionShape(1, HEADS, WARM_UP, HEAD_DIM), torch.bfloat16)
     for way in ways:
         for step in (False, True):

@@ -91,7 +91,7 @@ def memory_full_of_nan(like: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, a tensor of floats that nobody has written to holds NaN.
 
     Tensors of NaN as large as ``like`` are made and freed, for whoever takes memory from PyTorch's allocator by another
-    door; and what ``torch.empty`` hands out is filled with NaN, as PyTorch does in its deterministic mode.
+    way; and what ``torch.empty`` hands out is filled with NaN, as PyTorch does in its deterministic mode.
 
     Raises:
         RuntimeError: a fresh tensor is not NaN all the same.

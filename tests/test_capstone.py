@@ -63,7 +63,7 @@ def test_where_the_portable_kernels_run_results_are_theirs():
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
-def test_bad_input_is_refused_at_the_door():
+def test_bad_input_is_refused_on_entry():
     q, k, v = tensors(1, 2, 5, 64)
     with pytest.raises(ValueError, match="head_dim must be from 16 to 256"):
         capstone_hopper.flash_attention(q[..., :8], k[..., :8], v[..., :8])

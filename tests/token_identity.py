@@ -76,7 +76,7 @@ class Workload:
     seed: int
     asks: list[Ask]
     settings: dict[str, object]
-    hopeless: list[list[int]] = field(default_factory=list)  # prompts that must be refused at the door
+    hopeless: list[list[int]] = field(default_factory=list)  # prompts that must be refused on arrival
 
 
 def draw_workload(seed: int, model: Decoder, longest: int = 20, most_new: int = 44) -> Workload:
