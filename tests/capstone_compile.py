@@ -48,7 +48,8 @@ def forward(head_dim: int, causal: bool, kind: str, ragged: bool = False) -> dic
     constants = {
         "G": tile.warpgroups, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "MASKED": causal or ragged,
         "PINGPONG": tile.pingpong,
-        "RESCALE_AFTER_MMA": tile.rescale_after_mma, "PARTIAL": tile.partial_sums, "B": tile.num_q_buffers, "REGISTERS": tile.registers,
+        "RESCALE_AFTER_MMA": tile.rescale_after_mma, "PARTIAL": tile.partial_sums, "B": tile.num_q_buffers,
+        "REGISTERS": tile.registers,
     }  # fmt: skip
     return compiled(module("forward").hopper_forward_kernel, types_, constants, tile.launch_maxnreg)
 
@@ -74,14 +75,14 @@ def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.launch_maxnreg)
 
 
-def compiled(kernel, types_: dict, constants: dict, launch_maxnreg: int, warps: int = 4) -> dict:
+def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4) -> dict:
     """Registers at the start, bytes spilled, shared memory, and the instructions that Hopper is chosen for."""
     names = kernel.arg_names
     signature = {n: types_.get(n, "constexpr" if n in constants else "i32") for n in names}
     constexprs = {(names.index(n),): value for n, value in constants.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
     source = GluonASTSource(kernel, signature, constexprs, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": launch_maxnreg})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": maxnreg})
     used = module("steps.compiler").assemble(made.asm["ptx"])
     return {
         "registers": used["registers"],
