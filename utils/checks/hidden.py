@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -162,6 +163,15 @@ def leaves_alone(function: Callable[..., Any], *tensors: torch.Tensor, **options
     return result, all(same)
 
 
+def guarded(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with the same strides inside of a larger tensor of NaN: whatever is read past its edges shows."""
+    once = x[tuple(slice(None, 1 if stride == 0 else None) for stride in x.stride())]
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) if x.numel() else 0
+    home = torch.full((extent + 2 * _MARGIN,), math.nan, dtype=x.dtype, device=x.device)
+    home.as_strided(once.shape, once.stride(), _MARGIN).copy_(once)
+    return home.as_strided(x.shape, x.stride(), _MARGIN)
+
+
 # ---- observations one after the other ----
 #: Gives the names and the observations of a scenario, in their order.
 Observe = Callable[[ModuleType, int], Iterator[tuple[str, Observation]]]
@@ -175,6 +185,42 @@ def collected(observe: Observe) -> Callable[[ModuleType, int], dict[str, Observa
         return dict(observe(package, seed))
 
     return run
+
+
+def tried(
+    exercise: str,
+    function: str,
+    outputs: Sequence[str],
+    cases: Callable[[int], Sequence[Any]],
+    inputs: Callable[[Any], Sequence[torch.Tensor]],
+    run: Callable[[ModuleType], Callable[..., Any]] | None = None,
+) -> Callable[[ModuleType, int], Observed]:
+    """The ``observe`` of an exercise whose function is tried on the cases of its check, drawn from another seed.
+
+    Args:
+        exercise: its number.
+        function: the student's function, as its observations name it.
+        outputs: the names of what it returns; one that is empty is not named.
+        cases: seed -> :class:`utils.checks.cases.Case` list; those whose rows lie gigabytes apart are left out.
+        inputs: case -> what the function is called with, besides the case's options.
+        run: package -> what is called; by default the function of that name.
+    """
+
+    def observe(package: ModuleType, seed: int) -> Observed:
+        called = run(package) if run else getattr(package, function)
+        observed, met = Observed(), Counter[str]()
+        for case in cases(random.Random(f"{seed}/{exercise}/{function}").getrandbits(30)):
+            if case.layout == "far":
+                continue
+            met[case.label] += 1
+            what = case.label + (f" ({met[case.label]})" if met[case.label] > 1 else "")
+            results, kept = leaves_alone(called, *map(guarded, inputs(case)), **case.options)
+            for output, value in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
+                observed[f"{output} of {function}, {what}" if output else f"{function}, {what}"] = value
+            observed[f"{function} leaves its inputs as they are, {what}"] = kept
+        return observed
+
+    return observe
 
 
 def asked(exercise: str, *questions: Question) -> Callable[[ModuleType, int], Observed]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from utils import runtime
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
+from utils.checks.hidden import tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
 from utils.checks.traffic import Budget, Passes
@@ -110,11 +112,26 @@ def _delta_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     )
 
 
+def _with_dlse(seed: int) -> list[Case]:
+    """What only the operator of exercise 3.8 hands over: the gradient of L, and queries that see no key."""
+    draw = generator(seed)
+    n, masked = draw.randint(18, 40), draw.randint(2, 9)
+    dlse = torch.randn(1, 2, n, generator=torch.Generator().manual_seed(seed)).to(runtime.DEVICE)
+    options = {"dlse": dlse, "num_fully_masked": masked}
+    return [Case("dlse and queries that see no key", sizes(1, 2, 2, n, 1, 16), options=options, seed=seed)]
+
+
 ATTENTION_DELTA = Exercise(
     "3.5",
     "delta",
     points=6,
-    observe=hidden.delta,
+    observe=tried(
+        "3.5",
+        "attention_delta",
+        ("",),
+        lambda seed: [*_delta_cases(seed, 16), *_with_dlse(seed)],
+        _o_and_do,
+    ),
     tolerance=hidden.ATTENTION,
 )
 
@@ -186,6 +203,14 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     last_of_its_tile = sizes(1, 1, 1, keys - block_n + block_m - 1, keys, 16)
     masked.append(Case("first query is its tile's last", last_of_its_tile, options=options, seed=seed))
     return gradients.without_large_scores([*without, *masked])
+
+
+def _hidden_cases(block_m: int, block_n: int) -> Callable[[int], list[Case]]:
+    def cases(seed: int) -> list[Case]:
+        further = hidden.further(seed, causal=True) + hidden.further(seed, causal=False)[-1:]
+        return [*hidden.comparable(_cases(seed, block_m, block_n)), *further]
+
+    return cases
 
 
 def _low(seed: int, block_m: int, block_n: int) -> Case:
@@ -330,9 +355,16 @@ FLASH_DKDV = Exercise(
     "3.6",
     "dK and dV",
     points=16,
-    observe=hidden.flash_dkdv,
+    observe=tried(
+        "3.6",
+        "flash_dkdv",
+        ("dk", "dv"),
+        _hidden_cases(16, 32),
+        gradients.inputs_with_delta,
+        lambda package: _with_scale(package.flash_dkdv),
+    ),
     tolerance=hidden.ATTENTION,
-    tolerances={"dk and dv of flash_dkdv, low scores": hidden.LOW},
+    tolerances={f"{name} of flash_dkdv, {shapes.LOW}": hidden.LOW for name in ("dk", "dv")},
 )
 
 
@@ -367,9 +399,16 @@ FLASH_DQ = Exercise(
     "dQ",
     points=10,
     builds_on=("3.4",),
-    observe=hidden.flash_dq,
+    observe=tried(
+        "3.7",
+        "flash_dq",
+        ("dq",),
+        _hidden_cases(16, 16),
+        gradients.inputs_with_delta,
+        lambda package: _with_scale(package.flash_dq),
+    ),
     tolerance=hidden.ATTENTION,
-    tolerances={"dq of flash_dq, low scores": hidden.LOW},
+    tolerances={f"dq of flash_dq, {shapes.LOW}": hidden.LOW},
 )
 
 

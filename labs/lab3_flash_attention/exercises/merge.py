@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 
@@ -11,10 +12,8 @@ from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, same_as
 from utils.checks.forbid import Rules
-from utils.checks.hidden import Tolerance
+from utils.checks.hidden import Observation, Tolerance, tried
 from utils.checks.kernel import check_kernel
-
-from . import hidden
 
 Tensor = torch.Tensor
 Merge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -23,6 +22,8 @@ MergeOutputs = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Tens
 _ALONE = Rules(groups=("softmax", "attention", "NumPy"), kernel=False)
 #: Kinds of cases in which a part, or both, hold no element: (-inf, 0).
 _EMPTY = ("first part empty", "second part empty", "both parts empty")
+#: Kind of the cases whose scores lie near -9000: a logarithm of the sum that is added to one of them is rounded away.
+_VERY_LOW = "very low maxima"
 
 
 def _ratio(old: Tensor, new: Tensor) -> Tensor:
@@ -198,6 +199,8 @@ def _part(case: Case, name: str, length: int, empty: bool) -> tuple[Tensor, Tens
     """Maximum, sum and weighted values of ``length`` scores and values; every other row without any if ``empty``."""
     x = case.tensor(f"x{name}", "row", length)
     v = case.tensor(f"v{name}", "row", length, "D").div(case.magnitude)
+    if case.kind == _VERY_LOW:
+        x -= 9000
     if empty:
         x[::2] = -math.inf
     m = x.amax(-1)
@@ -212,11 +215,32 @@ def _parts(case: Case) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Ten
     return _part(case, "1", lengths[0], empty[0]), _part(case, "2", lengths[1], empty[1])
 
 
+def _inputs(case: Case) -> tuple[Tensor, ...]:
+    return tuple(x for part in _parts(case) for x in part)
+
+
+def _without_outputs(case: Case) -> tuple[Tensor, ...]:
+    return tuple(x for part in _parts(case) for x in part[:2])
+
+
+def _flat(merge_outputs: MergeOutputs) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda m1, d1, o1, m2, d2, o2: merge_outputs((m1, d1, o1), (m2, d2, o2))
+
+
+def _observe(package: ModuleType, seed: int) -> dict[str, Observation]:
+    def cases(drawn: int) -> list[Case]:
+        return [*_cases(drawn), Case(_VERY_LOW, {"row": 12, "D": 5}, seed=drawn)]
+
+    merged = tried("3.1", "merge", ("m", "d"), cases, _without_outputs)
+    outputs = tried("3.1", "merge_outputs", ("m", "d", "o"), cases, _inputs, lambda lab: _flat(lab.merge_outputs))
+    return merged(package, seed) | outputs(package, seed)
+
+
 MERGE = Exercise(
     "3.1",
     "merge operator",
     points=8,
-    observe=hidden.merge,
+    observe=_observe,
     tolerance=Tolerance(of="element"),
 )
 
@@ -235,7 +259,7 @@ def check_merge(merge: Merge, merge_outputs: MergeOutputs, seed: int | None = No
         merge,
         _merge,
         cases,
-        lambda case: tuple(x for part in _parts(case) for x in part[:2]),
+        _without_outputs,
         outputs=("m", "d"),
         forbidden=_ALONE,
         diagnose=_MERGE_MISTAKES,
@@ -243,15 +267,12 @@ def check_merge(merge: Merge, merge_outputs: MergeOutputs, seed: int | None = No
         notice="a row may be cut anywhere, and its parts merged in any order",
     )
 
-    def flat(m1: Tensor, d1: Tensor, o1: Tensor, m2: Tensor, d2: Tensor, o2: Tensor) -> tuple[Tensor, ...]:
-        return merge_outputs((m1, d1, o1), (m2, d2, o2))
-
     check_kernel(
         MERGE.part("merge of outputs"),
-        flat,
+        _flat(merge_outputs),
         _merge_outputs,
         cases,
-        lambda case: tuple(x for part in _parts(case) for x in part),
+        _inputs,
         outputs=("m", "d", "o"),
         forbidden=_ALONE,
         diagnose=_OUTPUT_MISTAKES,

@@ -16,6 +16,7 @@ from utils import runtime
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
+from utils.checks.hidden import Observation, tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, never_launched, no_atomics
 from utils.checks.problem import Problem
@@ -113,9 +114,9 @@ def _inputs(case: Case) -> tuple[Tensor, ...]:
     return q, k, v, do, dlse
 
 
-def _cases(seed: int) -> list[Case]:
+def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
     draw = generator(seed)
-    n, more, odd = draw.randint(33, 47), draw.randint(5, 19), draw.choice((19, 24, 40))
+    n, more, odd = draw.randint(least, most), draw.randint(5, 19), draw.choice((19, 24, 40))
     square, shared = sizes(1, 2, 2, n, n, 16), sizes(2, 4, 2, n, n + more, odd)
     plans: list[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = [
         ("output only", square, {"upstream": "o"}, {}),
@@ -295,12 +296,24 @@ def _keeps(kept: list[int]) -> Callable[[CaseResult], Problem | None]:
     return inspect
 
 
+def _observe_operator(package: ModuleType, seed: int) -> dict[str, Observation]:
+    def run(lab: ModuleType) -> Attention:
+        return _run(lab.flash_attention_with_lse, lab.flash_attention, [])
+
+    observed = tried("3.8", "flash_attention_with_lse", _OUTPUTS, lambda s: _cases(s, 9, 14), _inputs, run)(
+        package, seed
+    )
+    q, k, v = (x.detach() for x in shapes.qkv(Case("one gradient", sizes(1, 1, 1, 12, 12, 16), seed=seed)))
+    (dk,) = torch.autograd.grad(package.flash_attention(q, k.requires_grad_(), v, True, 0.3).sum(), k)
+    return observed | {"dk of flash_attention where only k asks for its gradient": dk}
+
+
 FLASH_ATTENTION = Exercise(
     "3.8",
     "autograd function",
     points=12,
     builds_on=("3.4", "3.5", "3.6", "3.7"),
-    observe=hidden.flash_attention,
+    observe=_observe_operator,
     tolerance=hidden.ATTENTION,
 )
 
@@ -484,14 +497,39 @@ _ANCHOR_MISTAKES = (
 )
 
 
+def _observe_anchored(package: ModuleType, seed: int) -> dict[str, Observation]:
+    """A third of the cases of the check, all that outgrow the anchor, and both timed head dimensions."""
+    blocks = dict.fromkeys((torch.float32, shapes.BF16, shapes.FP16), (16, 16))
+
+    def cases(drawn: int) -> list[Case]:
+        former = [c for c in hidden.comparable(_anchored_cases(drawn, blocks)) if c.kind != shapes.DRIFTING]
+        outgrown = [c for c in former if c.kind in _OUTGROWN or c.kind == shapes.LOW]
+        return former[drawn % 3 :: 3] + outgrown + _timed_widths(drawn, 34, 60)
+
+    with anchored(importlib.import_module(f"{package.__name__}.tuning")):
+        return tried("3.9", "flash_attention_with_lse", ("o", "lse"), cases, shapes.qkv)(package, seed)
+
+
+def _timed_widths(seed: int, least: int, most: int) -> list[Case]:
+    """Ragged lengths of both head dimensions that are timed, in 16 bits, causal and not."""
+    draw = generator(seed)
+    lengths = [(head_dim, draw.randint(least, most)) for head_dim in (64, 128)]
+    return [
+        Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
+        for head_dim, n in lengths
+        for dtype in (shapes.BF16, shapes.FP16)
+        for causal in (False, True)
+    ]
+
+
 SPEED = Exercise(
     "3.9",
     "speed challenge",
     points=6,
     builds_on=("3.4", "3.8"),
-    observe=hidden.challenge,
+    observe=_observe_anchored,
     tolerance=hidden.ATTENTION,
-    tolerances={"o of flash_attention_with_lse, low scores": hidden.LOW},
+    tolerances={f"o of flash_attention_with_lse, {shapes.LOW}": hidden.LOW},
 )
 
 
@@ -506,7 +544,6 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         CheckFailed: the answer is wrong or too slow; the text says where and why.
     """
     seed = draw_seed(seed)
-    draw = generator(seed)
     package = flash_attention.__module__.rpartition(".")[0]
     kernels, tuning = (importlib.import_module(f"{package}.{name}") for name in ("flash_forward", "tuning"))
     tried = _tried(kernels, tuning)
@@ -516,20 +553,12 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
     }
     _need_both_places(kernels)
     tiling = forward.tiling(forward.FORWARD)
-    ragged = {
-        head_dim: [
-            Case("ragged", sizes(1, 1, 1, n, n, head_dim), dtype, options={"causal": causal}, seed=seed)
-            for dtype in (shapes.BF16, shapes.FP16)
-            for causal in (False, True)
-        ]
-        for head_dim in (64, 128)
-        for n in [draw.randint(130, 200)]
-    }
+    ragged = _timed_widths(seed, 130, 200)
     check_kernel(
         SPEED.part("anchored loop"),
         tried,
         shapes.attention,
-        [*_anchored_cases(seed, blocks), *ragged[64], *ragged[128]],
+        [*_anchored_cases(seed, blocks), *ragged],
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=tiling,
@@ -539,12 +568,12 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         seed=seed,
         notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
     )
-    for head_dim, cases in ragged.items():
+    for head_dim in (64, 128):
         check_kernel(
             SPEED.part(f"speed challenge, D = {head_dim}"),
             flash_attention,
             lambda *args, **options: shapes.attention(*args, **options)[0],
-            cases,
+            [case for case in ragged if case.sizes["D"] == head_dim],
             shapes.qkv,
             outputs=("o",),
             tiling={"o": tiling["o"]},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed, generator
 from utils.checks.diagnoses import CaseResult
 from utils.checks.forbid import Rules
+from utils.checks.hidden import tried
 from utils.checks.kernel import check_kernel
 from utils.checks.tiling import Tiling
 
@@ -91,11 +93,26 @@ _BACKWARD_MISTAKES = (
 )
 
 
+def _both_passes(package: ModuleType) -> Callable[..., tuple[Any, ...]]:
+    def run(q: Any, k: Any, v: Any, do: Any, **options: Any) -> tuple[Any, ...]:
+        o, lse = package.tiled_attention(q, k, v, **options)
+        return o, lse, *package.tiled_attention_backward(q, k, v, o, lse, do, **options)
+
+    return run
+
+
 TILED_ATTENTION = Exercise(
     "3.2",
     "tiled attention",
     points=12,
-    observe=hidden.tiled_attention,
+    observe=tried(
+        "3.2",
+        "tiled_attention and its backward pass",
+        ("o", "lse", "dq", "dk", "dv"),
+        lambda seed: gradients.without_large_scores(_cases(seed)),
+        shapes.with_do,
+        _both_passes,
+    ),
     tolerance=hidden.ATTENTION,
 )
 

@@ -18,6 +18,8 @@ _OWN = {"q": "padded", "k": "contiguous", "v": HEADS_LAST, "do": "transposed"}
 #: Kind of the cases whose values cancel: partial sums grow to thousands of times the result. Their scores are small, so
 #: that what plain attention errs comes from rounding P alone, and an accumulator of 16 bits errs several times as much.
 DRIFTING = "drifting"
+#: How far the values of either half of the keys lie from 0 in such a case.
+DRIFT = 20
 #: Tiles of keys in such a case: what an accumulator loses grows with its steps, while errors of P average out.
 STEPS = 16
 #: Kind of the cases whose scores grow from the first key to the last, so that each tile brings a new maximum.
@@ -83,8 +85,8 @@ def qkv(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if case.kind == DRIFTING:
         q /= 16
         half = case.sizes["Nk"] // 2
-        v[:, :, :half] += 20
-        v[:, :, half:] -= 20
+        v[:, :, :half] += DRIFT
+        v[:, :, half:] -= DRIFT
     return q, k, v
 
 
