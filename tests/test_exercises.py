@@ -185,7 +185,7 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
     from solutions.lab5_serving.exercises import paged, speculation
 
     if "5.6: drop what was rejected" in wrong.edits:
-        monkeypatch.setattr(speculation, "SAMPLES", 50)  # the distribution is right: enough for its scenes to pass
+        monkeypatch.setattr(speculation, "SAMPLES", 50)  # the distribution is right: enough for its scenarios to pass
     if wrong.exercise == "5.4":  # the first cases already tell; the frequent wrong answer meets all of them
         drawn = paged.drawn
         monkeypatch.setattr(paged, "drawn", lambda *args, **options: drawn(*args, **options)[:5])

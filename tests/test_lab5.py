@@ -41,7 +41,7 @@ def check(number: str, places: dict[str, str], folder) -> None:
 def test_an_answer_that_leans_on_the_courses_cache_is_refused(tmp_path):
     place = "5.1: keep keys and values"
     places = {**answers(LAB).right, place: "from utils.serving import KVCache\n" + "pass"}
-    with pytest.raises(CheckFailed, match=r"leans on a ready-made solution \(kv_cache.py, line \d+: utils.serving.KVC"):
+    with pytest.raises(CheckFailed, match=r"uses a ready-made solution \(kv_cache.py, line \d+: utils.serving.KVC"):
         check("5.1", places, tmp_path)
 
 

@@ -8,12 +8,13 @@ import random
 import pytest
 import torch
 
-from solutions.lab5_serving.exercises import laws, paged
-from solutions.lab5_serving.exercises.block_life import new_life
-from solutions.lab5_serving.exercises.plain_blocks import NoRoom, PlainBlocks
-from solutions.lab5_serving.exercises.scenes import Mistaken
+from solutions.lab5_serving import BlockManager, OutOfBlocks
+from solutions.lab5_serving.exercises import paged, sampling_rules, stateful
+from solutions.lab5_serving.exercises.blocks import check_block_manager
+from solutions.lab5_serving.exercises.fake_block_manager import FakeBlockManager, NoRoom
 from solutions.lab5_serving.exercises.spied_model import tiny_model, without_cache
 from utils import reference
+from utils.checks.core import CheckFailed
 from utils.serving import SamplingParams, generate
 
 TILES = dict.fromkeys(paged.DTYPES, 16)
@@ -24,13 +25,13 @@ def distributions(rows: int, size: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, size, generator=draw, dtype=torch.float64).softmax(-1)
 
 
-def test_the_right_law_gives_the_targets_distribution_over_all_drafts():
+def test_the_right_rule_gives_the_targets_distribution_over_all_drafts():
     p, q = distributions(3, 4, 1), distributions(2, 4, 2)
     first = torch.zeros(4, dtype=torch.float64)
     both = torch.zeros(4, 4, dtype=torch.float64)
     for x in range(4):
         for y in range(4):
-            for result, mass in laws.RIGHT.law(p, q, [x, y]).items():
+            for result, mass in sampling_rules.RIGHT.distribution(p, q, [x, y]).items():
                 first[result[0]] += float(q[0, x] * q[1, y]) * mass
                 if len(result) > 1:
                     both[result[0], result[1]] += float(q[0, x] * q[1, y]) * mass
@@ -39,18 +40,18 @@ def test_the_right_law_gives_the_targets_distribution_over_all_drafts():
     torch.testing.assert_close(both, accepted[:, None] * p[1])
 
 
-def test_every_law_is_a_distribution_and_every_mistake_differs_from_the_right_one():
+def test_every_rule_gives_a_distribution_and_every_mistake_differs_from_the_right_one():
     p, q = distributions(4, 5, 3), distributions(3, 5, 4)
     for drafted in ([0, 1, 2], [3, 3, 4]):
-        right = laws.RIGHT.law(p, q, drafted)
+        right = sampling_rules.RIGHT.distribution(p, q, drafted)
         assert sum(right.values()) == pytest.approx(1)
-        for rule, text, _ in laws.MISTAKES:
-            law = rule.law(p, q, drafted)
-            assert sum(law.values()) == pytest.approx(1), text
+        for rule, text, _ in sampling_rules.MISTAKES:
+            found = rule.distribution(p, q, drafted)
+            assert sum(found.values()) == pytest.approx(1), text
     every = list(itertools.product(range(5), repeat=3))
-    for rule, text, _ in laws.MISTAKES:
-        pairs = ((rule.law(p, q, list(x)), laws.RIGHT.law(p, q, list(x))) for x in every)
-        assert any(laws.distance(*pair) > 0.05 for pair in pairs), text
+    for rule, text, _ in sampling_rules.MISTAKES:
+        pairs = ((rule.distribution(p, q, list(x)), sampling_rules.RIGHT.distribution(p, q, list(x))) for x in every)
+        assert any(sampling_rules.distance(*pair) > 0.05 for pair in pairs), text
 
 
 @pytest.mark.parametrize("kind", range(6))
@@ -96,8 +97,8 @@ def test_decoding_without_a_cache_is_the_courses_generation():
     assert without_cache(model, prompt, 8) == generate(model, prompt, SamplingParams(max_new_tokens=8)).tokens
 
 
-def test_plain_blocks_refuse_what_does_not_fit():
-    blocks = PlainBlocks(3, 4)
+def test_a_fake_block_manager_refuses_what_does_not_fit():
+    blocks = FakeBlockManager(3, 4)
     assert blocks.allocate("a", range(5)) == 0 and blocks.num_free == 1
     assert not blocks.can_append("a", 8) and blocks.can_append("a", 7)
     with pytest.raises(NoRoom, match="8 more tokens"):
@@ -106,14 +107,39 @@ def test_plain_blocks_refuse_what_does_not_fit():
     assert blocks.num_free == 3 and [name for name, *_ in blocks.calls] == ["allocate", "free"]
 
 
-def test_the_memory_that_remembers_sees_a_block_written_while_it_is_shared():
-    from solutions.lab5_serving import BlockManager, OutOfBlocks
+class LeakingForks(BlockManager):
+    def fork(self, parent: str, child: str) -> None:
+        super().fork(parent, child)
+        self.pool.share(self.table(child)[0])
 
-    life = new_life(BlockManager, OutOfBlocks, 8, 4)
-    life.allocate("a", [1, 2, 3])
-    life.write("a")
-    life.fork("a", "b")
-    life.known["b"].tokens.append(9)
-    life.manager.sequences["b"].tokens.append(9)  # behind append's back
-    with pytest.raises(Mistaken, match="is to be written by 'b', and 'a' holds it too"):
-        life.write("b")
+
+class EndlessForks(BlockManager):
+    def fork(self, parent: str, child: str) -> None:
+        while True:
+            pass
+
+
+@pytest.fixture
+def own_classes(monkeypatch):
+    """Let these classes be checked although their module imports the solution, which an answer may not."""
+    monkeypatch.setattr(stateful, "check_written_here", lambda *answer: None)
+
+
+def told(seed: int) -> list[str]:
+    with pytest.raises(CheckFailed) as failed:
+        check_block_manager(LeakingForks, OutOfBlocks, seed=seed)
+    return str(failed.value).splitlines()
+
+
+def test_a_failed_check_shows_the_calls_that_the_failure_needs_and_the_same_for_the_same_seed(own_classes):
+    first, *calls, cause, reproduce = told(5)
+    assert first.startswith("exercise 5.2 (block manager): block 0 counts 3 references, expected 2")
+    assert [call.split("(")[0].split(". ")[1] for call in calls] == ["BlockManager", "allocate", "commit", "fork"]
+    assert "after a fork" in cause and reproduce == "  reproduce: seed 5, the calls above"
+    assert told(5)[1:-2] == calls != told(6)[1:-2]
+
+
+def test_a_call_that_does_not_end_is_stopped_and_shown(own_classes, monkeypatch):
+    monkeypatch.setattr(stateful, "CALL_SECONDS", 0.2)
+    with pytest.raises(CheckFailed, match=r"(?s)did not end in 0 s.*\d+\. fork\('\w', '\w'\)\n  a loop does not end"):
+        check_block_manager(EndlessForks, OutOfBlocks, seed=5)

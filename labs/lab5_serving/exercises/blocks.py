@@ -2,239 +2,248 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from string import ascii_letters
+from types import ModuleType
+from typing import Any
 
 from utils.checks.core import Exercise, classic
+from utils.checks.hidden import Observation, collected
 
-from . import hidden_blocks
-from .block_life import Life, new_life
-from .scenes import Scene, check_scenes
+from .block_invariants import COPIED, SHARED, BlockInvariants, Known
+from .scenarios import Answer, CheckMismatch
+from .stateful import Call, Machine, Workload, check_workloads
 
-Answer = Mapping[str, Callable]
-
-
-def _life(answer: Answer, rng: random.Random, num_blocks: int, block_size: int = 0) -> Life:
-    size = block_size or rng.choice((2, 3, 4, 5))
-    return new_life(answer["BlockManager"], answer["OutOfBlocks"], num_blocks, size)
-
-
-def _tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(1000) for _ in range(count)]
+COUNTED = classic("allocate exactly what was counted, after the check has succeeded", 5)
+FORGOTTEN = classic("a sequence that is freed is forgotten, and no other: only so is a double free an error", 4)
+#: How often each rule is drawn.
+RULES = {"allocate": 25, "append": 35, "fork": 15, "truncate": 10, "free": 15}
 
 
-def _one_sequence(answer: Answer, rng: random.Random) -> None:
-    """Token by token over several boundaries; lengths that fill their last block, and one token."""
-    for size in (1, rng.choice((2, 3, 5)), 4):
-        life = _life(answer, rng, 12, size)
-        for count in (size, 1, 2 * size, 2 * size + 1):
-            life.allocate("a", _tokens(rng, count))
-            life.write("a")
-            for _ in range(2 * size + 1):
-                life.append("a", _tokens(rng, 1))
-                life.write("a")
-            life.append("a", _tokens(rng, 2 * size))
-            life.write("a")
-            life.free("a")
+class BlockManagerMachine(Machine):
+    """Sequences that come, grow, fork, lose rejected tokens and go.
+
+    Args:
+        num_blocks, block_size: the least and the most, both drawn.
+        calls: how many are drawn; after them every sequence is freed.
+        prefix_caching: of the manager.
+        compared: what an observation holds, beside the error; a small pool that caches prefixes may evict any of them.
+    """
+
+    def __init__(
+        self, answer: Answer, key: str, *, num_blocks: tuple[int, int], block_size: tuple[int, int], calls: int,
+        prefix_caching: bool = True, compared: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(answer, key)
+        pool = self.random.randint(*num_blocks), self.random.randint(*block_size)
+        self.shown.append(f"BlockManager(num_blocks={pool[0]}, block_size={pool[1]})")
+        self.manager = answer["BlockManager"](*pool, prefix_caching)
+        self.invariants = BlockInvariants(self.manager)
+        self.known, self.left, self.compared = self.invariants.known, calls, compared
+        self.texts = [self._tokens(3 * pool[1] + 1) for _ in range(2)]  # that prompts begin like
+        self.planned: list[Call] = []
+        self.gave: Observation = None
+
+    # ---- which call is next
+    def draw(self) -> Call | None:
+        """A call of any rule, of any sequence; tokens that are not written yet are written first."""
+        random, size, ids = self.random, self.manager.block_size, list(self.known)
+        self.left -= 1
+        if self.left < 0:
+            return ("free", ids[0]) if ids else None
+        if self.planned and self.is_possible(*self.planned[0]):
+            return self.planned.pop(0)
+        self.planned = []
+        rule = random.choices(list(RULES), RULES.values())[0]
+        new = next(letter for letter in ascii_letters if letter not in self.known)
+        if rule == "allocate" or not ids:
+            text = random.choice(self.texts)
+            return "allocate", new, text[: random.randint(0, len(text))] + self._tokens(random.randint(1, size + 1))
+        id = random.choice(ids)
+        known = self.known[id]
+        if not known.is_written and (rule != "free" or random.random() < 0.7):
+            return "write", id, random.choice((len(known.tokens), known.written + 1))
+        if rule == "append":
+            return "append", id, self._tokens(random.choice((1, 1, 2, size, 2 * size + 1)))
+        if rule == "fork":
+            return "fork", id, new
+        if rule == "truncate":  # other tokens take the place of the rejected ones, which another prompt has
+            self.planned = [("append", id, self._tokens(1)), ("allocate", new, known.tokens + self._tokens(1))]
+        elif rule == "free" and random.random() < 0.4:  # all blocks of a small pool are free, and some of them found
+            rest = self._tokens(min(4 * size, self.manager.num_blocks * size - len(known.tokens)))
+            others = [("free", other) for other in ids if other != id]
+            self.planned = [*others, ("allocate", new, known.tokens[: len(known.tokens) // 2 + 1] + rest)]
+        return ("free", id) if rule == "free" else ("truncate", id, random.randint(1, len(known.tokens)))
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randint(1, 99) for _ in range(count)]
+
+    def is_possible(self, rule: str, id: str, *arguments: Any) -> bool:
+        """A new id for a new sequence, and only a sequence that is all written grows, forks or loses tokens."""
+        if rule == "allocate":
+            return id not in self.known
+        known = self.known.get(id)
+        if known is None or (rule in ("append", "fork", "truncate") and not known.is_written):
+            return False
+        if rule == "write":
+            return known.written < arguments[0] <= len(known.tokens)
+        if rule == "truncate":
+            return arguments[0] <= len(known.tokens)
+        return rule != "fork" or arguments[0] not in self.known
+
+    # ---- the rules
+    def allocate(self, id: str, tokens: list[int]) -> None:
+        """A sequence comes. Nothing of it is written yet, but what is in the cache."""
+        cached = self._grow("allocate", id, tokens, self.manager.can_allocate(list(tokens)))
+        self.gave = "refused" if cached is None else cached
+        if cached is not None:
+            self.known[id] = Known(list(tokens))
+            self.invariants.check_table(id, "allocate")
+            if self.manager.prefix_caching:
+                self.invariants.check_cached(id, cached)
+            self.known[id].written = cached
+            self.invariants.evict(self.manager.table(id)[cached // self.manager.block_size :])
+        self.invariants.check("allocate")
+
+    def write(self, id: str, stop: int) -> None:
+        """The model computes a sequence's tokens up to ``stop``, and the manager is told."""
+        self.invariants.write(id, stop)
+        self.gave = self.call(self.manager.commit, id, stop)
+        self.invariants.check("commit")
+
+    def append(self, id: str, tokens: list[int]) -> None:
+        """A sequence grows, by tokens that are not written yet."""
+        known, table = self.known[id], list(self.manager.table(id))
+        partly = len(known.tokens) % self.manager.block_size > 0
+        shared = partly and self.invariants.holders()[table[-1]] > 1
+        copies = self._grow("append", id, tokens, self.manager.can_append(id, len(tokens)))
+        self.gave = "refused" if copies is None else len(copies) if isinstance(copies, list) else repr(copies)
+        if copies is not None:
+            known.tokens += tokens
+            after = self.manager.table(id)
+            _check_copies(id, copies, table[-1], after[len(table) - 1], shared)
+            taken = [block for block in after if block not in table]
+            self.invariants.evict(taken + table[-1:] * (partly and not shared))
+            for source, target in copies:
+                self.invariants.copy(source, target)
+        self.invariants.check("append")
+
+    def fork(self, parent: str, child: str) -> None:
+        """A second sequence with the same tokens: no block is taken."""
+        before = self.manager.num_free
+        self.gave = self.call(self.manager.fork, parent, child)
+        self.known[child] = Known(list(self.known[parent].tokens), self.known[parent].written)
+        if self.manager.table(child) is self.manager.table(parent):
+            cause = classic("parent and child share blocks, not the list of them: each has a table of its own", 2)
+            raise CheckMismatch("the child's table is the parent's list itself", cause)
+        if self.manager.num_free != before:
+            cause = "a fork shares all blocks: whoever writes first copies"
+            raise CheckMismatch(f"fork takes {before - self.manager.num_free} blocks", cause)
+        self.invariants.check("fork")
+
+    def truncate(self, id: str, length: int) -> None:
+        """The newest tokens were a rejected draft, and are dropped."""
+        known = self.known[id]
+        self.texts.append(list(known.tokens))
+        self.gave = self.call(self.manager.truncate, id, length)
+        del known.tokens[length:]
+        known.written = length
+        self.invariants.check("truncate")
+
+    def free(self, id: str) -> None:
+        """A sequence gives its blocks back; a second time is refused."""
+        self.gave = self.call(self.manager.free, id)
+        self.texts.append(self.known.pop(id).tokens)
+        for name in ("table", "free"):
+            try:
+                getattr(self.manager, name)(id)
+            except KeyError:
+                continue
+            raise CheckMismatch(f"{name}({id!r}) does not raise KeyError after {id!r} was freed", FORGOTTEN)
+        self.invariants.check("free")
+
+    def _grow(self, name: str, id: str, tokens: list[int], fits: bool) -> object:
+        """What allocate or append returns; None where it refuses as it must, and changes nothing."""
+        before, given = self.invariants.state(), list(tokens)
+        result = self.call(getattr(self.manager, name), id, given, expected=self.answer["OutOfBlocks"])
+        if isinstance(result, Exception):
+            if fits:
+                raise CheckMismatch(f"{name} raises OutOfBlocks although there is room", COUNTED)
+            if self.invariants.state() != before:
+                raise CheckMismatch(f"{name} raises OutOfBlocks after it has changed tables or references", COUNTED)
+            return None
+        if not fits:
+            raise CheckMismatch(f"{name} takes blocks although can_{name} says that there are too few", COUNTED)
+        if given != tokens:
+            raise CheckMismatch(f"{name} changes the list of tokens that it is given", "its caller still needs it")
+        given.append(-1)  # the caller goes on with its list
+        return result
+
+    def observation(self) -> Observation:
+        """What the call gave, tables, references and free blocks; blocks numbered by where they first stand."""
+        if not self.compared:
+            return None
+        labels: dict[int, int] = {}
+        tables = [
+            [id, self.manager.length(id), *(labels.setdefault(block, len(labels)) for block in self.manager.table(id))]
+            for id in sorted(self.known)
+        ]
+        return [self.gave, tables, [self.manager.references(block) for block in labels], self.manager.num_free]
 
 
-def _side_by_side(answer: Answer, rng: random.Random) -> None:
-    """Sequences that come, grow and go at different times."""
-    life = _life(answer, rng, 24)
-    for id in "abc":
-        life.allocate(id, _tokens(rng, rng.randint(1, 3 * life.block_size)))
-        life.write(id)
-    life.free("b")
-    for id in "acd":
-        if id == "d":
-            life.allocate("d", _tokens(rng, 2 * life.block_size))
-        else:
-            life.append(id, _tokens(rng, life.block_size + 1))
-        life.write(id)
-    for id in "cda":
-        life.free(id)
+def _check_copies(id: str, copies: object, old: int, new: int, shared: bool) -> None:
+    if not isinstance(copies, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in copies):
+        cause = "expected a list of pairs (source, target), empty if nothing is copied"
+        raise CheckMismatch(f"append returns {copies!r}", cause)
+    if copies and not shared:
+        cause = classic("only a last block that others hold too, and that has room, is copied", 2)
+        raise CheckMismatch(f"append copies block {copies[0][0]} for nothing", cause)
+    if shared and new == old:
+        raise CheckMismatch(f"{id!r} goes on in block {old}, which another table holds", SHARED)
+    if shared and copies != [(old, new)]:
+        raise CheckMismatch(f"append returns {copies}, expected {[(old, new)]}", COPIED)
 
 
-def _too_small(answer: Answer, rng: random.Random) -> None:
-    """A pool that runs out: nothing changes then."""
-    life = _life(answer, rng, 6)
-    size = life.block_size
-    head = _tokens(rng, 2 * size)
-    life.allocate("a", head + _tokens(rng, 1))
-    life.write("a")
-    life.allocate("b", _tokens(rng, 8 * size))  # more than there are
-    life.allocate("c", head + _tokens(rng, 4 * size))  # too many, although it shares two
-    life.append("a", _tokens(rng, 4 * size))
-    life.allocate("d", _tokens(rng, 3 * size))  # all that is left
-    life.write("d")
-    life.append("d", _tokens(rng, 1))
-    life.append("a", _tokens(rng, size))
-    life.free("d")
-    life.append("a", _tokens(rng, size))
-    life.write("a")
-    life.free("a")
-
-
-def _fork(answer: Answer, rng: random.Random) -> None:
-    """Copies of a sequence that go on apart; blocks of which the last is full, or not."""
-    for extra in (1, 0):
-        life = _life(answer, rng, 30)
-        size = life.block_size
-        life.allocate("a", _tokens(rng, 2 * size + extra))
-        life.write("a")
-        life.fork("a", "b")
-        life.fork("a", "c")
-        life.append("b", _tokens(rng, 1))
-        life.write("b")
-        life.append("a", _tokens(rng, size))
-        life.write("a")
-        life.append("c", _tokens(rng, 1))
-        life.write("c")
-        life.fork("c", "d")
-        life.free("c")
-        life.append("d", _tokens(rng, 2))
-        life.write("d")
-        for id in "bda":
-            life.free(id)
-
-
-def _fork_in_a_full_pool(answer: Answer, rng: random.Random) -> None:
-    """A copy that needs a block where there is none."""
-    life = _life(answer, rng, 3)
-    size = life.block_size
-    life.allocate("a", _tokens(rng, 2 * size + 1))
-    life.write("a")
-    life.fork("a", "b")
-    life.append("b", _tokens(rng, 1))  # no block for the copy
-    life.append("a", _tokens(rng, size))
-    life.free("a")
-    life.append("b", _tokens(rng, 1))
-    life.write("b")
-    life.free("b")
-
-
-def _prefix(answer: Answer, rng: random.Random) -> None:
-    """A common beginning: before it is written, while it is in use, and after its owner is gone."""
-    life = _life(answer, rng, 40)
-    size = life.block_size
-    head = _tokens(rng, 3 * size)
-    life.allocate("a", head + _tokens(rng, rng.randint(1, size)))
-    life.allocate("b", head + _tokens(rng, rng.randint(1, size)))  # nothing is written yet: nothing is found
-    life.write("a", 2 * size)
-    life.allocate("c", head + _tokens(rng, 2))  # two blocks of three
-    life.write("a")
-    life.write("b")
-    life.write("c")
-    life.allocate("d", list(head))  # its last token must be computed
-    life.write("d")
-    life.allocate("e", head[: 2 * size] + _tokens(rng, 2 * size))  # the same only at first
-    life.write("e")
-    for id in "acb":
-        life.free(id)
-    life.allocate("f", head + _tokens(rng, 1))
-    life.write("f")
-    for id in "dfe":
-        life.free(id)
-    life.allocate("g", head + _tokens(rng, 1))  # nobody holds it any more, and it is still there
-    life.write("g")
-    life.free("g")
-
-
-def _prefix_in_a_full_pool(answer: Answer, rng: random.Random) -> None:
-    """The blocks that a beginning is found in are the next to be taken."""
-    life = _life(answer, rng, 4)
-    size = life.block_size
-    head = _tokens(rng, 2 * size)
-    life.allocate("a", head + _tokens(rng, 2 * size))
-    life.write("a")
-    life.free("a")
-    life.allocate("b", head + _tokens(rng, 2 * size))
-    life.write("b")
-    life.free("b")
-    life.allocate("c", head[:size] + _tokens(rng, 3 * size))
-    life.write("c")
-    life.append("c", _tokens(rng, 1))
-    life.free("c")
-
-
-def _drafts(answer: Answer, rng: random.Random) -> None:
-    """Tokens that are dropped again, also from a full block that can be found by its prefix."""
-    life = _life(answer, rng, 30)
-    size = life.block_size
-    head = _tokens(rng, 2 * size)
-    life.allocate("a", list(head))
-    life.write("a")
-    life.truncate("a", 2 * size - 1)
-    life.append("a", [head[-1] + 1])
-    life.write("a", commit=False)
-    life.allocate("b", head + _tokens(rng, 1))  # the second block is another one now
-    life.write("b")
-    for _ in range(4):
-        count = rng.randint(1, 2 * size)
-        life.append("a", _tokens(rng, count))
-        life.write("a", commit=False)
-        life.truncate("a", len(life.known["a"].tokens) - rng.randint(0, count))
-        life.write("a")
-    life.fork("b", "c")
-    life.truncate("c", size + 1)
-    life.append("c", _tokens(rng, size))
-    life.write("c")
-    for id in "bac":
-        life.free(id)
-
-
-def _a_long_life(answer: Answer, rng: random.Random) -> None:
-    """Many calls in any order on a small pool."""
-    life = _life(answer, rng, rng.randint(5, 14))
-    size, heads = life.block_size, [_tokens(rng, 12) for _ in range(2)]
-    for number in range(70):
-        ids, id = list(life.known), str(number)
-        choice = rng.random()
-        if not ids or choice < 0.25:
-            head = rng.choice(heads)[: rng.randint(0, 12)]
-            if life.allocate(id, head + _tokens(rng, rng.randint(1, size))) and rng.random() < 0.7:
-                life.write(id, rng.choice((None, size)))
-            continue
-        id = rng.choice(ids)
-        known = life.known[id]
-        if known.written < len(known.tokens):
-            life.write(id, rng.choice((None, 2)))
-        elif choice < 0.65:
-            life.append(id, _tokens(rng, rng.randint(1, size + 1)))
-        elif choice < 0.75:
-            life.fork(id, f"{number}f")
-        elif choice < 0.82:
-            life.truncate(id, rng.randint(1, len(known.tokens)))
-        else:
-            life.free(id)
-    for id in list(life.known):
-        life.free(id)
-
-
-_TAKEN = {
-    "OutOfBlocks": classic("more blocks are taken than are needed, and counted at the door", 5),
-    "KeyError": classic("a sequence that is freed is forgotten, and no other: only so is a double free an error", 4),
-    "AssertionError": "",
-}
-_SCENES = (
-    Scene("one sequence", _one_sequence, _TAKEN),
-    Scene("sequences side by side", _side_by_side, _TAKEN, times=2),
-    Scene("a pool that is too small", _too_small, _TAKEN, times=2),
-    Scene("forks", _fork, _TAKEN, times=2),
-    Scene("a fork in a full pool", _fork_in_a_full_pool, _TAKEN, times=2),
-    Scene("a common beginning", _prefix, _TAKEN, times=2),
-    Scene("a common beginning in a full pool", _prefix_in_a_full_pool, _TAKEN, times=2),
-    Scene("drafts that are dropped", _drafts, _TAKEN, times=2),
-    Scene("a long life", _a_long_life, _TAKEN, times=6),
+WORKLOADS = (
+    Workload(
+        "BlockManager with blocks of one token",
+        BlockManagerMachine,
+        {"num_blocks": (60, 60), "block_size": (1, 1), "calls": 12},
+        times=5,
+        hidden=({"num_blocks": (500, 500), "calls": 60}, 2),
+    ),
+    Workload(
+        "BlockManager with many blocks",
+        BlockManagerMachine,
+        {"num_blocks": (30, 40), "block_size": (2, 4), "calls": 25},
+        times=25,
+        hidden=({"num_blocks": (500, 500), "block_size": (2, 5), "calls": 60}, 3),
+    ),
+    Workload(
+        "BlockManager in a small pool",
+        BlockManagerMachine,
+        {"num_blocks": (3, 10), "block_size": (2, 4), "calls": 30},
+        times=40,
+        hidden=({"num_blocks": (4, 12), "calls": 60, "compared": False}, 8),
+    ),
+    Workload(
+        "BlockManager without prefix caching in a small pool",
+        BlockManagerMachine,
+        {"num_blocks": (5, 12), "block_size": (2, 4), "calls": 30, "prefix_caching": False},
+        hidden=({"calls": 60}, 4),
+    ),
 )
+RAISED = {"OutOfBlocks": COUNTED, "KeyError": FORGOTTEN}
 
 
-BLOCK_MANAGER = Exercise(
-    "5.2",
-    "block manager",
-    points=18,
-    observe=hidden_blocks.block_manager,
-)
+@collected
+def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: longer runs, in larger pools and in small ones."""
+    for workload in WORKLOADS:
+        yield from workload.observe(vars(package), f"{seed}/5.2")
+
+
+BLOCK_MANAGER = Exercise("5.2", "block manager", points=18, observe=observe)
 
 
 @BLOCK_MANAGER.checked_by
@@ -244,10 +253,11 @@ def check_block_manager(BlockManager: Callable, OutOfBlocks: type[Exception], se
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    check_scenes(
+    check_workloads(
         BLOCK_MANAGER,
         {"BlockManager": BlockManager, "OutOfBlocks": OutOfBlocks},
-        _SCENES,
+        WORKLOADS,
         seed,
         "every sequence found its own tokens in its slots after every call, and every block came back",
+        RAISED,
     )

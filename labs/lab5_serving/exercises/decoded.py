@@ -1,4 +1,4 @@
-"""Scenes of exercise 5.1 that decode: the same tokens as without a cache, and one token a step and sequence."""
+"""Scenarios of exercise 5.1 that decode: the same tokens as without a cache, and one token a step and sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from utils.checks.core import classic, listed
 
-from .scenes import mistaken
+from .scenarios import CheckMismatch
 from .spied_model import Asked, SpiedModel, tiny_model, without_cache
 
 Answer = Mapping[str, Callable]
@@ -54,7 +54,7 @@ def _judge(answer: Answer, model: SpiedModel, prompts: list[list[int]], new: int
     where = f"prompts of {listed(map(len, prompts))} tokens, {new} new ones"
     notes = model.notes
     if given != prompts:
-        mistaken("decode changes the prompts that it is given", "its caller still needs them", where)
+        raise CheckMismatch("decode changes the prompts that it is given", "its caller still needs them", where)
     steps = max(map(len, right))
     _judge_passes(notes.passes, prompts, right, where)
     _judge_rows(notes, prompts, where)
@@ -62,11 +62,11 @@ def _judge(answer: Answer, model: SpiedModel, prompts: list[list[int]], new: int
     allowed = len(prompts) * (longest + steps - 1)
     if notes.tokens > allowed:
         cause = classic("text that is in the cache goes through the model again", 4)
-        mistaken(f"{notes.tokens} tokens go through the model, {allowed} are enough", cause, where)
+        raise CheckMismatch(f"{notes.tokens} tokens go through the model, {allowed} are enough", cause, where)
     if not isinstance(got, list) or [list(map(int, text)) for text in got] != right:
         b = next((b for b, text in enumerate(right) if b >= len(got) or list(map(int, got[b])) != text), 0)
         found = listed(got[b]) if b < len(got) else "nothing"
-        mistaken(
+        raise CheckMismatch(
             f"sequence {b} of {len(prompts)} continues {found}",
             "the steps look right: how are the tokens chosen and kept?",
             f"expected {listed(right[b])}",
@@ -82,7 +82,7 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             continue  # another way to lay out a step: its tokens and its budget are judged
         if step and asked.tokens.shape[1] > 1:
             cause = "text that is in the cache goes through the model again: a step brings the newest token alone"
-            mistaken(
+            raise CheckMismatch(
                 f"step {step + 1} brings {asked.tokens.shape[1]} tokens of each sequence", classic(cause, 4), where
             )
         for b, prompt in enumerate(prompts):
@@ -94,7 +94,7 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             count = len(due)
             at = asked.positions[b, :count].tolist()
             if at != due:
-                mistaken(
+                raise CheckMismatch(
                     f"step {step + 1}: the token of sequence {b} stands at position {listed(at)}, "
                     f"{listed(due)} {'is' if count == 1 else 'are'} right",
                     _why_position(at[0], begin, longest + step - 1, passes[step - 1] if step else None, b),
@@ -103,7 +103,7 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             found = asked.tokens[b, :count].tolist()
             wanted = [text[i] for i in due]
             if found != wanted:
-                mistaken(
+                raise CheckMismatch(
                     f"step {step + 1} brings token {listed(found)} of sequence {b}, expected {listed(wanted)}",
                     _why_token(passes[step - 1], b, prompts, step) if step else "",
                     where,
@@ -133,7 +133,7 @@ def _why_token(before: Asked, b: int, prompts: list[list[int]], step: int) -> st
 def _judge_rows(notes, prompts: list[list[int]], where: str) -> None:
     """The rows of which logits are taken."""
     if not notes.passes or not notes.rows:
-        mistaken("decode does not ask the model: no pass, or no logits", "", where)
+        raise CheckMismatch("decode does not ask the model: no pass, or no logits", "", where)
     asked, rows = notes.passes[0], notes.rows[0]
     if asked.hidden.dim() != 3 or rows.shape != (len(prompts), asked.hidden.shape[-1]):
         return
@@ -142,7 +142,7 @@ def _judge_rows(notes, prompts: list[list[int]], where: str) -> None:
             continue
         found = [t for t in range(asked.hidden.shape[1]) if torch.equal(rows[b], asked.hidden[b, t])]
         which = f"row {found[0]}" if found else "no row of its own"
-        mistaken(
+        raise CheckMismatch(
             f"logits of sequence {b} are taken of {which}, its last token is row {len(prompt) - 1}",
             classic("the next token comes from the last *real* row of each sequence: counts - 1", 6),
             where,

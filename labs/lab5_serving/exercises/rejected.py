@@ -1,4 +1,4 @@
-"""A scene of exercise 5.6: greedy text by drafts is the target's own, and no cache keeps a rejected token."""
+"""A scenario of exercise 5.6: greedy text by drafts is the target's own, and no cache keeps a rejected token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from utils.checks.core import classic, listed
 from utils.serving import SamplingParams
 
-from .scenes import mistaken
+from .scenarios import CheckMismatch
 from .spied_model import SpiedModel, tiny_model, without_cache
 
 KEPT = classic("a rejected token stays in the cache: keep what was accepted, less the newest token", 8)
@@ -32,7 +32,7 @@ def drafts_are_dropped(answer: Mapping[str, Callable], rng: random.Random) -> No
     _judge_reading("target", target, right, judged, where)
     _judge_reading("draft", draft, right, judged, where)
     if list(got.tokens) != right[len(prompt) :]:
-        mistaken(
+        raise CheckMismatch(
             f"the text is {listed(got.tokens)}",
             "greedy decoding by drafts gives the tokens of the target alone",
             f"expected {listed(right[len(prompt) :])}",
@@ -63,20 +63,22 @@ def _judge_reading(name: str, model: SpiedModel, right: list[int], judged: list[
     for turn, asked in enumerate(model.notes.passes):
         tokens, positions = asked.tokens.flatten().tolist(), asked.positions.flatten().tolist()
         if not positions:
-            mistaken(f"pass {turn + 1} of the {name} reads nothing: its cache is longer than the text", KEPT, where)
+            raise CheckMismatch(
+                f"pass {turn + 1} of the {name} reads nothing: its cache is longer than the text", KEPT, where
+            )
         first, new_round = positions[0], any(last < number <= asked.number for number in judged)
         last = asked.number
         for position in range(first if new_round else 0):
             text = right[position] if position < len(right) else "nothing"
             if cache.get(position) != text:
-                mistaken(
+                raise CheckMismatch(
                     f"pass {turn + 1} of the {name} goes on at position {first}, and its cache holds token "
                     f"{cache.get(position, 'nothing')} at position {position}, where the text has {text}",
                     KEPT,
                     where,
                 )
         if new_round and first < len(right) and cache.get(first) == right[first]:
-            mistaken(
+            raise CheckMismatch(
                 f"pass {turn + 1} of the {name} reads position {first} again, which its cache holds",
                 classic("more is dropped than was rejected: all but the newest token of the text have been read", 8),
                 where,

@@ -2,135 +2,188 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 from utils.checks.core import Exercise, classic
+from utils.checks.hidden import Observation, collected
+from utils.serving import SamplingParams
 
-from . import hidden_schedule
-from .plain_blocks import PlainBlocks
-from .scenes import Scene, check_scenes
-from .shift import Shift, new_shift
+from .fake_block_manager import FakeBlockManager
+from .scenarios import Answer, CheckMismatch
+from .schedule_invariants import StateBefore, StepInvariants
+from .stateful import Call, Machine, Workload, check_workloads
 
-Answer = Mapping[str, Callable]
-
-
-def _shift(answer: Answer, blocks: PlainBlocks, max_batch: int, budget: int, **options: bool) -> Shift:
-    name = "StaticScheduler" if options.get("static") else "Scheduler"
-    return new_shift(
-        answer[name], answer["Request"], blocks=blocks, max_batch=max_batch, token_budget=budget, **options
-    )
+#: Steps in which right schedulers finish all requests of a run.
+MOST_STEPS = 400
 
 
-def _arrivals(shift: Shift, rng: random.Random, count: int, prompt: int, new: int) -> None:
-    """So many requests that arrive while others run."""
-    for number in range(count):
-        shift.add(f"r{number}", rng.randint(1, prompt), rng.randint(1, new))
-        for _ in range(rng.choice((0, 0, 1, 2, 5))):
-            if shift.scheduler.has_work:
-                shift.step()
-    shift.finish()
+class SchedulerMachine(Machine):
+    """Requests that arrive, run without a model, finish and are aborted.
+
+    Args:
+        blocks, block_size, max_batch, budget, prompt, new: the least and the most, all drawn; ``blocks`` of the pool,
+            ``budget`` tokens more than ``max_batch``, and a request's ``prompt`` and ``new`` tokens.
+        scheduler: the class's name.
+        long: tokens of the third request's prompt, if it is a longer one.
+        aborts: the share of steps before which a client gives up.
+        cached: whether beginnings of prompts are in the cache.
+        requests: how many arrive.
+        options: of the scheduler.
+    """
+
+    def __init__(
+        self, answer: Answer, key: str, *, blocks: tuple[int, int], block_size: tuple[int, int] = (4, 4),
+        max_batch: tuple[int, int] = (2, 5), budget: tuple[int, int] = (0, 6), prompt: tuple[int, int] = (1, 9),
+        new: tuple[int, int] = (1, 9), scheduler: str = "Scheduler", long: tuple[int, int] | None = None,
+        aborts: float = 0.0, cached: bool = False, requests: int = 10, **options: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(answer, key)
+        drawn = self.random.randint
+        self.blocks = FakeBlockManager(drawn(*blocks), drawn(*block_size))
+        batch = drawn(*max_batch)
+        options = {"max_batch": batch, "token_budget": batch + drawn(*budget), **options}
+        said = ", ".join(f"{option}={value}" for option, value in options.items())
+        self.shown.append(f"{scheduler}({self.blocks.num_blocks} blocks of {self.blocks.block_size}, {said})")
+        self.scheduler, self.static = answer[scheduler](self.blocks, **options), scheduler == "StaticScheduler"
+        self.prompt, self.new, self.long, self.aborts, self.cached = prompt, new, long, aborts, cached
+        self.requests: dict[str, Any] = {}
+        self.left, self.arrived, self.steps, self.wait = requests, 0, 0, 0
+        self.seen: Observation = None
+
+    # ---- which call is next
+    def draw(self) -> Call | None:
+        """A request arrives, or the scheduler makes a step, until all requests have arrived and are finished."""
+        random = self.random
+        if self.requests and random.random() < self.aborts:
+            return "abort", random.choice(list(self.requests))
+        if self.scheduler.has_work and (self.wait > 0 or not self.left):
+            self.wait -= 1
+            return ("schedule",)
+        if not self.left:
+            return None if self.steps < 0 else ("finish",)
+        self.left, self.wait, self.arrived = self.left - 1, random.choice((0, 0, 1, 2, 5)), self.arrived + 1
+        prompt = random.randint(*(self.long if self.long and self.arrived == 3 else self.prompt))
+        saved = random.choice((0, 1, 2)) * self.blocks.block_size if self.cached else 0
+        return "add", f"r{self.arrived}", prompt, random.randint(*self.new), saved
+
+    def is_possible(self, rule: str, *arguments: Any) -> bool:
+        """There is something to schedule, and only an unfinished request is aborted."""
+        if rule == "abort":
+            return arguments[0] in self.requests
+        return rule == "add" or self.scheduler.has_work == (rule == "schedule")
+
+    # ---- the rules
+    def add(self, id: str, prompt: int, new: int, saved: int) -> None:
+        """A request arrives, some blocks of which may be in the cache; none outgrows the pool."""
+        capacity = self.blocks.num_blocks * self.blocks.block_size
+        prompt = min(prompt, capacity)
+        new, self.blocks.cached[id] = min(new, capacity + 1 - prompt), saved
+        params = SamplingParams(max_new_tokens=new, ignore_eos=True)
+        self.requests[id] = self.answer["Request"](id=id, prompt=list(range(1, prompt + 1)), params=params)
+        self.shown.append(f"add({id}: {prompt} tokens, {new} new)")
+        self.scheduler.add(self.requests[id])
+        self.seen = None
+
+    def abort(self, id: str) -> None:
+        """A client gives up, waiting or running."""
+        self.shown.append(f"remove({id})")
+        self.scheduler.remove(self.requests.pop(id))
+        self.seen = None
+
+    def schedule(self) -> None:
+        """One step, which is checked, and then played as the engine plays it, without a model."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            cause = classic("requests preempt one another and none is finished, or one is passed over for ever", 5)
+            raise CheckMismatch(f"livelock: {_ids(self.requests)} not finished after {MOST_STEPS} steps", cause)
+        scheduler, requests = self.scheduler, self.requests
+        before = StateBefore(
+            list(scheduler.running), list(scheduler.waiting),
+            {id: request.pending for id, request in requests.items()},
+            {id: request.computed for id, request in requests.items()},
+        )  # fmt: skip
+        self.blocks.calls.clear()
+        step = self.call(scheduler.schedule, shown=_chunks)
+        running = ", ".join(f"{r.id} ({before.pending[r.id]} pending)" for r in before.running) or "none"
+        self.shown[-1] += f"   (before: running {running}; waiting {_ids(r.id for r in before.waiting)})"
+        StepInvariants(scheduler, self.blocks, requests, before, self.static).check(step)
+        self.seen = [
+            sorted([chunk.request.id, chunk.start, chunk.count] for chunk in step.chunks),
+            list(map(list, self.blocks.calls)),
+            sorted(map(list, self.blocks.lengths.items())),
+        ]
+        for request, start, count in step.chunks:
+            request.computed = start + count
+            if request.computed == len(request.tokens):
+                request.append(0, 0.0)
+                if len(request.tokens) >= request.limit:
+                    scheduler.remove(requests.pop(request.id))
+
+    def finish(self) -> None:
+        """Nothing is left: every request has all its tokens, and no block is held."""
+        self.steps, self.seen = -1, None
+        if self.requests:
+            cause = "a request is in neither list"
+            raise CheckMismatch(f"{_ids(self.requests)} not finished, and the scheduler has no work", cause)
+        if self.blocks.num_used:
+            raise CheckMismatch(f"block leak: {self.blocks.num_used} blocks in use after the last request")
+
+    def observation(self) -> Observation:
+        """A step's chunks, who was admitted and preempted, and the tokens that have slots."""
+        return self.seen
 
 
-def _one_request(answer: Answer, rng: random.Random) -> None:
-    """A prompt longer than the budget, then one token a step."""
-    for prompt in (1, rng.randint(9, 30)):
-        shift = _shift(answer, PlainBlocks(40, 4), 3, 8)
-        shift.add("a", prompt, rng.randint(1, 5))
-        shift.finish()
+def _ids(requests: Any) -> str:
+    return " ".join(requests) or "none"
 
 
-def _late_and_early(answer: Answer, rng: random.Random) -> None:
-    """Requests that arrive late and finish early, blocks enough for all."""
-    _arrivals(_shift(answer, PlainBlocks(400, 4), rng.randint(2, 4), rng.randint(6, 12)), rng, 12, 9, 9)
+def _chunks(step: Any) -> str:
+    chunks = getattr(step, "chunks", None)
+    if not isinstance(chunks, list):
+        return repr(step)
+    return " ".join(f"{chunk.request.id}[{chunk.start}:{chunk.start + chunk.count}]" for chunk in chunks) or "nothing"
 
 
-def _long_prompt(answer: Answer, rng: random.Random) -> None:
-    """A long prompt among short ones: those who run get on beside it, and it is not passed over."""
-    shift = _shift(answer, PlainBlocks(30, 4), 4, 8)
-    for id in ("a", "b"):
-        shift.add(id, rng.randint(2, 6), rng.randint(6, 12))
-    shift.step()
-    shift.add("long", rng.randint(60, 90), 3)
-    for number in range(8):
-        shift.add(f"s{number}", rng.randint(1, 4), rng.randint(1, 4))
-        shift.step()
-    shift.finish()
+def _workload(name: str, times: int, hidden: int, static: bool = False, **options: Any) -> Workload:
+    """Runs of a scheduler; the hidden ones have more requests."""
+    scheduler = "StaticScheduler" if static else "Scheduler"
+    options = {"scheduler": scheduler, **options}
+    return Workload(f"{scheduler} with {name}", SchedulerMachine, options, times, ({"requests": 12}, hidden))
 
 
-def _small_pool(answer: Answer, rng: random.Random) -> None:
-    """Requests that outgrow the pool together: the newest loses its blocks, and computes again later."""
-    size = rng.choice((1, 2, 3))
-    blocks = PlainBlocks(-(-24 // size) + rng.randint(0, 3), size)
-    _arrivals(_shift(answer, blocks, 6, rng.choice((6, 8, 40))), rng, 10, 8, 14)
-
-
-def _shared_prefix(answer: Answer, rng: random.Random) -> None:
-    """Prompts of which a part is in the cache."""
-    saved = {f"r{number}": rng.choice((0, 4, 8)) for number in range(10)}
-    blocks = PlainBlocks(rng.choice((12, 60)), 4, saved.__getitem__)
-    _arrivals(_shift(answer, blocks, 4, 10), rng, 10, 16, 8)
-
-
-def _whole_prompts(answer: Answer, rng: random.Random) -> None:
-    """Prompts that may not be split, some of them longer than the budget."""
-    _arrivals(_shift(answer, PlainBlocks(60, 4), 4, 8, chunked_prefill=False), rng, 10, 14, 6)
-
-
-def _aborts(answer: Answer, rng: random.Random) -> None:
-    """Clients that give up, waiting or running."""
-    shift = _shift(answer, PlainBlocks(14, 2), 4, 8)
-    for number in range(14):
-        shift.add(f"r{number}", rng.randint(1, 10), rng.randint(1, 8))
-        if shift.scheduler.has_work:
-            shift.step()
-        if rng.random() < 0.4:
-            shift.abort(rng.choice(list(shift.requests)))
-    shift.finish()
-
-
-def _static_batches(answer: Answer, rng: random.Random) -> None:
-    """Static batches of requests of different lengths, which arrive while a batch runs."""
-    shift = _shift(answer, PlainBlocks(400, 4), 4, rng.choice((8, 40)), static=True)
-    for number in range(3):
-        shift.add(f"a{number}", rng.randint(1, 6), rng.randint(2, 9))
-    _arrivals(shift, rng, 10, 9, 9)
-
-
-def _static_pool(answer: Answer, rng: random.Random) -> None:
-    """Static batches that the pool limits."""
-    shift = _shift(answer, PlainBlocks(12, 2), 6, rng.choice((8, 40)), static=True)
-    for number in range(4):
-        shift.add(f"a{number}", rng.randint(1, 9), rng.randint(1, 12))
-    _arrivals(shift, rng, 8, 9, 12)
-
-
-_RAISED = {
-    "NoRoom": classic("blocks are asked for without a look: _make_room and _admit say whether there are any", 4),
+SMALL = {"block_size": (1, 3), "max_batch": (3, 6), "budget": (0, 34), "prompt": (1, 8), "new": (1, 14)}
+WORKLOADS = (
+    _workload("one request", 3, 1, blocks=(40, 40), requests=1, prompt=(1, 30)),
+    _workload("many blocks", 8, 3, blocks=(400, 400)),
+    _workload("a long prompt among short ones", 4, 3, blocks=(30, 30), long=(50, 90)),
+    _workload("beginnings in the cache", 6, 3, blocks=(12, 60), prompt=(1, 16), cached=True),
+    _workload("few blocks", 16, 6, blocks=(16, 24), **SMALL),
+    _workload("prompts that may not be split", 6, 3, blocks=(60, 60), prompt=(1, 14), chunked_prefill=False),
+    _workload("clients that give up", 6, 3, blocks=(14, 14), block_size=(2, 2), aborts=0.15),
+    _workload("many blocks", 6, 2, static=True, blocks=(400, 400), budget=(0, 36)),
+    _workload("few blocks", 10, 3, static=True, blocks=(12, 16), **(SMALL | {"block_size": (2, 3)})),
+    _workload("prompts that may not be split", 0, 2, static=True, blocks=(60, 60), chunked_prefill=False),
+    _workload("clients that give up", 0, 2, static=True, blocks=(24, 24), aborts=0.15),
+)
+RAISED = {
+    "NoRoom": classic("call _make_room or _admit before taking blocks: they say whether there are any", 4),
     "deque mutated": classic("_admit and _preempt change the lists: loop over a copy, or look again each time", 4),
-    "pop from an empty deque": "nobody waits any more: look at self.waiting before _admit",
-    "index out of range": "nobody waits any more: look at self.waiting before _admit",
-    "KeyError": classic("who was preempted has no blocks any more: look at its status", 4),
+    "pop from an empty deque": "no request waits any more: look at self.waiting before _admit",
+    "index out of range": "no request waits any more: look at self.waiting before _admit",
+    "KeyError": classic("a preempted request has no blocks any more: look at its status", 4),
 }
-_SCENES = (
-    Scene("one request", _one_request, _RAISED),
-    Scene("requests that arrive late and finish early", _late_and_early, _RAISED, times=4),
-    Scene("a long prompt among short ones", _long_prompt, _RAISED, times=2),
-    Scene("prompts of which a part is in the cache", _shared_prefix, _RAISED, times=3),
-    Scene("a small pool", _small_pool, _RAISED, times=8),
-    Scene("prompts that may not be split", _whole_prompts, _RAISED, times=3),
-    Scene("clients that give up", _aborts, _RAISED, times=3),
-    Scene("static batches", _static_batches, _RAISED, times=3),
-    Scene("static batches in a small pool", _static_pool, _RAISED, times=4),
-)
 
 
-SCHEDULERS = Exercise(
-    "5.3",
-    "schedulers",
-    points=18,
-    observe=hidden_schedule.schedulers,
-)
+@collected
+def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: more requests, and what the check plays with the continuous scheduler only."""
+    for workload in WORKLOADS:
+        yield from workload.observe(vars(package), f"{seed}/5.3")
+
+
+SCHEDULERS = Exercise("5.3", "schedulers", points=18, observe=observe)
 
 
 @SCHEDULERS.checked_by
@@ -142,10 +195,11 @@ def check_schedulers(
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    check_scenes(
+    check_workloads(
         SCHEDULERS,
         {"Scheduler": Scheduler, "StaticScheduler": StaticScheduler, "Request": Request},
-        _SCENES,
+        WORKLOADS,
         seed,
-        "nobody was passed over, nobody waited beside a free place, and every request got all its tokens",
+        "no request was passed over or waited while there was room for it, and every request got all its tokens",
+        RAISED,
     )

@@ -15,9 +15,9 @@ from utils.checks.core import Exercise, classic
 from utils.chi_square import chi_square
 
 from . import hidden_sampling
-from .laws import MISTAKES, RIGHT, Law, distance, left_over
 from .rejected import KEPT, drafts_are_dropped
-from .scenes import Scene, check_scenes, mistaken
+from .sampling_rules import MISTAKES, RIGHT, Distribution, distance, left_over
+from .scenarios import CheckMismatch, CheckScenario, check_scenarios
 
 Answer = Mapping[str, Callable]
 
@@ -47,10 +47,10 @@ def _residual(answer: Answer, rng: random.Random) -> None:
     mine = p.clone(), q.clone()
     got = answer["residual"](*mine)
     if not torch.equal(mine[0], p) or not torch.equal(mine[1], q):
-        mistaken("residual changes its arguments in place", "the caller still needs them")
+        raise CheckMismatch("residual changes its arguments in place", "the caller still needs them")
     if not isinstance(got, Tensor) or got.shape != p.shape:
         shown = f"a tensor of {tuple(got.shape)}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"residual gives {shown}", f"expected {tuple(p.shape)}, the shape of its arguments")
+        raise CheckMismatch(f"residual gives {shown}", f"expected {tuple(p.shape)}, the shape of its arguments")
     got = got.double()
     if torch.allclose(got, right, rtol=1e-5, atol=1e-7):
         return
@@ -74,7 +74,7 @@ def _residual(answer: Answer, rng: random.Random) -> None:
         if not cause and torch.allclose(got[some].nan_to_num(0), wrong[some].nan_to_num(0), rtol=1e-4, atol=1e-6):
             cause = classic(text, 3)
     total = got.sum(-1)
-    mistaken(
+    raise CheckMismatch(
         "the residual distribution is wrong",
         cause,
         f"rows sum to {total.min():.4g} .. {total.max():.4g}, smallest entry {got.min():.4g}",
@@ -95,9 +95,11 @@ def _call(answer: Answer, p: Tensor, q: Tensor, drafted: list[int], generator: t
     mine = p.clone(), q.clone(), torch.tensor(drafted, dtype=torch.int64)
     got = answer["speculative_sample"](*mine, generator)
     if not torch.equal(mine[0], p) or not torch.equal(mine[1], q) or mine[2].tolist() != drafted:
-        mistaken("speculative_sample changes its arguments in place", "the caller still needs them")
+        raise CheckMismatch("speculative_sample changes its arguments in place", "the caller still needs them")
     if not isinstance(got, list) or not all(isinstance(token, int) for token in got):
-        mistaken(f"speculative_sample returns {got!r}", "expected a list of ints: the accepted tokens and one more")
+        raise CheckMismatch(
+            f"speculative_sample returns {got!r}", "expected a list of ints: the accepted tokens and one more"
+        )
     return tuple(got)
 
 
@@ -136,7 +138,7 @@ def _told(got: tuple, due: tuple, drafted: list[int], where: str) -> None:
     else:
         cause = classic("a rejected token is replaced from max(p - q, 0), what comes after k tokens from row k", 2)
     due_said = ", ".join(map(str, due))
-    mistaken(f"of the drafted tokens {drafted} come {list(got)}, expected [{due_said}]", cause, where)
+    raise CheckMismatch(f"of the drafted tokens {drafted} come {list(got)}, expected [{due_said}]", cause, where)
 
 
 # ---- many calls
@@ -154,8 +156,8 @@ def _between(rng: random.Random, k: int, size: int) -> tuple[Tensor, Tensor, lis
         always = sum(share > 1.4 and x != int(p[i].argmax()) for i, (share, x) in enumerate(zip(stays, drafted)))
         if sometimes + always < k or sometimes < max(1, k - 1) or (k > 1 and always < 1):
             continue
-        right, *wrong = (rule.law(p, q, drafted) for rule in (RIGHT, *(rule for rule, *_ in MISTAKES)))
-        pairs = [(right, law) for law in wrong] + [(wrong[-1], law) for law in wrong[:-1]]
+        right, *wrong = (rule.distribution(p, q, drafted) for rule in (RIGHT, *(rule for rule, *_ in MISTAKES)))
+        pairs = [(right, other) for other in wrong] + [(wrong[-1], other) for other in wrong[:-1]]
         if k == 1 or all(distance(*pair) > CLEAR for pair in pairs):
             return p.float(), q.float(), drafted
 
@@ -173,15 +175,17 @@ def _sampled(answer: Answer, rng: random.Random, k: int, size: int) -> None:
     p, q, drafted = _between(rng, k, size)
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     counts = Counter(_call(answer, p, q, drafted, generator) for _ in range(SAMPLES))
-    if _fits(counts, RIGHT.law(p, q, drafted)) >= WRONG:
+    if _fits(counts, RIGHT.distribution(p, q, drafted)) >= WRONG:
         return
-    found = [(_fits(counts, rule.law(p, q, drafted)), classic(text, number)) for rule, text, number in MISTAKES]
+    found = [
+        (_fits(counts, rule.distribution(p, q, drafted)), classic(text, number)) for rule, text, number in MISTAKES
+    ]
     best, cause = max(found, key=lambda pair: pair[0])
-    law = RIGHT.law(p, q, drafted)
-    worst = max({*law, *counts}, key=lambda result: abs(counts[result] / SAMPLES - law.get(result, 0.0)))
-    mistaken(
+    expected = RIGHT.distribution(p, q, drafted)
+    worst = max({*expected, *counts}, key=lambda result: abs(counts[result] / SAMPLES - expected.get(result, 0.0)))
+    raise CheckMismatch(
         f"the tokens do not have the target's distribution: {list(worst)} comes in {counts[worst] / SAMPLES:.1%} "
-        f"of {SAMPLES:,} calls, in {law.get(worst, 0.0):.1%} it should",
+        f"of {SAMPLES:,} calls, in {expected.get(worst, 0.0):.1%} it should",
         cause if best > EXPLAINED else _by_form(counts, drafted),
         f"k={k}, V={size}, drafted {drafted}; p/q of these: "
         + ", ".join(f"{float(p[i, x] / q[i, x]):.2f}" for i, x in enumerate(drafted)),
@@ -198,14 +202,14 @@ def _by_form(counts: Counter, drafted: list[int]) -> str:
     return ""
 
 
-def _fits(counts: Counter, law: Law) -> float:
+def _fits(counts: Counter, expected: Distribution) -> float:
     """The p-value of samples under a distribution; 0 where something came that it does not know."""
-    if any(law.get(result, 0.0) <= 0 for result in counts):
+    if any(expected.get(result, 0.0) <= 0 for result in counts):
         return 0.0
-    results = [result for result, share in law.items() if share > 0]
+    results = [result for result, share in expected.items() if share > 0]
     if len(results) < 2:
         return 1.0
-    shares = torch.tensor([law[result] for result in results], dtype=torch.float64)
+    shares = torch.tensor([expected[result] for result in results], dtype=torch.float64)
     return chi_square(torch.tensor([counts[result] for result in results]), shares).p_value
 
 
@@ -221,7 +225,9 @@ def _own_numbers(answer: Answer, rng: random.Random) -> None:
             states.append(torch.equal(before, torch.get_rng_state()))
     if results[0] != results[1] or not all(states):
         cause = classic("pass the request's generator, or use the uniforms that are drawn from it", 7)
-        mistaken("the result depends on PyTorch's global random numbers", cause, "same generator, another global seed")
+        raise CheckMismatch(
+            "the result depends on PyTorch's global random numbers", cause, "same generator, another global seed"
+        )
 
 
 _RAISED = {
@@ -230,13 +236,13 @@ _RAISED = {
     "out of bounds": classic("row i of both judges drafted token i; only the target has a row k", 6),
     "out of range": classic("row i of both judges drafted token i; only the target has a row k", 6),
 }
-_SCENES = (
-    Scene("the residual", _residual, times=8),
-    Scene("several drafted tokens", _several_drafted, _RAISED, times=2),
-    Scene("one drafted token", _one_drafted, _RAISED),
-    Scene("nothing left to chance", _certain, _RAISED, times=4),
-    Scene("the request's own numbers", _own_numbers, _RAISED),
-    Scene("greedy text by drafts", drafts_are_dropped, {"": KEPT}, times=4),
+_SCENARIOS = (
+    CheckScenario("the residual", _residual, times=8),
+    CheckScenario("several drafted tokens", _several_drafted, _RAISED, times=2),
+    CheckScenario("one drafted token", _one_drafted, _RAISED),
+    CheckScenario("nothing left to chance", _certain, _RAISED, times=4),
+    CheckScenario("the request's own numbers", _own_numbers, _RAISED),
+    CheckScenario("greedy text by drafts", drafts_are_dropped, {"": KEPT}, times=4),
 )
 
 
@@ -247,7 +253,7 @@ def _without_its_twin(speculative_sample: Callable) -> Iterator[None]:
     twin = getattr(module, "verify", None)
 
     def refuse(*args: object, **kwargs: object) -> None:
-        mistaken("verify is this exercise for many sequences at once: write speculative_sample without it")
+        raise CheckMismatch("verify is this exercise for many sequences at once: write speculative_sample without it")
 
     if twin is not None:
         module.verify = refuse
@@ -276,14 +282,14 @@ def check_speculative_sampling(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     with _without_its_twin(speculative_sample):
-        check_scenes(
+        check_scenarios(
             SPECULATIVE_SAMPLING,
             {
                 "speculative_sample": speculative_sample,
                 "residual": residual,
                 "speculative_generate": speculative_generate,
             },
-            _SCENES,
+            _SCENARIOS,
             seed,
             f"{3 * SAMPLES:,} results have the target's distribution; the greedy text is the target's own",
         )

@@ -125,7 +125,7 @@ wrong("nothing promised", "if all grow to their limit", edits={"promised > self.
 wrong("no limit of the batch", "max_batch", edits={" and len(self.running) < self.max_batch": ""})
 wrong(
     "waits for a full batch",
-    "the batch is none",
+    "got none",
     edits={"if not self.running:": "if not self.running and len(self.waiting) >= self.max_batch:"},
 )
 wrong(

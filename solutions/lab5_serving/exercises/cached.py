@@ -15,7 +15,7 @@ from utils.serving import ModelConfig
 
 from . import hidden_cache
 from .decoded import ends_apart, one_after_another, side_by_side
-from .scenes import Scene, check_scenes, mistaken
+from .scenarios import CheckMismatch, CheckScenario, check_scenarios
 from .spied_model import tiny_config
 
 Answer = Mapping[str, Callable]
@@ -48,7 +48,9 @@ def _next_positions(answer: Answer, rng: random.Random, count: int) -> None:
     right = torch.tensor(lengths)[:, None] + torch.arange(count)
     if not isinstance(got, Tensor) or got.shape != right.shape or got.dtype.is_floating_point:
         shape = f"a tensor of {tuple(got.shape)}, {got.dtype}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"positions({count}) gives {shape}", f"expected one integer for each new token, ({batch}, {count})")
+        raise CheckMismatch(
+            f"positions({count}) gives {shape}", f"expected one integer for each new token, ({batch}, {count})"
+        )
     if torch.equal(got.cpu().long(), right):
         return
     cause = ""
@@ -64,7 +66,7 @@ def _next_positions(answer: Answer, rng: random.Random, count: int) -> None:
             cause = classic(text, 1)
             break
     b = int((got.cpu() != right).any(-1).nonzero()[0])
-    mistaken(
+    raise CheckMismatch(
         f"the next {count} positions of a sequence with {lengths[b]} tokens are {listed(got[b].tolist())}",
         cause,
         f"expected {listed(right[b].tolist())}; lengths of all sequences: {listed(lengths)}",
@@ -103,9 +105,9 @@ def _one_call(answer: Answer, rng: random.Random, lengths: list[int], count: int
         mine = q.clone(), k.clone(), v.clone()
         got = cache(layer, *mine)
         if any(not torch.equal(old, new) for old, new in zip((q, k, v), mine, strict=True)):
-            mistaken("q, k or v is changed in place", "the model still needs them", where)
+            raise CheckMismatch("q, k or v is changed in place", "the model still needs them", where)
         if cache.lengths.tolist() != lengths:
-            mistaken(
+            raise CheckMismatch(
                 f"lengths are {listed(cache.lengths.tolist())} after layer {layer} was called",
                 classic("every layer of a step has the same past: advance is called once a step, by decode", 5),
                 where,
@@ -128,7 +130,7 @@ def _judge_kept(
         elif name == "values" and torch.equal(kept[at, b, slot], keys[at, b, slot]):
             cause = "the values' place holds the keys"
         rows = "".join("X" if wrong[at, b, s] else "." for s in range(wrong.shape[2]))
-        mistaken(
+        raise CheckMismatch(
             f"the {name} of sequence {b}, layer {at}, slot {slot} are not what belongs there",
             classic(cause, 3),
             f"slots of that sequence: {rows}   ('.' right, 'X' wrong), {lengths[b]} tokens are its past",
@@ -159,7 +161,7 @@ def _judge_seen(
 ) -> None:
     if not isinstance(got, Tensor) or got.shape != q.shape:
         shape = f"a tensor of {tuple(got.shape)}" if isinstance(got, Tensor) else repr(got)
-        mistaken(f"the attention returns {shape}", f"expected {tuple(q.shape)}, the shape of q", where)
+        raise CheckMismatch(f"the attention returns {shape}", f"expected {tuple(q.shape)}, the shape of q", where)
     past, slot = torch.tensor(lengths)[:, None, None], torch.arange(keys.shape[1])
     own = past + torch.arange(count)[:, None]  # (B, T, 1): where each query stands
     right = _attend(q, keys, values, slot <= own)
@@ -186,7 +188,7 @@ def _judge_seen(
             break
     b, t, h, _ = bad.nonzero()[0].tolist()
     rows = "".join("X" if bad[b, i].any() else "." for i in range(count))
-    mistaken(
+    raise CheckMismatch(
         f"{int(bad.sum()):,} of {bad.numel():,} elements of the attention's result differ",
         cause,
         f"first: sequence {b} (lengths[{b}] = {lengths[b]}), query t={t}, head {h}: got {got[b, t, h, 0]:.4g}, "
@@ -222,14 +224,14 @@ _TOO_FAR = {
         "the cache moves on too far, or too early: advance(counts) once a step, after the model has read", 5
     )
 }
-_SCENES = (
-    Scene("position ids", _positions, times=3),
-    Scene("several new tokens each", _several_new, _RAISED, times=3),
-    Scene("one new token each", _decode_step, _RAISED, times=3),
-    Scene("a first step", _first_step, _RAISED, times=2),
-    Scene("decode one prompt", one_after_another, _TOO_FAR, times=2),
-    Scene("decode prompts of several lengths", side_by_side, _TOO_FAR, times=3),
-    Scene("texts that end at different steps", ends_apart, _TOO_FAR, times=2),
+_SCENARIOS = (
+    CheckScenario("position ids", _positions, times=3),
+    CheckScenario("several new tokens each", _several_new, _RAISED, times=3),
+    CheckScenario("one new token each", _decode_step, _RAISED, times=3),
+    CheckScenario("a first step", _first_step, _RAISED, times=2),
+    CheckScenario("decode one prompt", one_after_another, _TOO_FAR, times=2),
+    CheckScenario("decode prompts of several lengths", side_by_side, _TOO_FAR, times=3),
+    CheckScenario("texts that end at different steps", ends_apart, _TOO_FAR, times=2),
 )
 
 
@@ -248,10 +250,10 @@ def check_kv_cache(CachedAttention: Callable, decode: Callable, seed: int | None
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    check_scenes(
+    check_scenarios(
         KV_CACHE,
         {"CachedAttention": CachedAttention, "decode": decode},
-        _SCENES,
+        _SCENARIOS,
         seed,
         "the tokens are those of decoding without a cache, and each step computes one token a sequence",
         _READY_MADE,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Results (tuples of tokens) and their probabilities.
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 #: Of a row: p, q (V,) and the drafted token, the probability that it is accepted.
 Accept = Callable[[Tensor, Tensor, int], float]
 #: Of a row: p, q (V,), what a rejected token is replaced from.
@@ -52,26 +52,34 @@ class Rule:
     shared: bool = False
     reused: bool = False
 
-    def law(self, p: Tensor, q: Tensor, drafted: list[int]) -> Law:
+    def distribution(self, p: Tensor, q: Tensor, drafted: list[int]) -> Distribution:
         """The distribution of results for p (k + 1, V), q (k, V) and k drafted tokens."""
-        law: Law = {}
-        self._from(0, (), 1.0, 1.0, p.double(), q.double(), drafted, law)
-        return law
+        found: Distribution = {}
+        self._from(0, (), 1.0, 1.0, p.double(), q.double(), drafted, found)
+        return found
 
     def _from(
-        self, i: int, so_far: tuple[int, ...], mass: float, above: float, p: Tensor, q: Tensor, x: list[int], law: Law
+        self,
+        i: int,
+        so_far: tuple[int, ...],
+        mass: float,
+        above: float,
+        p: Tensor,
+        q: Tensor,
+        x: list[int],
+        found: Distribution,
     ) -> None:
         """Add what may follow after i judged tokens; with a shared number it is known to lie below ``above``."""
         if mass <= 0:
             return
         if i == len(x):
-            self._add(law, so_far, mass, None if self.last is None else p[self.last])
+            self._add(found, so_far, mass, None if self.last is None else p[self.last])
             return
         row = min(i + self.ahead, len(p) - 1)
         stays = self.accept(p[row], q[i], x[i])
         if self.shared:
             stays, above = min(1.0, stays / above), min(above, stays)
-        self._from(i + 1, (*so_far, x[i]), mass * stays, above, p, q, x, law)
+        self._from(i + 1, (*so_far, x[i]), mass * stays, above, p, q, x, found)
         gone = mass * (1 - stays)
         if gone <= 0:
             return
@@ -80,19 +88,19 @@ class Rule:
         if new is not None and self.reused:
             new = _above(new, stays)
         if not self.goes_on:
-            self._add(law, kept, gone, new)
+            self._add(found, kept, gone, new)
             return
         for token, share in enumerate((new if new is not None else torch.zeros(0)).tolist()):
-            self._from(i + 1, (*kept, token), gone * share, above, p, q, x, law)
+            self._from(i + 1, (*kept, token), gone * share, above, p, q, x, found)
 
     @staticmethod
-    def _add(law: Law, so_far: tuple[int, ...], mass: float, row: Tensor | None) -> None:
+    def _add(found: Distribution, so_far: tuple[int, ...], mass: float, row: Tensor | None) -> None:
         if row is None:
-            law[so_far] = law.get(so_far, 0.0) + mass
+            found[so_far] = found.get(so_far, 0.0) + mass
             return
         for token, share in enumerate(row.tolist()):
             if share > 0:
-                law[(*so_far, token)] = law.get((*so_far, token), 0.0) + mass * share
+                found[(*so_far, token)] = found.get((*so_far, token), 0.0) + mass * share
 
 
 def _above(probs: Tensor, least: float) -> Tensor:
@@ -115,7 +123,7 @@ def _other_way(p: Tensor, q: Tensor) -> Tensor:
     return left_over(q, p)
 
 
-def distance(one: Law, other: Law) -> float:
+def distance(one: Distribution, other: Distribution) -> float:
     """Total variation of two distributions: half the sum of what they differ by."""
     return sum(abs(one.get(result, 0.0) - other.get(result, 0.0)) for result in {*one, *other}) / 2
 
