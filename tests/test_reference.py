@@ -44,29 +44,25 @@ def loop_attention(q, k, v, causal, scale):
 def test_results_are_float64_on_the_cpu_whatever_comes_in():
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x = rand(3, 5, dtype=dtype)
-        for result in (reference.relu(x), reference.gelu(x), reference.softmax(x), reference.layer_norm(x)):
+        for result in (reference.gelu(x), reference.softmax(x), reference.logsumexp(x)):
             assert (result.dtype, result.device.type) == (torch.float64, "cpu")
         close(reference.softmax(x), torch.softmax(x.double(), -1))
-    assert not reference.relu(rand(2).requires_grad_()).requires_grad
+    assert not reference.gelu(rand(2).requires_grad_()).requires_grad
 
 
-def test_elementwise_references_agree_with_pytorch():
+def test_gelu_agrees_with_pytorch():
     x = 4 * rand(1000)
-    close(reference.relu(x), F.relu(x))
     close(reference.gelu(x), F.gelu(x, approximate="tanh"))
     close(reference.gelu(x, "none"), F.gelu(x))
     far = reference.gelu(torch.tensor([-8.0]), "none").item()
     assert far == pytest.approx(-4 * math.erfc(8 / math.sqrt(2)), rel=1e-12)  # no cancellation in the tail
-    assert torch.isnan(reference.relu(torch.tensor([math.nan]))).all()
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_softmax_and_its_relatives_agree_with_each_other_and_with_pytorch(dim):
+def test_softmax_and_logsumexp_agree_with_pytorch(dim):
     x = 100 * rand(4, 6, 7)
     close(reference.softmax(x, dim), torch.softmax(x, dim))
-    close(reference.log_softmax(x, dim), torch.log_softmax(x, dim))
     close(reference.logsumexp(x, dim), torch.logsumexp(x, dim))
-    close(reference.log_softmax(x, dim).exp(), reference.softmax(x, dim))
 
 
 def test_softmax_survives_large_scores_and_rows_that_are_masked_out():
@@ -94,22 +90,6 @@ def test_references_take_tensors_that_are_not_contiguous():
     x = rand(6, 8)
     close(reference.softmax(x.T), torch.softmax(x.T.contiguous(), -1))
     close(reference.matmul(x[::2].T, x[::2]), x[::2].T.contiguous() @ x[::2].contiguous())
-
-
-@pytest.mark.parametrize("affine", [False, True])
-def test_layer_norm_agrees_with_pytorch(affine):
-    x = 5 + 3 * rand(4, 3, 16)
-    weight, bias = (rand(16, seed=1), rand(16, seed=2)) if affine else (None, None)
-    close(reference.layer_norm(x, weight, bias, 1e-6), F.layer_norm(x, (16,), weight, bias, 1e-6))
-    plain = reference.layer_norm(x, eps=0.0)
-    close(plain.mean(-1), torch.zeros(4, 3).double())
-    close(plain.square().mean(-1), torch.ones(4, 3).double())
-
-
-def test_a_histogram_counts_every_value_once():
-    values = torch.randint(0, 7, (5, 40), generator=torch.Generator().manual_seed(SEED))
-    assert reference.histogram(values, 9).tolist() == [values.flatten().tolist().count(each) for each in range(9)]
-    assert reference.histogram(torch.empty(0, dtype=torch.int32), 3).tolist() == [0, 0, 0]
 
 
 # ---- attention ----
@@ -197,15 +177,11 @@ Q = torch.zeros(1, 4, 3, 8)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: reference.relu([1.0]), TypeError, r"x must be a torch tensor, got list"),
+        (lambda: reference.softmax([1.0]), TypeError, r"x must be a torch tensor, got list"),
         (lambda: reference.gelu(torch.ones(2, dtype=torch.bool)), TypeError, r"must hold real numbers, got torch.bool"),
         (lambda: reference.gelu(Q, "sigmoid"), ValueError, r"approximate must be 'tanh' or 'none', got 'sigmoid'"),
         (lambda: reference.matmul(Q, Q), ValueError, r"got \(1, 4, 3, 8\) and \(1, 4, 3, 8\)"),
         (lambda: reference.weighted_sum(Q, torch.zeros(7)), ValueError, r"got \(1, 4, 3, 8\) and \(7,\)"),
-        (lambda: reference.layer_norm(Q, torch.zeros(3)), ValueError, r"weight must have shape \(8,\), got \(3,\)"),
-        (lambda: reference.histogram(torch.tensor([0, 9]), 8), ValueError, r"entries must lie in 0..7, got 0..9"),
-        (lambda: reference.histogram(torch.tensor([0.5]), 8), TypeError, r"tensor of integers, got torch.float32"),
-        (lambda: reference.histogram(torch.tensor([0]), 0), ValueError, r"bins must be at least 1, got 0"),
         (lambda: reference.attention(Q, Q[:, :3], Q[:, :3]), ValueError, r"heads of q must be a multiple .* 4 and 3"),
         (lambda: reference.attention(Q[0], Q, Q), ValueError, r"q, k, v must be \(B, H, N, D\), got q \(4, 3, 8\)"),
         (lambda: reference.attention(Q, Q[..., :4], Q), ValueError, r"do not fit: q \(1, 4, 3, 8\), k \(1, 4, 3, 4\)"),

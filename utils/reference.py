@@ -1,4 +1,4 @@
-"""What the answer should be: every operator of the course in float64, written for clarity and never for speed.
+"""What the answer should be: operators of the course in float64, written for clarity and never for speed.
 
 Inputs may be of any floating dtype, on any device, contiguous or not; they are converted to float64 on the CPU first,
 so that a reference errs by about 1e-15 and whatever a kernel differs by is the kernel's own. Results are float64 CPU
@@ -26,11 +26,6 @@ def exact(x: Tensor, name: str = "x") -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)
 
 
-def relu(x: Tensor) -> Tensor:
-    """max(0, x), any shape; NaN stays NaN."""
-    return exact(x).relu()
-
-
 def gelu(x: Tensor, approximate: str = "tanh") -> Tensor:
     """GeLU of any shape (Hendrycks and Gimpel 2016).
 
@@ -53,12 +48,6 @@ def logsumexp(x: Tensor, dim: int = -1) -> Tensor:
     maximum = x.amax(dim, keepdim=True)
     finite = torch.where(maximum.isinf(), torch.zeros_like(maximum), maximum)
     return ((x - finite).exp().sum(dim, keepdim=True).log() + finite).squeeze(dim)
-
-
-def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """x - logsumexp(x), same shape as ``x``."""
-    x = exact(x)
-    return x - logsumexp(x, dim).unsqueeze(dim)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -92,40 +81,6 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     if weight.dim() != 1 or x.dim() < 1 or x.shape[-1] != weight.shape[0]:
         raise ValueError(f"weighted_sum needs (..., D) and (D,), got {tuple(x.shape)} and {tuple(weight.shape)}")
     return (x * weight).sum(-1)
-
-
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """LayerNorm over the last axis: (..., D) with weight and bias (D,) -> (..., D) (Ba, Kiros and Hinton 2016).
-
-    Raises:
-        ValueError: weight or bias is not a vector of D elements.
-    """
-    x = exact(x)
-    centred = x - x.mean(-1, keepdim=True)
-    y = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None and tuple(vector.shape) != (x.shape[-1],):
-            raise ValueError(f"{name} must have shape ({x.shape[-1]},), got {tuple(vector.shape)}")
-    if weight is not None:
-        y = y * exact(weight, "weight")
-    return y if bias is None else y + exact(bias, "bias")
-
-
-def histogram(x: Tensor, bins: int) -> Tensor:
-    """How often each of 0 .. bins-1 occurs in the integer tensor ``x`` of any shape: int64 (bins,).
-
-    Raises:
-        TypeError: ``x`` does not hold integers.
-        ValueError: ``bins`` below 1, an entry outside 0 .. bins-1.
-    """
-    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise TypeError(f"x must be a tensor of integers, got {getattr(x, 'dtype', type(x).__name__)}")
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-    values = x.detach().to("cpu", torch.int64).flatten()
-    if values.numel() and not (int(values.min()) >= 0 and int(values.max()) < bins):
-        raise ValueError(f"entries must lie in 0..{bins - 1}, got {int(values.min())}..{int(values.max())}")
-    return torch.bincount(values, minlength=bins)
 
 
 def causal_mask(num_queries: int, num_keys: int) -> Tensor:
