@@ -160,23 +160,6 @@ def test_a_notebook_launches_what_its_cells_define() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def linger() -> None:
-        print("here")
-        threading.Event().wait()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.stdout, "write", interrupt)
-    shutdown()
-    children = OwnProcesses()
-    with pytest.raises(KeyboardInterrupt):
-        launch(linger, world_size=2)
-    assert not children(recursive=True)
-
-
-@pytest.mark.slow
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "caller.py"
     script.write_text(
@@ -255,6 +238,23 @@ def test_a_rank_without_a_head_attends_to_nothing() -> None:
     (some, gradients), (none, empty) = launch(lambda: attend(1 - dist.get_rank()), world_size=2, backend="gloo")
     assert torch.equal(some, whole) and all(map(torch.equal, gradients, expected))
     assert none.shape == (2, 0, 5, 7) and [part.shape for part in empty] == [none.shape] * 3
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linger() -> None:
+        print("here")
+        threading.Event().wait()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdout, "write", interrupt)
+    shutdown()
+    children = OwnProcesses()
+    with pytest.raises(KeyboardInterrupt):
+        launch(linger, world_size=2)
+    assert not children(recursive=True)
 
 
 def test_attention_is_called_only_where_there_are_heads(monkeypatch: pytest.MonkeyPatch) -> None:

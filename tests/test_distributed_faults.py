@@ -200,7 +200,7 @@ def test_a_rank_that_never_arrives_is_named_with_where_it_is() -> None:
             threading.Event().wait()
         wait_for_all()
 
-    error = failure(linger, world_size=3, collective_timeout=3.0)
+    error = failure(linger, world_size=3, collective_timeout=2.0)
     assert (error.rank, error.kind) == (1, "timeout")
     assert "rank 1 never arrived: ranks 0 and 2 wait in all_reduce of 4 float32 elements" in str(error)
     assert "the last that rank 1 called was barrier" in str(error)
@@ -218,7 +218,7 @@ def test_a_rank_that_returns_too_early_is_named_at_once() -> None:
 
 
 def test_a_stopped_rank_is_named() -> None:
-    error = failure(die_on, 1, signal.SIGSTOP, collective_timeout=3.0)
+    error = failure(die_on, 1, signal.SIGSTOP, collective_timeout=2.0)
     assert (error.rank, error.kind) == (1, "timeout")
     assert "rank 1 does not answer" in str(error)
 
@@ -229,7 +229,7 @@ def test_a_message_that_is_never_sent_names_the_sender() -> None:
             dist.recv(torch.ones(3), 1)
         threading.Event().wait()
 
-    error = failure(listen, collective_timeout=3.0)
+    error = failure(listen, collective_timeout=2.0)
     assert (error.rank, error.kind) == (1, "timeout")
     assert "rank 1 has not sent it: rank 0 waits in recv from rank 1 of 3 float32 elements" in str(error)
     assert "in listen" in error.traceback
@@ -240,9 +240,9 @@ def test_a_job_that_takes_too_long_ends() -> None:
         if dist.get_rank() == 1:
             threading.Event().wait()
 
-    error = failure(linger, timeout=5.0)
+    error = failure(linger, timeout=3.0)
     assert (error.rank, error.kind) == (1, "timeout")
-    assert "rank 1 of 2 did not return within 5 s" in str(error)
+    assert "rank 1 of 2 did not return within 3 s" in str(error)
     assert "in linger" in error.traceback
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -507,16 +505,6 @@ def test_repair_is_idempotent_and_lists_what_it_did():
     interpreter.apply_patches()
     assert builder.create_dot is before
     assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.patches())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "order", ["from utils import runtime\nimport triton", "import utils.runtime\nimport torch, triton"]
-)
-def test_importing_the_runtime_first_is_enough(order):
-    code = order + "\nfrom utils import interpreter\nassert 'bfloat16 dot' in interpreter.patches()\n"
-    code = "import os; os.environ.pop('TRITON_INTERPRET', None)\n" + code
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.mark.compat

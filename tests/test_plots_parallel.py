@@ -256,11 +256,6 @@ def test_a_ring_is_played_from_its_start_to_full_sums_and_stays_small():
     assert len(made.html.encode()) < LARGEST / 3
 
 
-@pytest.mark.slow
-def test_the_same_states_give_the_same_animation():
-    assert played(2) == played.__wrapped__(2)
-
-
 def test_the_still_shows_chunks_in_the_colours_of_their_ranks():
     still = np.asarray(Image.open(io.BytesIO(played(2).poster)).convert("RGB")).reshape(-1, 3).astype(int)
     for colour in RANK_COLOURS[:2]:
