@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,60 +51,65 @@ def assert_counts(profile, traffic: ek.Traffic) -> None:
     assert profile.findings == []
 
 
-@pytest.mark.parametrize("n", [1, 31, 1024, 1025, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_copy_moves_each_element_once_in_and_once_out(n, dtype):
-    x = torch.arange(n).to(dtype)
+def launches() -> Iterator[tuple[str, Callable, Callable, ek.Traffic]]:
+    """Name, kernel's function, what makes its arguments, and what the closed formula says that it moves."""
+    for n, dtype in itertools.product((1, 31, 1024, 1025, 5000), (torch.float32, torch.bfloat16, torch.int64)):
+        yield (
+            f"copy {n} {dtype}",
+            ek.copy,
+            lambda n=n, t=dtype: [torch.arange(n).to(t)],
+            ek.copy_traffic(n, dtype.itemsize),
+        )
+    for n, stride in ((1, 1), (1000, 2), (4099, 7), (100, 200)):
+        traffic = ek.strided_copy_traffic(n, stride, 4)
+        yield f"stride {stride}", ek.strided_copy, lambda n=n, s=stride: [torch.zeros(n), s], traffic
+    for transpose, shape in itertools.product(
+        (ek.naive_transpose, ek.tiled_transpose), ((1, 1), (32, 32), (33, 65), (100, 70))
+    ):
+        yield f"{transpose.__name__} {shape}", transpose, lambda s=shape: [random(*s)], ek.transpose_traffic(*shape, 4)
+    for n in (1, 1000, 2049):
+        yield f"gelu {n}", ek.gelu, lambda n=n: [random(n, dtype=torch.float16)], ek.gelu_traffic(n, 2)
+    for n, width in ((1, 1), (5, 33), (7, 1500)):
+        arguments = lambda n=n, w=width: [random(20, w), integers(0, 20, n)]  # noqa: E731
+        yield f"gather {n} x {width}", ek.gather, arguments, ek.gather_traffic(n, width, 4)
+    for shape, widest in itertools.product(((1, 1), (7, 300), (3, 129), (5, 1024)), (100, 4096)):
+        softmax, traffic = partial(ek.softmax, widest_row=widest), ek.softmax_traffic(*shape, 4, widest_row=widest)
+        yield f"softmax {shape}, {widest} at once", softmax, lambda s=shape: [random(*s)], traffic
+    for n in (0, 1, 1024, 5000):
+        yield f"dot product {n}", ek.dot_product, lambda n=n: [random(n), random(n)], ek.dot_product_traffic(n, 4)
+    for m, n, k in ((1, 1, 1), (17, 30, 9), (40, 33, 21)):
+        traffic = ek.naive_matmul_traffic(m, n, k, 4)
+        yield f"naive matmul {m, n, k}", ek.naive_matmul, matrices(m, n, k, torch.float32), traffic
+    tiled, described = partial(ek.tiled_matmul, tile=TILE), partial(ek.descriptor_matmul, tile=TILE)
+    for sizes, dtype in itertools.product(
+        ((1, 1, 1), (64, 64, 64), (100, 70, 50), (33, 200, 31)), (torch.float32, torch.bfloat16)
+    ):
+        traffic = ek.tiled_matmul_traffic(*sizes, dtype.itemsize, TILE)
+        yield f"tiled matmul {sizes} {dtype}", tiled, matrices(*sizes, dtype), traffic
+    for sizes in ((8, 8, 8), (100, 72, 56)):
+        traffic = ek.tiled_matmul_traffic(*sizes, 2, TILE)
+        yield f"descriptor matmul {sizes}", described, matrices(*sizes, torch.float16), traffic
+    for shape, causal in itertools.product(((1, 1, 1, 16), (2, 1, 113, 32), (1, 2, 203, 64)), (False, True)):
+        attention = partial(ek.flash_attention_forward, causal=causal, tile=ATTENTION_TILE)
+        traffic = ek.flash_attention_forward_traffic(*shape, 2, causal=causal, tile=ATTENTION_TILE)
+        arguments = lambda s=shape: [random(*s, dtype=torch.float16) for _ in range(3)]  # noqa: E731
+        yield f"attention {shape}{' causal' * causal}", attention, arguments, traffic
+    more_keys = lambda: [random(1, 1, n, 32) for n in (70, 133, 133)]  # noqa: E731
+    traffic = ek.flash_attention_forward_traffic(1, 1, 70, 32, 4, num_keys=133, tile=ATTENTION_TILE)
+    yield "attention to more keys", partial(ek.flash_attention_forward, tile=ATTENTION_TILE), more_keys, traffic
+
+
+def matrices(m: int, n: int, k: int, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
+    return lambda: [random(m, k, dtype=dtype), random(k, n, dtype=dtype)]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "traffic"), [pytest.param(*rest, id=name) for name, *rest in launches()]
+)
+def test_a_kernel_moves_what_its_closed_formula_says(function, arguments, traffic):
     with profile_kernel() as profile:
-        out = ek.copy(x)
-    assert torch.equal(out, x)
-    assert_counts(profile, ek.copy_traffic(n, x.element_size()))
-
-
-@pytest.mark.parametrize(("n", "stride"), [(1, 1), (1000, 2), (4099, 7), (100, 200)])
-def test_strided_copy_equals_its_formula(n, stride):
-    with profile_kernel() as profile:
-        ek.strided_copy(torch.zeros(n), stride)
-    assert_counts(profile, ek.strided_copy_traffic(n, stride, 4))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (32, 32), (33, 65), (100, 70)])
-@pytest.mark.parametrize("transpose", [ek.naive_transpose, ek.tiled_transpose])
-def test_transposes_equal_their_formula(rows, columns, transpose):
-    with profile_kernel() as profile:
-        transpose(random(rows, columns))
-    assert_counts(profile, ek.transpose_traffic(rows, columns, 4))
-
-
-@pytest.mark.parametrize("n", [1, 1000, 2049])
-def test_gelu_equals_its_formula(n):
-    with profile_kernel() as profile:
-        ek.gelu(random(n, dtype=torch.float16))
-    assert_counts(profile, ek.gelu_traffic(n, 2))
-
-
-@pytest.mark.parametrize(("n", "width"), [(1, 1), (5, 33), (7, 1500)])
-def test_gather_equals_its_formula(n, width):
-    table = random(20, width)
-    index = integers(0, 20, n)
-    with profile_kernel() as profile:
-        ek.gather(table, index)
-    assert_counts(profile, ek.gather_traffic(n, width, 4))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 300), (3, 129), (5, 1024)])
-@pytest.mark.parametrize("widest_row", [100, 4096])
-def test_softmax_equals_its_formula(rows, columns, widest_row):
-    with profile_kernel() as profile:
-        ek.softmax(random(rows, columns), widest_row=widest_row)
-    assert_counts(profile, ek.softmax_traffic(rows, columns, 4, widest_row=widest_row))
-
-
-@pytest.mark.parametrize("n", [0, 1, 1024, 5000])
-def test_dot_product_equals_its_formula(n):
-    with profile_kernel() as profile:
-        ek.dot_product(random(n), random(n))
-    assert_counts(profile, ek.dot_product_traffic(n, 4))
+        function(*arguments())
+    assert_counts(profile, traffic)
 
 
 @pytest.mark.parametrize("n", [1, 1024, 3001])
@@ -110,47 +118,6 @@ def test_histogram_equals_its_formula(n):
     with profile_kernel() as profile:
         ek.histogram(x, 16)
     assert_counts(profile, ek.histogram_traffic(n, int(((x >= 0) & (x < 16)).sum())))
-
-
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 30, 9), (40, 33, 21)])
-def test_naive_matmul_equals_its_formula(m, n, k):
-    with profile_kernel() as profile:
-        ek.naive_matmul(random(m, k), random(k, n))
-    assert_counts(profile, ek.naive_matmul_traffic(m, n, k, 4))
-
-
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (64, 64, 64), (100, 70, 50), (33, 200, 31)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tiled_matmul_equals_its_formula(m, n, k, dtype):
-    a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
-    with profile_kernel() as profile:
-        ek.tiled_matmul(a, b, TILE)
-    assert_counts(profile, ek.tiled_matmul_traffic(m, n, k, a.element_size(), TILE))
-
-
-@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 8), (100, 72, 56)])
-def test_matmul_through_descriptors_equals_its_formula(m, n, k):
-    a, b = random(m, k, dtype=torch.float16), random(k, n, dtype=torch.float16)
-    with profile_kernel() as profile:
-        ek.descriptor_matmul(a, b, TILE)
-    assert_counts(profile, ek.tiled_matmul_traffic(m, n, k, 2, TILE))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("batch", "heads", "seq_len", "head_dim"), [(1, 1, 1, 16), (2, 1, 113, 32), (1, 2, 203, 64)])
-def test_flash_attention_forward_equals_its_formula(batch, heads, seq_len, head_dim, causal):
-    q, k, v = (random(batch, heads, seq_len, head_dim, dtype=torch.float16) for _ in range(3))
-    with profile_kernel() as profile:
-        ek.flash_attention_forward(q, k, v, causal=causal, tile=ATTENTION_TILE)
-    traffic = ek.flash_attention_forward_traffic(batch, heads, seq_len, head_dim, 2, causal=causal, tile=ATTENTION_TILE)
-    assert_counts(profile, traffic)
-
-
-def test_flash_attention_with_another_number_of_keys_equals_its_formula():
-    q, k = random(1, 1, 70, 32), random(1, 1, 133, 32)
-    with profile_kernel() as profile:
-        ek.flash_attention_forward(q, k, k.clone(), tile=ATTENTION_TILE)
-    assert_counts(profile, ek.flash_attention_forward_traffic(1, 1, 70, 32, 4, num_keys=133, tile=ATTENTION_TILE))
 
 
 # ---- sectors ----
