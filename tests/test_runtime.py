@@ -155,56 +155,45 @@ def test_a_system_without_triton_packages_is_told_where_to_go(system, way):
     )
 
 
-def test_linux_without_triton_is_told_to_install_it():
-    found = line(Facts(triton=None), "Triton is not installed")
-    assert found.level == "fail" and "pip install 'triton>=3.6'" in found.advice
+REPORTED = [
+    (Facts(triton=None), "Triton is not installed", "fail", ["pip install 'triton>=3.6'"]),
+    *(
+        (Facts(triton=version), f"Triton {version}", level, [])
+        for level, versions in {"fail": ["3.5.1"], "ok": ["3.6.0", "3.7.1", "3.9.0"], "warn": ["3.10.0"]}.items()
+        for version in versions
+    ),
+    *(
+        (Facts(python=(3, *version)), "Python 3", level, [])
+        for version, level in (((10, 4), "fail"), ((11, 0), "ok"), ((13, 9), "ok"), ((14, 0), "warn"))
+    ),
+    (Facts(torch=None), "PyTorch is not installed", "fail", []),
+    (Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu", "warn", []),
+    (Facts(nvidia_driver=True), "PyTorch 2.13.0, CPU build, but this machine has an NVIDIA", "warn", ["CUDA build"]),
+    (Facts(torch="2.13.0+rocm7.1", patches=PATCHED), "PyTorch 2.13.0+rocm7.1, built for ROCm", "warn", ["NVIDIA"]),
+    (Facts(triton="3.6.0", numpy="2.5.0"), "NumPy 2.5.0 with Triton 3.6", "warn", []),
+    (Facts(triton="3.6.0", numpy="2.5.0", patches=PATCHED), "NumPy 2.5.0 with Triton 3.6", "ok", ["course patches it"]),
+    (Facts(triton="3.7.1", numpy="2.5.0"), "NumPy 2.5.0", "ok", []),
+    (Facts(numpy=None), "NumPy is not installed", "fail", []),
+    (Facts(), "the interpreter's patches are not in place", "fail", []),
+    (
+        Facts(patch_error="AttributeError: no such thing"), "the interpreter's patches are not in place", "fail",
+        ["AttributeError: no such thing", "triton>=3.6"],
+    ),
+    (Facts(nvcc="13.0"), "nvcc 13.0", "ok", []),
+    (Facts(), "nvcc not found", "ok", []),
+    (Facts(memory=2 * 2**30), "2 GiB of memory", "warn", ["4 GiB"]),
+    (
+        Facts(nvidia_driver=True, torch_cuda="13.0", patches=PATCHED), "kernels run in Triton's interpreter", "warn",
+        ["nvidia-smi", "CUDA_VISIBLE_DEVICES", "CUDA 13.0"],
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("version", "level"), [("3.5.1", "fail"), ("3.6.0", "ok"), ("3.7.1", "ok"), ("3.9.0", "ok"), ("3.10.0", "warn")]
-)
-def test_tritons_version_is_judged(version, level):
-    assert line(Facts(triton=version), "Triton 3").level == level
-
-
-@pytest.mark.parametrize(
-    ("python_version", "level"), [((3, 10, 4), "fail"), ((3, 11, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warn")]
-)
-def test_pythons_version_is_judged(python_version, level):
-    assert line(Facts(python=python_version), "Python 3").level == level
-
-
-def test_a_missing_or_old_torch_is_told():
-    assert line(Facts(torch=None), "PyTorch is not installed").level == "fail"
-    assert line(Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu").level == "warn"
-
-
-def test_a_cpu_build_of_torch_beside_a_driver_is_told():
-    found = line(Facts(nvidia_driver=True), "PyTorch 2.13.0, CPU build, but this machine has an NVIDIA driver")
-    assert found.level == "warn" and "CUDA build" in found.advice
-
-
-def test_the_bad_pair_of_numpy_and_triton_is_told():
-    bad = Facts(triton="3.6.0", numpy="2.5.0")
-    assert line(bad, "NumPy 2.5.0 with Triton 3.6").level == "warn"
-    repaired = line(Facts(triton="3.6.0", numpy="2.5.0", patches=PATCHED), "NumPy 2.5.0 with Triton 3.6")
-    assert repaired.level == "ok" and repaired.text.endswith("the course patches it")
-    assert line(Facts(triton="3.7.1", numpy="2.5.0"), "NumPy").text == "NumPy 2.5.0"
-    assert line(Facts(numpy=None), "NumPy is not installed").level == "fail"
-
-
-def test_missing_repairs_are_a_failure():
-    assert line(Facts(), "the interpreter's patches are not in place").level == "fail"
-
-
-def test_nvcc_is_reported_either_way():
-    assert line(Facts(nvcc="13.0"), "nvcc 13.0").level == "ok"
-    assert line(Facts(), "nvcc not found").level == "ok"
-
-
-def test_little_memory_is_a_warning():
-    found = line(Facts(memory=2 * 2**30), "2 GiB of memory")
-    assert found.level == "warn" and "4 GiB" in found.advice
+@pytest.mark.parametrize(("facts", "start", "level", "words"), REPORTED, ids=[start for _, start, *_ in REPORTED])
+def test_each_fact_is_judged_and_told_with_what_to_do(facts, start, level, words):
+    found = line(facts, start)
+    assert found.level == level
+    assert all(word in f"{found.text} {found.advice}" for word in words)
 
 
 def test_a_line_reads_like_the_report():
@@ -267,19 +256,3 @@ def test_the_command_reports_a_missing_package_in_words(package, name):
     assert f"[fail] {name} is not installed" in done.stdout
     assert f"[warn] no kernel runs here yet: {name} must be installed first" in done.stdout
     assert "1 thing must be put right" in done.stdout
-
-
-def test_a_gpu_that_pytorch_does_not_see_is_told_with_what_to_check():
-    found = line(Facts(nvidia_driver=True, torch_cuda="13.0", patches=PATCHED), "kernels run in Triton's interpreter")
-    assert found.level == "warn"
-    assert "nvidia-smi" in found.advice and "CUDA_VISIBLE_DEVICES" in found.advice and "CUDA 13.0" in found.advice
-
-
-def test_a_rocm_build_of_torch_is_called_what_it_is():
-    found = line(Facts(torch="2.13.0+rocm7.1", patches=PATCHED), "PyTorch 2.13.0+rocm7.1, built for ROCm")
-    assert found.level == "warn" and "NVIDIA" in found.text
-
-
-def test_a_triton_that_cannot_be_repaired_is_told_with_its_error():
-    found = line(Facts(patch_error="AttributeError: no such thing"), "the interpreter's patches are not in place")
-    assert found.level == "fail" and "AttributeError: no such thing" in found.text and "triton>=3.6" in found.advice
