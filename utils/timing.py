@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from utils import runtime
@@ -118,21 +119,9 @@ class Ratio:
         return {"ratio": self.median, "ratio_low": self.low, "ratio_high": self.high}
 
 
-def quantile(samples: Sequence[float], q: float) -> float:
-    """Quantile ``q`` of ``samples`` by linear interpolation between the two nearest order statistics.
-
-    Raises:
-        ValueError: there are no samples, or ``q`` is outside 0..1.
-    """
-    if not samples:
-        raise ValueError("samples must hold at least one time, got none")
-    if not 0 <= q <= 1:
-        raise ValueError(f"q must be between 0 and 1, got {q}")
-    ordered = sorted(samples)
-    position = q * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+def _middle(samples: Sequence[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile, by linear interpolation between the two nearest order statistics."""
+    return dict(zip(("low", "median", "high"), np.quantile(samples, (0.2, 0.5, 0.8)).tolist(), strict=True))
 
 
 def summarize(samples: Sequence[float]) -> Timing:
@@ -141,16 +130,12 @@ def summarize(samples: Sequence[float]) -> Timing:
     Raises:
         ValueError: there are no samples, or one of them is not a positive finite number.
     """
+    if not samples:
+        raise ValueError("samples must hold at least one time, got none")
     for sample in samples:
         if not (math.isfinite(sample) and sample > 0):
             raise ValueError(f"a time must be positive and finite, got {sample!r} seconds (is the timed work empty?)")
-    return Timing(
-        median=quantile(samples, 0.5),
-        low=quantile(samples, 0.2),
-        high=quantile(samples, 0.8),
-        rounds=len(samples),
-        samples=tuple(samples),
-    )
+    return Timing(**_middle(samples), rounds=len(samples), samples=tuple(samples))
 
 
 def measure(
@@ -254,4 +239,4 @@ def ratio(a: Timing, b: Timing) -> Ratio:
     if a.rounds != b.rounds:
         raise ValueError(f"a and b must come from one compare() with the same rounds, got {a.rounds} and {b.rounds}")
     ratios = [x / y for x, y in zip(a.samples, b.samples, strict=True)]
-    return Ratio(median=quantile(ratios, 0.5), low=quantile(ratios, 0.2), high=quantile(ratios, 0.8))
+    return Ratio(**_middle(ratios))
