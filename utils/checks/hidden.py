@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -201,23 +200,24 @@ def tried(
         exercise: its number.
         function: the student's function, as its observations name it.
         outputs: the names of what it returns; one that is empty is not named.
-        cases: seed -> :class:`utils.checks.cases.Case` list; those whose rows lie gigabytes apart are left out.
+        cases: seed -> :class:`utils.checks.cases.Case` list. Each that is tried has a kind, layout, dtype or magnitude
+            that those before it lack; those whose rows lie gigabytes apart are left out.
         inputs: case -> what the function is called with, besides the case's options.
         run: package -> what is called; by default the function of that name.
     """
 
     def observe(package: ModuleType, seed: int) -> Observed:
         called = run(package) if run else getattr(package, function)
-        observed, met = Observed(), Counter[str]()
+        observed, met = Observed(), set()
         for case in cases(random.Random(f"{seed}/{exercise}/{function}").getrandbits(30)):
-            if case.layout == "far":
+            edges = {case.kind, case.layout, case.dtype, case.magnitude}
+            if case.layout == "far" or edges <= met:
                 continue
-            met[case.label] += 1
-            what = case.label + (f" ({met[case.label]})" if met[case.label] > 1 else "")
+            met |= edges
             results, kept = leaves_alone(called, *map(guarded, inputs(case)), **case.options)
             for output, value in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
-                observed[f"{output} of {function}, {what}" if output else f"{function}, {what}"] = value
-            observed[f"{function} leaves its inputs as they are, {what}"] = kept
+                observed[f"{output} of {function}, {case.label}" if output else f"{function}, {case.label}"] = value
+            observed[f"{function} leaves its inputs as they are, {case.label}"] = kept
         return observed
 
     return observe

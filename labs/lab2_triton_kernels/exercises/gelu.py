@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from utils.checks.cases import Cases
+from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, classic, draw_seed
 from utils.checks.diagnoses import CaseResult, Diagnosis, same_as
-from utils.checks.hidden import Tolerance
+from utils.checks.hidden import Tolerance, tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget
 
-from . import hidden, shapes
+from . import shapes
 from .rows import every
 
 
@@ -59,11 +59,24 @@ _GELU_MISTAKES = (
 )
 
 
+def _cases(seed: int, block: int) -> list[Case]:
+    flat = Cases({"n": block}, layouts=("strided", "offset"), count=2, magnitude=30.0, zero=True)
+    return [*flat.draw(seed), *shapes.views(seed, block), *shapes.far(seed, block)]
+
+
+def _further(seed: int) -> list[Case]:
+    return [*shapes.further(seed), Case("no axes", {}, seed=seed), shapes.permuted(seed, 1100)]
+
+
+def _inputs(case: Case) -> tuple[torch.Tensor, ...]:
+    return (shapes.tensor(case, "x"),)
+
+
 GELU = Exercise(
     "2.1",
     "GeLU",
     points=10,
-    observe=hidden.gelu,
+    observe=tried("2.1", "gelu", ("",), lambda seed: [*_cases(seed, 1024), *_further(seed)], _inputs),
     # tanh from its exponentials or from a library: a few units of float32 beside 1
     tolerance=Tolerance(absolute=1e-6),
 )
@@ -78,14 +91,12 @@ def check_gelu(gelu: Callable[[torch.Tensor], torch.Tensor], seed: int | None = 
     """
     seed = draw_seed(seed)
     block = tile_sizes(gelu, (shapes.drawn(2**14),), "gelu_kernel", BLOCK=1024)["BLOCK"]
-    flat = Cases({"n": block}, layouts=("strided", "offset"), count=2, magnitude=30.0, zero=True)
-    cases = [*flat.draw(seed), *shapes.views(seed, block), *shapes.far(seed, block)]
     check_kernel(
         GELU,
         gelu,
         _gelu,
-        cases,
-        lambda case: (shapes.tensor(case, "x"),),
+        _cases(seed, block),
+        _inputs,
         tiling=lambda trials: _rows_of_blocks(trials, "gelu_kernel"),
         inspections=[
             within(

@@ -131,7 +131,7 @@ def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
         ("no gradient where no key", sizes(1, 1, 1, n + more, n, 16), {"causal": True}, {}),
         ("one element", sizes(1, 1, 1, 1, 1, 16), {}, {}),
         ("no element", sizes(0, 2, 2, n, n, 16), {}, {}),
-        ("more queries than keys", sizes(1, 1, 1, n + more, n, odd), {}, {}),
+        ("more queries than keys, no mask", sizes(1, 1, 1, n + more, n, odd), {}, {}),
         ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
         ("gradient of a sum", square, {"upstream": "o"}, {}),
         ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),

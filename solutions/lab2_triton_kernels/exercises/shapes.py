@@ -7,12 +7,14 @@ from collections.abc import Callable
 import torch
 
 from utils import runtime
-from utils.checks.cases import Case, far_fits
+from utils.checks.cases import Case, Cases, far_fits
 from utils.checks.core import classic, generator
 from utils.checks.diagnoses import Diagnosis
 
 #: Kind of the cases whose leading axes no single stride describes.
 PERMUTED = "leading axes swapped"
+#: Kind of the cases whose vector, and the gradient that arrives, repeat one number.
+ZERO_STRIDE = "a vector of stride 0"
 
 
 def too_inaccurate(advice: str, number: int) -> Diagnosis:
@@ -60,6 +62,27 @@ def far(seed: int, col: int) -> list[Case]:
     return [Case("ragged", {"row": 3, "col": col + 5}, torch.float16, "far", seed=seed)]
 
 
+def matrices(seed: int, rows: int, columns: int) -> list[Case]:
+    """What a kernel of a matrix and a vector is tried on, whose tiles have so many rows and columns."""
+    cases = Cases({"row": rows, "col": columns}, layouts=("transposed", "padded"), count=2, max_tiles=2, zero=True)
+    return [*cases.draw(seed), permuted(seed, 21), *far(seed, 40)]
+
+
+def further(seed: int) -> list[Case]:
+    """Tensors that no check draws: of one axis and of four, one column, tall, every second column, stride 0."""
+    draw = generator(seed)
+    n = draw.randint(30, 300)
+    four = {"first": 2, "second": 3, "row": draw.randint(2, 5), "col": draw.randint(5, 30)}
+    return [
+        Case("one axis", {"col": 3 * n}, seed=seed),
+        Case("four axes", four, torch.float16, "transposed", seed=seed),
+        Case("one column", {"row": n, "col": 1}, seed=seed),
+        Case("tall", {"row": 5 * n, "col": draw.randint(3, 9)}, seed=seed),
+        Case("every second column", {"row": draw.randint(5, 30), "col": n}, torch.bfloat16, "strided", seed=seed),
+        Case(ZERO_STRIDE, {"row": draw.randint(5, 20), "col": n}, seed=seed),
+    ]
+
+
 FAR = Diagnosis(
     lambda e: e.only(lambda case: case.layout == "far"),
     "only offsets beyond 2^31 are wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
@@ -83,6 +106,8 @@ MISTAKES = (
 
 def vector(case: Case, name: str) -> torch.Tensor:
     """One number for each column: a slice with a step where the matrix is a slice, too."""
+    if case.kind == ZERO_STRIDE:
+        return case.tensor(name, 1).expand(case.sizes["col"])
     return case.tensor(name, "col", layout="strided" if case.layout == "padded" else "contiguous")
 
 

@@ -10,6 +10,7 @@ from utils import runtime
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
+from utils.checks.hidden import tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.problem import Problem
@@ -17,7 +18,7 @@ from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget
 
-from . import hidden, shapes
+from . import shapes
 from .rows import every, rows_tiling
 
 SHORT, LONG = "softmax_short_kernel", "softmax_long_kernel"
@@ -92,11 +93,49 @@ _SHORT_MISTAKES = (
 )
 
 
+def _short_cases(seed: int) -> list[Case]:
+    cases = Cases(
+        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
+    )
+    longest = {"row": 2, "col": LONGEST_ROW}
+    return [*cases.draw(seed), shapes.permuted(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)]
+
+
+def _further(seed: int, least: int, most: int) -> list[Case]:
+    """Shapes that no check draws, and rows of ``least`` to ``most`` columns at the edges of their values."""
+    draw = generator(seed)
+    edges = ("far below 0", "rising", "falling", "begins with -inf", "ends with -inf")
+    cases = [Case(edge, {"row": draw.randint(2, 4), "col": draw.randint(least, most)}, seed=seed) for edge in edges]
+    return [*cases, *(case for case in shapes.further(seed) if case.sizes["col"] <= most)]
+
+
+def _long_input(case: Case) -> Sequence[torch.Tensor]:
+    x = shapes.tensor(case, "x")
+    if case.kind == "masked":  # as a causal mask leaves them: one row sees its start only, one its end only
+        x[0, 5:] = -torch.inf
+        x[1, :-3] = -torch.inf
+    return (x,)
+
+
+def _edge_input(case: Case) -> Sequence[torch.Tensor]:
+    (x,) = _long_input(case)
+    some, slope = x.shape[-1] // 4, torch.linspace(0, 40, x.shape[-1], device=x.device)
+    if case.kind == "far below 0":  # a lane that counts as 0 is the maximum
+        x -= 90
+    if case.kind in ("rising", "falling"):
+        x += slope if case.kind == "rising" else -slope
+    if case.kind == "begins with -inf":
+        x[:, :-some] = -torch.inf
+    if case.kind == "ends with -inf":
+        x[:, some:] = -torch.inf
+    return (x,)
+
+
 SHORT_SOFTMAX = Exercise(
     "2.5",
     "softmax of short rows",
     points=10,
-    observe=hidden.softmax,
+    observe=tried("2.5", "softmax", ("",), lambda seed: [*_short_cases(seed), *_further(seed, 40, 150)], _edge_input),
 )
 
 
@@ -108,15 +147,11 @@ def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    cases = Cases(
-        {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
-    )
-    longest = {"row": 2, "col": LONGEST_ROW}
     check_kernel(
         SHORT_SOFTMAX,
         softmax,
         _softmax,
-        [*cases.draw(seed), shapes.permuted(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)],
+        _short_cases(seed),
         lambda case: (shapes.tensor(case, "x"),),
         tiling=lambda trials: rows_tiling(trials, SHORT),
         inspections=[
@@ -189,8 +224,7 @@ _LONG_MISTAKES = (
 )
 
 
-def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
-    block = tile_sizes(online_softmax, (shapes.drawn(1, 2**13),), LONG, BLOCK=1024)["BLOCK"]
+def _long_cases(seed: int, block: int) -> list[Case]:
     cases = Cases(
         {"row": range(2, 5), "col": block},
         layouts=("transposed", "padded", "strided"),
@@ -205,14 +239,6 @@ def _long_cases(online_softmax: Softmax, seed: int) -> list[Case]:
         shapes.permuted(seed, block + 7),
         *shapes.far(seed, block),
     ]
-
-
-def _long_input(case: Case) -> Sequence[torch.Tensor]:
-    x = shapes.tensor(case, "x")
-    if case.kind == "masked":  # as a causal mask leaves them: one row sees its start only, one its end only
-        x[0, 5:] = -torch.inf
-        x[1, :-3] = -torch.inf
-    return (x,)
 
 
 def _not_three_reads(trial: CaseResult) -> Problem | None:
@@ -230,7 +256,13 @@ LONG_SOFTMAX = Exercise(
     "2.6",
     "softmax of long rows",
     points=15,
-    observe=hidden.online_softmax,
+    observe=tried(
+        "2.6",
+        "online_softmax",
+        ("",),
+        lambda seed: [*_long_cases(seed, 1024), *_further(seed, 2100, 5000)],
+        _edge_input,
+    ),
 )
 
 
@@ -242,11 +274,12 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
+    block = tile_sizes(online_softmax, (shapes.drawn(1, 2**13),), LONG, BLOCK=1024)["BLOCK"]
     check_kernel(
         LONG_SOFTMAX,
         online_softmax,
         _softmax,
-        _long_cases(online_softmax, seed),
+        _long_cases(seed, block),
         _long_input,
         tiling=_long_tiles,
         inspections=[
