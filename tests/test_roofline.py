@@ -180,15 +180,6 @@ def test_the_crossover_batch_nears_the_ridge_as_the_matrix_grows():
     assert crossover_batch(512, 512, H100) is None
 
 
-def test_a_measured_operator_knows_its_rate():
-    cost = matmul(4096, 4096, 4096)
-    ideal = time_bounds(cost, H100).overlapped
-    point = roofline.Measured("matmul", cost, 2 * ideal)
-    assert point.rate == pytest.approx(989e12 / 2)
-    with pytest.raises(ValueError, match=r"seconds must be positive, got 0 for 'matmul'"):
-        roofline.Measured("matmul", cost, 0)
-
-
 # ---- bad input ----
 
 
@@ -230,7 +221,6 @@ def test_bad_values_are_refused_by_name(call, message):
         (lambda: time_bounds((1, 2), H100), r"cost must be a Cost\(flops, bytes\), got \(1, 2\)"),
         (lambda: bound_by(7, H100), r"cost must be a Cost\(flops, bytes\), got 7"),
         (lambda: attainable("3", H100), r"intensity must be a number of FLOP/B, got '3'"),
-        (lambda: roofline.Measured("relu", Cost(1, 2), "1"), r"seconds must be a number, got '1' for 'relu'"),
         (lambda: roofline.class_seconds([1], H100), r"operators must be of type Operator, .* got 1"),
     ],
 )

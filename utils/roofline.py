@@ -48,37 +48,6 @@ class TimeBounds(NamedTuple):
     """when nothing overlaps: their sum, at most twice ``overlapped``"""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A measured operator as a point under the roofs: FLOP/B across, FLOP/s up."""
-
-    name: str
-    cost: Cost
-    seconds: float
-
-    def __post_init__(self) -> None:
-        _check_cost(self.cost)
-        if isinstance(self.seconds, bool) or not isinstance(self.seconds, Real):
-            raise TypeError(f"seconds must be a number, got {self.seconds!r} for {self.name!r}")
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds} for {self.name!r}")
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of the least traffic."""
-        return self.cost.intensity
-
-    @property
-    def rate(self) -> float:
-        """FLOP/s reached."""
-        return self.cost.flops / self.seconds
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes/s of the least traffic reached."""
-        return self.cost.bytes / self.seconds
-
-
 def _check_device(gpu: object) -> None:
     if not isinstance(gpu, Device):
         raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")

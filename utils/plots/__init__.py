@@ -19,5 +19,4 @@ from utils.plots.sm import TileGrid, occupancy_bars, sm_waves, tile_map
 from utils.plots.speculation import DraftedRound, drafted_text, overlap_bars
 from utils.plots.style import ARITHMETIC, HBM, LIMIT, LINK, ON_CHIP, WASTE, WRONG, figure, tidy
 from utils.plots.table import Table, table
-from utils.plots.timeline import Span, timeline
 from utils.plots.warp import Pattern, coalescing_map, warp_timeline

@@ -67,8 +67,7 @@ def roofline_plot(
 
     Args:
         machine: whose roofs: a GPU of :mod:`utils.hardware`, whose data-sheet rates for bf16 are drawn.
-        points: operators, :class:`Point` or :class:`utils.roofline.Measured` (anything with name, intensity in FLOP/B
-            and rate in FLOP/s); those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
+        points: operators; those left of the ridge take the colour of HBM traffic, the others that of arithmetic.
         measured: roofs that were reached, drawn dashed below those of ``machine``; a point without a rate is on them.
         lower_roofs: FLOP/s of other units of the same machine by name, drawn as thin lines from the memory roof on:
             ``{"fp32 cores": 67e12}``.
