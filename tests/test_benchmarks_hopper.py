@@ -106,24 +106,6 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
     monkeypatch.setattr(hopper_implementations, "functions", lambda: {"ours": broken})
     assert hopper_implementations.compile_job(job) == "ours, fp16, D 64, causal: PassManager::run failed"
 
-    class InThisProcess:
-        def __init__(self, workers, mp_context):
-            assert (workers, mp_context.get_start_method()) == (3, "spawn")
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def map(self, function, items):
-            return [None, *map(function, items)]
-
-    monkeypatch.setattr(hopper_implementations, "jobs", lambda *arguments: [job])
-    monkeypatch.setattr(hopper_implementations.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
-    with pytest.raises(RuntimeError, match="not everything compiles:\nours, fp16, D 64, causal: PassManager"):
-        hopper_implementations.compile_first([], [], workers=3)
-
 
 def test_a_gpu_that_is_no_hopper_is_refused(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
