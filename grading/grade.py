@@ -83,8 +83,7 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
         else:
             results[student] = kept
     failed: list[str] = []
-    label, bar_off = lab.name, not sys.stderr.isatty() and not given.progress
-    with tqdm(total=len(found), initial=len(results), desc=label, unit="submission", disable=bar_off) as bar:
+    with tqdm(total=len(found), initial=len(results), desc=lab.name, unit="submission", disable=None) as bar:
         for student in run_all(job, pending, out, given.jobs):
             result = _result_of(pending[student][1], out, lab, student)
             if result is None:
@@ -186,7 +185,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--regrade", action="store_true", help="grade again what is graded already")
     parser.add_argument("--fresh-seeds", action="store_true", help="draw new hidden inputs, and grade everything again")
     parser.add_argument("--no-sandbox", action="store_true", help="run students' code unprotected on this machine")
-    parser.add_argument("--progress", action="store_true", help="show the progress bar even where it is not a terminal")
     return parser
 
 

@@ -1,6 +1,6 @@
 """Grades a class of synthetic submissions and holds every grade against what it must be: ``make test-grading``.
 
-    python -m tests.grading_cohort [lab1 lab2 ...] [--jobs N] [--students A B] [--quick] [--hostile N] [--seed N]
+    python -m tests.grading_cohort [lab1 lab2 ...] [--jobs N] [--students A B] [--seed N]
 
 For each lab the class is built, graded by ``python -m grading.grade``, and every score and reason is compared. Then a
 part of the class is graded once more by a grader that is killed again and again at random times: no result may be lost,
@@ -60,10 +60,7 @@ def grade_class(lab: Lab, folder: Path, members: Sequence[Member], jobs: int) ->
     wrong += [f"a result of nobody: {student}" for student in found.keys() - {member.student for member in members}]
     time.sleep(0.5)
     wrong += left_running(folder)
-    faults, others = before.changes()
-    wrong += faults
-    if others:
-        print(f"  new beside the class, from whatever ran meanwhile: {', '.join(others)}")
+    wrong += before.faults()
     if listing(folder / "submissions") != handed_in:
         wrong.append("the submissions were changed")
     return wrong
@@ -151,8 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("labs", nargs="*", default=lab_names(), help="labs to grade; all by default")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--students", nargs="+", help="only these")
-    parser.add_argument("--quick", action="store_true", help="leave out those that take long")
-    parser.add_argument("--hostile", type=int, metavar="N", help="about so many of the hostile ones, evenly spread")
     parser.add_argument("--seed", type=int, default=1, help="of the times at which the grader is killed")
     given = parser.parse_args(arguments)
     wrong = []
@@ -160,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lab = find_lab(name)
         with tempfile.TemporaryDirectory(prefix="mlf-class-") as place:
             folder = Path(place)
-            members = build(lab, folder / "submissions", given.students, not given.quick, given.hostile)
+            members = build(lab, folder / "submissions", given.students)
             found = grade_class(lab, folder, members, given.jobs)
             if not found and len(members) > 1:
                 found += killed_and_resumed(lab, folder, given.jobs, random.Random(given.seed))

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,34 +68,27 @@ def listing(folder: Path) -> dict[str, int]:
 
 
 class Surroundings:
-    """What lies beside a class: the course, the home folder, and the folders for temporary files.
-
-    The course is looked at file by file; of the others the upper two levels, since they hold what is not ours too.
-    """
+    """What lies beside a class: the course, file by file, and the folder for runtime files."""
 
     def __init__(self) -> None:
         """Look."""
         self.course = _files(ROOT)
-        self.places = {place: _names(place, 2) for place in {Path.home(), Path("/var/tmp"), Path("/dev/shm")}}
-        self.runtime = _names(Path(RUNTIME), 1)
+        self.runtime = set(Path(RUNTIME).iterdir())
 
-    def changes(self) -> tuple[list[str], list[str]]:
-        """What has changed since: what is a fault of the grader, and what may be somebody else's."""
+    def faults(self) -> list[str]:
+        """What has changed since through a fault of the grader."""
         now = Surroundings()
-        fresh = now.runtime - self.runtime
-        faults = [
-            f"left behind, by this or another grader on the machine: {path}" for path in sorted(fresh) if _is_ours(path)
+        found = [
+            f"left behind, by this or another grader on the machine: {path}"
+            for path in sorted(now.runtime - self.runtime)
+            if _is_ours(path)
         ]
-        faults += [f"written outside: {MARK}"] if MARK.exists() else []
-        faults += [
+        found += [f"written outside: {MARK}"] if MARK.exists() else []
+        return found + [
             f"changed in the course: {path}"
             for path in sorted(now.course.keys() | self.course.keys())
             if now.course.get(path) != self.course.get(path)
         ]
-        others = [str(path) for path in sorted(fresh) if not _is_ours(path) and path != MARK]
-        for place, before in self.places.items():
-            others += sorted(map(str, now.places[place] - before))
-        return faults, others
 
 
 def _is_ours(path: Path) -> bool:
@@ -114,17 +106,3 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
             status = os.lstat(path)
             found[path] = status.st_size, status.st_mtime_ns
     return found
-
-
-def _names(folder: Path, levels: int) -> set[Path]:
-    def walk(place: Path, deeper: int) -> Iterator[Path]:
-        try:
-            entries = list(os.scandir(place))
-        except OSError:
-            return
-        for entry in entries:
-            yield Path(entry.path)
-            if deeper > 1 and entry.is_dir(follow_symlinks=False) and entry.name not in PASSED_OVER:
-                yield from walk(Path(entry.path), deeper - 1)
-
-    return set(walk(folder, levels))

@@ -77,22 +77,18 @@ class Member:
         return found
 
 
-def build(
-    lab: Lab, folder: Path, only: Iterable[str] | None = None, slow: bool = True, most: int | None = None
-) -> list[Member]:
+def build(lab: Lab, folder: Path, only: Iterable[str] | None = None) -> list[Member]:
     """Write the class into a new folder, one entry a student.
 
     Args:
         lab: the lab.
         folder: where to.
         only: the students to write; all by default.
-        slow: whether to write those that take long to grade too.
-        most: how many hostile ones at most; all by default.
     """
     folder.mkdir(parents=True)
     wanted = None if only is None else set(only)
     members = []
-    for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab, slow, most)):
+    for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab)):
         if wanted is None or member.student in wanted:
             make(folder / member.student)
             members.append(member)
@@ -347,22 +343,12 @@ def _names_of(node: ast.stmt) -> list[str]:
 # ---- hostile ones: every sixteenth solves all else, every eighth a little, the others nothing
 
 
-def _hostile(lab: Lab, slow: bool, most: int | None) -> Iterable[tuple[Member, Any]]:
+def _hostile(lab: Lab) -> Iterable[tuple[Member, Any]]:
     chosen = [each for each in HOSTILE if lab.number in each.labs]
-    for index, each in enumerate(_spread(chosen, most)):
+    for index, each in enumerate(chosen):
         only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 8 == 0 else ()
         only = only if lab.number in BRIEF else None
-        if slow or each.quick:
-            yield _expected(each, lab, only), lambda folder, each=each, only=only: write(folder, lab, each, only)
-
-
-def _spread(every: Sequence[Hostile], most: int | None) -> list[Hostile]:
-    """Those that are not for all labs, and as many of the others, evenly spread, as make ``most``."""
-    rare = [each for each in every if len(each.labs) < len(TARGETS)]
-    common = [each for each in every if each not in rare]
-    room = len(common) if most is None else min(len(common), max(0, most - len(rare)))
-    taken = {common[index * len(common) // room].name for index in range(room)}
-    return [each for each in every if each in rare or each.name in taken]
+        yield _expected(each, lab, only), lambda folder, each=each, only=only: write(folder, lab, each, only)
 
 
 def _expected(each: Hostile, lab: Lab, only: Sequence[str] | None = None) -> Member:

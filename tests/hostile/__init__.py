@@ -50,7 +50,6 @@ class Hostile:
         labs: the labs that it is for.
         loses: ``"target"``: the target's exercises score nothing; ``"all"``: no exercise does; ``"nothing"``: all
             modules are solved, and nothing else in the submission costs a point.
-        quick: it takes no longer than an honest submission.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Hostile:
     reason: str
     labs: tuple[int, ...]
     loses: str
-    quick: bool
 
 
 HOSTILE: list[Hostile] = []
@@ -73,12 +71,11 @@ def hostile(
     reason: str,
     labs: tuple[int, ...] = (1, 2, 3, 4, 5),
     loses: str = "target",
-    quick: bool = True,
 ) -> Callable[[Callable[[Path, Lab], None]], Callable[[Path, Lab], None]]:
     """Register a function as a hostile submission."""
 
     def register(build: Callable[[Path, Lab], None]) -> Callable[[Path, Lab], None]:
-        HOSTILE.append(Hostile(name, tries, build, outcomes, reason, labs, loses, quick))
+        HOSTILE.append(Hostile(name, tries, build, outcomes, reason, labs, loses))
         return build
 
     return register

@@ -112,7 +112,6 @@ at_call(
     "failed",
     "crashed",
     "timed out",
-    quick=False,
 )
 at_call(
     "endless-loop",
@@ -121,7 +120,6 @@ at_call(
     r"time|return|seconds|s\b",
     "failed",
     "timed out",
-    quick=False,
     labs=(1, 3, 4, 5),
 )
 at_import(
@@ -130,7 +128,6 @@ at_import(
     "while True:\n    pass",
     r"cannot be imported \(line \d+\): it never finishes importing",
     "timed out",
-    quick=False,
     labs=(1,),
 )
 at_call(
@@ -141,7 +138,6 @@ at_call(
     "failed",
     "timed out",
     "crashed",
-    quick=False,
     labs=(1,),
 )
 at_call(
