@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from lab4_played import ALONE, CHECKS, LAB, SEED, alone, check_message, judge
-from lab_answers import answers, wrong_answers
+from lab4_played import CHECKS, LAB, SEED, judge, played
+from lab_answers import answers, notebook, wrong_answers
 
-from solutions.lab4_zero.exercises.observations import RankScenario
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
+from solutions.lab4_zero.exercises.scenarios import RankScenario
 from utils.checks.core import CheckFailed
 from utils.distributed import warm
 
@@ -24,19 +24,29 @@ def launcher() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("exercise", [exercise for exercise in CHECKS if exercise not in ALONE])
+def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
+    """Hold the message of a failed check against what it must say."""
+    print(text)
+    assert text.startswith(f"exercise {exercise} (")
+    for words in says:
+        assert words in text
+    for number in re.findall(r'"classic wrong answers" (\d+)', text):
+        assert int(number) in notebook(LAB).classic_numbers(exercise), "the message points to a line the notebook lacks"
+
+
+@pytest.mark.parametrize("exercise", CHECKS)
 def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
     judge(exercise, "plain")
     judge(exercise, "solution")
 
 
-@pytest.mark.parametrize("place", [place for place in answers(LAB).right if place.split(":")[0] not in ALONE])
+@pytest.mark.parametrize("place", [place for place in answers(LAB).right if place.split(":")[0] in CHECKS])
 def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
     with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
         judge(place.split(":")[0], f"without {place}")
 
 
-@pytest.mark.parametrize("wrong", [w for w in wrong_answers(LAB) if w.exercise not in ALONE], ids=str)
+@pytest.mark.parametrize("wrong", [w for w in wrong_answers(LAB) if w.exercise in CHECKS], ids=str)
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
     with pytest.raises(CheckFailed) as failed:
         judge(wrong.exercise, str(wrong))
@@ -45,11 +55,11 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
         assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
 
 
-@pytest.mark.parametrize("exercise", [exercise for exercise in CHECKS if exercise not in ALONE])
+@pytest.mark.parametrize("exercise", CHECKS)
 def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
     """A check runs its first scenario on one rank before it starts any process; a failure there is reported at once."""
     says = {str(wrong): wrong.says for wrong in wrong_answers(LAB, exercise)}
-    for name, text in alone(exercise).items():
+    for name, text in played(exercise)[1].items():
         check_message(text, exercise, says[name])
 
 

@@ -13,7 +13,7 @@ from slow_machine_launch import launch
 from torch import Tensor, nn
 
 from solutions.lab4_zero.exercises import parameter_shards
-from solutions.lab4_zero.exercises.observations import ScenarioRun
+from solutions.lab4_zero.exercises.scenarios import ScenarioRun
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.zero3 import Zero3, unit_parameters
 from utils.checks.core import CheckFailed
@@ -126,9 +126,7 @@ def test_a_parameter_of_two_blocks_is_the_modules_own_and_a_module_without_block
 
 
 def test_a_rank_that_dies_of_freed_memory_is_told_so():
-    parts = parameter_shards.CHECK.parts(1)
-    died = ScenarioRun(
-        {}, end="rank 0 of 3 was killed by SIGSEGV", scenario=parts[0].scenario.name, called=[[], [], []]
-    )
+    scenarios = parameter_shards.CHECK.scenarios(1)
+    died = ScenarioRun({}, end="rank 0 of 3 was killed by SIGSEGV", scenario=scenarios[0].name, called=[[], [], []])
     with pytest.raises(CheckFailed, match=r"used while its memory is freed.*\"classic wrong answers\" 4"):
-        parameter_shards.CHECK.judge(died, parts, 1)
+        parameter_shards.CHECK.judge(died, scenarios, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from dataclasses import replace
 
 from utils.checks.core import Exercise
 from utils.checks.forms import Rate
-from utils.checks.hidden import Draw, Observation
+from utils.checks.hidden import asked
 from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
@@ -144,35 +144,22 @@ def _cases(rng: random.Random) -> Sequence[Case]:
     return cases
 
 
+def _hidden_cases(rng: random.Random) -> Sequence[Case]:
+    """The check's, and further ones of other byte counts, of few parameters to a trillion on few ranks to many."""
+    cases = list(_cases(rng))
+    for stage in range(4):
+        sizes = zip(("weight_bytes", "gradient_bytes", "optimizer_bytes"), rng.sample((1, 2, 4, 6, 8, 12, 16), 3))
+        parameters, ranks = rng.randint(1, 10 ** rng.randint(1, 12)), rng.choice((1, 2, 64, 1000))
+        cases.append(Case({"parameters": parameters, "world_size": ranks, "stage": stage, **dict(sizes)}))
+    return cases
+
+
 _QUESTION = Question(
     "bytes_per_rank", _cases, _bytes, _MISTAKES, form=Rate(), refused={"stage": 4, "world_size": 0, "parameters": -1}
 )
 
 
-def _observe(package: ModuleType, seed: int) -> dict[str, Observation]:
-    """4.2: every stage, few ranks and many, sizes that do not divide, other byte counts, what the door refuses."""
-    draw = Draw(seed, "4.2")
-    usual, others = [], []
-    for stage in range(4):
-        for _ in range(6):
-            parameters, ranks = draw.between(1, 10 ** draw.between(1, 12)), draw.random.choice((1, 2, 3, 7, 64, 1000))
-            usual.append(float(package.bytes_per_rank(parameters, ranks, stage)))
-            sizes = dict(
-                zip(
-                    ("weight_bytes", "gradient_bytes", "optimizer_bytes"),
-                    draw.random.sample((1, 2, 4, 6, 8, 12, 16), 3),
-                )
-            )
-            others.append(float(package.bytes_per_rank(parameters, ranks, stage, **sizes)))
-    return {"bytes_per_rank": usual, "bytes_per_rank with other sizes": others}
-
-
-MEMORY = Exercise(
-    "4.2",
-    "memory accounting",
-    points=6,
-    observe=_observe,
-)
+MEMORY = Exercise("4.2", "memory accounting", points=6, observe=asked("4.2", replace(_QUESTION, cases=_hidden_cases)))
 
 
 @MEMORY.checked_by

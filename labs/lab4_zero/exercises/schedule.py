@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,25 +13,14 @@ import torch.distributed as dist
 from utils import gpt
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, classic, draw_seed, fail, generator, passed
-from utils.checks.hidden import Tolerance
+from utils.checks.hidden import Draw, Observation, Tolerance
 from utils.checks.library_use import find_library_use
 from utils.checks.problem import Problem
 from utils.schedules import Action, Deadlock, from_orders, simulate
 
-from . import hidden_pipeline
-from .distributed_check import DistributedCheck, Judge, Part
-from .observations import RankObservation, RankScenario
+from .distributed_check import DistributedCheck
 from .scenario_runs import run_on_ranks
-
-SCHEDULE = Exercise(
-    "4.8",
-    "1F1B schedule",
-    points=8,
-    observe=hidden_pipeline.one_f_one_b,
-    tolerance=Tolerance(1e-4, 1e-7),
-)
-_MICRO_BATCHES, _ROWS = 5, 6
-_CONFIG = gpt.TINY.replace(layers=3, hidden=10, heads=2, mlp_ratio=2, vocabulary=17, context=5)
+from .scenarios import RankObservation, RankScenario
 
 
 # ---- the order by itself
@@ -127,55 +119,95 @@ def _pipeline_problem(orders: list[list[Action]], stages: int, m: int) -> Proble
 
 
 # ---- the order in a pipeline that runs
-def _play(answer: Mapping[str, Callable], seed: int) -> dict:
+@dataclass(frozen=True)
+class Batch:
+    """A GPT and a step of it in micro-batches."""
+
+    seed: int
+    layers: int = 3
+    micro_batches: int = 5
+
+    @property
+    def config(self) -> gpt.GPTConfig:
+        """The sizes of the model."""
+        return gpt.TINY.replace(layers=self.layers, hidden=10, heads=2, mlp_ratio=2, vocabulary=17, context=5)
+
+    def model(self) -> gpt.GPT:
+        """The whole model."""
+        return gpt.GPT(self.config, seed=self.seed)
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets of six rows."""
+        return gpt.batch(self.config, 6, seed=self.seed)
+
+
+def _play(answer: Mapping[str, Callable], batch: Batch) -> dict[str, Any]:
     rank, stages = dist.get_rank(), dist.get_world_size()
-    stage = answer["split_gpt"](gpt.GPT(_CONFIG, seed=seed), stages)[rank]
+    stage = answer["split_gpt"](batch.model(), stages)[rank]
     pipeline = answer["Pipeline"](stage, schedule=answer["one_f_one_b_order"])
-    loss = pipeline.step(*gpt.batch(_CONFIG, _ROWS, seed=seed), micro_batches=_MICRO_BATCHES)
+    loss = pipeline.step(*batch.rows(), micro_batches=batch.micro_batches)
     gradients = {name: p.grad.clone() for name, p in stage.named_parameters() if p.grad is not None}
     return {"loss": None if loss is None else float(loss), "gradients": gradients, "peak": pipeline.peak_in_flight}
 
 
-def _judge(seed: int) -> Judge:
-    def judge(observations: list[RankObservation]) -> Problem | None:
-        model = gpt.GPT(_CONFIG, seed=seed)
-        loss = model(*gpt.batch(_CONFIG, _ROWS, seed=seed))
-        loss.backward()
-        right = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
-        got = observations[-1].value["loss"]
-        if got is None or abs(got - loss.item()) > 1e-5 * abs(loss.item()):
-            return Problem(f"the pipeline's loss is {got}, one process has {loss.item():.6g}")
-        for rank, observed in enumerate(observations):
-            for name, gradient in observed.value["gradients"].items():
-                if not torch.allclose(gradient, right[name], rtol=1e-4, atol=1e-6):
-                    worst = (gradient - right[name]).abs().max().item()
-                    return Problem(f"stage {rank}: the gradient of {name} differs from one process by {worst:.2g}")
-            most = min(len(observations) - rank, _MICRO_BATCHES)
-            if observed.value["peak"] != most:
-                return Problem(f"stage {rank} held {observed.value['peak']} micro-batches at once, expected {most}")
-        return None
-
-    return judge
+def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | None:
+    model = batch.model()
+    loss = model(*batch.rows())
+    loss.backward()
+    right = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
+    got = observations[-1].value["loss"]
+    if got is None or abs(got - loss.item()) > 1e-5 * abs(loss.item()):
+        return Problem(f"the pipeline's loss is {got}, one process has {loss.item():.6g}")
+    for rank, observed in enumerate(observations):
+        for name, gradient in observed.value["gradients"].items():
+            if not torch.allclose(gradient, right[name], rtol=1e-4, atol=1e-6):
+                worst = (gradient - right[name]).abs().max().item()
+                return Problem(f"stage {rank}: the gradient of {name} differs from one process by {worst:.2g}")
+        most = min(len(observations) - rank, batch.micro_batches)
+        if observed.value["peak"] != most:
+            return Problem(f"stage {rank} held {observed.value['peak']} micro-batches at once, expected {most}")
+    return None
 
 
-def _parts(seed: int) -> list[Part]:
-    scenario = RankScenario("a GPT in three stages", _play, {"seed": seed})
-    stuck = classic("the orders of two neighbours do not fit together", 3)
-    return [Part(scenario, _judge(seed), stuck, same_calls=False)]
+def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
+    batches = {"a GPT in three stages": Batch(seed)}
+    if draw is not None:
+        batches = {
+            f"Pipeline of {m} micro-batches": Batch(seed, draw.between(3, 4), m) for m in (2, draw.between(4, 6))
+        }
+    stuck, values = classic("the orders of two neighbours do not fit together", 3), ("loss", "gradients", "peak")
+    return [
+        RankScenario(name, _play, _judge, {"batch": batch}, stuck=stuck, same_calls=False, values=values)
+        for name, batch in batches.items()
+    ]
 
 
-CHECK = DistributedCheck(
-    SCHEDULE,
-    ("one_f_one_b_order", "Pipeline", "split_gpt"),
-    _parts,
-    "the bubble is GPipe's; in flight are at most as many micro-batches as stages are left",
-)
-
-
-def orders_tried(seed: int) -> list[tuple[int, int]]:
+def pipelines_tried(seed: int, draw: Draw | None = None) -> list[tuple[int, int]]:
     """Pipelines (stages, micro-batches) that are looked at: one stage, one micro-batch, fewer than stages, many."""
-    draw = generator(seed)
-    return [(4, 8), (3, 3), (4, 2), (1, 3), (5, 1), (2, 7), (3, 40), (draw.randint(3, 6), draw.randint(5, 12))]
+    random = generator(seed)
+    found = [(4, 8), (3, 3), (4, 2), (1, 3), (5, 1), (2, 7), (3, 40), (random.randint(3, 6), random.randint(5, 12))]
+    return found + [(draw.between(2, 9), draw.between(1, 15)) for _ in range(8)] if draw else found
+
+
+def observe_orders(package: ModuleType, seed: int) -> dict[str, Observation]:
+    """The actions of every stage of hidden pipelines."""
+    orders = [
+        [[f"{a.kind}{a.micro_batch}" for a in package.one_f_one_b_order(stage, stages, m)] for stage in range(stages)]
+        for stages, m in pipelines_tried(seed, Draw(seed, "4.8 orders"))
+    ]
+    return {"one_f_one_b_order": orders}
+
+
+SCHEDULE = Exercise(
+    "4.8",
+    "1F1B schedule",
+    points=8,
+    observe=lambda package, seed: observe_orders(package, seed) | CHECK.observe(package, seed),
+    tolerance=Tolerance(1e-4, 1e-7),
+)
+CHECK = DistributedCheck(
+    SCHEDULE, _scenarios, "the bubble is GPipe's; in flight are at most as many micro-batches as stages are left"
+)
 
 
 @SCHEDULE.checked_by
@@ -191,13 +223,13 @@ def check_schedule(
     if found := find_library_use([one_f_one_b_order]):
         cause = "the exercise is to derive the order; compare with utils.schedules afterwards"
         fail(SCHEDULE, f"the answer uses a built-in, {found[0]}", cause=cause)
-    tried = orders_tried(seed)
+    tried = pipelines_tried(seed)
     for stages, micro_batches in tried:
         if problem := order_problem(one_f_one_b_order, stages, micro_batches):
             where = f"seed {seed}, {stages} stages, {micro_batches} micro-batches"
             fail(SCHEDULE, problem.headline, problem.details, problem.cause, where)
     answer = {"one_f_one_b_order": one_f_one_b_order, "Pipeline": Pipeline, "split_gpt": split_gpt}
-    parts = _parts(seed)
-    (played,) = run_on_ranks([answer], [part.scenario for part in parts])
-    CHECK.judge(played, parts, seed)
-    passed(SCHEDULE, CHECK.notice, seed, len(tried) + len(parts))
+    scenarios = _scenarios(seed)
+    (run,) = run_on_ranks([answer], scenarios)
+    CHECK.judge(run, scenarios, seed)
+    passed(SCHEDULE, CHECK.notice, seed, len(tried) + len(scenarios))

@@ -1,7 +1,7 @@
 """The model that the checks of data parallelism train: small, with everything that trips an implementation.
 
 Two layers share one weight, one parameter is frozen, one is never used, one is used by some ranks alone, and there is a
-buffer. Its trainable elements do not divide by two, three or four.
+buffer. Three ranks do not share its trainable elements evenly.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.checks.hidden import Draw
+
 ROWS = 2  # of each rank
+ADAMW = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-5}
 
 
 class Block(nn.Module):
@@ -77,13 +81,6 @@ class TinyModel(nn.Module):
         return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
 
 
-def rows(seed: int, step: int, rank: int, width: int = 5, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """What a rank reads in a step: x and y, (ROWS, width) each."""
-    source = torch.Generator().manual_seed(10_000 * seed + 100 * step + rank)
-    x, y = torch.randn(2, ROWS, width, generator=source).to(dtype)
-    return x, y
-
-
 @dataclass
 class Reference:
     """What one process computes of one step: gradients by name, of each rank's rows and their mean; None if unused."""
@@ -94,55 +91,97 @@ class Reference:
     losses: list[float]
 
 
-def reference(
-    model: TinyModel, seed: int, ranks: int, step: int = 0, sometimes: tuple[int, ...] = (), width: int = 5
-) -> Reference:
-    """One step's gradients in one process; ``sometimes`` are the ranks that use that parameter."""
-    local, losses = [], []
-    for rank in range(ranks):
+@dataclass(frozen=True)
+class TinyTraining:
+    """A model of these sizes and what each rank reads; all of it follows from the seed."""
+
+    seed: int
+    width: int = 5
+    inner: int = 7
+    layers: int = 3
+
+    @classmethod
+    def drawn(cls, seed: int, draw: Draw | None) -> TinyTraining:
+        """The usual sizes, or for a hidden scenario others whose elements three does not divide either."""
+        if draw is None:
+            return cls(seed)
+        choose = draw.random.choice
+        return cls(seed, choose((5, 8)), choose((6, 8, 9, 11)), choose((3, 4)))
+
+    def model(self, rank: int = 0) -> TinyModel:
+        """The model; each rank starts with weights of its own."""
+        return TinyModel(self.seed + rank, self.width, self.inner, self.layers)
+
+    @property
+    def psi(self) -> int:
+        """Trainable elements."""
+        return sum(parameter.numel() for parameter in trainable(self.model()).values())
+
+    def rows(self, step: int, rank: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """What a rank reads in a step: x and y, (ROWS, width) each."""
+        source = torch.Generator().manual_seed(10_000 * self.seed + 100 * step + rank)
+        x, y = torch.randn(2, ROWS, self.width, generator=source).to(dtype)
+        return x, y
+
+    def reference(
+        self, ranks: int, step: int = 0, users: tuple[int, ...] = (), model: TinyModel | None = None
+    ) -> Reference:
+        """One step's gradients in one process; ``users`` are the ranks that use the parameter that not all use."""
+        model, local, losses = model or self.model(), [], []
+        for rank in range(ranks):
+            model.zero_grad()
+            loss = model(*self.rows(step, rank, model.first.weight.dtype), sometimes=rank in users)
+            loss.backward()
+            losses.append(float(loss.detach()))
+            local.append(gradients(model))
         model.zero_grad()
-        loss = model(*rows(seed, step, rank, width, model.first.weight.dtype), sometimes=rank in sometimes)
-        loss.backward()
-        losses.append(float(loss.detach()))
-        local.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(model).items()})
-    model.zero_grad()
-    return Reference(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
+        return Reference(weights(model), local, {name: _mean([of[name] for of in local]) for name in local[0]}, losses)
+
+    def trained(
+        self, ranks: int, steps: int, users: tuple[int, ...] = (), accumulation: int = 1
+    ) -> tuple[list[float], dict[str, Tensor]]:
+        """Losses (means over the ranks) and the final weights of one process, after steps of AdamW.
+
+        With ``accumulation`` the mean gradients of so many passes add up before each step.
+        """
+        model = self.model()
+        optimizer, losses = torch.optim.AdamW(trainable(model).values(), **ADAMW), []
+        for step in range(steps):
+            sums: dict[str, Tensor | None] = {}
+            for micro in range(accumulation):
+                found = self.reference(ranks, step * accumulation + micro, users, model)
+                losses.append(sum(found.losses) / ranks)
+                sums = {name: added(sums.get(name), gradient) for name, gradient in found.mean.items()}
+            for name, parameter in trainable(model).items():
+                parameter.grad = sums[name]
+            optimizer.step()
+        return losses, weights(model)
+
+
+def train(
+    training: TinyTraining, forward: Callable[..., Tensor], step: Callable[[], object],
+    clear: Callable[[], object] = lambda: None, *, steps: int, users: tuple[int, ...], accumulation: int = 1,
+) -> list[float]:  # fmt: skip
+    """Take steps on this rank, each after so many backward passes; the loss of each pass."""
+    rank, losses = dist.get_rank(), []
+    for number in range(steps):
+        clear()
+        for micro in range(accumulation):
+            loss = forward(*training.rows(number * accumulation + micro, rank), sometimes=rank in users)
+            loss.backward()
+            losses.append(float(loss.detach()))
+        step()
+    return losses
+
+
+def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, of which one or both may be missing."""
+    return first if second is None else second if first is None else first + second
 
 
 def _mean(gradients: list[Tensor | None]) -> Tensor | None:
     there = [gradient for gradient in gradients if gradient is not None]
     return sum(there) / len(gradients) if there else None
-
-
-def trained(
-    seed: int,
-    ranks: int,
-    steps: int,
-    optimizer_class: type[torch.optim.Optimizer],
-    settings: Mapping[str, object],
-    sometimes: tuple[int, ...] = (),
-    accumulation: int = 1,
-    **sizes: int,
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of each step (mean over the ranks) and the final weights of one process.
-
-    With ``accumulation`` the mean gradients of so many passes add up before each step.
-    """
-    model = TinyModel(seed, **sizes)
-    optimizer = optimizer_class(trainable(model).values(), **settings)
-    losses = []
-    for step in range(steps):
-        sums: dict[str, Tensor | None] = {}
-        for micro in range(accumulation):
-            found = reference(model, seed, ranks, step * accumulation + micro, sometimes, sizes.get("width", 5))
-            losses.append(sum(found.losses) / ranks)
-            for name, gradient in found.mean.items():
-                before = sums.get(name)
-                sums[name] = gradient if before is None else before if gradient is None else before + gradient
-        for name, parameter in trainable(model).items():
-            parameter.grad = sums[name]
-        optimizer.step()
-    return losses, weights(model)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -158,11 +197,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Copies of all gradients of trainable parameters."""
     return {name: None if p.grad is None else p.grad.detach().clone() for name, p in trainable(model).items()}
-
-
-def elements(model: nn.Module) -> int:
-    """Trainable elements, Psi."""
-    return sum(parameter.numel() for parameter in trainable(model).values())
 
 
 class Memory:
@@ -216,17 +250,15 @@ class Recorded:
         RecordedOptimizer.__name__ = RecordedOptimizer.__qualname__ = base.__name__
         self.optimizer_class = RecordedOptimizer
 
+    def _state(self) -> list[Tensor]:
+        values = [value for made in self.made for state in made.state.values() for value in state.values()]
+        return [value for value in values if isinstance(value, Tensor) and value.dim()]
+
     def state_elements(self) -> int:
         """Elements of all state tensors, without the counters of steps."""
-        values = [value for made in self.made for state in made.state.values() for value in state.values()]
-        return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim())
+        return sum(value.numel() for value in self._state())
 
-    def state_dtypes(self) -> set[torch.dtype]:
+    def dtypes(self) -> list[str]:
         """Dtypes of the state tensors and of what is stepped."""
-        values = [value for made in self.made for state in made.state.values() for value in state.values()]
-        found = {value.dtype for value in values if isinstance(value, Tensor) and value.dim()}
-        return found | {p.dtype for made in self.made for group in made.param_groups for p in group["params"]}
-
-    def stepped_elements(self) -> int:
-        """Elements of all parameters that the optimizers were given."""
-        return sum(p.numel() for made in self.made for group in made.param_groups for p in group["params"])
+        stepped = [p for made in self.made for group in made.param_groups for p in group["params"]]
+        return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in (*self._state(), *stepped)})

@@ -7,55 +7,36 @@ on one rank, on all ranks, do the ranks call the same collectives, and is what t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
 
-from utils.checks.core import Exercise, draw_seed, fail, passed
+from utils.checks.core import Exercise, classic, draw_seed, fail, passed
+from utils.checks.hidden import Draw, Observation, Observed
 from utils.checks.library_use import find_library_use
 from utils.checks.problem import Problem
 from utils.distributed import Entry
 from utils.distributed.calls import Call
 
 from .forbid_library_calls import ReadyMade
-from .observations import RankObservation, RankScenario, ScenarioRun
 from .scenario_runs import run_on_ranks, run_single_rank
+from .scenarios import RankObservation, RankScenario, ScenarioRun
 
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
-#: Finds what is wrong in what the ranks saw of a scenario, or None.
-Judge = Callable[[list[RankObservation]], Problem | None]
+_GROUP = "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A scenario and its judge.
+class RanksFailed(RuntimeError):
+    """The ranks did not come to the end of a hidden scenario; the text says which one is at fault."""
 
-    Attributes:
-        scenario: what is played.
-        judge: what its outcome is held against.
-        stuck: the likely cause when ranks wait for one another in vain.
-        raised: words of an exception -> its likely cause.
-        same_calls: the ranks that take part must call the same collectives in the same order (not so for send and
-            recv).
-        apart: says the likely cause from the differing collectives that the ranks called, or nothing.
-        members: the ranks that take part, () for all.
-        to_itself: the likely cause when a rank that is alone sends a message, which only it could receive.
+
+def in_group(scenario: RankScenario, number: int) -> RankScenario:
+    """A scenario that two of the ranks play, the group's first not the job's: an answer must count in the group.
+
+    ``number`` is that of "ranks of the whole job" in the exercise's classic wrong answers.
     """
-
-    scenario: RankScenario
-    judge: Judge
-    stuck: str = ""
-    raised: Mapping[str, str] = field(default_factory=dict)
-    same_calls: bool = True
-    apart: Callable[[Sequence[Sequence[Entry | Call]]], str] | None = None
-    members: tuple[int, ...] = ()
-    to_itself: str = ""
-
-    def cause_apart(self, called: Sequence[Sequence[Entry | Call]]) -> str:
-        """The likely cause when the ranks call different collectives."""
-        return (self.apart(self.of_members(called)) if self.apart else "") or self.stuck or _TOGETHER
-
-    def of_members(self, of_ranks: Sequence) -> list:
-        """The items of the ranks that take part."""
-        return [item for rank, item in enumerate(of_ranks) if not self.members or rank in self.members]
+    name, cause = f"{scenario.name}, in a group of two of the ranks", {"": classic(_GROUP, number)}
+    return replace(scenario, name=name, members=(1, 2), raised=cause, apart=None)
 
 
 @dataclass(frozen=True)
@@ -63,15 +44,14 @@ class DistributedCheck:
     """The check of one exercise.
 
     Attributes:
-        exercise: its number and title.
-        names: the functions of an answer, in the order in which the check takes them.
-        parts: the scenarios of a seed; the first is also played on a single rank before processes are started.
+        exercise: its number, title and functions.
+        scenarios: of a seed; given a :class:`Draw` too, the exercise's hidden ones, whose sizes it draws. The first is
+            also played on a single rank before processes are started.
         notice: what to notice when it passes.
     """
 
     exercise: Exercise
-    names: tuple[str, ...]
-    parts: Callable[[int], Sequence[Part]]
+    scenarios: Callable[..., Sequence[RankScenario]]
     notice: str
 
     def check(self, *functions: Callable, seed: int | None = None) -> None:
@@ -82,59 +62,86 @@ class DistributedCheck:
             NotImplementedError: a place is not filled; its own message.
         """
         seed = draw_seed(seed)
-        parts, answer = self.parts(seed), dict(zip(self.names, functions, strict=True))
+        scenarios, answer = self.scenarios(seed), dict(zip(self.exercise.functions, functions, strict=True))
         for name, function in answer.items():
             if not callable(function):
                 fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
-        self.refuse(answer)
-        self.alone(answer, parts, seed)
-        (played,) = run_on_ranks([answer], [part.scenario for part in parts])
-        self.judge(played, parts, seed)
-        passed(self.exercise, self.notice, seed, len(parts))
-
-    def refuse(self, answer: Mapping[str, Callable]) -> None:
-        """Fail if the answer's source leans on a ready-made solution."""
-        if found := find_library_use(list(answer.values())):
+        if found := find_library_use(functions):
             self._fail(_leaning(found[0]))
+        self.alone(answer, scenarios[0], seed)
+        (run,) = run_on_ranks([answer], scenarios)
+        self.judge(run, scenarios, seed)
+        passed(self.exercise, self.notice, seed, len(scenarios))
 
-    def alone(self, answer: Mapping[str, Callable], parts: Sequence[Part], seed: int) -> None:
+    def hidden(self, seed: int) -> Sequence[RankScenario]:
+        """The exercise's hidden scenarios: the check's with another seed and sizes, and further ones."""
+        draw = Draw(seed, self.exercise.number)
+        return self.scenarios(draw.between(10**6, 10**9), draw)
+
+    def observe(self, package: ModuleType, seed: int) -> Observed:
+        """What the ranks see in the hidden scenarios (``Exercise.observe``).
+
+        Raises:
+            RanksFailed: a rank raised, died, or waited in vain.
+            NotImplementedError: a place is not filled; its own message.
+        """
+        scenarios, answer = self.hidden(seed), {name: getattr(package, name) for name in self.exercise.functions}
+        (run,) = run_on_ranks([answer], scenarios)
+        return self.observations(run, scenarios)
+
+    def observations(self, run: ScenarioRun, scenarios: Sequence[RankScenario]) -> Observed:
+        """What a run of scenarios says of an answer: of each its values on the ranks, and whether the check passes it.
+
+        Raises:
+            RanksFailed, NotImplementedError: as :meth:`observe`.
+        """
+        seen, names = Observed(), self.exercise.functions
+        for scenario in scenarios:
+            observations = run.observations.get(scenario.name)
+            if observations is None:
+                raise RanksFailed(run.end)
+            problem = _problem(scenario, observations)
+            if problem is not None and any(observed.fault for observed in observations):
+                raise RanksFailed(problem.headline)
+            name = ", ".join([*(names if len(names) == 1 else ()), scenario.name])
+            values = [observed.value or {} for observed in observations]
+            seen |= {f"{name}: {key}": [_listed(value.get(key)) for value in values] for key in scenario.values}
+            seen[f"{name}: what the check asks for"] = problem is None
+        return seen
+
+    def alone(self, answer: Mapping[str, Callable], scenario: RankScenario, seed: int) -> None:
         """Fail if the first scenario raises on a single rank already."""
-        observed = run_single_rank(answer, parts[0].scenario)
+        observed = run_single_rank(answer, scenario)
         fault = observed.fault
         if fault is None:
             return
-        reproduce = f"seed {seed}, {parts[0].scenario.name}, 1 rank"
+        reproduce = f"seed {seed}, {scenario.name}, 1 rank"
         if fault.type == ReadyMade.__name__:
             self._fail(_leaning(fault.text, fault.where), reproduce)
-        if parts[0].to_itself and observed.count("send", "recv"):
-            headline = f"in a group of one rank, rank 0 exchanges a message with itself: {fault.type}: {fault.text}"
-            self._fail(Problem(headline, parts[0].to_itself, fault.where), reproduce)
-        headline = f"a group of one rank already fails: {fault.type}: {fault.text}"
-        cause = _cause(f"{fault.type}: {fault.text}", parts[0])
+        said = f"{fault.type}: {fault.text}"
+        headline, cause = f"a group of one rank already fails: {said}", _cause(said, scenario)
+        if scenario.to_itself and observed.count("send", "recv"):
+            headline = f"in a group of one rank, rank 0 exchanges a message with itself: {said}"
+            cause = scenario.to_itself
         cause = cause or "no other process is needed to see this: step through it here in a debugger"
         self._fail(Problem(headline, cause, fault.where), reproduce)
 
-    def judge(self, played: ScenarioRun, parts: Sequence[Part], seed: int) -> None:
+    def judge(self, run: ScenarioRun, scenarios: Sequence[RankScenario], seed: int) -> None:
         """Fail with the first thing that went wrong on the ranks.
 
         Raises:
             CheckFailed, NotImplementedError: as :meth:`check`.
         """
-        for part in parts:
-            observations = played.observations.get(part.scenario.name)
+        for scenario in scenarios:
+            observations = run.observations.get(scenario.name)
             if observations is None:
                 break
-            for observed in observations:
-                if observed.fault is not None and observed.fault.type == "NotImplementedError":
-                    raise NotImplementedError(observed.fault.text)
-            problem = _trouble(part, observations) or part.judge(observations)
-            if problem:
-                self._fail(problem, f"seed {seed}, {part.scenario.name}, {part.scenario.ranks} ranks")
-        if played.end:
-            ranks = next(
-                (part.scenario.ranks for part in parts if part.scenario.name == played.scenario), len(played.called)
-            )
-            self._fail(_ended(played, parts), f"seed {seed}, {played.scenario}, {ranks} ranks")
+            if problem := _problem(scenario, observations):
+                self._fail(problem, f"seed {seed}, {scenario.name}, {scenario.ranks} ranks")
+        if run.end:
+            scenario = next((scenario for scenario in scenarios if scenario.name == run.scenario), None)
+            ranks = scenario.ranks if scenario else len(run.called)
+            self._fail(_ended(run, scenario), f"seed {seed}, {run.scenario}, {ranks} ranks")
 
     def _fail(self, problem: Problem, reproduce: str = "") -> None:
         fail(self.exercise, problem.headline, problem.details, problem.cause, reproduce)
@@ -145,12 +152,40 @@ def _leaning(on: str, where: tuple[str, ...] = ()) -> Problem:
     return Problem(f"the answer uses a built-in, {on}", cause, where)
 
 
-def _cause(said: str, part: Part) -> str:
+def _listed(value: Any) -> Observation:
+    """The values of a dictionary; anything else as it is."""
+    return list(value.values()) if isinstance(value, Mapping) else value
+
+
+def _cause(said: str, scenario: RankScenario) -> str:
     """The likely cause of an exception, or of a process's end, by the words in what is said of it."""
-    return next((cause for words, cause in part.raised.items() if words in said), "")
+    return next((cause for words, cause in scenario.raised.items() if words in said), "")
 
 
-def _trouble(part: Part, observations: list[RankObservation]) -> Problem | None:
+def _cause_apart(scenario: RankScenario, called: Sequence[Sequence[Entry | Call]]) -> str:
+    """The likely cause when the ranks call different collectives."""
+    of_members = [called[rank] for rank in scenario.taking_part()]
+    return (scenario.apart(of_members) if scenario.apart else "") or scenario.stuck or _TOGETHER
+
+
+def _problem(scenario: RankScenario, observations: list[RankObservation]) -> Problem | None:
+    """What went wrong in a scenario, or None.
+
+    Raises:
+        NotImplementedError: a place is not filled; its own message.
+    """
+    for observed in observations:
+        if observed.fault is not None and observed.fault.type == "NotImplementedError":
+            raise NotImplementedError(observed.fault.text)
+    if problem := _trouble(scenario, observations):
+        return problem
+    problem = scenario.judge([observations[rank] for rank in scenario.taking_part()], **scenario.arguments)
+    if problem is not None and scenario.members:
+        return Problem(f"counted in the group, {problem.headline}", scenario.raised[""], problem.details)
+    return problem
+
+
+def _trouble(scenario: RankScenario, observations: list[RankObservation]) -> Problem | None:
     """An exception on a rank, ranks that wait in vain, or ranks that call different collectives."""
     own = [
         (rank, observed.fault)
@@ -161,58 +196,56 @@ def _trouble(part: Part, observations: list[RankObservation]) -> Problem | None:
         rank, fault = own[0]
         if fault.type == ReadyMade.__name__:
             return _leaning(fault.text, fault.where)
-        ranks = "every rank" if len(own) == len(part.members or observations) else f"rank {rank}"
+        ranks = "every rank" if len(own) == len(scenario.taking_part()) else f"rank {rank}"
         said = f"{fault.type}: {fault.text}"
-        return Problem(f"{ranks} raised {said}", _cause(said, part), fault.where)
+        return Problem(f"{ranks} raised {said}", _cause(said, scenario), fault.where)
     called = [observed.entries for observed in observations]
-    apart = parted(called, part.members) if part.same_calls else ""
+    apart = parted(called, scenario.taking_part()) if scenario.same_calls else ""
     waiting = [rank for rank, observed in enumerate(observations) if observed.fault]
     if waiting:
-        return _stuck(part, observations, waiting, apart)
+        return _stuck(scenario, observations, waiting, apart)
     if apart:
-        return Problem("the ranks call different collectives", part.cause_apart(called), (apart,))
+        return Problem("the ranks call different collectives", _cause_apart(scenario, called), (apart,))
     return None
 
 
-def _stuck(part: Part, observations: list[RankObservation], waiting: list[int], apart: str) -> Problem:
-    done = [rank for rank in part.members or range(len(observations)) if rank not in waiting]
+def _stuck(scenario: RankScenario, observations: list[RankObservation], waiting: list[int], apart: str) -> Problem:
+    done = [rank for rank in scenario.taking_part() if rank not in waiting]
     who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
     ends = f"rank {done[0]} is done" if len(done) == 1 else f"ranks {', '.join(map(str, done))} are done"
     headline = f"{who} in vain: {ends}" if done else "deadlock: every rank is blocked in a receive or collective"
     details = []
-    for rank in part.members or range(len(observations)):
+    for rank in scenario.taking_part():
         observed = observations[rank]
         last = f"last {_call(observed.entries[-1])}" if observed.entries else "none"
         line = f", at {observed.fault.where[-1]}" if observed.fault and observed.fault.where else ""
         details.append(
             f"rank {rank}: {'waits' if observed.fault else 'done'} after {len(observed.entries)} calls, {last}{line}"
         )
-    cause = part.cause_apart([observed.entries for observed in observations]) if apart else part.stuck
+    cause = _cause_apart(scenario, [observed.entries for observed in observations]) if apart else scenario.stuck
     return Problem(headline, cause, (*details, *([apart] if apart else [])))
 
 
-def _ended(played: ScenarioRun, parts: Sequence[Part]) -> Problem:
+def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
     """A process that died, or that did not come back."""
-    part = next((part for part in parts if part.scenario.name == played.scenario), None)
-    if part is not None and part.same_calls and (apart := parted(played.called, part.members)):
-        details = (apart, played.end, *played.where)
-        return Problem("the ranks call different collectives", part.cause_apart(played.called), details)
-    cause = (_cause(played.end, part) if part else "") or (
+    if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part())):
+        details = (apart, run.end, *run.where)
+        return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
+    cause = (_cause(run.end, scenario) if scenario else "") or (
         "one rank never leaves local computation; its peers time out"
-        if "did not end" in played.end
+        if "did not end" in run.end
         else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
         "that waits for it"
     )
-    return Problem(played.end, cause, played.where)
+    return Problem(run.end, cause, run.where)
 
 
-def _call(entry) -> str:
+def _call(entry: Entry) -> str:
     return f"{entry.kind} of {entry.elements:,} elements"
 
 
-def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int] = ()) -> str:
-    """The first collective at which the ranks (``members``, or all) differ, in a sentence; empty if they agree."""
-    members = members or range(len(called))
+def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int]) -> str:
+    """The first collective at which ``members`` of the ranks differ, in a sentence; empty if they agree."""
     calls = [
         [(entry.kind, entry.elements, entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
         for rank in members

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from utils.checks.problem import Problem
 
-from .tiny_models import Reference
+from .scenarios import RankObservation
+from .tiny_models import Reference, TinyTraining
 
 Named = Mapping[str, Tensor | None]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -194,17 +195,20 @@ def _numbered(text: str, numbers: Mapping[str, int], key: str) -> str:
 
 
 def judge_training(
-    losses: Sequence[float], after: Sequence[Named], right: tuple[list[float], dict[str, Tensor]], stale: str = ""
-) -> Problem | None:
-    """Hold losses (means over the ranks) and final weights of all ranks against one process.
+    observations: Sequence[RankObservation], training: TinyTraining, stale: str = "", *, steps: int,
+    users: tuple[int, ...], accumulation: int = 1,
+) -> Problem | None:  # fmt: skip
+    """Hold "losses" (means over the ranks) and the final "weights" of all ranks against one process.
 
     ``stale`` is what to say when the first loss is right and the second already is not.
     """
-    expected, weights = right
+    expected, weights = training.trained(len(observations), steps, users, accumulation)
+    losses = [sum(step) / len(step) for step in zip(*(seen.value["losses"] for seen in observations), strict=True)]
     for step, (mine, one) in enumerate(zip(losses, expected, strict=True)):
         if abs(mine - one) > 1e-4 * abs(one) + 1e-7:
             cause = stale if step else "the weights at the start, or the rows' mean, are not those of one process"
             return Problem(f"the loss of step {step} is {mine:.6g}, one process has {one:.6g}", cause)
+    after = [seen.value["weights"] for seen in observations]
     for rank, of in enumerate(after):
         for name, one in weights.items():
             if not torch.allclose(of[name].float(), one.float(), rtol=2e-4, atol=2e-5):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from utils.checks.core import Exercise, classic
+from utils.checks.hidden import Draw
 from utils.checks.problem import Problem
 from utils.distributed import record_collectives
 
-from . import groups, hidden_zero, tiny_models
-from .distributed_check import DistributedCheck, Judge, Part
+from . import tiny_models
+from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
-from .hidden_ranks import on_ranks
-from .observations import RankObservation, RankScenario
-from .optimizer_states import ADAMW, judge_state, weights_of
-from .scenario_runs import WORLD_SIZE
+from .optimizer_states import TOLERANCE, TRAINED, judge_state, weights_of
+from .scenarios import RankObservation, RankScenario
+from .tiny_models import TinyTraining
 
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "cover": 5, "zeros": 5, "made up": 5, "gather": 5}
 _STUCK = "every rank gathers and reduces the same blocks in the same order"
@@ -35,11 +36,10 @@ _RAISED = {
     "shape": _PADDED,
     "size": _PADDED,
 }
-_WIDE = {"width": 16, "inner": 33, "layers": 6}
 
 
-def _sharded(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **among: ProcessGroup) -> Callable:
-    return answer["Zero3"](tiny, tiny_models.Block, **among)
+def _sharded(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **group: ProcessGroup) -> Callable:
+    return answer["Zero3"](tiny, tiny_models.Block, **group)
 
 
 def _whole(sharded: Callable) -> dict[str, torch.Tensor]:
@@ -50,16 +50,16 @@ def _whole(sharded: Callable) -> dict[str, torch.Tensor]:
 
 
 def _play_step(
-    answer: Mapping[str, Callable], seed: int, users: tuple[int, ...] = (0, 1, 2), group: ProcessGroup | None = None
+    answer: Mapping[str, Callable], training: TinyTraining, users: tuple[int, ...], **group: ProcessGroup
 ) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
-    rank, among = dist.get_rank(group), {} if group is None else {"group": group}
-    sharded = _sharded(answer, tiny_models.TinyModel(seed + rank), **among)
+    rank = dist.get_rank(group.get("group"))
+    sharded = _sharded(answer, training.model(rank), **group)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
     before = [p.detach().clone() for p in sharded.parameters()]
     with record_collectives() as ledger:
-        loss = sharded(*tiny_models.rows(seed, 0, rank), sometimes=rank in users)
+        loss = sharded(*training.rows(0, rank), sometimes=rank in users)
         forward = ledger.elements("all_gather")
         loss.backward()
         optimizer.step()
@@ -75,14 +75,13 @@ def _play_step(
     }
 
 
-def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
+def _play_memory(answer: Mapping[str, Callable], training: TinyTraining) -> dict:
     """Bytes of the sharded model, and how many more there are in the two passes and after each."""
-    tiny = tiny_models.TinyModel(seed, **_WIDE)
-    rows = tiny_models.rows(seed, 0, dist.get_rank(), _WIDE["width"])
+    tiny, rows = training.model(), training.rows(0, dist.get_rank())
     memory = tiny_models.Memory()
     sharded = _sharded(answer, tiny)
     shards = memory.grown()
-    grown = {"shards": 4 * tiny_models.elements(tiny) + shards}
+    grown = {"shards": 4 * training.psi + shards}
     tiny.watch = lambda pass_: grown.update({pass_: memory.grown() - shards})
     loss = sharded(*rows)
     grown["between"] = memory.grown() - shards
@@ -93,56 +92,39 @@ def _play_memory(answer: Mapping[str, Callable], seed: int) -> dict:
     return grown
 
 
-def _play_training(
-    answer: Mapping[str, Callable], seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1
-) -> dict:
-    """Steps of AdamW, each after so many backward passes."""
-    rank, recorded, losses = dist.get_rank(), tiny_models.Recorded(torch.optim.AdamW), []
-    sharded = _sharded(answer, tiny_models.TinyModel(seed))
-    optimizer = recorded.optimizer_class([p for p in sharded.parameters() if p.requires_grad], **ADAMW)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for micro in range(accumulation):
-            loss = sharded(*tiny_models.rows(seed, step * accumulation + micro, rank), sometimes=rank in users)
-            loss.backward()
-            losses.append(float(loss.detach()))
-        optimizer.step()
-    return {
-        "losses": losses, "weights": _whole(sharded), "state": recorded.state_elements(),
-        "stepped": recorded.stepped_elements(),
-    }  # fmt: skip
+def _play_training(answer: Mapping[str, Callable], training: TinyTraining, **steps: Any) -> dict:
+    recorded, sharded = tiny_models.Recorded(torch.optim.AdamW), _sharded(answer, training.model())
+    trained = [p for p in sharded.parameters() if p.requires_grad]
+    optimizer = recorded.optimizer_class(trained, **tiny_models.ADAMW)
+    losses = tiny_models.train(training, sharded, optimizer.step, optimizer.zero_grad, **steps)
+    return {"losses": losses, "weights": _whole(sharded), "state": recorded.state_elements()}
 
 
-def _judge_step(seed: int, users: tuple[int, ...] = (0, 1, 2), ranks: int = WORLD_SIZE) -> Judge:
-    def judge(observations: list[RankObservation]) -> Problem | None:
-        tiny = tiny_models.TinyModel(seed)
-        reference, psi = (tiny_models.reference(tiny, seed, ranks, sometimes=users), tiny_models.elements(tiny))
-        for rank, observed in enumerate(observations):
-            if abs(observed.value["loss"] - reference.losses[rank]) > 1e-4 * abs(reference.losses[rank]):
-                cause = (
-                    "the gathered weights are not those of the module: shards out of order, of another rank, unfilled"
-                )
-                return Problem(
-                    f"rank {rank}'s first loss is {observed.value['loss']:.6g}, "
-                    f"one process has {reference.losses[rank]:.6g}",
-                    classic(cause, 5),
-                )
-        share = -(-psi // ranks)
-        for rank, observed in enumerate(observations):
-            if observed.value["kept"] > share + 30:
-                return Problem(
-                    f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about "
-                    f"{share:,}",
-                    classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
-                )
-            same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
-            if observed.value["moved"] and same:
-                return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
-        if problem := judge_steps(weights_of(observations), reference, _NUMBERS):
-            return problem
-        return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"])
-
-    return judge
+def _judge_step(
+    observations: Sequence[RankObservation], training: TinyTraining, users: tuple[int, ...]
+) -> Problem | None:
+    reference, psi = training.reference(len(observations), users=users), training.psi
+    for rank, observed in enumerate(observations):
+        if abs(observed.value["loss"] - reference.losses[rank]) > 1e-4 * abs(reference.losses[rank]):
+            cause = "the gathered weights are not those of the module: shards out of order, of another rank, unfilled"
+            return Problem(
+                f"rank {rank}'s first loss is {observed.value['loss']:.6g}, "
+                f"one process has {reference.losses[rank]:.6g}",
+                classic(cause, 5),
+            )
+    share = -(-psi // len(observations))
+    for rank, observed in enumerate(observations):
+        if observed.value["kept"] > share + 30:
+            return Problem(
+                f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about {share:,}",
+                classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
+            )
+        same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
+        if observed.value["moved"] and same:
+            return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
+    if problem := judge_steps(weights_of(observations), reference, _NUMBERS):
+        return problem
+    return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"])
 
 
 def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | None:
@@ -162,81 +144,73 @@ def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | 
     return None
 
 
-def _judge_memory(seed: int) -> Judge:
-    def judge(observations: list[RankObservation]) -> Problem | None:
-        tiny = tiny_models.TinyModel(seed, **_WIDE)
-        block = 4 * sum(p.numel() for p in tiny.blocks[0].parameters())
-        psi = 4 * tiny_models.elements(tiny)
-        share = psi // WORLD_SIZE
-        slack = psi - block * len(tiny.blocks) + block  # the module's own unit, and activations
-        limits = {"forward": (1, "while the last block computes"), "between": (1, "between the passes")}
-        limits |= {"backward": (3, "late in the backward pass"), "after": (3, "after the backward pass")}
+def _judge_memory(observations: Sequence[RankObservation], training: TinyTraining) -> Problem | None:
+    tiny = training.model()
+    block, psi = 4 * sum(p.numel() for p in tiny.blocks[0].parameters()), 4 * training.psi
+    share = psi // len(observations)
+    slack = psi - block * len(tiny.blocks) + block  # the module's own unit, and activations
+    limits = {"forward": (1, "while the last block computes"), "between": (1, "between the passes")}
+    limits |= {"backward": (3, "late in the backward pass"), "after": (3, "after the backward pass")}
+    for rank, observed in enumerate(observations):
+        if observed.value["shards"] > share + block:
+            cause = "a rank keeps a shard in memory of its own; the rest must be freed, a view keeps all of it"
+            return Problem(
+                f"rank {rank} has {observed.value['shards']:,} bytes of weights between the passes, its share is "
+                f"{share:,}",
+                classic(cause, 1),
+            )
+    for name, (blocks, when) in limits.items():
         for rank, observed in enumerate(observations):
-            if observed.value["shards"] > share + block:
-                cause = "a rank keeps a shard in memory of its own; the rest must be freed, a view keeps all of it"
+            grown = observed.value[name]
+            if grown > blocks * block + slack:
                 return Problem(
-                    f"rank {rank} has {observed.value['shards']:,} bytes of weights between the passes, its share is "
-                    f"{share:,}",
-                    classic(cause, 1),
+                    f"rank {rank} holds {grown:,} bytes beyond its shards {when}: {grown / block:.1f} blocks",
+                    classic("a block's weights are freed after it has computed, in both passes", 1),
                 )
-        for name, (blocks, when) in limits.items():
-            for rank, observed in enumerate(observations):
-                grown = observed.value[name]
-                if grown > blocks * block + slack:
-                    return Problem(
-                        f"rank {rank} holds {grown:,} bytes beyond its shards {when}: {grown / block:.1f} blocks",
-                        classic("a block's weights are freed after it has computed, in both passes", 1),
-                    )
-        return None
-
-    return judge
+    return None
 
 
-def _judge_training(seed: int, steps: int, users: tuple[int, ...], accumulation: int = 1) -> Judge:
-    def judge(observations: list[RankObservation]) -> Problem | None:
-        right = tiny_models.trained(seed, WORLD_SIZE, steps, torch.optim.AdamW, ADAMW, users, accumulation=accumulation)
-        if problem := judge_state(observations, 1):
-            return problem
-        losses = [
-            sum(step) / len(observations) for step in zip(*(s.value["losses"] for s in observations), strict=True)
-        ]
-        cause = (
-            classic("a second backward pass before the step adds to the gradient of the first", 9)
-            if accumulation > 1
-            else _STALE
-        )
-        return judge_training(losses, weights_of(observations), right, cause)
-
-    return judge
+def _judge_training(
+    observations: Sequence[RankObservation], training: TinyTraining, accumulation: int = 1, **steps: Any
+) -> Problem | None:
+    cause = _STALE
+    if accumulation > 1:
+        cause = classic("a second backward pass before the step adds to the gradient of the first", 9)
+    return judge_state(observations, training, 1) or judge_training(
+        observations, training, cause, accumulation=accumulation, **steps
+    )
 
 
-def _parts(seed: int) -> list[Part]:
-    def part(title: str, play: Callable, judge: Judge, **arguments: object) -> Part:
-        return Part(RankScenario(title, play, {"seed": seed, **arguments}), judge, _STUCK, _RAISED)
+def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
+    training = TinyTraining.drawn(seed, draw)
 
+    def scenario(name: str, play: Callable, judge: Callable, *values: str, **arguments: Any) -> RankScenario:
+        arguments = {"training": training, **arguments}
+        return RankScenario(name, play, judge, arguments, stuck=_STUCK, raised=_RAISED, values=values)
+
+    step, trained = (_play_step, _judge_step, "loss", "weights"), (_play_training, _judge_training, "losses", "weights")
+    alone = scenario("a parameter that rank 1 alone uses", *step, users=(1,))
     return [
-        part("one step of SGD", _play_step, _judge_step(seed)),
-        part("a parameter that rank 1 alone uses", _play_step, _judge_step(seed, (1,)), users=(1,)),
-        part("five steps of AdamW", _play_training, _judge_training(seed, 5, (0, 2)), steps=5, users=(0, 2)),
-        part("two backward passes a step", _play_training, _judge_training(seed, 2, (0, 1, 2), 2), steps=2,
-             users=(0, 1, 2), accumulation=2),
-        part("memory", _play_memory, _judge_memory(seed)),
-        groups.group_part(_play_step, _judge_step(seed, (1,), ranks=2), 10, _STUCK, seed=seed, users=(1,)),
-    ]  # fmt: skip
+        scenario("one step of SGD", *step, users=(0, 1, 2)),
+        alone,
+        scenario("five steps of AdamW", *trained, steps=5, users=(0, 2)),
+        scenario("two backward passes a step", *trained, steps=2, users=(0, 1, 2), accumulation=2),
+        scenario("memory", _play_memory, _judge_memory, training=TinyTraining(seed, 16, 33, 6)),
+        in_group(alone, 10),
+    ]
 
 
 ZERO3 = Exercise(
     "4.6",
     "ZeRO-3",
     points=16,
-    observe=on_ranks(hidden_zero.ZERO3),
-    tolerance=hidden_zero.TOLERANCE,
-    tolerances=hidden_zero.tolerances("Zero3"),
+    observe=lambda package, seed: CHECK.observe(package, seed),
+    tolerance=TOLERANCE,
+    tolerances={"Zero3, five steps": TRAINED, "Zero3, two backward passes": TRAINED},
 )
 CHECK = DistributedCheck(
     ZERO3,
-    ("Zero3",),
-    _parts,
+    _scenarios,
     "the same training, with a third of everything on each rank; the price is one more Psi of traffic",
 )
 

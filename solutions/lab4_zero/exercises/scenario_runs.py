@@ -1,58 +1,54 @@
 """Runs a student's answer on several ranks, scenario after scenario, and brings back what each rank saw.
 
-Each scenario gets a process group of its own, so that one that fails, or that leaves a message behind, does not disturb
-the next: all scenarios of a check, or of many answers, share one launch.
+All scenarios of a check, or of many answers, share one launch. Each answer gets a process group of its own, so that one
+that fails does not disturb the next.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from utils.checks.attempt import TooLong, deadline
 from utils.checks.forbid import is_library
-from utils.distributed import DistributedError, launch, record_collectives
+from utils.distributed import DistributedError, launch
 from utils.distributed.calls import Call
 
-from .by_reference import answer_to_references
-from .forbid_library_calls import forbid_library_calls
-from .notes import calls_in, notes_of
-from .observations import Fault, RankObservation, RankScenario, ScenarioRun, fault_of, short_name
-from .on_rank import PATIENCE, SCENARIO_SECONDS, run_all
+from .on_rank import PATIENCE, SCENARIO_SECONDS, FunctionRef, calls_in, notes_of, run_all, see
+from .scenarios import Fault, RankObservation, RankScenario, ScenarioRun, short_name
 
-WORLD_SIZE = 3
+#: Seconds that all scenarios of one answer may take.
+LAUNCH_SECONDS = 55.0
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def run_single_rank(answer: Mapping[str, Callable], scenario: RankScenario) -> RankObservation:
-    """Run a scenario here, as the only rank of a group: a stub or a slip shows at once, without starting a process."""
-    observed = RankObservation()
+    """Run a scenario here, as the only rank of a group: a stub or a slip shows at once, without starting a process.
+
+    Raises:
+        NotImplementedError: a place is not filled; its own message.
+    """
     before = {name: os.environ.get(name) for name in _LOOPBACK}
     os.environ.update({name: value for name, value in _LOOPBACK.items() if os.path.exists(f"/sys/class/net/{value}")})
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with record_collectives() as ledger:
-            observed.entries = ledger.entries
-            with deadline(SCENARIO_SECONDS), forbid_library_calls():
-                observed.value = scenario.play(dict(answer), **scenario.arguments)
-    except NotImplementedError:
-        raise
+        with deadline(SCENARIO_SECONDS):
+            return see(scenario, answer)
     except TooLong:
-        observed.fault = Fault("TooLong", f"it did not end in {SCENARIO_SECONDS:.0f} s", (), True)
-    except Exception as error:
-        observed.fault = fault_of(error)
+        return RankObservation(fault=Fault("TooLong", f"it did not end in {SCENARIO_SECONDS:.0f} s", (), True))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-    return observed
 
 
 def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[RankScenario]) -> list[ScenarioRun]:
@@ -74,8 +70,8 @@ def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[
             played[k] = played[k].then(seen)
         return played
     with tempfile.TemporaryDirectory(prefix="scenarios-") as folder:
-        carried = [answer_to_references(answer) for answer in answers]
-        seconds = 30 + SCENARIO_SECONDS + 2 * len(answers) * len(scenarios)
+        carried = [{name: _by_reference(value) for name, value in answer.items()} for answer in answers]
+        seconds = LAUNCH_SECONDS + 2 * (len(answers) - 1) * len(scenarios)
         try:
             with redirect_stderr(StringIO()):  # what a process writes that dies; the check says it in fewer words
                 launch(
@@ -92,6 +88,19 @@ def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[
             return done + run_on_ranks(answers[begun[0] + 1 :], scenarios)
         notes = [list(notes_of(folder, rank)) for rank in range(world_size)]
         return [_seen(notes, k) for k in range(len(answers))]
+
+
+def _by_reference(value: Any) -> Any:
+    """``value`` as it travels to the ranks: its name if it belongs to a file, itself if it was typed into a notebook.
+
+    A notebook that reloads its modules may hold a class whose module has a newer one of that name: the ranks take the
+    newer one, which is what the file says.
+    """
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", "<")
+    if module in (None, "__main__") or "<" in name or getattr(sys.modules.get(module), "__file__", None) is None:
+        return value
+    return FunctionRef(module, name)
 
 
 def _seen(notes: Sequence[Sequence[tuple | Call]], answer: int) -> ScenarioRun:

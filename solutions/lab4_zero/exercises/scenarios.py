@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.checks.forbid import is_library
+from utils.checks.problem import Problem
 from utils.distributed import Entry
 from utils.distributed.calls import Call
 
@@ -17,12 +18,42 @@ _LATE = ("Timed out", "timed out", "Connection closed", "Connection reset", "Bro
 
 @dataclass(frozen=True)
 class RankScenario:
-    """One thing to try: ``play(answer, **arguments)`` runs on each rank; ``answer`` holds the student's functions."""
+    """One thing to try on several ranks, and what is said of an answer that goes wrong in it.
+
+    Attributes:
+        name: as a message gives it.
+        play: ``play(answer, **arguments)`` runs on each rank; ``answer`` holds the student's functions by name. With
+            ``members`` it also takes their ``group``.
+        judge: ``judge(observations, **arguments)`` finds what is wrong in what the ranks saw (``members`` only), or
+            None.
+        arguments: of both.
+        ranks: how many there are.
+        members: the ranks that take part, in a group of their own; () for all.
+        stuck: the likely cause when ranks wait for one another in vain.
+        raised: words of an exception -> its likely cause.
+        same_calls: the ranks that take part must call the same collectives in the same order (not so for send and
+            recv).
+        apart: says the likely cause from the differing collectives that the ranks called, or nothing.
+        to_itself: the likely cause when a rank that is alone sends a message, which only it could receive.
+        values: keys of what ``play`` returns that any right answer agrees in, but for rounding.
+    """
 
     name: str
     play: Callable[..., Any]
+    judge: Callable[..., Problem | None] = lambda observations: None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 3
+    members: tuple[int, ...] = ()
+    stuck: str = ""
+    raised: Mapping[str, str] = field(default_factory=dict)
+    same_calls: bool = True
+    apart: Callable[[Sequence[Sequence[Entry | Call]]], str] | None = None
+    to_itself: str = ""
+    values: tuple[str, ...] = ()
+
+    def taking_part(self) -> tuple[int, ...]:
+        """The ranks that take part."""
+        return self.members or tuple(range(self.ranks))
 
 
 @dataclass(frozen=True)
