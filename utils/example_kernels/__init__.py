@@ -7,14 +7,12 @@ unmasked lanes of the kernel request, which ``utils.kernel_profile`` counts.
 from __future__ import annotations
 
 from utils.example_kernels.attention import (
-    attention_tiles,
     flash_attention_forward,
     flash_attention_forward_kernel,
     flash_attention_forward_traffic,
 )
 from utils.example_kernels.attention_backward import (
     attention_delta_kernel,
-    backward_tiles,
     flash_attention_backward,
     flash_attention_backward_kernel,
     flash_attention_backward_traffic,
@@ -57,7 +55,6 @@ from utils.example_kernels.matmul import (
     tiled_matmul,
     tiled_matmul_kernel,
     tiled_matmul_traffic,
-    tiles,
 )
 from utils.example_kernels.reductions import (
     dot_partial_kernel,
