@@ -98,6 +98,8 @@ def test_a_file_that_a_student_saves_is_checked_at_once_without_a_restart(tmp_pa
     said = ["".join(o.get("text", o.get("evalue", "")) for o in cell.get("outputs", ())) for cell in notebook.cells]
     assert said[1].startswith("Lab 2, exercise 2.1: GeLU") and said[2].startswith("Lab 2, exercise 2.8: ")
     assert "the cubic term 0.044715 x^3 is left out" in said[4]
+    shown = "".join(notebook.cells[4].outputs[0].traceback)
+    assert shown == f"CheckFailed: {said[4]}", "a student sees the message alone, not the check's own frames"
     assert said[6].startswith("✓ exercise 2.1 (GeLU)")
     assert "the last group has fewer rows than GROUP_M" in said[8]
     assert said[10].startswith("✓ exercise 2.8 (grouped order)") and "✓ exercise 2.8 (grouped matmul)" in said[10]

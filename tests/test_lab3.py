@@ -98,7 +98,7 @@ def test_what_is_rounded_where_only_a_product_takes_it_passes_on_every_seed(name
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one key too few is seen by one", "top left loop", "one query too late"])
 def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
-    assert_named(name, tmp_path, (21, 22, 29))
+    assert_named(name, tmp_path, (21, 29))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_overflows_beside_an_anchor_is_named_on_every_seed(name, kind, tmp_
     everything = operator._anchored_cases
     alone = lambda *args: [case for case in everything(*args) if case.kind == kind]  # noqa: E731
     monkeypatch.setattr(operator, "_anchored_cases", alone)
-    assert_named(name, tmp_path, range(1, 7))
+    assert_named(name, tmp_path, range(1, 4))
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(32, 16), (16, 16), (16, 64), (128, 64), (64, 128)])
@@ -147,9 +147,8 @@ def take_tiles_of_a_gpu(monkeypatch, lab: ModuleType, capability: tuple[int, int
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 def test_the_anchored_loop_passes_with_the_tiles_of_a_gpu(capability, monkeypatch, capsys):
     take_tiles_of_a_gpu(monkeypatch, solution, capability)
-    for seed in (4, 39):  # 39 found tiles that held all keys of a case in which some must outgrow the first
-        run_check("3.9", solution, seed)
-    assert capsys.readouterr().out.count("✓ exercise 3.9 (") == 6
+    run_check("3.9", solution, 39)  # found tiles that held all keys of a case in which some must outgrow the first
+    assert capsys.readouterr().out.count("✓ exercise 3.9 (") == 3
 
 
 @pytest.mark.slow

@@ -34,8 +34,7 @@ KERNELS = {
 #: were measured faster than those without.
 SPILLS = {
     ("flash_forward_kernel", "fp32", 128): 520,  # takes 30 to 45 % less time all the same, as tuning.py says
-    ("dkdv_kernel", "bf16", 192): 272,  # 17 to 26 %
-    ("dkdv_kernel", "bf16", 256): 272,
+    ("dkdv_kernel", "bf16", 256): 272,  # 17 to 26 %; so does 192, whose tile it is
     # through pointers: 17 to 70 % less time than tiles that keep more registers free
     **{("dkdv_kernel", "bf16", head_dim): spilled for head_dim, spilled in ((60, 16), (100, 48), (180, 80))},
     ("dq_kernel", "bf16", 180): 8,
@@ -45,7 +44,7 @@ SPILLS = {
 ANCHORED_SPILLS = {("bf16", 80): 24, ("bf16", 128): 24, ("fp16", 128): 24}
 #: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
 OLD_TRITON_SM100 = 24 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0
-HEAD_DIMS = (16, 40, 64, 80, 128, 192, 256)
+HEAD_DIMS = (64, 80, 128, 256)
 #: The architecture that tiles were measured on.
 MEASURED = 90
 
@@ -120,10 +119,10 @@ def assert_fit(requests):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_no_kernel_of_half_precision_spills(tuned, capability, name):
-    head_dims = HEAD_DIMS if capability == MEASURED else (40, 64, 128, 256)
+    head_dims = HEAD_DIMS if capability == MEASURED else (64, 128, 256)
     requests = [request(tuned, name, capability, "bf16", D, causal) for D in head_dims for causal in masks(capability)]
     if capability == MEASURED:
-        requests += [request(tuned, name, capability, "fp16", D, True) for D in (64, 128)]
+        requests += [request(tuned, name, capability, "fp16", 128, True)]
     assert_fit(requests)
 
 
@@ -131,17 +130,34 @@ def test_no_kernel_of_half_precision_spills(tuned, capability, name):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability, name):
-    requests = [request(tuned, name, capability, "bf16", D, True, group=4, whole=False) for D in (64, 128)]
-    assert_fit(requests)
+    assert_fit([request(tuned, name, capability, "bf16", 128, True, group=4, whole=False)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_no_kernel_of_float32_spills(tuned, capability, name):
-    head_dims = (16, 64, 128, 256) if capability == MEASURED else (64, 256)
+    head_dims = (64, 128, 256) if capability == MEASURED else (64, 256)
     requests = [request(tuned, name, capability, "fp32", D, causal) for D in head_dims for causal in masks(capability)]
     assert_fit(requests)
+
+
+@pytest.mark.slow
+def test_the_simple_forward_kernel_fits_an_sm(tuned):
+    requests = []
+    for capability in CAPABILITIES:
+        config = tuned.forward(128, torch.bfloat16, True, divmod(capability, 10), described=False, anchored=False)
+        signature = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16") | {"lse_ptr": "*fp32"}
+        signature |= {f"stride_{x}": ("i32:16", "i32:16", "i32:16", 1) for x in "qkvo"}
+        signature |= {"num_heads": "i32", "Nq": "i32", "Nk": "i32", "scale_log2": "fp32"}
+        constants = {
+            "HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_M": config.m, "BLOCK_N": config.n, "GQA_GROUP_SIZE": 1,
+            "CAUSAL": True,
+        }  # fmt: skip
+        simple, pointers = kernel("flash_forward_simple", "flash_forward_simple_kernel"), [*signature][:5]
+        requests.append(Request(simple, signature, constants, capability, config.warps, config.stages, pointers))
+    for asked, used in zip(requests, resource_usages(requests), strict=True):
+        assert not used.spills and used.shared_bytes <= SHARED_MEMORY[asked.capability], used
 
 
 @pytest.mark.slow
@@ -167,7 +183,7 @@ def test_tensors_without_descriptors_have_tiles_of_their_own(tuned, table):
 
 @pytest.mark.slow
 def test_the_running_maximum_that_hopper_has_before_exercise_3_9_does_not_spill(tuned):
-    cases = [("bf16", 64, False), ("bf16", 128, False), ("bf16", 128, True), ("bf16", 256, True), ("fp16", 128, True)]
+    cases = [("bf16", 64, False), ("bf16", 128, True), ("bf16", 256, True)]
     asked = [request(tuned, "flash_forward_kernel", MEASURED, *case, whole=False, anchored=False) for case in cases]
     assert not any(each.constexprs["ANCHORED"] for each in asked)
     assert_fit(asked)
@@ -195,35 +211,31 @@ def test_triton_does_not_compile_the_anchored_loop_in_16_bits_for_blackwell(tune
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_of_one_query_and_one_key_fit(tuned, name):
-    assert_fit([request(tuned, name, MEASURED, "bf16", D, False, whole=False, single=True) for D in (64, 128, 256)])
+    assert_fit([request(tuned, name, MEASURED, "bf16", 128, False, whole=False, single=True)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-def test_hopper_multiplies_by_warpgroups_and_loads_tiles_by_its_copy_engine(tuned, monkeypatch, tmp_path, name):
-    for head_dim in (64, 128):
-        cache = tmp_path / str(head_dim)
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-        asked = request(tuned, name, 90, "bf16", head_dim, True)
-        resource_usages([asked])
-        (ptx,) = cache.rglob("*.ptx")
-        products = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\b", ptx.read_text()))
-        assert products == {"wgmma.mma_async"}, products
-        assert "cp.async.bulk.tensor" in ptx.read_text() and "cp.async.cg" not in ptx.read_text()
+def test_hopper_multiplies_by_warpgroups_and_loads_tiles_by_tma(tuned, monkeypatch, tmp_path, name):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    resource_usages([request(tuned, name, 90, "bf16", 128, True)])
+    (ptx,) = tmp_path.rglob("*.ptx")
+    products = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\b", ptx.read_text()))
+    assert products == {"wgmma.mma_async"}, products
+    assert "cp.async.bulk.tensor" in ptx.read_text() and "cp.async.cg" not in ptx.read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [True, False])
-def test_what_the_assembler_warns_of_is_told_if_it_is_asked(overlap):
+def test_what_the_assembler_warns_of_is_told_if_it_is_asked():
     signature = dict.fromkeys(("q_desc", "k_desc", "v_desc", "o_desc"), "tensordesc<bf16[128, 128]>")
     signature |= {"k_desc": "tensordesc<bf16[64, 128]>", "v_desc": "tensordesc<bf16[64, 128]>"}
     asked = Request(
         wall_kernel.attention_kernel, {**signature, "scale": "fp32", "length": "i32"},
-        {"D": 128, "M": 128, "N": 64, "OVERLAP": overlap}, num_stages=2, divisible_by_16=["length"], warnings=True,
+        {"D": 128, "M": 128, "N": 64, "OVERLAP": True}, num_stages=2, divisible_by_16=["length"], warnings=True,
     )  # fmt: skip
     again, unasked = (
         resource_usages([asked, asked])[1],
         resource_usages([dataclasses.replace(asked, warnings=False)])[0],
     )
-    assert [bool(re.match(r"\(C75\d\d\).* serialized", words)) for words in again.warnings] == [True] * overlap
+    assert [bool(re.match(r"\(C75\d\d\).* serialized", words)) for words in again.warnings] == [True]
     assert unasked == dataclasses.replace(again, warnings=())
