@@ -57,6 +57,7 @@ from utils import records, runtime, timing
 NAMES = {hopper_implementations.OURS: "capstone", hopper_implementations.FAST: "capstone, fast"}
 RESERVED = (*NAMES.values(), hopper_implementations.LAB, *hopper_implementations.BASELINES, YOURS)
 LONGEST_NAME = 40
+#: Rounds of every comparison, at least, and seconds of work in a lap.
 ROUNDS = 5
 LAP_SECONDS = 0.05
 WARM_SECONDS = 0.5
@@ -114,9 +115,7 @@ def far_off(entry: Entry, shape: Shape, dtype: torch.dtype, directions: Sequence
             raise EntryError(f"{name} is {distance:.1%} away from lab 3's (rounding explains {FAR_OFF:.0%} at most)")
 
 
-def measure(
-    entry: Entry, shapes: Sequence[Shape], dtype: str, directions: Sequence[str], rounds: int, lap_seconds: float
-) -> list[dict[str, Any]]:
+def measure(entry: Entry, shapes: Sequence[Shape], dtype: str, directions: Sequence[str]) -> list[dict[str, Any]]:
     """Points of a row: everybody's time, and how many times as fast as cuDNN (or FA2) it is, ``over`` the base.
 
     Raises:
@@ -136,7 +135,7 @@ def measure(
             found, _ = hopper_implementations.calls(shape, hopper_implementations.DTYPES[dtype], attentions, directions)
             thermal_warmup(found["forward", YOURS], WARM_SECONDS)
             for direction in directions:
-                points.append(point(shape, direction, found, rounds, lap_seconds))
+                points.append(point(shape, direction, found))
         except EntryError as error:
             raise EntryError(f"{words}: {error}") from error
         except Exception as error:
@@ -145,16 +144,14 @@ def measure(
     return points
 
 
-def point(
-    shape: Shape, direction: str, found: Mapping[tuple[str, str], Any], rounds: int, lap_seconds: float
-) -> dict[str, Any]:
+def point(shape: Shape, direction: str, found: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     """Measure one direction of one shape."""
     chosen = {NAMES.get(name, name): call for (which, name), call in found.items() if which == direction}
     timed, calls_a_lap = sustained.compare(
         chosen,
-        rounds=whole_rounds(list(chosen), rounds),
+        rounds=whole_rounds(list(chosen), ROUNDS),
         stopwatch=blocked_stream.stopwatch(),
-        lap_seconds=lap_seconds,
+        lap_seconds=LAP_SECONDS,
     )
     amount = attention_speed.flops(shape, direction)
     batch, heads, seq_len, head_dim, causal = shape
@@ -225,11 +222,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", type=shape_of, default=list(attention_speed.SHAPES), metavar="DxN")
     parser.add_argument("--dtype", choices=tuple(hopper_implementations.DTYPES), default="bf16")
     parser.add_argument("--board", type=Path, default=Path("leaderboard.json"), metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every comparison, at least")
-    parser.add_argument("--lap-seconds", type=float, default=LAP_SECONDS, help="work in a lap")
     options = parser.parse_args(arguments)
-    if options.rounds < 1 or not 0 <= options.lap_seconds <= 10:
-        parser.error("--rounds must be at least 1, --lap-seconds from 0 to 10")
     if options.target is not None and options.name is None:
         try:
             options.name = name_of(options.target.removesuffix(".py").replace("/", ".").rpartition(".")[2])
@@ -258,7 +251,7 @@ def enter(options: argparse.Namespace) -> list[dict[str, Any]]:
     print(f"right in {tried} ragged cases", flush=True)
     workers = min(hopper_implementations.WORKERS, os.cpu_count() or 1)
     hopper_implementations.compile_first(options.shapes, [options.dtype], workers, directions)
-    points = measure(entry, options.shapes, options.dtype, directions, options.rounds, options.lap_seconds)
+    points = measure(entry, options.shapes, options.dtype, directions)
     row = row_of(entry, options.name, options.dtype, points, runtime.gpu_name(), records.versions())
     rows = attention_board.add(options.board, row)
     print(f"\n{table(row)}\nrecorded in {options.board}\n")

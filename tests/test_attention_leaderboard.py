@@ -73,13 +73,14 @@ def machine(monkeypatch, small_cases):
     monkeypatch.setattr(attention_speed, "ours", plain)
     monkeypatch.setattr(attention_speed, "TOKENS", 32)
     monkeypatch.setattr(attention_speed, "HIDDEN", 32)
-    monkeypatch.setattr(attention_leaderboard, "WARM_SECONDS", 0)
+    for name, value in {"WARM_SECONDS": 0, "LAP_SECONDS": 0, "ROUNDS": 1}.items():
+        monkeypatch.setattr(attention_leaderboard, name, value)
     monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
     monkeypatch.setattr(
         attention_leaderboard, "runtime", SimpleNamespace(HAS_GPU=True, gpu_name=lambda: "NVIDIA H100 80GB HBM3")
     )
     monkeypatch.setattr(records, "versions", lambda: {"torch": "2.11.0", "triton": "3.6.0"})
-    return ["--shapes", "16x16", "16x16:causal", "--lap-seconds", "0", "--rounds", "1"]
+    return ["--shapes", "16x16", "16x16:causal"]
 
 
 def test_a_right_entry_gets_a_row_and_the_board_is_sorted(entry_file, tmp_path, machine, capsys):
@@ -148,12 +149,13 @@ def test_ratios_are_times_as_fast_as_cudnn_and_as_fa2_where_there_is_none(monkey
 
     monkeypatch.setattr(timing, "compare", compare)
     monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
+    monkeypatch.setattr(attention_leaderboard, "LAP_SECONDS", 0)
     entry = attention_entry.Entry("mine", print, None, "0" * 64)
     for names, base, ratio in (((YOURS, "flash", "cudnn"), "cudnn", 0.5), ((YOURS, "flash"), "flash", 2)):
         calls = {("forward", name): lambda: None for name in names}
-        point = attention_leaderboard.point((1, 1, 16, 16, False), "forward", calls, 1, 0)
+        point = attention_leaderboard.point((1, 1, 16, 16, False), "forward", calls)
         row = attention_leaderboard.row_of(entry, "mine", "bf16", [point], "a GPU", {"torch": "2"})
         assert row["base"] == base and row["points"][0]["over"][YOURS]["ratio"] == pytest.approx(ratio)
-    lonely = attention_leaderboard.point((1, 1, 16, 16, False), "forward", {("forward", YOURS): print}, 1, 0)
+    lonely = attention_leaderboard.point((1, 1, 16, 16, False), "forward", {("forward", YOURS): print})
     with pytest.raises(EntryError, match="neither cuDNN nor FA2"):
         attention_leaderboard.row_of(entry, "mine", "bf16", [lonely], "a GPU", {"torch": "2"})
