@@ -95,8 +95,11 @@ def killed_and_resumed(lab: Lab, folder: Path, jobs: int, draw: random.Random) -
     done, kills, deadline = 0, 0, time.monotonic() + PATIENCE
     while True:
         run = grade(lab, folder / "submissions", again, "--jobs", str(jobs), "--students", *few)
-        # a start takes some seconds before the first submission: one kill in three falls into them
-        wait = draw.uniform(0.2, 6) if draw.random() < 1 / 3 else draw.uniform(6, 6 + 4 * mean)
+        wait = draw.uniform(0.2, 6 + 4 * mean)  # a start takes some seconds before the first submission
+        if kills < KILLS and kills % 2:  # every other kill comes after one more result
+            wait = 0.0
+            while run.poll() is None and len(results(lab, again)) == done and time.monotonic() < deadline:
+                time.sleep(0.1)
         try:
             output, _ = run.communicate(timeout=wait if kills < KILLS else max(0.0, deadline - time.monotonic()))
             break

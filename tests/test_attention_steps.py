@@ -6,9 +6,8 @@ import types
 
 import pytest
 import torch
-from fake_stopwatch import FakeStopwatch
 
-from benchmarks import attention_step_checks, attention_steps, blocked_stream
+from benchmarks import attention_step_checks, attention_steps
 from benchmarks.benchmark_cli import problems
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import compiler
@@ -17,11 +16,6 @@ GOOD = ("textbook", "descriptors")
 SIZES = ((1, 2, 128),)
 #: Checks are processes elsewhere; here they are threads, and the interpreter is one.
 ONE_AT_A_TIME = threading.Lock()
-
-
-@pytest.fixture
-def known_times(monkeypatch):
-    monkeypatch.setattr(blocked_stream, "stopwatch", FakeStopwatch)
 
 
 def kernels():
