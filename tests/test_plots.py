@@ -156,7 +156,7 @@ def texts(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["warp", "sweep", "roofline", "classes"])
+@pytest.mark.parametrize("name", ["warp", "classes"])
 def test_a_figure_does_not_depend_on_the_readers_own_matplotlib_settings(name):
     expected = plots.png(DRAWERS[name]())
     with matplotlib.rc_context({"font.size": 20, "axes.grid": True, "font.family": "serif", "lines.linewidth": 9}):
