@@ -1,8 +1,11 @@
-"""A student's feedback page: it shows what the result says, it is safe whatever a submission made a check say, and it
-can be read on a phone, on paper and in the dark."""
+"""What a student reads of a result: it says what the result says, whatever a submission made a check say.
+
+The feedback page can be read on a phone, on paper and in the dark; Gradescope's file has the documented form.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from grading import gradescope
 from grading.feedback import CSS, LINES, OUTCOMES, WIDTH, page, points
 
 MESSAGE = """exercise 2.3 (weighted sum): 12 of 99 elements differ
@@ -245,3 +249,83 @@ def test_a_browser_shows_it_without_a_script_a_request_a_sideways_scroll_or_a_ba
             grounds.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
         tab.close()
     assert len(grounds) == 3, "light, dark and paper look the same"
+
+
+# ---- Gradescope's results.json: the documented form, and nothing that a student must not see
+VISIBILITIES = {"visible", "after_due_date", "after_published", "hidden"}
+FORMATS = {"text", "html", "simple_format", "md", "ansi"}
+#: Gradescope's *Autograder Specifications*: what a key may hold, of the whole and of a test.
+WHOLE: dict[str, Any] = {
+    "score": (int, float),
+    "execution_time": int,
+    "output": str,
+    "output_format": FORMATS,
+    "test_output_format": FORMATS,
+    "test_name_format": FORMATS,
+    "visibility": VISIBILITIES,
+    "stdout_visibility": VISIBILITIES,
+    "extra_data": dict,
+    "tests": list,
+    "leaderboard": list,
+}
+TEST: dict[str, Any] = {
+    "score": (int, float),
+    "max_score": (int, float),
+    "status": {"passed", "failed"},
+    "name": str,
+    "name_format": FORMATS,
+    "number": str,
+    "output": str,
+    "output_format": FORMATS,
+    "tags": list,
+    "visibility": VISIBILITIES,
+    "extra_data": dict,
+}
+
+
+def assert_documented(given: dict[str, Any], allowed: dict[str, Any]) -> None:
+    for key, value in given.items():
+        assert key in allowed, f"{key} is no key of Gradescope's"
+        kind = allowed[key]
+        assert value in kind if isinstance(kind, set) else isinstance(value, kind), (key, value)
+
+
+def test_the_result_has_the_documented_form():
+    given = gradescope.results(result(*EVERY_OUTCOME, notes=["a note"]))
+    assert json.loads(json.dumps(given)) == given
+    assert_documented(given, WHOLE)
+    for test in given["tests"]:
+        assert_documented(test, TEST)
+
+
+def test_there_is_a_test_an_exercise_that_a_student_may_see_and_nothing_that_the_grader_printed():
+    given = gradescope.results(result(*EVERY_OUTCOME))
+    assert [test["number"] for test in given["tests"]] == [e["number"] for e in EVERY_OUTCOME]
+    assert [test["name"] for test in given["tests"]] == [e["title"] for e in EVERY_OUTCOME]
+    assert [test["status"] for test in given["tests"]] == ["passed"] + ["failed"] * (len(OUTCOMES) - 1)
+    assert given["score"] == sum(test["score"] for test in given["tests"]) == 10
+    assert {(test["max_score"], test["visibility"]) for test in given["tests"]} == {(10, "visible")}
+    assert given["stdout_visibility"] == "hidden"
+
+
+def test_a_students_output_says_the_outcome_and_the_message_cut_where_it_is_huge():
+    said = ("timed out", "\x1b[31mdid not end\x1b[0m"), ("passed", ""), ("crashed", "spam\n" * 2_000_000)
+    late, passed, huge = (
+        test["output"] for test in gradescope.results(result(*(exercise("2.1", *one) for one in said)))["tests"]
+    )
+    assert late == "timed out\n\ndid not end" and passed == "passed" and len(huge) < 10_000
+
+
+def test_notes_stand_above_the_tests_and_an_unreadable_submission_says_so():
+    given = gradescope.results(result(exercise("2.1", "not attempted"), status="unreadable", notes=["no such file"]))
+    assert given["output"].split("\n") == [
+        "Lab 2. Triton kernels: 0 of 10 points",
+        "The submission could not be read, so no exercise was graded.",
+        "no such file",
+    ]
+    assert given["score"] == 0
+
+
+def test_a_result_of_another_version_is_refused():
+    with pytest.raises(ValueError, match="outcome must be one of"):
+        gradescope.results(result(exercise("2.1", "guessed")))
