@@ -219,30 +219,42 @@ def _low(seed: int, block_m: int, block_n: int) -> Case:
     return Case(shapes.LOW, sizes(1, 1, 1, block_m, keys, 16), options={"causal": False}, seed=seed)
 
 
-def _blocks(kernel: str) -> Callable[[Evidence], dict[str, int]]:
-    return lambda e: tiles.blocks(e, kernel)
+#: Where the lists of both exercises tell of each part of the algorithm.
+_PLACES = {
+    "delta": 1,
+    "scale": 2,
+    "softmax": 3,
+    "products": 4,
+    "mask": 5,
+    "heads": 6,
+    "sums": 7,
+    "empty": 5,
+    "precision": 8,
+    "do": 9,
+}
 
 
-def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
+def _mistakes(kernel: str) -> tuple:
     return (
         Diagnosis(
             lambda e: e.findings("races"),
             lambda e: classic(
                 f"programs race for the same rows ({e.findings('races')[0]}): each tile is stored by one of them",
-                places["sums"],
+                _PLACES["sums"],
             ),
         ),
-        *tiles.only_where({"empty": places["empty"]}),
+        *tiles.only_where({"empty": _PLACES["empty"]}),
         *gradients.mistakes(
-            _blocks(kernel), **{name: place for name, place in places.items() if name not in ("empty", "precision")}
+            lambda e: tiles.blocks(e, kernel),
+            **{name: place for name, place in _PLACES.items() if name not in ("empty", "precision")},
         ),
         *tiles.only_where(
             {
-                "scale": places["scale"],
-                "negative": places["scale"],
-                "heads": places["heads"],
-                "head_dim": places["do"],
-                "precision": places["precision"],
+                "scale": _PLACES["scale"],
+                "negative": _PLACES["scale"],
+                "heads": _PLACES["heads"],
+                "head_dim": _PLACES["do"],
+                "precision": _PLACES["precision"],
             }
         ),
         Diagnosis(
@@ -250,7 +262,7 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
             classic(
                 "only scores far below 0 go wrong: a key past the end has score 0, and e^(0 - L) is infinite for a low "
                 "L; mask P in the last, ragged tile too",
-                places["empty"],
+                _PLACES["empty"],
             ),
         ),
         Diagnosis(
@@ -258,49 +270,17 @@ def _mistakes(kernel: str, places: Mapping[str, int]) -> tuple:
             classic(
                 "only queries that fill their tiles go wrong: `begin` is no multiple of BLOCK_M, so that the last tile "
                 "passes the end, which EVEN_M promises it does not",
-                places["mask"],
+                _PLACES["mask"],
             ),
         ),
         Diagnosis(
             lambda e: e.only(lambda case: bool(case.options.get("causal"))) and not e.findings("out_of_bounds"),
             classic(
                 "only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
-                places["mask"],
+                _PLACES["mask"],
             ),
         ),
     )
-
-
-_DKDV_MISTAKES = _mistakes(
-    DKDV,
-    {
-        "delta": 1,
-        "scale": 2,
-        "softmax": 3,
-        "products": 4,
-        "mask": 5,
-        "heads": 6,
-        "sums": 7,
-        "empty": 5,
-        "precision": 8,
-        "do": 9,
-    },
-)
-_DQ_MISTAKES = _mistakes(
-    DQ,
-    {
-        "delta": 1,
-        "scale": 2,
-        "softmax": 3,
-        "products": 4,
-        "mask": 5,
-        "heads": 6,
-        "sums": 7,
-        "empty": 5,
-        "precision": 8,
-        "do": 9,
-    },
-)
 
 
 def _queries_read(case: Case, block_m: int, block_n: int) -> tuple[int, int]:
@@ -388,7 +368,7 @@ def check_dkdv(flash_dkdv: Gradients, seed: int | None = None) -> None:
         tiling={"dk": of_keys, "dv": of_keys},
         inspections=[no_atomics, within(DKDV, _dkdv_budget), tiles.one_launch(DKDV, "dk_ptr", "dv_ptr")],
         forbidden=forward.RULES,
-        diagnose=_DKDV_MISTAKES,
+        diagnose=_mistakes(DKDV),
         seed=seed,
         notice="a program owns its keys and walks over queries: no two programs write the same element",
     )
@@ -433,7 +413,7 @@ def check_dq(flash_dq: Gradients, seed: int | None = None) -> None:
         tiling={"dq": of_queries},
         inspections=[no_atomics, within(DQ, _dq_budget), tiles.one_launch(DQ, "dq_ptr")],
         forbidden=forward.RULES,
-        diagnose=_DQ_MISTAKES,
+        diagnose=_mistakes(DQ),
         seed=seed,
         notice="the scores are computed a third time: two more products a tile, and no two programs share a row of dQ",
     )
