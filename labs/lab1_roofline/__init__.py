@@ -20,34 +20,3 @@ from .prediction import measured_bandwidth, measured_peak, operator_cost, predic
 from .rates import attainable_rate, ridge_point, smallest_compute_bound_batch
 from .warp import sectors_touched, useful_fraction, warp_cycles, wasted_lane_cycles
 from .waves import last_wave_utilisation, num_tiles, num_waves, tiled_matmul_seconds
-
-__all__ = [
-    "attainable_rate",
-    "attention_bytes",
-    "attention_flops",
-    "dot_product_bytes",
-    "dot_product_flops",
-    "last_wave_utilisation",
-    "layer_flops",
-    "matmul_bytes",
-    "matmul_flops",
-    "measured_bandwidth",
-    "measured_peak",
-    "num_tiles",
-    "num_waves",
-    "operator_cost",
-    "predict_operator",
-    "predict_seconds",
-    "relu_bytes",
-    "relu_flops",
-    "ridge_point",
-    "sectors_touched",
-    "shares",
-    "smallest_compute_bound_batch",
-    "softmax_bytes",
-    "softmax_flops",
-    "tiled_matmul_seconds",
-    "useful_fraction",
-    "warp_cycles",
-    "wasted_lane_cycles",
-]

@@ -9,17 +9,3 @@ from .flash_forward import flash_forward
 from .flash_forward_simple import flash_forward_simple
 from .merge import merge, merge_outputs
 from .tiled_attention import tiled_attention, tiled_attention_backward
-
-__all__ = [
-    "attention_delta",
-    "flash_attention",
-    "flash_attention_with_lse",
-    "flash_dkdv",
-    "flash_dq",
-    "flash_forward",
-    "flash_forward_simple",
-    "merge",
-    "merge_outputs",
-    "tiled_attention",
-    "tiled_attention_backward",
-]

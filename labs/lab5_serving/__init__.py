@@ -15,33 +15,3 @@ from .scheduler import Chunk, Scheduler, StaticScheduler, Step
 from .speculative import draw, residual, speculative_sample, verify
 from .speculative_decoding import Round, SpeculativeGeneration, speculative_generate, speculative_rounds
 from .speculative_engine import SpeculativeEngine
-
-__all__ = [
-    "BlockManager",
-    "CachedAttention",
-    "Chunk",
-    "Engine",
-    "EngineFull",
-    "ModelRunner",
-    "OutOfBlocks",
-    "Request",
-    "RequestOutput",
-    "Round",
-    "Scheduler",
-    "SpeculativeEngine",
-    "SpeculativeGeneration",
-    "StaticScheduler",
-    "Status",
-    "Step",
-    "StepRecord",
-    "decode",
-    "draw",
-    "merge_parts",
-    "paged_attention_decode",
-    "paged_attention_parts",
-    "residual",
-    "speculative_generate",
-    "speculative_rounds",
-    "speculative_sample",
-    "verify",
-]

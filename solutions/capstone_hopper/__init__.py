@@ -11,5 +11,3 @@ lab 3's portable ones elsewhere; :func:`why_portable` says which, and why.
 from __future__ import annotations
 
 from .attention import flash_attention, flash_attention_with_lse, why_portable
-
-__all__ = ["flash_attention", "flash_attention_with_lse", "why_portable"]

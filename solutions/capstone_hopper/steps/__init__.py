@@ -52,18 +52,3 @@ from __future__ import annotations
 from . import trace
 from .ladder import EVERYONE, PACKAGE, STEPS, TRIES, Step, difference, difference_html, new_lines, step
 from .wall import Wall, wall
-
-__all__ = [
-    "EVERYONE",
-    "PACKAGE",
-    "STEPS",
-    "TRIES",
-    "Step",
-    "Wall",
-    "difference",
-    "difference_html",
-    "new_lines",
-    "step",
-    "trace",
-    "wall",
-]
