@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import utils.runtime
+import utils.runtime  # first: PyTorch takes less time through it
 from utils.checks.core import Exercise, exercises_of
 
 LABS = Path(__file__).resolve().parent.parent.parent / "labs"
