@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site, tab  # noqa: F401  (fixtures)  # noqa: F401  (fixtures)
+from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site, tab  # noqa: F401  (fixtures)
 
 from utils import operators, roofline, units
 from utils import transformer_math as tm
