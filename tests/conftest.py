@@ -16,6 +16,7 @@ import utils.runtime  # first: it decides before Triton is imported
 import attention_entries  # isort: skip
 import fake_stopwatch  # isort: skip
 import torch  # isort: skip
+import torch.distributed as dist  # isort: skip
 
 # What only compiles needs no names of source lines, which take the compiler a third of its time.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
@@ -65,6 +66,14 @@ def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mo
     monkeypatch.setattr(utils.runtime, "INTERPRET", False)
     spec.loader.exec_module(copy)
     return copy
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone: what needs no second rank is tested without starting any."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -162,10 +162,6 @@ def ledgers() -> dict[Any, Any]:
                 trainer.train(steps=1, config=config)
             numels = [bucket.numel for bucket in trainer.buckets()]
             found[kind, unused] = ledger, sum(numels), len(numels)
-    ddp = Trainer("ddp", gpt.GPT(config))
-    with record_collectives() as ledger, ddp.forward.no_sync():
-        ddp.forward(*training.batch_of_step(config, 0)).backward()
-    found["no_sync"] = ledger
     return found
 
 
@@ -221,30 +217,6 @@ def live_gradients() -> dict[str, Any]:
             "all": sum(p.numel() for p in model.parameters()),
         }
     return found
-
-
-def state_sizes() -> dict[str, int]:
-    """Elements of the optimizer's state on this rank after a step in which every parameter is used."""
-    config = training.CONFIG.replace(unused_parameter=False)
-    found = {}
-    for kind in ("zero1", "zero2"):
-        trainer = Trainer(kind, gpt.GPT(config))
-        trainer.train(steps=1, config=config)
-        found[kind] = moments(trainer.optimizer.sharded.inner)
-        found[kind, "shards"] = sum(bucket.shard_numel for bucket in trainer.optimizer.buckets)
-    return found
-
-
-def overlap() -> tuple[int, int]:
-    """All-reduces that have begun when the first layer's gradient arrives, the last of all; and how many there are."""
-    model = gpt.GPT(training.CONFIG.replace(unused_parameter=False))
-    begun = []
-    with record_collectives() as ledger:
-        first = model.embedding.weight
-        first.register_post_accumulate_grad_hook(lambda _: begun.append(ledger.count("all_reduce")))
-        ddp = lab.DistributedDataParallel(model, bucket_bytes=BUCKET_BYTES)
-        ddp(*training.batch_of_step(training.CONFIG, 0)).backward()
-    return begun[0], len(ddp.buckets)
 
 
 # ---- who uses what -------------------------------------------------------------------------------------------------
@@ -338,8 +310,6 @@ def everything(states: dict[str, Any] | None = None) -> dict[str, Any]:
         "halves": halves(),
         "ledgers": ledgers(),
         "live": live_gradients(),
-        "sizes": state_sizes(),
-        "overlap": overlap(),
         "tiny": {(kind, name): tiny(kind, name) for kind in (None, "zero1", "zero2") for name in OPTIMIZERS},
         "choosy": {kind: choosy(kind) for kind in (None, *KINDS)},
     }

@@ -41,13 +41,6 @@ def test_a_rank_that_is_done_knows_from_the_calls_whether_it_is_waited_for_in_va
     assert is_owed(0, mine, 1, theirs) is owed
 
 
-@pytest.fixture
-def alone():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_pytorchs_own_solution_is_refused_by_name_and_afterwards_works_again(alone):
     with (
         forbid_library_calls(),

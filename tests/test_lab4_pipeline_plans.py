@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from lab4_tensor_pipeline_counts import count_tensor_parallel, sweep
 from lab4_tensor_pipeline_runs import (
     FULL,
@@ -93,14 +91,6 @@ def test_1f1b_would_wait_for_ever_if_neighbours_did_not_exchange_at_once() -> No
     ]
     with pytest.raises(AssertionError, match="wait for one another"):
         rendezvous(plans)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -92,9 +92,8 @@ def test_a_cut_vocabulary_adds_an_all_reduce_each_way_and_three_numbers_a_token(
 
 
 @pytest.mark.slow
-def test_parallel_layers_have_the_whole_ones_outputs_and_gradients(found: list[Found]) -> None:
-    for rank in found:
-        assert max(rank.layers.values()) < 1e-5, rank.layers
+def test_parallel_layers_are_drawn_as_the_whole_ones(found: list[Found]) -> None:
+    assert [rank.layers for rank in found] == [0.0] * len(found)
 
 
 @pytest.mark.slow
