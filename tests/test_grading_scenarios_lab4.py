@@ -17,7 +17,7 @@ from lab_answers import answers, exercises, lab_answered, lab_filled, right_for,
 from grading.scenarios.compare import difference
 from solutions import lab4_zero as solution
 from solutions.lab4_zero.answers import own
-from solutions.lab4_zero.exercises import schedule
+from solutions.lab4_zero.exercises import distributed_check, schedule
 from solutions.lab4_zero.exercises.distributed_check import RanksFailed
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from solutions.lab4_zero.exercises.scenarios import ScenarioRun
@@ -119,6 +119,7 @@ def test_a_place_that_is_not_filled_raises_its_own_message(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_that_wait_for_one_another_end_with_an_error_of_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed_check, "HIDDEN_PATIENCE", 1.0)
     with (
         lab_answered(wrong_answer("4.1", "send before receive"), tmp_path) as package,
         pytest.raises(RanksFailed, match=r"^[^\n]*rank[^\n]*$"),

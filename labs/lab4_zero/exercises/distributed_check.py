@@ -23,6 +23,8 @@ from .scenario_runs import run_on_ranks, run_single_rank
 from .scenarios import RankObservation, RankScenario, ScenarioRun
 
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
+#: Seconds that ranks wait for one another in a hidden scenario: on a busy grader they are slow to come.
+HIDDEN_PATIENCE = 15.0
 _GROUP = "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group"
 
 
@@ -86,7 +88,7 @@ class DistributedCheck:
             NotImplementedError: a place is not filled; its own message.
         """
         scenarios, answer = self.hidden(seed), {name: getattr(package, name) for name in self.exercise.functions}
-        (run,) = run_on_ranks([answer], scenarios)
+        (run,) = run_on_ranks([answer], scenarios, HIDDEN_PATIENCE)
         return self.observations(run, scenarios)
 
     def observations(self, run: ScenarioRun, scenarios: Sequence[RankScenario]) -> Observed:

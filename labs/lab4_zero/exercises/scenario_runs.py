@@ -51,8 +51,15 @@ def run_single_rank(answer: Mapping[str, Callable], scenario: RankScenario) -> R
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[RankScenario]) -> list[ScenarioRun]:
+def run_on_ranks(
+    answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[RankScenario], patience: float = PATIENCE
+) -> list[ScenarioRun]:
     """Run all scenarios of each answer; those of so many ranks share one launch.
+
+    Args:
+        answers: functions by name.
+        scenarios: what is played, in this order.
+        patience: seconds that the first answer's ranks wait for one another.
 
     Returns:
         What was seen of each answer. If a process dies or does not come back, that is the end of the answer that it
@@ -63,9 +70,9 @@ def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[
     world_size = scenarios[0].ranks
     alike = next((k for k, scenario in enumerate(scenarios) if scenario.ranks != world_size), len(scenarios))
     if alike < len(scenarios):
-        played = run_on_ranks(answers, scenarios[:alike])
+        played = run_on_ranks(answers, scenarios[:alike], patience)
         unhurt = [k for k, seen in enumerate(played) if not seen.end and not seen.met_a_fault()]
-        more = run_on_ranks([answers[k] for k in unhurt], scenarios[alike:])
+        more = run_on_ranks([answers[k] for k in unhurt], scenarios[alike:], patience)
         for k, seen in zip(unhurt, more, strict=True):
             played[k] = played[k].then(seen)
         return played
@@ -76,7 +83,7 @@ def run_on_ranks(answers: Sequence[Mapping[str, Callable]], scenarios: Sequence[
             with redirect_stderr(StringIO()):  # what a process writes that dies; the check says it in fewer words
                 launch(
                     run_all, carried, list(scenarios), folder, world_size=world_size, backend="gloo", timeout=seconds,
-                    collective_timeout=PATIENCE,
+                    collective_timeout=patience,
                 )  # fmt: skip
         except DistributedError as error:
             notes = [list(notes_of(folder, rank)) for rank in range(world_size)]
