@@ -27,6 +27,19 @@ def advance(scheduler: Scheduler) -> dict[str, int]:
     return {chunk.request.id: chunk.count for chunk in step.chunks}
 
 
+def test_without_chunks_a_prompt_waits_for_a_step_with_room_or_goes_as_its_only_prompt():
+    manager = BlockManager(100, 4, prefix_caching=False)
+    scheduler = Scheduler(manager, max_batch=4, token_budget=8, chunked_prefill=False)
+    for id, length in (("a", 5), ("b", 5), ("c", 20), ("d", 2)):
+        scheduler.add(request(id, length, new=30))
+    assert [advance(scheduler) for _ in range(4)] == [
+        {"a": 5},
+        {"a": 1, "b": 5},
+        {"a": 1, "b": 1, "c": 20},
+        {"a": 1, "b": 1, "c": 1, "d": 2},
+    ]
+
+
 def test_the_newest_is_preempted_keeps_its_tokens_and_is_the_first_to_come_back():
     scheduler = Scheduler(BlockManager(6, 2, prefix_caching=False), max_batch=3, token_budget=16)
     requests = old, young, waiting = [request("old", 4, 8), request("young", 4, 8), request("waiting", 4, 8)]
