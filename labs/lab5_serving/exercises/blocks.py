@@ -216,21 +216,22 @@ WORKLOADS = (
         "BlockManager with many blocks",
         BlockManagerMachine,
         {"num_blocks": (30, 40), "block_size": (2, 4), "calls": 25},
-        times=25,
+        times=15,
         hidden=({"num_blocks": (500, 500), "block_size": (2, 5), "calls": 60}, 3),
     ),
     Workload(
         "BlockManager in a small pool",
         BlockManagerMachine,
         {"num_blocks": (3, 10), "block_size": (2, 4), "calls": 30},
-        times=40,
-        hidden=({"num_blocks": (4, 12), "calls": 60, "compared": False}, 8),
+        times=25,
+        hidden=({"num_blocks": (4, 12), "calls": 60, "compared": False}, 5),
     ),
     Workload(
         "BlockManager without prefix caching in a small pool",
         BlockManagerMachine,
         {"num_blocks": (5, 12), "block_size": (2, 4), "calls": 30, "prefix_caching": False},
-        hidden=({"calls": 60}, 4),
+        times=1,
+        hidden=({"calls": 60}, 3),
     ),
 )
 RAISED = {"OutOfBlocks": COUNTED, "KeyError": FORGOTTEN}

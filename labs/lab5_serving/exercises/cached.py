@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from utils.checks.core import Exercise, classic, listed
+from utils.checks.hidden import Observation, collected
 from utils.serving import ModelConfig
 
-from . import hidden_cache
-from .decoded import ends_apart, one_after_another, side_by_side
+from .decoded import ends_apart, observe_decode, one_after_another, side_by_side
 from .scenarios import CheckMismatch, CheckScenario, check_scenarios
 from .spied_model import tiny_config
 
@@ -83,7 +84,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     return torch.einsum("bhtn,bnhd->bthd", weights, v)
 
 
-def _one_call(answer: Answer, rng: random.Random, lengths: list[int], count: int) -> None:
+def _each_layer(answer: Answer, rng: random.Random, lengths: list[int], count: int) -> Iterator[tuple]:
+    """One step, layer by layer: the cache, the layer, what it was given and how that is afterwards, its result, and the
+    keys and values that the cache must hold then."""
     config = tiny_config(rng)
     draw = torch.Generator().manual_seed(rng.getrandbits(60))
     batch, capacity = len(lengths), max(lengths) + count + rng.randint(1, 5)
@@ -96,15 +99,20 @@ def _one_call(answer: Answer, rng: random.Random, lengths: list[int], count: int
         cache.keys[:, b, :length] = drawn(config.num_layers, length, config.num_kv_heads, config.head_dim)
         cache.values[:, b, :length] = drawn(config.num_layers, length, config.num_kv_heads, config.head_dim)
     keys, values = cache.keys.clone(), cache.values.clone()
-    where = f"lengths {listed(lengths)}, T={count}, H={config.num_heads}, G={config.num_kv_heads}, capacity {capacity}"
     for layer in (1, 0):
         q = drawn(batch, count, config.num_heads, config.head_dim)
         k, v = (drawn(batch, count, config.num_kv_heads, config.head_dim) for _ in range(2))
         for b, length in enumerate(lengths):
             keys[layer, b, length : length + count], values[layer, b, length : length + count] = k[b], v[b]
-        mine = q.clone(), k.clone(), v.clone()
-        got = cache(layer, *mine)
-        if any(not torch.equal(old, new) for old, new in zip((q, k, v), mine, strict=True)):
+        given = q.clone(), k.clone(), v.clone()
+        got = cache(layer, *given)
+        yield cache, layer, (q, k, v), given, got, keys, values
+
+
+def _one_call(answer: Answer, rng: random.Random, lengths: list[int], count: int) -> None:
+    for cache, layer, (q, k, v), given, got, keys, values in _each_layer(answer, rng, lengths, count):
+        where = f"lengths {listed(lengths)}, T={count}, H={q.shape[2]}, G={k.shape[2]}, capacity {keys.shape[2]}"
+        if any(not torch.equal(old, new) for old, new in zip((q, k, v), given, strict=True)):
             raise CheckMismatch("q, k or v is changed in place", "the model still needs them", where)
         if cache.lengths.tolist() != lengths:
             raise CheckMismatch(
@@ -235,11 +243,36 @@ _SCENARIOS = (
 )
 
 
+# ---- hidden cases
+@collected
+def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: positions, the check's calls of the attention with another seed, and texts decoded side by side."""
+    rng = random.Random(f"{seed}/5.1")
+    answer = vars(package)
+    pasts = [rng.sample(range(20), rng.randint(1, 4)) for _ in range(4)]
+    caches = [_cache(answer, tiny_config(rng), past, 40) for past in pasts]
+    yield "CachedAttention.positions", [cache.positions(rng.randint(1, 5)).tolist() for cache in caches]
+    for what, lengths, count in (
+        ("in a first step", [0] * rng.randint(2, 3), rng.randint(2, 6)),
+        ("of one new token each", _lengths(rng), 1),
+        ("of several new tokens each", _lengths(rng), rng.randint(2, 5)),
+        ("of one sequence", [rng.randint(4, 11)], rng.randint(1, 4)),
+    ):
+        for cache, layer, inputs, given, got, *_ in _each_layer(answer, rng, lengths, count):
+            name = f"CachedAttention {what}, layer {layer}"
+            yield f"{name}: result", got
+            yield f"{name}: keys and values", [cache.keys.clone(), cache.values.clone()]
+            yield f"{name}: lengths", cache.lengths.tolist()
+            yield f"{name}: q, k and v stay as they are", all(map(torch.equal, given, inputs))
+    for number in range(4):
+        yield from observe_decode(answer, rng, f"decode, batch {number + 1}", ends=bool(number % 2))
+
+
 KV_CACHE = Exercise(
     "5.1",
     "KV-cached decode",
     points=14,
-    observe=hidden_cache.kv_cache,
+    observe=observe,
 )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import torch
 
@@ -11,12 +12,12 @@ from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, draw_seed
-from utils.checks.hidden import Tolerance
+from utils.checks.hidden import Observation, Tolerance, collected
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import tile_sizes, within
 from utils.checks.speed import Speed
 
-from . import hidden_attention, paged
+from . import paged
 from .decode_parts import MERGING, PART_RULES, even, merged, once
 from .decode_rules import KERNEL, RULES, exact, output, tables
 from .paged import attention
@@ -48,11 +49,53 @@ def _tiles(whole: Callable[..., Tensor]) -> dict[torch.dtype, int]:
     return {dtype: half if dtype.itemsize == 2 else single for dtype in paged.DTYPES}
 
 
+@collected
+def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: those of the check with another seed and further shapes, whole and in parts, and parts' lengths."""
+    tiles = dict.fromkeys(paged.DTYPES, 16)
+    sizes = {"S": 2, "H": 6, "G": 2, "D": 48, "tile": 16}
+    further = [Case(kind, sizes | {"block": 4}, seed=seed, options={"num_splits": 1}) for kind in FURTHER]
+    for number, case in enumerate([*paged.drawn(seed, tiles), *further]):
+        if case.layout != "far":
+            name = f"paged_attention_decode {_named(case)}, case {number + 1}: {case.kind}"
+            yield name, package.paged_attention_decode(*paged.inputs(case), **case.options)
+    for splits, chosen in ((2, slice(2, None, 2)), (3, slice(3, 4)), (4, slice(2, 3))):
+        for case in paged.drawn(seed + splits, tiles, splits)[chosen]:
+            found = package.paged_attention_parts(*paged.inputs(case), splits)
+            name = f"paged_attention_parts {_named(case)}, {splits} parts: {case.kind}"
+            for what, value in zip(("merged", "merged logsumexp"), _together(*found)):
+                yield f"{name}, {what}", value
+    zeros, table = torch.zeros(EVEN_TOKENS // 16, 16, 1, 16), torch.arange(EVEN_TOKENS // 16, dtype=torch.int32)
+    given = [zeros[0, :1], zeros, zeros, table[None], torch.tensor([EVEN_TOKENS], dtype=torch.int32)]
+    _, logsumexps = package.paged_attention_parts(*(x.to(runtime.DEVICE) for x in given), EVEN_PARTS)
+    # every score is 0, so e to the logsumexp is the number of tokens
+    yield "paged_attention_parts: tokens of each part", logsumexps.exp()
+
+
+#: A context of so many tokens in as many parts leaves each of them equally many.
+EVEN_PARTS, EVEN_TOKENS = 3, 192
+#: Kinds of cases that hidden cases play with more heads.
+FURTHER = ("no context", "block boundary")
+
+
+def _named(case: Case) -> str:
+    scores = "with large scores " if case.magnitude > 1 else ""
+    return f"{scores}in {str(case.dtype).removeprefix('torch.')}"
+
+
+def _together(outputs: Tensor, logsumexps: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts merged in float64, which does not depend on how tokens are assigned to them."""
+    total = logsumexps.double().logsumexp(-1)
+    weights = torch.exp(logsumexps.double() - torch.where(total.isinf(), 0.0, total)[..., None])
+    kept = torch.where((logsumexps == -torch.inf)[..., None], 0.0, outputs.double())
+    return (weights[..., None] * kept).sum(2).float(), total.float()
+
+
 PAGED_DECODE = Exercise(
     "5.4",
     "paged decode kernel",
     points=22,
-    observe=hidden_attention.paged_decode,
+    observe=observe,
     tolerance=Tolerance(1e-4),
     tolerances={
         "paged_attention_decode in float16": Tolerance(4e-3),

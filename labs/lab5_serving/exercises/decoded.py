@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from utils.checks.core import classic, listed
+from utils.checks.hidden import Observation
 
 from .scenarios import CheckMismatch
 from .spied_model import Asked, SpiedModel, tiny_model, without_cache
@@ -44,6 +45,20 @@ def ends_apart(answer: Answer, rng: random.Random) -> None:
     model.load_state_dict(plain.state_dict())
     model.forget()
     _judge(answer, model.eval(), prompts, 6)
+
+
+def observe_decode(answer: Answer, rng: random.Random, name: str, ends: bool) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: prompts of several lengths decoded together; with ``ends`` some texts end before the others."""
+    model = tiny_model(rng, (rng.randint(0, 10),) if ends else (), vocabulary=11 if ends else 31)
+    lengths = [*rng.sample(range(2, 12), 3), 1]
+    rng.shuffle(lengths)
+    prompts = _prompts(rng, lengths, model.config.vocab_size)
+    given = [list(prompt) for prompt in prompts]
+    texts = answer["decode"](model, given, rng.randint(5, 8))
+    yield f"{name}: tokens", [[int(token) for token in text] for text in texts]
+    yield f"{name}: the prompts stay as they are", given == prompts
+    allowed = len(prompts) * (max(lengths) + max(map(len, texts)) - 1)
+    yield f"{name}: only new tokens go through the model", model.notes.tokens <= allowed
 
 
 def _judge(answer: Answer, model: SpiedModel, prompts: list[list[int]], new: int) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import torch
-from torch import Tensor
 
 from utils.checks.hidden import Draw, Observation, collected
 from utils.serving import SamplingParams
 
-from .hidden_model import nearly, tiny_model
+from .rejected import almost
+from .sampling_rules import drawn_rows
+from .spied_model import tiny_model
 
 #: Calls of ``speculative_sample`` with the same distributions.
 CALLS = 60
@@ -34,17 +35,9 @@ def speculative_sampling(package: ModuleType, seed: int) -> Iterator[tuple[str, 
     yield from _text(package, draw, "speculative_generate with a temperature", temperature=0.9).items()
 
 
-def _distributions(draw: Draw, rows: int, size: int) -> Tensor:
-    """(rows, size) float64; some tokens have no probability."""
-    logits = draw.normal(rows, size, dtype=torch.float64, scale=1.5)
-    logits[torch.rand(logits.shape, generator=draw.generator) < 0.15] = -torch.inf
-    logits[:, 0] = logits[:, 0].clamp(min=-1.0)
-    return logits.softmax(-1)
-
-
 def _residuals(package: ModuleType, draw: Draw) -> dict[str, Observation]:
     rows, size = draw.between(3, 5), draw.between(4, 9)
-    p, q = _distributions(draw, rows, size), _distributions(draw, rows, size)
+    p, q = drawn_rows(draw.random, rows, size), drawn_rows(draw.random, rows, size)
     q[1] = p[1]
     given = p.clone(), q.clone()
     seen: dict[str, Observation] = {
@@ -61,7 +54,7 @@ def _residuals(package: ModuleType, draw: Draw) -> dict[str, Observation]:
 def _samples(package: ModuleType, draw: Draw, k: int) -> Observation:
     """Many results of one set of distributions; each call continues the generator of the one before."""
     size = draw.between(4, 8)
-    p, q = _distributions(draw, k + 1, size), _distributions(draw, k, size)
+    p, q = drawn_rows(draw.random, k + 1, size), drawn_rows(draw.random, k, size)
     generator = torch.Generator().manual_seed(draw.random.getrandbits(60))
     found = []
     for _ in range(CALLS):
@@ -72,8 +65,8 @@ def _samples(package: ModuleType, draw: Draw, k: int) -> Observation:
 
 def _text(package: ModuleType, draw: Draw, name: str, temperature: float) -> dict[str, Observation]:
     """A text, and how much the two models read for it."""
-    target = tiny_model(draw, vocabulary=23)
-    draft = nearly(target, draw, 0.4)
+    target = tiny_model(draw.random)
+    draft = almost(target, draw.random)
     prompt = [draw.random.randrange(23) for _ in range(draw.between(1, 6))]
     params = SamplingParams(
         max_new_tokens=draw.between(14, 20), temperature=temperature, seed=draw.between(0, 10**6), ignore_eos=True
@@ -82,6 +75,6 @@ def _text(package: ModuleType, draw: Draw, name: str, temperature: float) -> dic
     return {
         f"{name}: tokens": list(found.tokens),
         f"{name}: rounds": [[list(each.drafted), each.accepted, each.added] for each in found.rounds],
-        f"{name}: passes of the target": target.passes,
-        f"{name}: tokens that the models read": [target.tokens, draft.tokens],
+        f"{name}: passes of the target": len(target.notes.passes),
+        f"{name}: tokens that the models read": [target.notes.tokens, draft.notes.tokens],
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,14 +14,12 @@ from utils import runtime
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
-from utils.checks.hidden import Tolerance
+from utils.checks.hidden import Observation, Tolerance, collected
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.speed import Speed
 from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget, Passes
-
-from . import hidden_attention
 
 KERNEL = "merge_parts_kernel"
 Tensor = torch.Tensor
@@ -233,11 +232,23 @@ def _block(merge_parts: Callable[..., Tensor]) -> int:
     return tile_sizes(merge_parts, many, KERNEL, BLOCK_P=8)["BLOCK_P"]
 
 
+@collected
+def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
+    """Hidden cases: those of the check with another seed, logsumexps that grow, and a 16-bit result."""
+    for number, case in enumerate(_cases(seed, 8)):
+        outputs, logsumexps = _inputs(case)
+        yield f"merge_parts, case {number + 1}: {case.kind}", package.merge_parts(outputs, logsumexps)
+        if case.kind == "many parts" and case.layout == "padded":
+            growing = logsumexps + 0.7 * torch.arange(logsumexps.shape[-1], device=logsumexps.device)
+            yield "merge_parts of logsumexps that grow", package.merge_parts(outputs, growing)
+            yield "merge_parts into bfloat16", package.merge_parts(outputs, logsumexps, dtype=torch.bfloat16)
+
+
 MERGE_PARTS = Exercise(
     "5.5",
     "split-KV merge",
     points=12,
-    observe=hidden_attention.merge_parts,
+    observe=observe,
     tolerance=Tolerance(1e-4),
     tolerances={"merge_parts into bfloat16": Tolerance(1e-2)},
 )

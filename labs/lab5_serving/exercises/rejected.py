@@ -19,7 +19,7 @@ KEPT = classic("a rejected token stays in the cache: keep what was accepted, les
 def drafts_are_dropped(answer: Mapping[str, Callable], rng: random.Random) -> None:
     """A draft that is right now and then."""
     target = tiny_model(rng)
-    draft = _almost(target, rng)
+    draft = almost(target, rng)
     prompt = [rng.randrange(target.config.vocab_size) for _ in range(rng.randint(1, 6))]
     new, k = rng.randint(12, 20), rng.randint(1, 5)
     right = [*prompt, *without_cache(target, prompt, new)]
@@ -40,7 +40,7 @@ def drafts_are_dropped(answer: Mapping[str, Callable], rng: random.Random) -> No
         )
 
 
-def _almost(target: SpiedModel, rng: random.Random) -> SpiedModel:
+def almost(target: SpiedModel, rng: random.Random) -> SpiedModel:
     """The target with some noise on its weights: it agrees now and then."""
     draft = SpiedModel(target.config).double().eval()
     draft.load_state_dict(target.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,15 @@ Distribution = dict[tuple[int, ...], float]
 Accept = Callable[[Tensor, Tensor, int], float]
 #: Of a row: p, q (V,), what a rejected token is replaced from.
 Replace = Callable[[Tensor, Tensor], Tensor]
+
+
+def drawn_rows(rng: random.Random, *shape: int) -> Tensor:
+    """Distributions over the last axis, some tokens with no probability."""
+    draw = torch.Generator().manual_seed(rng.getrandbits(60))
+    logits = 1.5 * torch.randn(*shape, generator=draw, dtype=torch.float64)
+    logits[torch.rand(*shape, generator=draw) < 0.15] = -torch.inf
+    logits[..., 0] = logits[..., 0].clamp(min=-2.0)
+    return logits.softmax(-1)
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:

@@ -16,7 +16,7 @@ from utils.chi_square import chi_square
 
 from . import hidden_sampling
 from .rejected import KEPT, drafts_are_dropped
-from .sampling_rules import MISTAKES, RIGHT, Distribution, distance, left_over
+from .sampling_rules import MISTAKES, RIGHT, Distribution, distance, drawn_rows, left_over
 from .scenarios import CheckMismatch, CheckScenario, check_scenarios
 
 Answer = Mapping[str, Callable]
@@ -29,18 +29,9 @@ WRONG, EXPLAINED = 1e-9, 1e-4
 
 
 # ---- the residual
-def _rows(rng: random.Random, *shape: int) -> Tensor:
-    """Distributions over the last axis, some tokens with no probability."""
-    draw = torch.Generator().manual_seed(rng.getrandbits(60))
-    logits = 1.5 * torch.randn(*shape, generator=draw, dtype=torch.float64)
-    logits[torch.rand(*shape, generator=draw) < 0.15] = -torch.inf
-    logits[..., 0] = logits[..., 0].clamp(min=-2.0)
-    return logits.softmax(-1)
-
-
 def _residual(answer: Answer, rng: random.Random) -> None:
     shape = rng.choice(((5,), (3, 4), (2, 3, 6), (1, 7)))
-    p, q = _rows(rng, *shape).float(), _rows(rng, *shape).float()
+    p, q = drawn_rows(rng, *shape).float(), drawn_rows(rng, *shape).float()
     if len(shape) > 1:
         q[0] = p[0]  # nothing is left of the first row
     right = _by_row(p, q, left_over)
@@ -120,7 +111,7 @@ def _certain(answer: Answer, rng: random.Random) -> None:
     if got != (sure[0],):
         _told(got, (sure[0],), [], "nothing is drafted")
     # target and draft agree: all is accepted, whatever the numbers are
-    p = _rows(rng, k + 1, size).float()
+    p = drawn_rows(rng, k + 1, size).float()
     for _ in range(20):
         drafted = [int(row.multinomial(1, generator=generator)) for row in p[:-1]]
         got = _call(answer, p, p[:-1], drafted, generator)
@@ -149,7 +140,7 @@ def _between(rng: random.Random, k: int, size: int) -> tuple[Tensor, Tensor, lis
     target's likeliest token nor as likely in the draft.
     """
     while True:
-        p, q = _rows(rng, k + 1, size), _rows(rng, k, size)
+        p, q = drawn_rows(rng, k + 1, size), drawn_rows(rng, k, size)
         drafted = [rng.choice((q[i] > 0).nonzero().flatten().tolist()) for i in range(k)]
         stays = [float(p[i, x] / q[i, x]) for i, x in enumerate(drafted)]
         sometimes = sum(0.3 < share < 0.75 for share in stays)
