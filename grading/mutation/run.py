@@ -1,0 +1,253 @@
+"""Holds every mutant of a lab's solutions to the exercise's check and to its hidden cases.
+
+Each mutant meets them in a process of its own, forked from one that has imported PyTorch, Triton and the course: it may
+end that process, or never end. What it prints is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+import utils.runtime  # noqa: F401  (first: PyTorch takes less time through it)
+from grading.lab import ROOT, find_lab
+from grading.mutation.operators import Mutant, mutants
+from grading.scenarios import chosen
+from grading.scenarios.compare import difference
+from grading.scenarios.observations import read, write
+from grading.strip import BEGIN, END, LABEL
+from utils.checks.core import CheckFailed, Exercise
+
+#: Seeds of the check and of the hidden cases that every mutant meets, as a submission does.
+SEEDS = (3, 11)
+#: Seeds of the wide search that a survivor meets besides.
+WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
+#: Seconds that a mutant may take on one seed.
+LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a student writes in one place: the module of the lab, the label (``"3.1: merge"``) and the lines of it."""
+
+    module: str
+    label: str
+    first: int
+    last: int
+    indent: str
+
+    @property
+    def number(self) -> str:
+        """The exercise that it belongs to."""
+        return self.label.split(":")[0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant: ``fate`` is ``check``, ``hidden``, ``error``, ``timeout``, ``wide`` or ``survived``.
+
+    ``wide`` is one that passed as a submission and failed in the wide search. ``said`` is what the student is told.
+    """
+
+    place: str
+    file: str
+    line: int
+    operator: str
+    before: str
+    after: str
+    fate: str
+    said: str
+    seconds: float
+
+
+def places(lab: str) -> list[Place]:
+    """The places of a lab's solutions, file by file."""
+    found = []
+    for path in sorted((ROOT / "solutions" / lab).glob("*.py")):
+        begin = None
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            if mark := BEGIN.match(line):
+                label = LABEL.fullmatch(mark["label"])
+                begin = (number + 1, f"{label['number']}: {label['title']}", mark["indent"])
+            elif END.match(line):
+                found.append(Place(path.stem, begin[1], begin[0], number, begin[2]))
+    return found
+
+
+def mutants_of(lab: str, place: Place) -> Iterator[tuple[Mutant, str]]:
+    """The mutants of a place, each with the whole text of its module."""
+    lines = (ROOT / "solutions" / lab / f"{place.module}.py").read_text(encoding="utf-8").splitlines()
+    for mutant in mutants("\n".join(lines[place.first : place.last])):
+        inside = textwrap.indent(mutant.text, place.indent).splitlines()
+        yield mutant, "\n".join([*lines[: place.first], *inside, *lines[place.last :]]) + "\n"
+
+
+@contextlib.contextmanager
+def package_with(lab: str, module: str, text: str) -> Iterator[ModuleType]:
+    """The lab's solutions as a package of a name of its own, one module of it with another text."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        name = f"mutant_{os.getpid()}"
+        folder = Path(scratch) / name
+        folder.mkdir()
+        for path in (ROOT / "solutions" / lab).glob("*.py"):
+            shutil.copy(path, folder)
+        (folder / f"{module}.py").write_text(text, encoding="utf-8")
+        sys.path.insert(0, scratch)
+        yield importlib.import_module(name)
+
+
+def _meets(exercise: Exercise, package: ModuleType, seed: int, expected: Path) -> tuple[str, str]:
+    """Fate and words of a package on one seed: ``("", "")`` if it passes the check and the hidden cases."""
+    try:
+        exercise.run_check(package, seed)
+    except CheckFailed as failed:
+        return "check", str(failed)
+    except BaseException as error:
+        return "error", _where(error, package)
+    try:
+        observed = exercise.observe(exercise.home(package), seed)
+    except BaseException as error:
+        return "hidden", f"it raised {type(error).__name__}: {error}"
+    write(Path(package.__file__).parent, exercise.number, observed)
+    told = difference(exercise, read(expected / str(seed), exercise.number), read(Path(package.__file__).parent, exercise.number))
+    return ("hidden", told) if told else ("", "")
+
+
+def _where(error: BaseException, package: ModuleType) -> str:
+    folder = str(Path(package.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(folder)]
+    return f"{type(error).__name__}: {error}" + (f" ({Path(frames[-1].filename).name}: {frames[-1].line})" if frames else "")
+
+
+def _in_a_process(seconds: float, work, *arguments) -> dict | None:
+    """What ``work`` returns, run in a forked process; None if it took too long or ended the process."""
+    with tempfile.NamedTemporaryFile(prefix="mutant-", suffix=".json") as answer:
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setsid()
+                quiet = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(quiet, 1)
+                os.dup2(quiet, 2)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    found = work(*arguments)
+                Path(answer.name).write_text(json.dumps(found), encoding="utf-8")
+            finally:
+                os._exit(0)
+        end = time.monotonic() + seconds
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > end:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return None
+            time.sleep(0.005)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        text = Path(answer.name).read_text(encoding="utf-8")
+        return json.loads(text) if text else None
+
+
+def _fate(exercise: Exercise, lab: str, module: str, text: str, seeds: Sequence[int], expected: Path) -> list[str]:
+    try:
+        with package_with(lab, module, text) as package:
+            for seed in seeds:
+                fate, said = _meets(exercise, package, seed, expected)
+                if fate:
+                    return [fate, said]
+    except BaseException as error:
+        return ["error", f"it cannot be imported: {type(error).__name__}: {error}"]
+    return ["survived", ""]
+
+
+def _one(job: tuple) -> Result:
+    exercise, lab, place, mutant, text, expected = job
+    started = time.monotonic()
+    fate, said = _in_a_process(LIMIT * len(SEEDS), _fate, exercise, lab, place.module, text, SEEDS, expected) or ["timeout", ""]
+    if fate == "survived":
+        wide = _in_a_process(LIMIT * len(WIDE), _fate, exercise, lab, place.module, text, WIDE, expected) or ["timeout", ""]
+        fate, said = ("survived", "") if wide[0] == "survived" else ("wide", wide[1])
+    return Result(place.label, f"{place.module}.py", place.first + mutant.line, mutant.operator, mutant.before,
+                  mutant.after, fate, said, round(time.monotonic() - started, 2))  # fmt: skip
+
+
+def _expected(exercise: Exercise, lab: str, folder: Path, seeds: Sequence[int]) -> str:
+    package = importlib.import_module(f"solutions.{lab}")
+    for seed in seeds:
+        (folder / str(seed)).mkdir(parents=True, exist_ok=True)
+        write(folder / str(seed), exercise.number, exercise.observe(exercise.home(package), seed))
+    return "written"
+
+
+_JOBS: list[tuple] = []
+
+
+def _numbered(index: int) -> Result:
+    return _one(_JOBS[index])
+
+
+def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: int = 1) -> Iterator[Result]:
+    """Yield what became of each mutant of a lab's solutions, exercise by exercise.
+
+    Args:
+        lab_name: ``"lab3"``.
+        only: exercises; all by default.
+        jobs: processes side by side.
+        every: take each mutant (1), every second one (2), ...
+
+    Raises:
+        ValueError: there is no such lab or exercise.
+        RuntimeError: an exercise's hidden cases do not run on the solution.
+    """
+    lab = find_lab(lab_name).name
+    exercises = {exercise.number: exercise for exercise in chosen(lab, only)}
+    sys.path.insert(0, str(ROOT / "labs"))
+    importlib.import_module(f"solutions.{lab}")
+    with tempfile.TemporaryDirectory(prefix="expected-") as scratch:
+        for exercise in exercises.values():
+            if not _in_a_process(600, _expected, exercise, lab, Path(scratch), (*SEEDS, *WIDE)):
+                raise RuntimeError(f"the hidden cases of {exercise} do not run on the solution")
+        _JOBS[:] = [
+            (exercises[place.number], lab, place, mutant, text, Path(scratch))
+            for place in places(lab) if place.number in exercises
+            for mutant, text in list(mutants_of(lab, place))[::every]
+        ]  # fmt: skip
+        with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=50) as pool:
+            yield from pool.imap(_numbered, range(len(_JOBS)))
+
+
+def main() -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m grading.mutation.run")
+    parser.add_argument("lab")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = []
+    for result in run(given.lab, given.only, given.jobs, given.every):
+        found.append(asdict(result))
+        given.out.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
