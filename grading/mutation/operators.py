@@ -7,6 +7,7 @@ the node stays as it is written, so that a mutant reads like the solution with a
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -149,7 +150,11 @@ def _counts(name: str) -> bool:
 def constant(node: ast.AST, source: Source) -> Iterator[str]:
     """Another number, fill value or truth value."""
     if not isinstance(node, ast.Constant):
-        infinite = re.fullmatch(r"-?(float\(\"-?inf\"\)|(torch|math)\.inf)", source.of(node)) if hasattr(node, "lineno") else None
+        infinite = (
+            re.fullmatch(r"-?(float\(\"-?inf\"\)|(torch|math)\.inf)", source.of(node))
+            if hasattr(node, "lineno")
+            else None
+        )
         if infinite and isinstance(node, ast.UnaryOp | ast.Call | ast.Attribute):
             yield "0.0"
             yield "-1e4"
@@ -192,7 +197,8 @@ PAIRS = (
     ("amax", "sum"), ("exp2", "exp"), ("exp", "exp2"), ("log2", "log"), ("log", "log2"), ("mean", "sum"),
     ("sum", "mean"), ("any", "all"), ("all", "any"), ("rsqrt", "sqrt"), ("argmax", "argmin"), ("cdiv", "fdiv"),
     ("ceil", "floor"), ("floor", "ceil"), ("zeros", "ones"), ("zeros_like", "ones_like"), ("zeros", "empty"),
-    ("empty", "zeros"), ("empty_like", "zeros_like"), ("all_reduce", "broadcast"), ("reduce_scatter_tensor", "all_reduce"),
+    ("empty", "zeros"), ("empty_like", "zeros_like"), ("all_reduce", "broadcast"),
+    ("reduce_scatter_tensor", "all_reduce"),
     ("append", "extend"), ("popleft", "pop"), ("pop", "popleft"), ("appendleft", "append"), ("first", "last"),
     ("tril", "triu"), ("cummax", "cumsum"), ("isend", "send"), ("irecv", "recv"), ("erf", "tanh"), ("clamp", "abs"),
     ("setdefault", "get"), ("add_", "copy_"), ("copy_", "add_"), ("div_", "mul_"), ("mul_", "div_"),
@@ -300,12 +306,14 @@ EXPRESSIONS: tuple[Operator, ...] = (
 
 
 # ---- statements ----
+REMOVED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.For, ast.If, ast.With, ast.Delete, ast.Raise,
+           ast.Assert, ast.Continue, ast.Break)  # fmt: skip
+
+
 def statement(node: ast.AST, source: Source) -> Iterator[str]:
     """A statement that is missing, and an assignment with another operator."""
-    if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.Return | ast.For | ast.If | ast.With | ast.Delete
-                  | ast.Raise | ast.Assert | ast.Continue | ast.Break):  # fmt: skip
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            yield "pass"
+    if isinstance(node, REMOVED) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        yield "pass"
     if isinstance(node, ast.AugAssign):
         target, value = source.of(node.target), source.of(node.value)
         yield f"{target} = {value}"
@@ -326,12 +334,29 @@ def calls_reordered(source: Source) -> Iterator[tuple[int, str, str]]:
         for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
             if not isinstance(block, list):
                 continue
-            for first, second in zip(block, block[1:]):
-                simple = ast.Expr | ast.Assign | ast.AugAssign
-                if isinstance(first, simple) and isinstance(second, simple):
+            for first, second in itertools.pairwise(block):
+                if _order_counts(first, second):
                     raw, (a, b), (c, d) = source.text.encode(), source.span(first), source.span(second)
                     text = (raw[:a] + raw[c:d] + raw[b:c] + raw[a:b] + raw[d:]).decode()
                     yield first.lineno, f"{source.of(second)}; {source.of(first)}", text
+
+
+def _order_counts(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether both are simple statements, and one writes what the other uses, or both call for an effect."""
+    if not all(isinstance(node, ast.Expr | ast.Assign | ast.AugAssign) for node in (first, second)):
+        return False
+    if isinstance(first, ast.Expr) or isinstance(second, ast.Expr):
+        return True
+    writes, uses = zip(*(_names(node) for node in (first, second)))
+    return bool(writes[0] & uses[1] or writes[1] & uses[0])
+
+
+def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that a statement writes (an attribute by its owner), and all that it uses."""
+    writes: set[str] = set()
+    for target in getattr(statement, "targets", None) or [getattr(statement, "target", None)]:
+        writes |= {node.id for node in ast.walk(target) if isinstance(node, ast.Name)} if target is not None else set()
+    return writes, {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 # ---- all of them ----

@@ -12,7 +12,7 @@ import io
 import json
 import multiprocessing
 import os
-import re
+import resource
 import shutil
 import signal
 import sys
@@ -20,10 +20,11 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import utils.runtime  # noqa: F401  (first: PyTorch takes less time through it)
 from grading.lab import ROOT, find_lab
@@ -40,6 +41,8 @@ SEEDS = (3, 11)
 WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
 #: Seconds that a mutant may take on one seed.
 LIMIT = 60.0
+#: Bytes of memory of its own that a mutant may take.
+MEMORY = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -124,24 +127,27 @@ def _meets(exercise: Exercise, package: ModuleType, seed: int, expected: Path) -
         observed = exercise.observe(exercise.home(package), seed)
     except BaseException as error:
         return "hidden", f"it raised {type(error).__name__}: {error}"
-    write(Path(package.__file__).parent, exercise.number, observed)
-    told = difference(exercise, read(expected / str(seed), exercise.number), read(Path(package.__file__).parent, exercise.number))
+    folder = Path(package.__file__).parent
+    write(folder, exercise.number, observed)
+    told = difference(exercise, read(expected / str(seed), exercise.number), read(folder, exercise.number))
     return ("hidden", told) if told else ("", "")
 
 
 def _where(error: BaseException, package: ModuleType) -> str:
     folder = str(Path(package.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(folder)]
-    return f"{type(error).__name__}: {error}" + (f" ({Path(frames[-1].filename).name}: {frames[-1].line})" if frames else "")
+    where = f" ({Path(frames[-1].filename).name}: {frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
-def _in_a_process(seconds: float, work, *arguments) -> dict | None:
+def _in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) -> Any:
     """What ``work`` returns, run in a forked process; None if it took too long or ended the process."""
     with tempfile.NamedTemporaryFile(prefix="mutant-", suffix=".json") as answer:
         child = os.fork()
         if child == 0:
             try:
                 os.setsid()
+                resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # a loop that never ends fills a list
                 quiet = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(quiet, 1)
                 os.dup2(quiet, 2)
@@ -179,10 +185,14 @@ def _fate(exercise: Exercise, lab: str, module: str, text: str, seeds: Sequence[
 def _one(job: tuple) -> Result:
     exercise, lab, place, mutant, text, expected = job
     started = time.monotonic()
-    fate, said = _in_a_process(LIMIT * len(SEEDS), _fate, exercise, lab, place.module, text, SEEDS, expected) or ["timeout", ""]
-    if fate == "survived":
-        wide = _in_a_process(LIMIT * len(WIDE), _fate, exercise, lab, place.module, text, WIDE, expected) or ["timeout", ""]
-        fate, said = ("survived", "") if wide[0] == "survived" else ("wide", wide[1])
+
+    def met(seeds: Sequence[int]) -> list[str]:
+        found = _in_a_process(LIMIT * len(seeds), _fate, exercise, lab, place.module, text, seeds, expected)
+        return found or ["timeout", ""]
+
+    fate, said = met(SEEDS)
+    if fate == "survived" and (wide := met(WIDE))[0] != "survived":
+        fate, said = "wide", wide[1]
     return Result(place.label, f"{place.module}.py", place.first + mutant.line, mutant.operator, mutant.before,
                   mutant.after, fate, said, round(time.monotonic() - started, 2))  # fmt: skip
 
@@ -230,24 +240,3 @@ def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: 
         ]  # fmt: skip
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=50) as pool:
             yield from pool.imap(_numbered, range(len(_JOBS)))
-
-
-def main() -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m grading.mutation.run")
-    parser.add_argument("lab")
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = []
-    for result in run(given.lab, given.only, given.jobs, given.every):
-        found.append(asdict(result))
-        given.out.write_text(json.dumps(found, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
