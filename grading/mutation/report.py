@@ -19,7 +19,7 @@ from grading.mutation.run import SEEDS, WIDE, Result
 FATES = {
     "check": "caught by the check",
     "error": "raises an error of Python's",
-    "timeout": "does not end",
+    "timeout": "does not end, or fills the memory",
     "hidden": "caught by hidden cases",
     "equivalent": "equivalent",
     "wide": "caught by other seeds only",
