@@ -25,7 +25,7 @@ TRITON ?= 3.9.0
 OUT    ?= grades
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean check-lab grade test-grading site
+.PHONY: help lab test check labs notebooks measure claims format runtime test-compat clean check-lab grade test-grading mutate site
 
 help:  ## show this list
 	@echo "Making LLMs Fast: make TARGET"
@@ -113,6 +113,10 @@ grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grad
 test-grading: $(VENV)/.test  ## a class of sixty submissions a lab, forty of them hostile: each gets the grade that it must get [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu GRADING_IN_FULL=1 $(BIN)/python -m pytest -q tests/test_grading_scenarios*.py
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
+
+mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]
+	@test -n "$(LAB)" || { echo "Say which lab: make mutate LAB=lab3"; exit 2; }
+	MLF_DEVICE=cpu OMP_NUM_THREADS=1 $(BIN)/python -m grading.mutation $(LAB) --jobs $(JOBS) $(MUTATE_ARGS)
 
 claims: $(VENV)/.lab  ## write the ledger of claims from the executed notebooks
 	$(BIN)/python -m utils.claims

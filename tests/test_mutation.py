@@ -1,0 +1,113 @@
+"""The mutation engine: what it changes, what becomes of a mutant, and what the report says of it."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from grading.mutation import report
+from grading.mutation.operators import mutants
+from grading.mutation.run import Result, places, run
+
+LINES = """
+for start in range(0, n, 2):
+    x = load(p + start, mask=start < n, other=0.0)
+    total += x.to(torch.float32)
+if a and not b:
+    out = other.clone()
+return out - total, x[:, None]
+"""
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {(m.operator, m.before, m.after) for m in mutants(LINES)}
+
+
+@pytest.mark.parametrize(
+    ("operator", "after"),
+    [
+        ("comparison", "x = load(p + start, mask=start <= n, other=0.0)"),
+        ("dropped term", "x = load(p, mask=start < n, other=0.0)"),
+        ("by one", "for start in range(0, n - 1, 2):"),
+        ("dropped argument", "x = load(p + start, other=0.0)"),
+        ("dropped argument", "x = load(p + start, mask=start < n)"),
+        ("constant", "x = load(p + start, mask=start < n, other=1.0)"),
+        ("constant for a name", "x = load(p + 0, mask=start < n, other=0.0)"),
+        ("narrower dtype", "total += x.to(torch.bfloat16)"),
+        ("forgotten call", "total += x"),
+        ("forgotten call", "out = other"),
+        ("condition", "if a or (not b):"),
+        ("condition", "if True:"),
+        ("swapped operands", "return total - out, x[:, None]"),
+        ("axis", "return out - total, x[None, :]"),
+        ("tuple order", "return x[:, None], out - total"),
+        ("statement", "total -= x.to(torch.float32)"),
+        ("statement", "pass"),
+    ],
+)
+def test_each_operator_makes_its_mistake_and_leaves_the_other_lines(made, operator, after):
+    assert any(kind == operator and line == after for kind, _, line in made), after
+
+
+def test_a_mutant_differs_from_the_solution_in_what_python_reads_and_from_every_other():
+    found = mutants(LINES)
+    texts = {mutant.text for mutant in found}
+    assert len(texts) == len(found) and textwrap.dedent(LINES).strip("\n") + "\n" not in texts
+
+
+def test_statements_that_have_nothing_to_do_with_each_other_are_not_reordered():
+    assert not [m for m in mutants("a = x + 1\nb = y + 1\n") if m.operator == "calls reordered"]
+    assert [m for m in mutants("a = x\nb = a\n") if m.operator == "calls reordered"]
+
+
+def test_a_reordered_save_for_backward_is_kept_by_hand():
+    assert [m for m in mutants("ctx.save_for_backward(q, k)\n") if m.operator == "not saved"]
+
+
+def test_every_place_of_every_lab_has_mutants():
+    found = [place for number in range(1, 6) for place in places(find(number))]
+    assert len(found) > 100 and {place.number[0] for place in found} == set("12345")
+
+
+def find(number: int) -> str:
+    from grading.lab import find_lab
+
+    return find_lab(str(number)).name
+
+
+def test_a_sample_of_mutants_is_caught_by_the_checks():
+    found = [*run("lab1", ["1.1", "1.8"], jobs=1, every=8), *run("lab3", ["3.1"], jobs=1, every=12)]
+    known = {**report.equivalents(find(1)), **report.equivalents(find(3))}
+    assert len(found) > 20
+    assert not [result for result in found if report.fate(result, known) in ("survived", "wide", "timeout")]
+
+
+def result(fate: str, after: str, said: str = "") -> Result:
+    return Result("3.1: merge", "merge.py", 24, "comparison", "a < b", after, fate, said, 0.1)
+
+
+def test_the_report_counts_an_equivalent_apart_and_names_survivors(tmp_path, monkeypatch):
+    folder = tmp_path / "solutions" / "lab3" / "answers"
+    folder.mkdir(parents=True)
+    (folder / "equivalent.toml").write_text(
+        '[[mutant]]\nplace = "3.1: merge"\nbefore = "a < b"\nafter = "b > a"\nreason = "the same comparison"\n'
+    )
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    told = 'exercise 3.1 (merge): wrong\n  the maximum: see "classic wrong answers" 2'
+    text = report.page(
+        "lab3", [result("survived", "b > a"), result("survived", "a <= b"), result("check", "a > b", told)]
+    )
+    assert "| 3.1 | 3 | 1 | 0 | 0 | 0 | 1 | 0 | 1 | 50.0% | 1 |" in text
+    assert "`a < b` → `a <= b`" in text.split("## Survivors")[1].split("## Equivalent")[0]
+    assert "the same comparison" in text.split("## Equivalent")[1] and "[classic 2]" in text
+
+
+def test_an_equivalent_without_a_reason_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "solutions" / "lab3" / "answers"
+    folder.mkdir(parents=True)
+    (folder / "equivalent.toml").write_text('[[mutant]]\nplace = "p"\nbefore = "a"\nafter = "b"\nreason = " "\n')
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="has no reason"):
+        report.equivalents("lab3")
