@@ -132,7 +132,7 @@ def test_checkpointing_computes_the_blocks_once_more_and_the_head_not():
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(*batch(config, 2)).backward()
     down = 2 * 2 * config.context * config.feed_forward * config.hidden * config.layers
-    # the last product of a block is nobody's input in the backward pass: PyTorch stops before it
+    # the last product of a block is no input of the backward pass: PyTorch stops before it
     assert counter.get_total_flops() == sum(training_flops(config, 2).values()) - down
 
 

@@ -1,4 +1,4 @@
-"""What the kernels over the paged cache ask of their tensors, checked at the door and without waiting for a GPU."""
+"""What the kernels over the paged cache ask of their tensors, checked on entry and without waiting for a GPU."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class SpeculativeEngine(Engine):
                 counts.append(count)
         try:
             drafts, self._draft_probs = self.drafter.draft(requests, counts)
-        except Exception:  # drafts are guesses: nobody's request depends on them
+        except Exception:  # drafts are guesses: no request depends on them
             self.drafter.keep_only(set())  # but what is in their cache is not known any more
             self._totals["failed_drafts"] += 1
             return
