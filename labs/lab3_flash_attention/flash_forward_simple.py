@@ -33,7 +33,7 @@ import triton.language as tl  # isort: skip
 
 @triton.jit
 def causal_key_range(start_m, Nq, Nk, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr):
-    """How many keys the queries ``start_m`` to ``start_m + BLOCK_M - 1`` see: (all of them, at least one of them)."""
+    """How many keys every query of the tile sees, and how many at least one sees; the tile begins at ``start_m``."""
     if CAUSAL:
         raise NotImplementedError("Lab 3, exercise 3.4: keys that a tile of queries sees")
     else:
@@ -46,7 +46,7 @@ def attention_mask(offs_m, offs_n, Nq, Nk, CAUSAL: tl.constexpr):
     if CAUSAL:
         raise NotImplementedError("Lab 3, exercise 3.4: the causal mask")
     else:
-        return (offs_n < Nk) & (offs_m >= 0)
+        return (offs_n < Nk) & (offs_m >= 0)  # the second is always true: it makes the shape (BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def flash_forward_simple_kernel(
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
     q = tl.load(tile_ptrs(q_ptr, stride_q, batch, head, offs_m, offs_d), mask=mask_q, other=0.0)
 
-    m_i = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: a row that sees no key subtracts it from -inf
+    m_i = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: where a row has seen no key, s - m_i is -inf, not NaN
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     _, key_end = causal_key_range(start_m, Nq, Nk, BLOCK_M, CAUSAL)

@@ -5,7 +5,8 @@ on a warm card that is kept busy, in milliseconds. Full and causal attention ove
 n keys, warps, stages. Laps were short and clocks high; ``benchmarks/attention_speed.py`` records what the numbers that
 were chosen reach in a long computation. float16 takes the same. A row that outgrows its anchor is computed again with
 the anchored loop's tile; without that loop a head_dim of 128 keeps the tile, though another is faster by 2 to 3 %.
-Triton 3.6 and 3.7 do not compile the anchored loop for sm_100 if its products are of 16 bits.
+Triton 3.6 and 3.7 do not compile the anchored loop for sm_100 if its products are of 16 bits. An A100, which has
+no descriptors, takes the last lines of each function, and so does every GPU that no line names.
 
 ================  =============================================================================================
 kernel, head_dim  tile: full, causal

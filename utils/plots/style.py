@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 ARITHMETIC = "#0072B2"
-HBM = "#D55E00"
+HBM = "#D55E00"  # repeated in website/static/home.css and explorers.css, and named in notebooks/README.md
 ON_CHIP = "#009E73"
 LINK = "#CC79A7"
 WASTE = "#C9C9C9"
