@@ -49,7 +49,14 @@ def problem_of(raw: Any) -> str | None:
     problems = record_schemas.check(raw, BOARD, "board")
     if not problems and raw["format"] != FORMAT:
         return f"board.format must be {FORMAT}"
-    return problems[0] if problems else None
+    if problems:
+        return problems[0]
+    for number, row in enumerate(raw["rows"]):
+        for index, point in enumerate(row["points"]):
+            for name, among in ((YOURS, point["over"]), (row["base"], point["timed"])):
+                if name not in among:
+                    return f"board.rows[{number}].points[{index}] has no {name!r}"
+    return None
 
 
 def read(path: Path) -> list[dict[str, Any]]:

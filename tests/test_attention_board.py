@@ -63,6 +63,8 @@ def test_rows_are_added_and_read_again(tmp_path):
         ('{"format": 2, "rows": []}', "is damaged"),
         (b"\xff\xfe", "is damaged"),
         (lambda board: board["rows"][0].pop("sha256"), "sha256"),
+        (lambda board: board["rows"][0]["points"][0]["over"].pop(YOURS), r"board.rows\[0\].points\[0\] has no 'yours'"),
+        (lambda board: board["rows"][0].update(base="none"), r"points\[0\] has no 'none'"),
         (lambda board: board["rows"][0]["points"][0]["over"][YOURS].update(ratio=-1), "ratio must be a positive"),
         (lambda board: board.update(format=9), "board.format must be 1"),
     ],
