@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
 
 BEGIN = re.compile(r"^(?P<indent>\s*)### BEGIN SOLUTION(?P<label>.*)$")
 END = re.compile(r"^\s*### END SOLUTION\s*$")
@@ -26,6 +29,38 @@ MARKER = re.compile(r"#\s*(BEGIN|END)\s+(SOLUTION|HIDDEN\s+TEST)", re.IGNORECASE
 
 class StripError(ValueError):
     """Markers that do not pair up, or that name no exercise; the text names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a student writes in one place: the module of the lab, the label (``"3.1: merge"``) and the lines of it."""
+
+    module: str
+    label: str
+    first: int
+    last: int
+    indent: str
+    text: str
+
+    @property
+    def number(self) -> str:
+        """The exercise that it belongs to."""
+        return self.label.split(":")[0]
+
+
+def places(folder: Path) -> list[Place]:
+    """The places of a lab's solutions, file by file; ``text`` is what stands between the markers, dedented."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        lines, begin = path.read_text(encoding="utf-8").splitlines(), None
+        for number, line in enumerate(lines):
+            if mark := BEGIN.match(line):
+                begin = number + 1, mark
+            elif END.match(line):
+                first, mark = begin
+                text = textwrap.dedent("\n".join(lines[first:number]))
+                found.append(Place(path.stem, mark["label"].strip(), first, number, mark["indent"], text))
+    return found
 
 
 def strip_source(text: str, name: str) -> str:

@@ -11,41 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from grading.strip import BEGIN, END
+from grading.strip import places
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def labels(lab: str) -> list[tuple[str, str]]:
     """Module and label (``3.1: merge``) of every place in ``solutions/<lab>``."""
-    found = []
-    for path in sorted((ROOT / "solutions" / lab).glob("*.py")):
-        marks = (BEGIN.match(line) for line in path.read_text().splitlines())
-        found += [(path.stem, mark["label"].strip()) for mark in marks if mark]
-    return found
+    return [(place.module, place.label) for place in places(ROOT / "solutions" / lab)]
 
 
 def write_lab(lab: str, folder: Path, answers: Mapping[str, str]) -> None:
     """Write a lab's modules into a folder, its places filled with ``answers``; one without an answer stays a stub."""
     folder.mkdir()
-    for path in (ROOT / "solutions" / lab).glob("*.py"):
-        (folder / path.name).write_text(_filled(path.read_text(), answers, re.search(r"\d+", lab).group()))
-
-
-def _filled(text: str, answers: Mapping[str, str], lab: str) -> str:
-    lines, inside = [], False
-    for line in text.splitlines():
-        begin = BEGIN.match(line)
-        if begin:
-            inside, label = True, begin["label"].strip()
-            stub = f'raise NotImplementedError("Lab {lab}, exercise {label}")'
-            answer = textwrap.dedent(answers.get(label, stub)).strip("\n")
-            lines.append(textwrap.indent(answer, begin["indent"]))
-        elif END.match(line):
-            inside = False
-        elif not inside:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    home, number = ROOT / "solutions" / lab, re.search(r"\d+", lab).group()
+    filled = {path.stem: path.read_text().splitlines() for path in home.glob("*.py")}
+    for place in reversed(places(home)):  # from the last on: the lines above keep their numbers
+        stub = f'raise NotImplementedError("Lab {number}, exercise {place.label}")'
+        answer = textwrap.dedent(answers.get(place.label, stub)).strip("\n")
+        filled[place.module][place.first - 1 : place.last + 1] = [textwrap.indent(answer, place.indent)]
+    for module, lines in filled.items():
+        (folder / f"{module}.py").write_text("\n".join(lines) + "\n")
 
 
 def forget(name: str) -> None:

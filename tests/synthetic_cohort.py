@@ -6,11 +6,10 @@ Right answers, partial ones, every seeded wrong answer (at most one an exercise 
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,13 +217,12 @@ def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
         also |= {number for each in pack for number in _touched(each)}
         both = {number: Lost((*FAILED, "not attempted")) for number in lost if number in _others(lost, taken_along)}
         member = Member(f"wrong-{index + 1:02}", lost | both, also - set(lost))
-        make = _write_functions if lab.number == 1 else _write_places
-        yield member, lambda folder, make=make, pack=pack: make(lab, folder, pack)
+        yield member, lambda folder, pack=pack: _write_places(lab, folder, pack)
 
 
 def in_files(lab: Lab) -> list[WrongAnswer]:
-    """The wrong answers that can be written into a submission: of lab 1 functions, of the others edits of places."""
-    return [wrong for wrong in wrong_answers(lab.name) if lab.number == 1 or wrong.edits]
+    """The wrong answers that can be written into a submission: edits of places."""
+    return [wrong for wrong in wrong_answers(lab.name) if wrong.edits]
 
 
 def _packs(lab: Lab) -> list[list[Any]]:
@@ -280,64 +278,6 @@ def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
     for answer in chosen:
         places = answer.filled(places)
     _write(lab, folder, places)
-
-
-def _write_functions(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
-    """Lab 1: whole functions in the place of the solution's."""
-    honest(folder, lab, solved=True)
-    homes = {
-        node.name: path
-        for path in sorted(folder.glob("*.py"))
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    for answer in chosen:
-        ((replaces, function),) = answer.functions.items()
-        path = homes[replaces]
-        source = _function_source(function, replaces, homes, path)
-        path.write_text(path.read_text(encoding="utf-8") + "\n\n" + source, encoding="utf-8")
-
-
-def _function_source(wrong: Callable, replaces: str, homes: Mapping[str, Path], path: Path) -> str:
-    """A wrong function under the name of the right one, with what it needs above it."""
-    module = inspect.getmodule(wrong)
-    tree = ast.parse(inspect.getsource(module))
-    defined = {name: node for node in tree.body for name in _names_of(node)}
-    function = defined[wrong.__name__]
-    needed: list[str] = []
-
-    def collect(node: ast.AST) -> None:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and inner.id in defined and inner.id not in needed and inner.id != "wrong":
-                needed.append(inner.id)
-                if not isinstance(defined[inner.id], ast.Import | ast.ImportFrom):
-                    collect(defined[inner.id])
-
-    function.decorator_list = []
-    collect(function)
-    lines = []
-    for name in reversed([name for name in needed if name not in ("solution", function.name)]):
-        node = defined[name]
-        if isinstance(node, ast.FunctionDef):
-            node.decorator_list = []
-        lines.append(ast.unparse(node))
-    text = ast.unparse(function)
-    for right in dict.fromkeys(re.findall(r"\bsolution\.(\w+)", "\n".join([*lines, text]))):
-        here = homes[right] == path
-        alias = f"_right_{right}_{function.name}"
-        lines.insert(0, f"{alias} = {right}" if here else f"from .{homes[right].stem} import {right} as {alias}")
-        lines = [re.sub(rf"\bsolution\.{right}\b", alias, line) for line in lines]
-        text = re.sub(rf"\bsolution\.{right}\b", alias, text)
-    return "\n\n".join([*lines, text, f"{replaces} = {function.name}"]) + "\n"
-
-
-def _names_of(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 # ---- hostile ones: every sixteenth solves all else, every eighth a little, the others nothing

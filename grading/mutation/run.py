@@ -33,7 +33,7 @@ from grading.mutation.operators import Mutant, mutants
 from grading.scenarios import chosen
 from grading.scenarios.compare import difference
 from grading.scenarios.observations import read, write
-from grading.strip import BEGIN, END, LABEL
+from grading.strip import Place, places
 from utils.checks.core import CheckFailed, Exercise
 
 #: Seeds of the check and of the hidden cases that every mutant meets, as a submission does.
@@ -44,22 +44,6 @@ WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
 LIMIT = 60.0
 #: Bytes of memory that a mutant may fill.
 MEMORY = 4 << 30
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a student writes in one place: the module of the lab, the label (``"3.1: merge"``) and the lines of it."""
-
-    module: str
-    label: str
-    first: int
-    last: int
-    indent: str
-
-    @property
-    def number(self) -> str:
-        """The exercise that it belongs to."""
-        return self.label.split(":")[0]
 
 
 @dataclass(frozen=True)
@@ -80,24 +64,10 @@ class Result:
     seconds: float
 
 
-def places(lab: str) -> list[Place]:
-    """The places of a lab's solutions, file by file."""
-    found = []
-    for path in sorted((ROOT / "solutions" / lab).glob("*.py")):
-        begin = None
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            if mark := BEGIN.match(line):
-                label = LABEL.fullmatch(mark["label"])
-                begin = (number + 1, f"{label['number']}: {label['title']}", mark["indent"])
-            elif END.match(line):
-                found.append(Place(path.stem, begin[1], begin[0], number, begin[2]))
-    return found
-
-
 def mutants_of(lab: str, place: Place) -> Iterator[tuple[Mutant, str]]:
     """The mutants of a place, each with the whole text of its module."""
     lines = (ROOT / "solutions" / lab / f"{place.module}.py").read_text(encoding="utf-8").splitlines()
-    for mutant in mutants("\n".join(lines[place.first : place.last])):
+    for mutant in mutants(place.text):
         inside = textwrap.indent(mutant.text, place.indent).splitlines()
         yield mutant, "\n".join([*lines[: place.first], *inside, *lines[place.last :]]) + "\n"
 
@@ -243,7 +213,7 @@ def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: 
                 raise RuntimeError(f"the hidden cases of {exercise} do not run on the solution")
         _JOBS[:] = [
             (exercises[place.number], lab, place, mutant, text, Path(scratch))
-            for place in places(lab) if place.number in exercises
+            for place in places(ROOT / "solutions" / lab) if place.number in exercises
             for mutant, text in list(mutants_of(lab, place))[::every]
         ]  # fmt: skip
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=50) as pool:

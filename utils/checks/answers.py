@@ -11,8 +11,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-#: What a text says -> what stands there instead.
-Edits = Mapping[str, str]
+#: What a text says -> what stands there instead; or another text instead of the whole.
+Edits = Mapping[str, str] | str
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WrongAnswer:
         """
         places = dict(right)
         for place, edits in self.edits.items():
-            for words, instead in edits.items():
+            for words, instead in ({places[place]: edits} if isinstance(edits, str) else edits).items():
                 if words not in places[place]:
                     raise ValueError(f"{self}: the answer to {place} does not say {words!r}")
                 places[place] = places[place].replace(words, instead)
@@ -72,9 +72,8 @@ class Answers:
 
         It belongs to the exercise of its place unless ``exercise`` names another one.
         """
-        own = {self.right[place]: instead} if instead else (edits or {})
         number = exercise or place.split(":")[0]
-        self.wrong_answers.append(WrongAnswer(number, name, says, {place: own, **(also or {})}))
+        self.wrong_answers.append(WrongAnswer(number, name, says, {place: instead or edits or {}, **(also or {})}))
 
     def wrong_function(self, exercise: str, replaces: str, *says: str) -> Callable[[Callable], Callable]:
         """Decorate a function or class that stands in place of the one that ``replaces`` names."""
