@@ -1,4 +1,4 @@
-"""Lab 5's kernels over a paged cache: right on ragged contexts and shuffled blocks, no byte too many, no race."""
+"""Lab 5's kernels over a paged cache, beyond what the checks of exercises 5.4 and 5.5 hold them to."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drawn(number):
 def test_random_decode_steps_err_no_more_than_twice_what_pytorch_does(number):
     H, given, contexts, draw = drawn(number)
     q = normal(len(contexts), H, given.k_cache.shape[3], dtype=given.k_cache.dtype, seed=number)
-    for num_splits in (1, draw.randint(2, 6)):
+    for num_splits in (1, draw.randint(2, 9), None):
         found = paged_attention_decode(q, *given.cache, num_splits=num_splits)
         assert found.dtype == q.dtype
         assert_close(found, right(q, given), peer(q, given))
@@ -67,37 +67,9 @@ def test_random_chunks_err_no_more_than_twice_what_pytorch_does(number):
     H, given, contexts, draw = drawn(number)
     starts, places = starts_of([draw.choice((0, min(n, 1), n, draw.randint(0, n))) for n in contexts])
     q = normal(places[-1], H, given.k_cache.shape[3], dtype=given.k_cache.dtype, seed=number)
+    q = cases.with_layout(q, "strided")
     found = paged_attention_extend(q, *given.cache[:3], starts, given.context_lens)
     assert_close(found, right(q, given, places), peer(q, given, places))
-
-
-@pytest.mark.parametrize("num_splits", [1, 2, None])
-def test_contexts_at_the_edges_of_blocks_and_tiles(num_splits):
-    contexts = [0, 1, 3, 4, 5, TILE - 1, TILE, TILE + 1]
-    given, q = paged(contexts, 1), normal(len(contexts), 2, 16)
-    found = paged_attention_decode(q, *given.cache, num_splits=num_splits)
-    assert_close(found, right(q, given))
-    assert (found[0] == 0).all()
-
-
-@pytest.mark.parametrize("num_splits", [3, *slowly(4, 9)])
-def test_any_number_of_parts_gives_what_one_gives(num_splits):
-    given, q = paged([0, 5, 3 * TILE + 2], 1), normal(3, 2, 16)
-    whole = paged_attention_decode(q, *given.cache, num_splits=1)
-    torch.testing.assert_close(
-        paged_attention_decode(q, *given.cache, num_splits=num_splits), whole, rtol=1e-5, atol=1e-6
-    )
-
-
-def test_parts_of_one_context_differ_by_one_tile_at_most():
-    given, q = paged([5 * TILE]), normal(1, 2, 16)
-    with profile_kernel() as profile:
-        paged_attention_parts(q, *given.cache, 3)
-    loaded = {program[1]: 0 for program in profile.by_program}
-    for program, counters in profile.by_program.items():
-        loaded[program[1]] += counters.flops
-    tiles = sorted(flops // min(loaded.values()) for flops in loaded.values())
-    assert tiles[-1] - tiles[0] <= 1 and min(loaded.values()) > 0
 
 
 def test_a_part_has_its_logsumexp_and_an_empty_one_has_minus_infinity():
@@ -108,23 +80,6 @@ def test_a_part_has_its_logsumexp_and_an_empty_one_has_minus_infinity():
     whole = torch.logsumexp(logsumexps[2].double(), -1)
     torch.testing.assert_close(whole, torch.logsumexp(scores, -1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(merge_parts(outputs, logsumexps).cpu().double(), right(q, given), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", ["strided", *slowly("head-major", "padded")])
-def test_every_layout_of_the_cache_gives_the_same_numbers(layout):
-    plain, moved = (paged([9, 21], dtype=torch.float16, layout=x) for x in ("token-major", layout))
-    q = normal(2, 4, 16, dtype=torch.float16)
-    starts, _ = starts_of([1, 1])
-    slanted = cases.with_layout(q, "strided")
-    for parts in (1, 2):
-        assert torch.equal(
-            paged_attention_decode(slanted, *moved.cache, num_splits=parts),
-            paged_attention_decode(q, *plain.cache, num_splits=parts),
-        )
-    assert torch.equal(
-        paged_attention_extend(slanted, *moved.cache[:3], starts, moved.context_lens),
-        paged_attention_extend(q, *plain.cache[:3], starts, plain.context_lens),
-    )
 
 
 def test_blocks_that_lie_beyond_2_to_the_31_are_found():
@@ -153,14 +108,6 @@ def test_a_sequence_does_not_depend_on_its_neighbours_in_the_batch():
         assert torch.equal(found[order], moved)
 
 
-def test_sequences_that_share_blocks_of_a_prefix_see_it_both():
-    given, q = paged([8, 8], 1), normal(2, 1, 16)
-    given.block_tables[1, 0] = given.block_tables[0, 0]
-    for held in (given.keys, given.values):
-        held[1][:4] = held[0][:4]
-    assert_close(paged_attention_decode(q, *given.cache), right(q, given))
-
-
 @pytest.mark.parametrize("scale", [-0.3, *slowly(0.05, 0.0, 1)])
 def test_any_finite_scale_even_one_that_turns_the_order_of_the_scores_round(scale):
     given, q = paged([21, 40], 1), normal(2, 2, 16)
@@ -185,19 +132,6 @@ def test_nan_in_a_key_reaches_its_own_sequence_only():
     for num_splits in (1, 2):
         found = paged_attention_decode(q, *given.cache, num_splits=num_splits)
         assert found[0].isfinite().all() and found[1].isnan().all()
-
-
-def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives():
-    given, q = paged([2 * TILE + 5]), normal(2 * TILE + 5, 4, 16)
-    starts, _ = starts_of([len(q)])
-    whole = paged_attention_extend(q, *given.cache[:3], starts, given.context_lens)
-    assert_close(whole, right(q, given, [0, len(q)]))
-    begin = 0
-    for count in (3, TILE, len(q) - TILE - 3):
-        lengths = torch.tensor([begin + count], dtype=torch.int32, device=runtime.DEVICE)
-        part = paged_attention_extend(q[begin : begin + count], *given.cache[:3], starts_of([count])[0], lengths)
-        torch.testing.assert_close(part, whole[begin : begin + count], rtol=1e-5, atol=1e-6)
-        begin += count
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 5), (1, 0, 1), *slowly(((16, 0, 17),), ((0, 40, 0),), ((33, 1, 31),))])
@@ -250,29 +184,6 @@ def test_no_sequence_and_no_head_give_nothing(S, H):
 # ---- merging -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("P", [1, 9, *slowly(8, 70)])
-@pytest.mark.parametrize("D", [16, *slowly(80)])
-def test_merging_weighs_each_part_by_its_sum_of_exponentials(P, D):
-    outputs, logsumexps = normal(2, 3, P, D), 20 * normal(2, 3, P, seed=1)
-    weights = torch.softmax(logsumexps.cpu().double(), -1)
-    exact = (weights[..., None] * outputs.cpu().double()).sum(2)
-    assert_close(merge_parts(outputs, logsumexps), exact)
-    slanted = cases.with_layout(outputs, "transposed"), cases.with_layout(logsumexps, "padded")
-    assert_close(merge_parts(*slanted), exact)  # a GPU may add it up in another order
-
-
-def test_what_an_empty_part_holds_does_not_matter():
-    outputs, logsumexps = normal(1, 2, 12, 16), normal(1, 2, 12, seed=1)
-    empty = torch.tensor([0, 3, 4, 11], device=runtime.DEVICE)
-    kept = torch.tensor([1, 2, 5, 6, 7, 8, 9, 10], device=runtime.DEVICE)
-    logsumexps[:, :, empty] = -math.inf
-    outputs[:, :, empty] = math.nan
-    found = merge_parts(outputs, logsumexps)
-    torch.testing.assert_close(found, merge_parts(outputs[:, :, kept], logsumexps[:, :, kept]))
-    logsumexps.fill_(-math.inf)
-    assert (merge_parts(outputs, logsumexps) == 0).all()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_result_of_a_merge_has_the_dtype_that_is_asked_for(dtype):
     outputs, logsumexps = normal(1, 2, 3, 16), normal(1, 2, 3, seed=1)
@@ -314,30 +225,6 @@ def test_a_step_without_tokens_writes_nothing():
 
 
 # ---- no byte more --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *slowly(torch.bfloat16)])
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_decode_reads_each_key_and_value_of_the_contexts_once(num_splits, dtype):
-    contexts = [0, 5, TILE, 2 * TILE + 3]
-    G, H, D, size = 2, 6, 20, dtype.itemsize
-    given, q = paged(contexts, G, D, dtype=dtype), normal(4, H, D, dtype=dtype)
-    with profile_kernel(check_races=True) as profile:
-        paged_attention_decode(q, *given.cache, num_splits=num_splits)
-    assert not profile.findings, profile.report()
-    moved = profile.by_argument
-    tokens = sum(contexts)
-    assert moved["k_cache_ptr"].bytes_loaded == moved["v_cache_ptr"].bytes_loaded == tokens * G * D * size
-    assert moved["block_tables_ptr"].bytes_loaded == tokens * G * 4
-    tile = tuning.decode(D, dtype, H // G, tuning.capability_of(runtime.DEVICE)).n
-    parts = sum(min(num_splits, -(-n // tile)) for n in contexts)  # that are not empty
-    if num_splits == 1:
-        assert profile.bytes_stored == q.numel() * size
-    else:
-        stored = {name: counters.bytes_stored for name, counters in moved.items() if counters.bytes_stored}
-        assert stored == {"o_ptr": parts * H * D * 4 + q.numel() * size, "lse_ptr": 4 * H * num_splits * 4}
-        assert moved["outputs_ptr"].bytes_loaded == parts * H * D * 4
-        assert moved["logsumexps_ptr"].bytes_loaded == 4 * H * num_splits * 4
 
 
 def test_extend_reads_no_block_that_no_query_of_a_tile_sees():

@@ -1,4 +1,4 @@
-"""Speculative sampling keeps the target's distribution, plain mistakes do not; the loop decodes as the target does."""
+"""Speculative sampling keeps the target's distribution, and the loop decodes as the target does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from solutions.lab5_serving.speculative import draw, residual, speculative_sample, verify
+from solutions.lab5_serving.speculative import draw, speculative_sample, verify
 from solutions.lab5_serving.speculative_decoding import speculative_generate, speculative_rounds
 from utils.chi_square import chi_square
 from utils.serving import (
@@ -39,10 +39,9 @@ def chain(seed):
     return logits.softmax(-1)
 
 
-def first_tokens(judge, samples, seed=SEED, target=None, draft=None):
+def first_tokens(judge, samples, seed, q):
     """The first LENGTH tokens of ``samples`` texts that start at token 0, decoded in rounds, as counts (V, ..., V)."""
-    p, q = chain(1) if target is None else target, chain(2) if draft is None else draft
-    generator = numbers(seed)
+    p, generator = chain(1), numbers(seed)
     text = torch.zeros(samples, 1 + LENGTH + LENGTH * (DRAFTED + 1), dtype=torch.int64)
     length, every = torch.ones(samples, dtype=torch.int64), torch.arange(samples)
     for _ in range(LENGTH):  # each round adds a token at least
@@ -61,84 +60,22 @@ def first_tokens(judge, samples, seed=SEED, target=None, draft=None):
     return cells.bincount(minlength=VOCABULARY**LENGTH).view((VOCABULARY,) * LENGTH)
 
 
-def texts(target=None):
+def texts():
     """The probability of each text of LENGTH tokens under the target alone."""
-    p = chain(1) if target is None else target
+    p = chain(1)
     return p[0, :, None, None] * p[:, :, None] * p[None]
 
 
-def test_a_hundred_thousand_texts_decoded_speculatively_have_the_targets_distribution():
-    fit = chi_square(first_tokens(verify, 100_000), texts())
-    assert fit.degrees > 90 and fit.p_value > KEPT, f"seed {SEED}: {fit}"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["another", "the same", "a point", "uniform"])
-def test_three_hundred_thousand_texts_have_the_targets_distribution_whatever_the_draft(draft, seed=1):
+def test_a_hundred_thousand_texts_have_the_targets_distribution_whatever_the_draft(draft, seed=1):
     q = {
         "another": chain(2),
         "the same": chain(1),
         "a point": torch.eye(VOCABULARY, dtype=torch.float64).roll(1, 1),
         "uniform": torch.full((VOCABULARY, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64),
     }[draft]
-    fit = chi_square(first_tokens(verify, 300_000, seed, draft=q), texts())
-    assert fit.p_value > KEPT, f"seed {seed}: {fit}"
-
-
-def mistaken(
-    *,
-    passes=lambda p, q, u: u * q < p,
-    count=lambda passed: passed.int().cumprod(-1).sum(-1),
-    left=lambda p, q: (p - q).clamp(min=0),
-    row=lambda accepted: accepted,
-    choose=draw,
-    number=lambda accepted: torch.full_like(accepted, DRAFTED),
-):
-    """:func:`verify` with one step replaced."""
-
-    def judge(target, draft, drafted, uniforms):
-        p, q = (x[:, :DRAFTED].gather(-1, drafted[..., None])[..., 0] for x in (target, draft))
-        accepted = count(passes(p, q, uniforms[:, :DRAFTED]))
-        every, at = torch.arange(len(accepted)), row(accepted)
-        padded = torch.nn.functional.pad(draft, (0, 0, 0, 1))
-        rest = left(target[every, at], padded[every, at])
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, target[every, at])
-        return accepted, choose(rest, uniforms[every, number(accepted)])
-
-    return judge
-
-
-def not_renormalised(rest, uniforms):
-    return torch.searchsorted(rest.cumsum(-1), uniforms[:, None], right=True)[:, 0].clamp(max=VOCABULARY - 1)
-
-
-MISTAKES = {
-    "the ratio is upside down": {"passes": lambda p, q, u: u * p < q},
-    "accepted whenever the target likes it better": {"passes": lambda p, q, u: p >= q},
-    "accepted with the target's probability": {"passes": lambda p, q, u: u < p},
-    "everything is accepted": {"passes": lambda p, q, u: u >= 0},
-    "replaced from the target": {"left": lambda p, q: p},
-    "replaced from the draft": {"left": lambda p, q: torch.where(q.sum(-1, keepdim=True) > 0, q, p)},
-    "the residual is not clipped": {"left": lambda p, q: (p - q).abs()},
-    "the residual is not renormalised": {"choose": not_renormalised},
-    "the residual is upside down": {"left": lambda p, q: torch.where(q.sum(-1, keepdim=True) > 0, (q - p).relu(), p)},
-    "the bonus token is of the row before": {"row": lambda accepted: accepted.clamp(max=DRAFTED - 1)},
-    "the residual is of the first row": {"row": lambda accepted: torch.where(accepted < DRAFTED, 0, DRAFTED)},
-    "tokens behind a rejected one are accepted": {
-        "count": lambda passed: (passed * torch.arange(1, DRAFTED + 1)).amax(-1)
-    },
-    "one random number accepts and draws": {"number": lambda accepted: accepted.clamp(max=DRAFTED - 1)},
-}
-
-
-def test_the_frame_of_the_mistakes_is_right_without_one():
-    assert torch.equal(first_tokens(mistaken(), 10_000), first_tokens(verify, 10_000))
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_speculative_sampling_changes_the_distribution(name):
-    fit = chi_square(first_tokens(mistaken(**MISTAKES[name]), 20_000), texts())
-    assert fit.p_value < REFUSED, f"{name}: {fit}"
+    fit = chi_square(first_tokens(verify, 100_000, seed, q), texts())
+    assert fit.degrees > 90 and fit.p_value > KEPT, f"seed {seed}: {fit}"
 
 
 def test_one_sequence_at_a_time_gives_what_the_batch_gives_from_the_same_random_numbers():
@@ -162,13 +99,6 @@ def test_a_round_accepts_as_many_tokens_as_the_formula_says_when_acceptances_are
     accepted, _ = verify(p[states], q[states[:, 1:]], drafted, uniforms)
     a = float(torch.minimum(p[0], q[0]).sum())
     assert float((accepted + 1).double().mean()) == pytest.approx((1 - a**5) / (1 - a), rel=0.01)
-
-
-def test_the_residual_and_what_was_accepted_make_up_the_target():
-    p, q = chain(1), chain(2)
-    rejected = 1 - torch.minimum(p, q).sum(-1, keepdim=True)
-    torch.testing.assert_close(torch.minimum(p, q) + rejected * residual(p, q), p)
-    assert torch.equal(residual(p, p), p)
 
 
 def test_a_row_of_zeros_drafts_nothing():
@@ -278,11 +208,7 @@ def test_models_that_do_not_belong_together_are_refused():
 @pytest.mark.slow
 def test_sampled_speculative_text_has_the_targets_distribution():
     """The first two tokens of many runs of the real loop, against the exact distribution of pairs."""
-    few = ModelConfig(**{**TINY.__dict__, "vocab_size": 7})
-    target, draft = (Decoder(few).eval().requires_grad_(False) for _ in range(2))
-    for seed, model in enumerate((target, draft)):
-        for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=numbers(seed)) * (0.6 if weight.dim() > 1 else 1.0))
+    target, draft = small_pair()
     settings = {"max_new_tokens": 2, "ignore_eos": True, "temperature": 2.0, "top_p": 0.9}
     found = torch.zeros(7, 7)
     for seed in range(600):
@@ -293,6 +219,16 @@ def test_sampled_speculative_text_has_the_targets_distribution():
     fit = chi_square(found, expected)
     assert fit.degrees > 10 and fit.p_value > KEPT, str(fit)
     assert chi_square(found.sum(1), alone).p_value < REFUSED  # the draft alone would be seen
+
+
+def small_pair():
+    """A target and a draft of 7 tokens, few enough to count pairs of them."""
+    few = ModelConfig(**{**TINY.__dict__, "vocab_size": 7})
+    models = tuple(Decoder(few).eval().requires_grad_(False) for _ in range(2))
+    for seed, model in enumerate(models):
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=numbers(seed)) * (0.6 if weight.dim() > 1 else 1.0))
+    return models
 
 
 def next_probabilities(model, tokens, params):

@@ -6,12 +6,12 @@ import random
 
 import pytest
 import torch
-from test_lab5_speculative import KEPT, REFUSED, TINY, next_probabilities, numbers, pairs, related, tiny
+from test_lab5_speculative import KEPT, REFUSED, next_probabilities, pairs, related, small_pair, tiny
 
 from solutions.lab5_serving import Engine, ModelRunner
 from solutions.lab5_serving.speculative_engine import SpeculativeEngine
 from utils.chi_square import chi_square
-from utils.serving import Decoder, ModelConfig, SamplingParams, generate
+from utils.serving import SamplingParams, generate
 
 
 def workload(seed):
@@ -144,11 +144,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone():
 
 @pytest.mark.slow
 def test_sampled_text_of_a_batch_has_the_targets_distribution():
-    few = ModelConfig(**{**TINY.__dict__, "vocab_size": 7})
-    target, draft = (Decoder(few).eval().requires_grad_(False) for _ in range(2))
-    for seed, model in enumerate((target, draft)):
-        for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=numbers(seed)) * (0.6 if weight.dim() > 1 else 1.0))
+    target, draft = small_pair()
     settings = {"max_new_tokens": 3, "ignore_eos": True, "temperature": 2.0, "top_p": 0.9}
     engine = SpeculativeEngine(target, draft, draft_tokens=2, num_blocks=300, max_batch=256)
     found = torch.zeros(7, 7)

@@ -1,6 +1,8 @@
 """The HTTP server: OpenAI's own client talks to it, and whatever a client does wrong gets a clear answer."""
 
+import asyncio
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 import torch
 import uvicorn
 
-from solutions.lab5_serving import Engine
+from solutions.lab5_serving import Engine, ModelRunner
 from solutions.lab5_serving.__main__ import main
 from tests.scripted_engine import Scripted
 from utils.serving import MODELS, SamplingParams, generate, load_model, load_tokenizer
@@ -299,6 +301,79 @@ def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(tokenizer):
         health = httpx.get(f"{url}/health")
         assert health.status_code == 503 and "the machine is on fire" in health.json()["status"]
         assert post(url).status_code == 503 and post(url).headers["retry-after"] == "1"
+
+
+class Fragile(ModelRunner):
+    """A runner that breaks on prompts that begin with ``POISON``."""
+
+    def run(self, step, *arguments, **options):
+        if any(chunk.request.prompt[:3] == POISON for chunk in step.chunks):
+            raise ArithmeticError("poison")
+        return super().run(step, *arguments, **options)
+
+
+#: Of each kind of client: its part of the crowd, what it asks, and what it may meet: (status, words), or a hang-up.
+POISON = [91, 92, 93]
+FULL, GONE = (429, "the server is full"), (None, "gone")
+CROWD = {
+    "good": (70, {}, {(200, ""), FULL}),
+    "hangs up": (15, {}, {(200, ""), FULL, GONE}),
+    "too long": (5, {"prompt": [7] * 600}, {(400, "the pool has"), FULL}),
+    "invalid": (5, {"temperature": -1}, {(400, "greater than or equal to 0")}),
+    "poison": (5, {"prompt": [*POISON, 20, 30], "ignore_eos": True}, {(500, "the model failed"), FULL}),
+}
+
+
+async def crowd(url, count, questions, seed):
+    """Ask all at once; of each request its kind, the right text, the status and what was answered."""
+    rng = random.Random(seed)
+    kinds = 2 * list(CROWD) + rng.choices(list(CROWD), [part for part, *_ in CROWD.values()], k=count)
+
+    async def ask(http, kind):
+        prompt, params, text = rng.choice(questions)
+        stream, patience = rng.random() < 0.5, rng.uniform(0.01, 0.5) if kind == "hangs up" else 120
+        body = {"model": "m", "prompt": prompt, **params, **CROWD[kind][1], "stream": stream}
+        try:
+            async with asyncio.timeout(patience):
+                answer = await http.post("/v1/completions", json=body)
+        except TimeoutError:
+            return kind, text, None, "gone"
+        if answer.status_code != 200:
+            assert answer.status_code != 429 or answer.headers["retry-after"] == "1"
+            return kind, text, answer.status_code, answer.json()["error"]["message"]
+        if not stream:
+            return kind, text, 200, answer.json()["choices"][0]["text"]
+        pieces = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        if "error" in pieces[-1]:
+            return kind, text, 500, pieces[-1]["error"]["message"]
+        return kind, text, 200, "".join(piece["choices"][0]["text"] for piece in pieces)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as http:
+        return await asyncio.gather(*(ask(http, kind) for kind in kinds))
+
+
+def test_under_ten_times_the_load_every_request_gets_its_answer_or_a_clear_error_and_nothing_leaks(model, tokenizer):
+    batch, waiting = 4, 6
+    engine = Engine(model, runner=Fragile(model, 32, 16), max_batch=batch, token_budget=128, max_waiting=waiting)
+    questions = []
+    for seed, prompt in enumerate(("It was", "In the beginning", "My dear", "At last the ship")):
+        params = {"temperature": 0.8 * (seed % 2), "seed": seed}
+        text = expected(model, tokenizer, prompt, max_new_tokens=12 + 4 * seed, **params)[1]
+        questions.append((prompt, params | {"max_tokens": 12 + 4 * seed}, text))
+    app = create_app(engine, tokenizer, name="m")
+    with serving(app) as url:
+        met = asyncio.run(crowd(url, 10 * (batch + waiting), questions, seed=1))
+        for kind, text, status, answer in met:
+            assert any(status == code and words in answer for code, words in CROWD[kind][2]), (kind, status, answer)
+            assert status != 200 or answer == text, (kind, answer, text)
+        statuses = [status for _, _, status, _ in met]
+        assert {200, 400, 500} <= set(statuses) and statuses.count(429) > statuses.count(200)
+        assert post(url, prompt=questions[0][0], **questions[0][1]).json()["choices"][0]["text"] == questions[0][2]
+        worker = app.state.worker
+        assert not (engine.requests or engine.has_work or worker._listeners or worker._commands or worker._pending)
+    engine.manager.check()
+    assert engine.manager.num_used == 0
 
 
 def test_a_server_that_stops_tells_those_who_wait(tokenizer):
