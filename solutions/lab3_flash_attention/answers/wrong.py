@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from utils.checks.answers import Edits
+
 from .right import ANSWERS, K_TILE, LAST_V_ROWS, SCORES, V_ROWS
 
 wrong = ANSWERS.wrong
+
+
+def not_rescaled(place: str, total: Edits, weighted: Edits, own: Edits, *says: str) -> None:
+    """What may be left out when the maximum changes; with ``own`` it is the maximum of the tile alone."""
+    when = "is rescaled after the maximum changes"
+    wrong(place, "no rescale", "neither the running sum nor the accumulator is rescaled", *says, edits=total | weighted)
+    wrong(place, "sum only", f"the running sum {when}, the accumulator is not", edits=weighted)
+    wrong(place, "accumulator only", f"the accumulator {when}, the running sum is not", edits=total)
+    wrong(place, "maximum of the tile", "each tile has a maximum of its own", edits=own | total | weighted)
+
+
+def wrong_end(place: str, divided: Edits, lse: str, maximum: str, log: str) -> None:
+    """What may be left out at the end of a row of tiles."""
+    wrong(place, "not divided", "the accumulator is not divided by the running sum", edits=divided)
+    wrong(place, "lse without maximum", "the logsumexp lacks the maximum", edits={lse: log})
+    wrong(place, "lse maximum only", "the logsumexp is the maximum alone", edits={lse: maximum})
+
+
+def wrong_ds(step: str, end: str, gradient: str, across: str, seen: str, rows: str) -> None:
+    """Wrong dS: ``across`` lays the numbers of queries along its axis, ``seen`` is true where P is not 0."""
+    ds, lse = f"ds = p * (dp - delta{across})", f"lse{across}"
+    wrong(step, "no delta", "delta is missing", '"classic wrong answers" 1', rows, edits={ds: "ds = p * dp"})
+    wrong(step, "delta added", "delta is added", edits={"dp - delta": "dp + delta"})
+    wrong(step, "no p", "the factor P is missing", edits={ds: f"ds = tl.where({seen}, dp - delta{across}, 0.0)"})
+    wrong(end, "dS not scaled", "dS is not multiplied by the scale", edits={f"{gradient} * scale": gradient})
+    wrong(step, "scaled twice", "the scale is multiplied twice", edits={ds: ds + " * scale"})
+    wrong(step, "no lse", "P is exp(S) without the logsumexp", edits={f"s * scale - {lse}": "s * scale"})
+    powers = {f"(s * scale - {lse}) * 1.4426950408889634": f"s * scale - {lse}"}
+    wrong(step, "exp2 without log2 e", "exp2 needs both S and L multiplied by log2 e", edits=powers)
 
 
 # ---- 3.1 merge
@@ -66,40 +97,19 @@ STEP, END, BACK = (
     "3.2: the end of a row of tiles",
     "3.2: one step of the backward pass",
 )
-wrong(
+not_rescaled(
     STEP,
-    "no rescale",
-    "neither the running sum nor the accumulator is rescaled",
+    {"d = d * rescale": "d = d"},
+    {"weighted * rescale[..., None]": "weighted"},
+    {"torch.maximum(m_old, scores.amax(-1))": "scores.amax(-1)"},
     "query tile rows",
-    edits={"d = d * rescale": "d = d", "weighted * rescale[..., None]": "weighted"},
 )
-wrong(
-    STEP,
-    "sum only",
-    "the running sum is rescaled after the maximum changes, the accumulator is not",
-    edits={"weighted * rescale[..., None]": "weighted"},
-)
-wrong(
-    STEP,
-    "accumulator only",
-    "the accumulator is rescaled after the maximum changes, the running sum is not",
-    edits={"d = d * rescale": "d = d"},
-)
+wrong_end(END, {"weighted / torch.where(seen, d, 1.0)[..., None]": "weighted"}, "m + torch.log(d)", "m", "torch.log(d)")
 wrong(
     STEP,
     "ratio upside down",
     "the ratio of the rescaling is upside down",
     edits={"torch.exp(m_old - safe)": "torch.where(m_old == -torch.inf, 0.0, torch.exp(safe - m_old))"},
-)
-wrong(
-    STEP,
-    "maximum of the tile",
-    "each tile has a maximum of its own",
-    edits={
-        "torch.maximum(m_old, scores.amax(-1))": "scores.amax(-1)",
-        "d = d * rescale": "d = d",
-        "weighted * rescale[..., None]": "weighted",
-    },
 )
 wrong(
     STEP,
@@ -129,16 +139,8 @@ wrong(
     "built-in softmax operator",
     edits={"p = torch.exp(": "torch.softmax(scores, -1)\n        p = torch.exp("},
 )
-wrong(
-    END,
-    "not divided",
-    "the accumulator is not divided by the running sum",
-    edits={"weighted / torch.where(seen, d, 1.0)[..., None]": "weighted"},
-)
 wrong(END, "divided by zero", "a query that sees no key gives NaN", edits={"torch.where(seen, d, 1.0)": "d"})
-wrong(END, "lse without maximum", "the logsumexp lacks the maximum", edits={"m + torch.log(d)": "torch.log(d)"})
 wrong(END, "lse base 2", "the logsumexp mixes bases", edits={"torch.log(d)": "torch.log2(d)"})
-wrong(END, "lse maximum only", "the logsumexp is the maximum alone", edits={"m + torch.log(d)": "m"})
 wrong(BACK, "no delta", "delta is missing", edits={"dp - delta[:, :, queries, None]": "dp"})
 wrong(BACK, "dq not scaled", "dS is not multiplied by the scale", edits={"ds @ k_tile * scale": "ds @ k_tile"})
 wrong(
@@ -155,37 +157,20 @@ wrong(BACK, "dv not transposed", "RuntimeError", edits={"p.transpose(-1, -2) @ d
 # ---- 3.3 the forward kernel
 LOOP, LAST = "3.3: one step of the inner loop", "3.3: the end of a row of tiles"
 MASK = 's = tl.where(attention_mask(offs_m[:, None], offs_n[None, :], Nq, Nk, CAUSAL), s, -float("inf"))'
-wrong(
+not_rescaled(
     LOOP,
-    "no rescale",
-    "neither the running sum nor the accumulator is rescaled",
+    {"l_i * alpha": "l_i"},
+    {"acc * alpha[:, None]": "acc"},
+    {"tl.maximum(m_i, tl.max(s, 1))": "tl.max(s, 1)"},
     '"classic wrong answers" 1',
     "computed by program",
-    edits={"l_i * alpha": "l_i", "acc * alpha[:, None]": "acc"},
 )
-wrong(
-    LOOP,
-    "sum only",
-    "the running sum is rescaled after the maximum changes, the accumulator is not",
-    edits={"acc * alpha[:, None]": "acc"},
-)
-wrong(
-    LOOP,
-    "accumulator only",
-    "the accumulator is rescaled after the maximum changes, the running sum is not",
-    edits={"l_i * alpha": "l_i"},
-)
+wrong_end(LAST, {"acc / tl.where(seen, l_i, 1.0)[:, None]": "acc"}, "(m_i + tl.log2(l_i))", "m_i", "tl.log2(l_i)")
 wrong(
     LOOP,
     "ratio upside down",
     "the ratio of the rescaling is upside down",
     edits={"alpha = tl.exp2(m_i - m_ij)": "alpha = tl.where(m_i < -1e29, 0.0, tl.exp2(m_ij - tl.maximum(m_i, -1e9)))"},
-)
-wrong(
-    LOOP,
-    "maximum of the tile",
-    "each tile has a maximum of its own",
-    edits={"tl.maximum(m_i, tl.max(s, 1))": "tl.max(s, 1)", "l_i * alpha": "l_i", "acc * alpha[:, None]": "acc"},
 )
 wrong(LOOP, "maximum not kept", "the running maximum stays where it started", edits={"        m_i = m_ij\n": ""})
 wrong(LOOP, "no scale", "the scale 1/sqrt(D) of the scores is missing", edits={"* scale_log2": "* 1.4426950408889634"})
@@ -258,13 +243,6 @@ wrong(
     "its mask is missing",
     edits={"mask_kv": "mask_d[None, :]"},
 )
-wrong(
-    LAST,
-    "not divided",
-    "the accumulator is not divided by the running sum",
-    edits={"acc / tl.where(seen, l_i, 1.0)[:, None]": "acc"},
-)
-wrong(LAST, "L without m", "the logsumexp lacks the maximum", edits={"(m_i + tl.log2(l_i))": "tl.log2(l_i)"})
 wrong(LAST, "L in base 2", "the logsumexp is in powers of 2", edits={" * 0.6931471805599453": ""})
 wrong(
     LAST,
@@ -272,7 +250,6 @@ wrong(
     "the logsumexp mixes bases",
     edits={"(m_i + tl.log2(l_i)) * 0.6931471805599453": "m_i + tl.log(l_i)"},
 )
-wrong(LAST, "L is the maximum", "the logsumexp is the maximum alone", edits={"(m_i + tl.log2(l_i))": "m_i"})
 
 # ---- 3.4 causal
 SEEN, VISIBLE = "3.4: keys that a tile of queries sees", "3.4: the causal mask"
@@ -375,26 +352,15 @@ wrong(
 # ---- 3.6 dK and dV
 FIRST, DKDV, STORE = "3.6: queries that see a tile of keys", "3.6: one step of dK and dV", "3.6: the end of dK and dV"
 DS = "ds = p * (dp - delta[None, :])"
-wrong(DKDV, "no delta", "delta is missing", '"classic wrong answers" 1', "key tile rows", edits={DS: "ds = p * dp"})
-wrong(DKDV, "delta added", "delta is added", edits={"dp - delta": "dp + delta"})
+wrong_ds(DKDV, STORE, "dk", "[None, :]", "seen", "key tile rows")
 wrong(
     DKDV,
     "delta after",
     "delta is taken off after the product",
     edits={DS: "ds = p * dp - tl.where(seen, delta[None, :], 0.0)"},
 )
-wrong(DKDV, "no p", "the factor P is missing", edits={DS: "ds = tl.where(seen, dp - delta[None, :], 0.0)"})
-wrong(STORE, "dS not scaled", "dS is not multiplied by the scale", edits={"dk * scale": "dk"})
-wrong(DKDV, "scaled twice", "the scale is multiplied twice", edits={DS: DS + " * scale"})
 wrong(STORE, "dV scaled", "dV carries the scale", edits={"stride_dv, dv,": "stride_dv, dv * scale,"})
 wrong(DKDV, "no scale in P", "recomputed from scores without the scale", edits={"(s * scale - lse": "(s - lse"})
-wrong(DKDV, "no lse", "P is exp(S) without the logsumexp", edits={"s * scale - lse[None, :]": "s * scale"})
-wrong(
-    DKDV,
-    "exp2 without log2 e",
-    "exp2 needs both S and L multiplied by log2 e",
-    edits={"(s * scale - lse[None, :]) * 1.4426950408889634": "s * scale - lse[None, :]"},
-)
 wrong(
     DKDV,
     "lse in powers of e",
@@ -483,19 +449,7 @@ wrong(
 
 # ---- 3.7 dQ
 DQ, DQ_STORE = "3.7: one step of dQ", "3.7: the end of dQ"
-DS_Q = "ds = p * (dp - delta[:, None])"
-wrong(DQ, "no delta", "delta is missing", '"classic wrong answers" 1', "query tile rows", edits={DS_Q: "ds = p * dp"})
-wrong(DQ, "delta added", "delta is added", edits={"dp - delta": "dp + delta"})
-wrong(DQ, "no p", "the factor P is missing", edits={DS_Q: "ds = tl.where(p > 0, dp - delta[:, None], 0.0)"})
-wrong(DQ_STORE, "dS not scaled", "dS is not multiplied by the scale", edits={"dq * scale": "dq"})
-wrong(DQ, "scaled twice", "the scale is multiplied twice", edits={DS_Q: DS_Q + " * scale"})
-wrong(DQ, "no lse", "P is exp(S) without the logsumexp", edits={"s * scale - lse[:, None]": "s * scale"})
-wrong(
-    DQ,
-    "exp2 without log2 e",
-    "exp2 needs both S and L multiplied by log2 e",
-    edits={"(s * scale - lse[:, None]) * 1.4426950408889634": "s * scale - lse[:, None]"},
-)
+wrong_ds(DQ, DQ_STORE, "dq", "[:, None]", "p > 0", "query tile rows")
 wrong(DQ, "times V", "dQ multiplies V", edits={"tl.dot(ds.to(k.dtype), k": "tl.dot(ds.to(k.dtype), v"})
 wrong(DQ, "from P", "dQ comes from P", edits={"tl.dot(ds.to(k.dtype)": "tl.dot(p.to(k.dtype)"})
 wrong(
@@ -736,50 +690,20 @@ wrong(
     '"classic wrong answers" 2',
     edits={f"v = {LAST_V_ROWS}": f"p = p * 0.0\n            v = {LAST_V_ROWS}"},
 )
-wrong(
-    ANCHOR, "never looked at", '"classic wrong answers" 3', edits={LOOK: "return acc, m_i, l_i, tl.max(bad, 0) >= 0.0"}
-)
-wrong(
-    ANCHOR,
-    "sum alone looked at, and for infinity",
-    '"classic wrong answers" 3',
-    edits={
-        "limit = 30000.0 if q.dtype == tl.float16 else 1e19": "limit = float('inf')",
-        "tl.sum(acc * 0.0, 1) == 0.0": "l_i >= 0.0",
-    },
-)
-wrong(
-    ANCHOR,
-    "sum alone looked at",
-    '"classic wrong answers" 3',
-    edits={"tl.sum(acc * 0.0, 1) == 0.0": "l_i >= 0.0"},
-)
-wrong(
-    ANCHOR,
-    "output alone looked at",
-    '"classic wrong answers" 3',
-    edits={"tl.where(l_i < limit, 0.0, 1.0)": "tl.where(l_i < limit, 0.0, 0.0)"},
-)
-wrong(
-    ANCHOR,
-    "first column alone looked at",
-    '"classic wrong answers" 3',
-    edits={
-        "tl.sum(acc * 0.0, 1) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, acc * 0.0, 0.0), 1) == 0.0"
-    },
-)
-wrong(
-    ANCHOR,
-    "output compared with plus infinity",
-    '"classic wrong answers" 3',
-    edits={"tl.sum(acc * 0.0, 1) == 0.0": "tl.max(acc, 1) < float('inf')"},
-)
-wrong(
-    ANCHOR,
-    "first row alone looked at",
-    '"classic wrong answers" 3',
-    edits={"tl.max(bad, 0) == 0.0": "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"},
-)
+FINITE, SMALL_SUM, ALL_ROWS = "tl.sum(acc * 0.0, 1) == 0.0", "tl.where(l_i < limit, 0.0, 1.0)", "tl.max(bad, 0) == 0.0"
+FIRST_COLUMN = "tl.sum(tl.where(tl.arange(0, BLOCK_D)[None, :] == 0, acc * 0.0, 0.0), 1) == 0.0"
+FIRST_ROW = "tl.sum(tl.where(tl.arange(0, BLOCK_M) == 0, bad, 0.0), 0) == 0.0"
+NO_LIMIT = {"limit = 30000.0 if q.dtype == tl.float16 else 1e19": "limit = float('inf')"}
+for name, edits in {
+    "never looked at": {LOOK: LOOK.replace("==", ">=")},
+    "sum alone looked at, and for infinity": {**NO_LIMIT, FINITE: "l_i >= 0.0"},
+    "sum alone looked at": {FINITE: "l_i >= 0.0"},
+    "output alone looked at": {SMALL_SUM: "tl.where(l_i < limit, 0.0, 0.0)"},
+    "first column alone looked at": {FINITE: FIRST_COLUMN},
+    "output compared with plus infinity": {FINITE: "tl.max(acc, 1) < float('inf')"},
+    "first row alone looked at": {ALL_ROWS: FIRST_ROW},
+}.items():
+    wrong(ANCHOR, name, '"classic wrong answers" 3', edits=edits)
 wrong(
     ANCHOR,
     "anchored at zero",
