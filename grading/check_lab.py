@@ -34,10 +34,11 @@ from grading.policy import violations
 from grading.release import generate_lab
 from grading.strip import strip_source
 from grading.submission import collect
+from utils.checks.student_files import STUB, not_written
 
 #: Seconds that an exercise's check may take.
 TIMEOUT = 120.0
-STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+): ")
+UNWRITTEN = re.compile(r"(?P<number>\d+\.\d+) is not written yet")
 PREFIX = re.compile(r"exercise \d+\.\d+ \(.*?\): ")
 
 
@@ -104,10 +105,10 @@ def line(checked: Checked, lab: Lab, columns: int = 160) -> str:
 
 def _verdict(checked: Checked) -> str:
     outcome = OUTCOMES[checked.outcome]
-    if checked.outcome in ("passed", "not attempted") and not STUB.match(checked.message):
+    if checked.outcome in ("passed", "not attempted") and not UNWRITTEN.match(checked.message):
         return outcome.symbol if checked.outcome == "passed" else f"{outcome.symbol} {outcome.words}"
     if checked.outcome == "not attempted":
-        needed = STUB.match(checked.message)["number"]
+        needed = UNWRITTEN.match(checked.message)["number"]
         return f"{outcome.symbol} {outcome.words}" + (f": it needs {needed}" * (needed != checked.exercise.number))
     first = PREFIX.sub("", plain(checked.message).strip().split("\n")[0], count=1)
     return f"{outcome.symbol} {first}" if checked.outcome == "failed" else f"{outcome.symbol} {outcome.words}: {first}"
@@ -153,7 +154,7 @@ def check(
         copy = Path(scratch) / lab.name
         refused = _prepare(lab, folder, copy, Path(scratch) / "released", note)
         for found in _run(lab, copy, list(wanted), timeout):
-            stub = STUB.match(found.message) if found.outcome == "not attempted" else None
+            stub = UNWRITTEN.match(found.message) if found.outcome == "not attempted" else None
             if stub and stub["number"] in refused:
                 found = replace(found, outcome="refused", message=refused[stub["number"]])
             yield found
@@ -293,18 +294,16 @@ def _work(reports: Connection, folder: str, prelude: str, checks: Sequence[str])
 def _outcome(source: str, space: dict[str, object], folder: str) -> dict[str, str]:
     try:
         exec(compile(source, "<the notebook's check>", "exec"), space)
-    except NotImplementedError as error:
-        attempted = STUB.match(str(error)) is None
-        return {"outcome": "failed" if attempted else "not attempted", "message": _told(error, folder)}
     except BaseException as error:
-        return {"outcome": "failed", "message": _told(error, folder)}
+        unwritten = not_written(error, [Path(folder)])
+        return {"outcome": "not attempted" if unwritten else "failed", "message": unwritten or _told(error, folder)}
     return {"outcome": "passed", "message": ""}
 
 
 def _told(error: BaseException, folder: str) -> str:
     """An error as a student reads it: a check's own words, or the error with the line of theirs that raised it."""
     text = str(error)
-    if isinstance(error, AssertionError) or STUB.match(text):
+    if isinstance(error, AssertionError):
         return text or type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
     where = [f"  {Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]

@@ -7,6 +7,7 @@ exercise, what differs and where, what usually causes that, and how to see it ag
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from utils.checks.hidden import Observation, Tolerance
+from utils.checks.student_files import LoadedFiles, folders_of, not_written
 
 
 class CheckFailed(AssertionError):
@@ -68,9 +70,26 @@ class Exercise:
         return f"exercise {self.number} ({self.title})"
 
     def checked_by(self, check: Callable[..., None]) -> Callable[..., None]:
-        """Decorate the exercise's check: its parameters are the student's functions, by their names, and ``seed``."""
-        object.__setattr__(self, "check", check)
-        return check
+        """Decorate the exercise's check: its parameters are the student's functions, by their names, and ``seed``.
+
+        It fails if a file of the lab is not what is loaded, and a notebook shows a place that is still to be filled in
+        one line.
+        """
+        loaded = LoadedFiles(check.__module__.partition(".exercises")[0])
+
+        @functools.wraps(check)
+        def checked(*functions: Any, **options: Any) -> None:
+            if problem := loaded.problem():
+                fail(self, problem)
+            try:
+                check(*functions, **options)
+            except NotImplementedError as error:
+                if line := not_written(error, folders_of((*functions, *options.values()))):
+                    error._render_traceback_ = lambda: [line]  # what IPython shows instead of a traceback
+                raise
+
+        object.__setattr__(self, "check", checked)
+        return checked
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -1,0 +1,55 @@
+"""What a notebook shows of a place that is not written yet, and of a file that is not what is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = "lab3_flash_attention"
+SOLVED = (ROOT / "solutions" / LAB / "merge.py").read_text()
+END = SOLVED.count("\n") + 1
+
+
+def shown(cell: nbformat.NotebookNode) -> str:
+    """What the cell shows as its error."""
+    return "\n".join(line for output in cell.outputs for line in output.get("traceback", ()))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A student's session in lab 3: the check of 3.1 on the released file, and after each of these was saved."""
+    folder = shutil.copytree(ROOT / "labs" / LAB, tmp_path_factory.mktemp("labs") / LAB)
+    notebook = nbformat.read(folder / f"{LAB}.ipynb", as_version=4)
+    imports, check = (next(c.source for c in notebook.cells if c.id == name) for name in ("imports", "check-3-1"))
+    saved = ["", SOLVED, SOLVED + "x = (\n", SOLVED + "x = nowhere\n", SOLVED + "\n"]
+    cells = [f"from pathlib import Path\nPath('merge.py').write_text({text!r})" if text else "" for text in saved]
+    cells = [imports, *(source for saving in cells for source in (saving, check))]
+    cells += ["%autoreload 0", f"Path('merge.py').write_text({SOLVED.replace('maximum', 'minimum')!r})", check]
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
+    NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}).execute()
+    return [shown(cell) for cell in notebook.cells if cell.source == check]
+
+
+def test_a_place_that_is_not_written_is_one_line(session):
+    assert session[0] == "3.1 is not written yet: merge.py, line 24"
+
+
+def test_a_file_that_cannot_be_loaded_fails_in_one_line_although_the_old_code_would_pass(session):
+    failed = "CheckFailed: exercise 3.1 (merge operator): merge.py"
+    assert session[1:5] == [
+        "",
+        f"{failed}, line {END}: SyntaxError: '(' was never closed",
+        f"{failed}, line {END}: the file cannot be imported: NameError: name 'nowhere' is not defined",
+        "",
+    ]
+
+
+def test_a_file_that_was_not_loaded_again_is_not_passed(session):
+    assert session[5].endswith(
+        "merge.py has changed since it was loaded: restart the kernel and run the notebook's cells again"
+    )

@@ -1,0 +1,95 @@
+"""A student's modules as files: whether what is loaded is what they say, and where a place is still to be filled."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType
+
+#: What a released place raises until it is filled: ``Lab 3, exercise 3.1: merge``.
+STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+)\b")
+
+
+def not_written(error: BaseException, folders: Iterable[Path]) -> str:
+    """A stub's error in a line, ``3.1 is not written yet: merge.py, line 24``; empty if a stub did not raise it.
+
+    A compiled kernel and another process leave no traceback, so the place is looked up in the files of ``folders``.
+    """
+    stub = STUB.match(str(error)) if isinstance(error, NotImplementedError) else None
+    if stub is None:
+        return ""
+    raised = f"raise NotImplementedError({json.dumps(str(error), ensure_ascii=False)})"
+    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
+            if line.strip() == raised:
+                return f"{stub['number']} is not written yet: {path.name}, line {number}"
+    return f"{stub['number']} is not written yet"
+
+
+def folders_of(functions: Iterable[Callable]) -> list[Path]:
+    """The folders in which the modules of these functions lie; none for what is typed into a notebook."""
+    modules = (sys.modules.get(getattr(function, "__module__", None) or "") for function in functions)
+    files = (getattr(module, "__file__", None) for module in modules)
+    return list(dict.fromkeys(Path(file).parent for file in files if file))
+
+
+class LoadedFiles:
+    """The modules of a package as they were when it was imported, held against their files when a check runs.
+
+    A notebook reloads a file that has changed (autoreload). Where that fails, it keeps the functions of the old file,
+    and a check would pass them.
+    """
+
+    def __init__(self, package: str) -> None:
+        """Of the modules beside ``package.exercises``; of none if ``package`` is not imported from a folder."""
+        self.package = package
+        self.texts: dict[Path, bytes] = {path: path.read_bytes() for path in self._paths()}
+
+    def _paths(self) -> list[Path]:
+        file = getattr(sys.modules.get(self.package), "__file__", None)
+        return sorted(Path(file).parent.glob("*.py")) if file else []
+
+    def problem(self) -> str:
+        """Why what is loaded is not what the files say, in a line that names the file; empty if it is."""
+        for path in self._paths():
+            name = self.package if path.stem == "__init__" else f"{self.package}.{path.stem}"
+            text = path.read_bytes()
+            if text == self.texts.get(path) or name not in sys.modules:
+                continue
+            if problem := _problem(path, text, sys.modules[name].__dict__):
+                return problem
+            self.texts[path] = text
+        return ""
+
+
+def _problem(path: Path, text: bytes, loaded: dict[str, object]) -> str:
+    fresh = {name: loaded.get(name) for name in ("__name__", "__package__", "__file__", "__spec__", "__path__")}
+    try:
+        exec(compile(text, str(path), "exec"), fresh)
+    except SyntaxError as error:
+        return f"{path.name}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        at = f", line {lines[-1]}" if lines else ""
+        return f"{path.name}{at}: the file cannot be imported: {type(error).__name__}: {error}"
+    old = dict(_bodies(loaded))
+    if any(old.get(name, body) != body for name, body in _bodies(fresh)):
+        return f"{path.name} has changed since it was loaded: restart the kernel and run the notebook's cells again"
+    return ""
+
+
+def _bodies(space: Mapping[str, object], within: str = "") -> Iterator[tuple[str, tuple]]:
+    """What each function, kernel and method names, by its own name: a reload may change its lines and instructions."""
+    home = space.get("__name__", space.get("__module__"))
+    for name, value in space.items():
+        code = getattr(getattr(value, "fn", value), "__code__", None)  # ``fn`` of a kernel
+        if getattr(value, "__module__", None) != home:
+            continue
+        if isinstance(value, type):
+            yield from _bodies(vars(value), f"{within}{name}.")
+        elif isinstance(code, CodeType) and not any(isinstance(const, CodeType) for const in code.co_consts):
+            yield within + name, (code.co_names, code.co_varnames, code.co_consts)
