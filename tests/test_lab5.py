@@ -10,7 +10,7 @@ from lab_answers import answers, exercise, lab_answered, lab_filled, wrong_answe
 
 from solutions import lab5_serving as solution
 from solutions.lab5_serving.exercises import paged
-from solutions.lab5_serving.exercises.cached import check_kv_cache
+from solutions.lab5_serving.exercises.kv_cache import check_kv_cache
 from utils.checks.core import CheckFailed
 
 LAB = "lab5_serving"

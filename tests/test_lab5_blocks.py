@@ -1,13 +1,10 @@
-"""Lab 5's block manager beyond what the check of exercise 5.2 holds it to, and attention over its blocks in PyTorch."""
+"""Lab 5's block manager beyond what the check of exercise 5.2 holds it to."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from solutions.lab5_serving import BlockManager, OutOfBlocks
-from solutions.lab5_serving.attention_torch import paged_attention_decode, paged_attention_extend, write_kv
-from utils import reference
 
 
 def written(manager: BlockManager, id: str, tokens: list[int]) -> int:
@@ -119,56 +116,3 @@ def test_sizes_are_positive_integers(value):
         BlockManager(value)
     with pytest.raises(ValueError, match="block_size must be an integer of at least 1"):
         BlockManager(1, block_size=value)
-
-
-# ---- paged attention in PyTorch --------------------------------------------------------------------------------------
-
-
-def paged(lengths: list[int], block_size: int, heads: int, dim: int):
-    """Keys and values (length, heads, dim) of sequences, their caches, written through slots, and their tables."""
-    generator = torch.Generator().manual_seed(0)
-    manager = BlockManager(30, block_size, prefix_caching=False)
-    caches = [torch.full((30, block_size, heads, dim), torch.nan) for _ in range(2)]
-    pairs, tables = [], torch.zeros(len(lengths), 10, dtype=torch.int32)
-    for s, length in enumerate(lengths):
-        k, v = torch.randn(2, length, heads, dim, generator=generator)
-        pairs.append((k, v))
-        if length:
-            manager.allocate(str(s), list(range(length)))
-            table = torch.tensor(manager.table(str(s)))
-            tables[s, : len(table)] = table
-            write_kv(k, v, *caches, torch.tensor([manager.slot(str(s), p) for p in range(length)]))
-    return pairs, caches, tables
-
-
-def test_attention_over_blocks_is_attention_over_the_sequence():
-    counts, lengths = [3, 1, 0, 7, 0], [8, 5, 4, 7, 0]
-    pairs, caches, tables = paged(lengths, block_size=4, heads=2, dim=8)
-    q = torch.randn(sum(counts), 4, 8, generator=torch.Generator().manual_seed(1))
-    starts = torch.tensor([0, *counts]).cumsum(0).int()
-    for scale in (None, 0.3):
-        out = paged_attention_extend(q, *caches, tables, starts, torch.tensor(lengths), scale=scale)
-        for s, (k, v) in enumerate(pairs):
-            own = slice(starts[s], starts[s + 1])
-            if counts[s]:
-                heads_first = (x.transpose(0, 1)[None] for x in (q[own], k, v))
-                expected, _ = reference.attention(*heads_first, causal=True, scale=scale)
-                torch.testing.assert_close(out[own], expected[0].transpose(0, 1).float(), rtol=1e-5, atol=1e-5)
-
-
-def test_one_query_sees_its_whole_context_and_an_empty_one_gives_zeros():
-    lengths = [9, 0, 4]
-    pairs, caches, tables = paged(lengths, block_size=4, heads=1, dim=8)
-    q = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(1))
-    out = paged_attention_decode(q, *caches, tables, torch.tensor(lengths), num_splits=3)
-    assert torch.equal(out[1], torch.zeros(2, 8))
-    for s in (0, 2):
-        k, v = (x.transpose(0, 1)[None] for x in pairs[s])
-        expected, _ = reference.attention(q[s][None, :, None], k, v)
-        torch.testing.assert_close(out[s], expected[0, :, 0].float(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_token_without_a_slot_is_not_stored():
-    caches = [torch.zeros(2, 2, 1, 4) for _ in range(2)]
-    write_kv(torch.ones(2, 1, 4), torch.ones(2, 1, 4), *caches, torch.tensor([3, -1]))
-    assert [float(cache.sum()) for cache in caches] == [4, 4] and caches[0][1, 1].sum() == 4

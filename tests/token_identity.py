@@ -1,8 +1,7 @@
 """Random workloads, each played through an engine and held against one request at a time.
 
-``python -m tests.token_identity 1000`` plays so many workloads, from seed 0 on, and prints what they covered. Every
-greedy or seeded request must get exactly the tokens of ``utils.serving.generate``; requests that are aborted or fail
-must have got a beginning of them; the books of the block manager must balance after every step, no block that is
+Every greedy or seeded request must get exactly the tokens of ``utils.serving.generate``; requests that are aborted or
+fail must have got a beginning of them; the invariants of the block manager must hold after every step, no block that is
 written may be shared or be found by its prefix, and in the end no block may be in use.
 
 Exact tokens can be asked for although an engine sums in another order than plain generation: the model is random
@@ -11,21 +10,18 @@ with wide logits, so that rounding could decide on hardly one token in 50,000. `
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
-from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, SpeculativeEngine, Step
-from utils.serving import MODELS, Decoder, KVCache, ModelConfig, SamplingParams, generate, load_model
+from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, Step
+from utils.serving import Decoder, KVCache, ModelConfig, SamplingParams, generate
 
 
 @cache
@@ -264,37 +260,3 @@ def judge(model: Decoder, request: Request, output: list[int], end: RequestOutpu
         assert (output, reason) == (expected.tokens, expected.finish_reason), (
             f"{request.id}: {output} {reason}, not {expected.tokens} {expected.finish_reason}"
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("workloads", type=int, nargs="?", default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--speculative", action="store_true", help="greedy requests alone, with a draft model")
-    parser.add_argument("--model", choices=("tiny", "target"), default="tiny", help="random weights, or the course's")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    model = tiny_model() if arguments.model == "tiny" else load_model(MODELS / "target").float()
-    make_engine: Callable[..., Engine] = Engine
-    if arguments.speculative:
-        draft = disturbed(model) if arguments.model == "tiny" else load_model(MODELS / "draft").float()
-        make_engine = partial(SpeculativeEngine, draft_model=draft)
-    total, leads, start = Counter(), Leads(), time.perf_counter()
-    for seed in range(arguments.seed, arguments.seed + arguments.workloads):
-        workload = draw_workload(seed, model)
-        for ask in workload.asks if arguments.speculative else ():
-            ask.params = replace(ask.params, temperature=0.0)
-        try:
-            total += play(workload, model, make_engine, leads)
-        except Exception:
-            print(f"workload {seed}: {workload.settings}", file=sys.stderr)
-            raise
-    print(f"{time.perf_counter() - start:.0f} s; every request as it must be. The likeliest token leads by at least")
-    print(f"{leads.smallest_lead:.1e}; logits differ by at most {leads.largest_difference:.1e} from those of one pass;")
-    print(f"{leads.in_doubt} tokens could have been decided by rounding")
-    for name, count in total.items():
-        print(f"{count:>10,} {name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
 """How well a serving engine serves: latencies of each request as its client sees them, and throughput of all.
 
-Times are in seconds from the start of the run. Definitions: time to first token (TTFT) from the arrival to the first
-token, waiting included; time per output token (TPOT) the mean gap between tokens after that; end-to-end latency from
-the arrival to the last token, so that it is TTFT + TPOT x (tokens - 1).
+Times are in seconds from the start of the run. The definitions are those of lecture 10, section 7, which names their
+source: time to first token (TTFT) from the arrival to the first token, waiting included; time per output token (TPOT)
+the mean gap between tokens after that; end-to-end latency from the arrival to the last token, so that it is
+TTFT + TPOT x (tokens - 1), equation (10).
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Seconds from the arrival to the first token; NaN without a token."""
+        """Time to first token; NaN without a token."""
         return self.token_times[0] - self.arrival if self.token_times else math.nan
 
     @property
     def tpot(self) -> float:
-        """Mean seconds between tokens; NaN with fewer than two."""
+        """Time per output token; NaN with fewer than two."""
         if self.output_tokens < 2:
             return math.nan
         return (self.token_times[-1] - self.token_times[0]) / (self.output_tokens - 1)
 
     @property
     def latency(self) -> float:
-        """Seconds from the arrival to the last token; NaN without a token."""
+        """End-to-end latency; NaN without a token."""
         return self.token_times[-1] - self.arrival if self.token_times else math.nan
 
 

@@ -206,14 +206,14 @@ def largest_batch(
 
 
 class RequestBounds(NamedTuple):
-    """Bounds of requests that arrive together and are served as one batch."""
+    """Bounds in seconds (:mod:`utils.serving.metrics` defines them) of requests that are served as one batch."""
 
     ttft: float
-    """seconds to the first token: the prefill of all prompts"""
+    """time to first token: the prefill of all prompts"""
     tpot: float
-    """mean seconds between the tokens of a request; NaN with a single one"""
+    """time per output token; NaN with a single one"""
     latency: float
-    """seconds to the last token: TTFT + (g - 1) TPOT"""
+    """end-to-end latency"""
     throughput: float
     """output tokens a second of the whole batch, from the arrival to the last token"""
 

@@ -15,9 +15,9 @@ from utils.checks.core import Exercise, classic
 from utils.chi_square import chi_square
 
 from . import hidden_sampling
-from .rejected import KEPT, drafts_are_dropped
 from .sampling_rules import MISTAKES, RIGHT, Distribution, distance, drawn_rows, left_over
 from .scenarios import CheckMismatch, CheckScenario, check_scenarios
+from .speculative_scenario import KEPT, drafts_are_dropped
 
 Answer = Mapping[str, Callable]
 
@@ -103,9 +103,9 @@ def _certain(answer: Answer, rng: random.Random) -> None:
     for agree in range(k + 1):
         drafted = [*sure[:agree], *((token + 1) % size for token in sure[agree:k])]
         q = 0.5 * torch.nn.functional.one_hot(torch.tensor(drafted), size).float() + 0.5 / size
-        got, due = _call(answer, p, q, drafted, generator), tuple(sure[: agree + 1])
-        if got != due:
-            _told(got, due, drafted, f"the target gives each of the tokens {sure} for certain")
+        got, expected = _call(answer, p, q, drafted, generator), tuple(sure[: agree + 1])
+        if got != expected:
+            _told(got, expected, drafted, f"the target gives each of the tokens {sure} for certain")
     # nothing is drafted
     got = _call(answer, p[:1], q[:0], [], generator)
     if got != (sure[0],):
@@ -119,17 +119,17 @@ def _certain(answer: Answer, rng: random.Random) -> None:
             _told(got, (*drafted, "and one more"), drafted, "target and draft have the same distributions")
 
 
-def _told(got: tuple, due: tuple, drafted: list[int], where: str) -> None:
-    if len(got) > len(due) or (len(got) == len(due) and got[:-1] != due[:-1]):
+def _told(got: tuple, expected: tuple, drafted: list[int], where: str) -> None:
+    if len(got) > len(expected) or (len(got) == len(expected) and got[:-1] != expected[:-1]):
         cause = classic("what stands behind the first rejected token is dropped, and that token replaced", 5)
     elif len(got) == len(drafted) and got == tuple(drafted):
         cause = classic("after k accepted tokens one more comes from the target's last row: it is free", 4)
-    elif len(got) < len(due):
+    elif len(got) < len(expected):
         cause = classic("accept with probability min(1, p/q), which is 1 where the target is sure of the token", 1)
     else:
         cause = classic("a rejected token is replaced from max(p - q, 0), what comes after k tokens from row k", 2)
-    due_said = ", ".join(map(str, due))
-    raise CheckMismatch(f"of the drafted tokens {drafted} come {list(got)}, expected [{due_said}]", cause, where)
+    expected_text = ", ".join(map(str, expected))
+    raise CheckMismatch(f"of the drafted tokens {drafted} come {list(got)}, expected [{expected_text}]", cause, where)
 
 
 # ---- many calls

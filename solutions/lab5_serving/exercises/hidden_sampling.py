@@ -13,8 +13,8 @@ import torch
 from utils.checks.hidden import Draw, Observation, collected
 from utils.serving import SamplingParams
 
-from .rejected import almost
 from .sampling_rules import drawn_rows
+from .speculative_scenario import almost
 from .spied_model import tiny_model
 
 #: Calls of ``speculative_sample`` with the same distributions.

@@ -105,18 +105,18 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             if step > len(right[b]) - 1:
                 continue  # it has ended
             begin = len(prompt) + step - 1 if step else 0
-            due = list(range(begin, len(prompt) + step))
-            count = len(due)
+            expected = list(range(begin, len(prompt) + step))
+            count = len(expected)
             at = asked.positions[b, :count].tolist()
-            if at != due:
+            if at != expected:
                 raise CheckMismatch(
                     f"step {step + 1}: the token of sequence {b} stands at position {listed(at)}, "
-                    f"{listed(due)} {'is' if count == 1 else 'are'} right",
+                    f"{listed(expected)} {'is' if count == 1 else 'are'} right",
                     _why_position(at[0], begin, longest + step - 1, passes[step - 1] if step else None, b),
                     where,
                 )
             found = asked.tokens[b, :count].tolist()
-            wanted = [text[i] for i in due]
+            wanted = [text[i] for i in expected]
             if found != wanted:
                 raise CheckMismatch(
                     f"step {step + 1} brings token {listed(found)} of sequence {b}, expected {listed(wanted)}",
@@ -125,16 +125,16 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
                 )
 
 
-def _why_position(got: int, due: int, padded: int, before: Asked | None, b: int) -> str:
+def _why_position(got: int, expected: int, padded: int, before: Asked | None, b: int) -> str:
     if before is None:
         return classic("the first token stands at position 0: advance(counts) comes after the model has read", 5)
     if got == padded:
         return classic("padding counts as tokens: advance by counts, the real tokens of each sequence", 5)
-    if got == int(before.positions[b, 0]) and got != due:
+    if got == int(before.positions[b, 0]) and got != expected:
         return classic("the cache does not move on: advance(counts) once a step", 5)
     if got == 0:
         return classic("positions restart at 0 in each step: they go on behind the past", 1)
-    if got > due:
+    if got > expected:
         return classic("the cache moves on too far: advance(counts) once a step", 5)
     return classic("the token after n others stands at position n", 1)
 

@@ -60,11 +60,11 @@ def _judge_reading(name: str, model: SpiedModel, right: list[int], judged: list[
     """
     cache: dict[int, int] = {}
     last = -1
-    for turn, asked in enumerate(model.notes.passes):
+    for index, asked in enumerate(model.notes.passes):
         tokens, positions = asked.tokens.flatten().tolist(), asked.positions.flatten().tolist()
         if not positions:
             raise CheckMismatch(
-                f"pass {turn + 1} of the {name} reads nothing: its cache is longer than the text", KEPT, where
+                f"pass {index + 1} of the {name} reads nothing: its cache is longer than the text", KEPT, where
             )
         first, new_round = positions[0], any(last < number <= asked.number for number in judged)
         last = asked.number
@@ -72,14 +72,14 @@ def _judge_reading(name: str, model: SpiedModel, right: list[int], judged: list[
             text = right[position] if position < len(right) else "nothing"
             if cache.get(position) != text:
                 raise CheckMismatch(
-                    f"pass {turn + 1} of the {name} goes on at position {first}, and its cache holds token "
+                    f"pass {index + 1} of the {name} goes on at position {first}, and its cache holds token "
                     f"{cache.get(position, 'nothing')} at position {position}, where the text has {text}",
                     KEPT,
                     where,
                 )
         if new_round and first < len(right) and cache.get(first) == right[first]:
             raise CheckMismatch(
-                f"pass {turn + 1} of the {name} reads position {first} again, which its cache holds",
+                f"pass {index + 1} of the {name} reads position {first} again, which its cache holds",
                 classic("more is dropped than was rejected: all but the newest token of the text have been read", 8),
                 where,
             )

@@ -15,7 +15,7 @@ from utils.checks.core import Exercise, classic, listed
 from utils.checks.hidden import Observation, collected
 from utils.serving import ModelConfig
 
-from .decoded import ends_apart, observe_decode, one_after_another, side_by_side
+from .decode_scenarios import ends_apart, observe_decode, one_after_another, side_by_side
 from .scenarios import CheckMismatch, CheckScenario, check_scenarios
 from .spied_model import tiny_config
 
