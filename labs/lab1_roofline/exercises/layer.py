@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from random import Random
 
-from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate, Table
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 from utils.dataflow import CLASSES
 from utils.encoder_layer import transformer_layer
 
-from .rules import FORBIDDEN, LARGE
+from .rules import LARGE, asking
 
 
 def layer_flops(batch: int, seq_len: int, hidden: int, heads: int, backward: bool) -> dict[str, int]:
@@ -204,25 +201,13 @@ SHARES = Question(
 )
 
 
-LAYER_TABLE = Exercise(
+LAYER_TABLE = asking(
     "1.10",
     "the operator table of a transformer layer",
-    points=15,
-    observe=asked("1.10", LAYER, SHARES),
+    15,
+    (LAYER, SHARES),
+    check="check_layer",
+    says="a transformer layer's FLOPs by class of operator, and the shares of each class.",
+    notice="matrix products do nearly all of the arithmetic and far less of the time",
 )
-
-
-@LAYER_TABLE.checked_by
-def check_layer(layer_flops: Callable, shares: Callable, seed: int | None = None) -> None:
-    """Exercise 1.10: a transformer layer's FLOPs by class of operator, and the shares of each class.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        LAYER_TABLE,
-        [(LAYER, layer_flops), (SHARES, shares)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="matrix products do nearly all of the arithmetic and far less of the time",
-    )
+check_layer = LAYER_TABLE.check

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from utils.checks.core import Exercise
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
 from . import counting
 from .operators import size_mistakes
-from .rules import FORBIDDEN, element_size, size_cases
+from .rules import asking, element_size, size_cases
 
 SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
 
@@ -159,36 +156,13 @@ SOFTMAX_BYTES = Question(
 )
 
 
-RELU_SOFTMAX = Exercise(
+RELU_SOFTMAX = asking(
     "1.3",
     "ReLU and softmax",
-    points=10,
-    observe=asked("1.3", RELU_FLOPS, RELU_BYTES, SOFTMAX_FLOPS, SOFTMAX_BYTES),
+    10,
+    (RELU_FLOPS, RELU_BYTES, SOFTMAX_FLOPS, SOFTMAX_BYTES),
+    check="check_relu_softmax",
+    says="a ReLU's FLOPs and bytes of n elements, a softmax's of (rows, cols) by method.",
+    notice="the same four operations an element cost two to eight passes over memory: fusing is about bytes",
 )
-
-
-@RELU_SOFTMAX.checked_by
-def check_relu_softmax(
-    relu_flops: Callable,
-    relu_bytes: Callable,
-    softmax_flops: Callable,
-    softmax_bytes: Callable,
-    seed: int | None = None,
-) -> None:
-    """Exercise 1.3: a ReLU's FLOPs and bytes of n elements, a softmax's of (rows, cols) by method.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        RELU_SOFTMAX,
-        [
-            (RELU_FLOPS, relu_flops),
-            (RELU_BYTES, relu_bytes),
-            (SOFTMAX_FLOPS, softmax_flops),
-            (SOFTMAX_BYTES, softmax_bytes),
-        ],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="the same four operations an element cost two to eight passes over memory: fusing is about bytes",
-    )
+check_relu_softmax = RELU_SOFTMAX.check

@@ -9,14 +9,12 @@ from statistics import median
 from types import ModuleType
 
 from utils import records
-from utils.checks.core import Exercise
 from utils.checks.forms import FactorTolerance, Rate
 from utils.checks.hidden import Observed, Tolerance, asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Answer, Case, Mistake, Question
 
 from . import hidden
-from .rules import FORBIDDEN
+from .rules import asking
 
 EACH_WITHIN = 4.0
 """How far off one prediction may be, as a factor."""
@@ -275,41 +273,19 @@ def _observe(package: ModuleType, seed: int) -> Observed:
     return observed
 
 
-PREDICTION = Exercise(
+PREDICTION = asking(
     "1.6",
     "predicted and measured time",
-    points=10,
+    10,
+    (SECONDS, BANDWIDTH, PEAK, HELD_OUT),
+    check="check_prediction",
+    says="""the model, the measured roofs, and predictions for operators that were measured but not shown.
+
+Each prediction must be within :data:`EACH_WITHIN` times of the measured time, half of them within
+:data:`MEDIAN_WITHIN` times.""",
+    notice="two counts and two measured roofs place most operators of a model: no kernel was run to predict them",
     observe=_observe,
     # a prediction may count what else takes time; that is little beside milliseconds
     tolerances={"predict_operator": Tolerance(relative=0.2)},
 )
-
-
-@PREDICTION.checked_by
-def check_prediction(
-    predict_seconds: Callable,
-    measured_bandwidth: Callable,
-    measured_peak: Callable,
-    predict_operator: Callable,
-    seed: int | None = None,
-) -> None:
-    """Exercise 1.6: the model, the measured roofs, and predictions for operators that were measured but not shown.
-
-    Each prediction must be within :data:`EACH_WITHIN` times of the measured time, half of them within
-    :data:`MEDIAN_WITHIN` times.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        PREDICTION,
-        [
-            (SECONDS, predict_seconds),
-            (BANDWIDTH, measured_bandwidth),
-            (PEAK, measured_peak),
-            (HELD_OUT, predict_operator),
-        ],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="two counts and two measured roofs place most operators of a model: no kernel was run to predict them",
-    )
+check_prediction = PREDICTION.check

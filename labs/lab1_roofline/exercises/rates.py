@@ -7,13 +7,10 @@ from fractions import Fraction
 from math import ceil
 from random import Random
 
-from utils.checks.core import Exercise
 from utils.checks.forms import Count, Rate
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from .rules import FORBIDDEN
+from .rules import asking
 
 BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the ridge point"
 NEVER = "a matrix too small for any batch"
@@ -255,27 +252,13 @@ def _without_output(d: int, f: int, threshold: float) -> int | None:
     return ceil(threshold * d * f / slope) if slope > 0 else None
 
 
-RIDGE_POINT = Exercise(
+RIDGE_POINT = asking(
     "1.5",
     "ridge point and attainable rate",
-    points=10,
-    observe=asked("1.5", RIDGE, ATTAINABLE, BATCH),
+    10,
+    (RIDGE, ATTAINABLE, BATCH),
+    check="check_ridge",
+    says="the ridge point, the attainable rate, and the smallest compute-bound batch of a matmul.",
+    notice="in 16 bit a matmul needs a batch above the ridge point, further above the smaller its weights are",
 )
-
-
-@RIDGE_POINT.checked_by
-def check_ridge(
-    ridge_point: Callable, attainable_rate: Callable, smallest_compute_bound_batch: Callable, seed: int | None = None
-) -> None:
-    """Exercise 1.5: the ridge point, the attainable rate, and the smallest compute-bound batch of a matmul.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        RIDGE_POINT,
-        [(RIDGE, ridge_point), (ATTAINABLE, attainable_rate), (BATCH, smallest_compute_bound_batch)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="in 16 bit a matmul needs a batch above the ridge point, further above the smaller its weights are",
-    )
+check_ridge = RIDGE_POINT.check

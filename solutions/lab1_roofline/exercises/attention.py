@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from utils.checks.core import Exercise
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
 from . import counting
 from .operators import MULTIPLY_ADD, size_mistakes
-from .rules import FORBIDDEN, LARGE, ONE, element_size
+from .rules import LARGE, ONE, asking, element_size
 
 SMALL = 500  # multiplications that the oracle carries out one by one
 FEWER_QUERIES = "fewer queries than keys"
@@ -210,25 +207,13 @@ BYTES = Question(
 )
 
 
-ATTENTION = Exercise(
+ATTENTION = asking(
     "1.4",
     "attention",
-    points=15,
-    observe=asked("1.4", FLOPS, BYTES),
+    15,
+    (FLOPS, BYTES),
+    check="check_attention",
+    says="attention's FLOPs (causal or not) and bytes (scores materialised or not).",
+    notice="with S and P in HBM, bytes grow with the square of the sequence; without, FLOPs do and bytes do not",
 )
-
-
-@ATTENTION.checked_by
-def check_attention(attention_flops: Callable, attention_bytes: Callable, seed: int | None = None) -> None:
-    """Exercise 1.4: attention's FLOPs (causal or not) and bytes (scores materialised or not).
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        ATTENTION,
-        [(FLOPS, attention_flops), (BYTES, attention_bytes)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="with S and P in HBM, bytes grow with the square of the sequence; without, FLOPs do and bytes do not",
-    )
+check_attention = ATTENTION.check

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from utils.checks.core import Exercise
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 from utils.simt import If, Op
 
-from .rules import FORBIDDEN
+from .rules import asking
 
 Program = Sequence[Op | If]
 DIVERGENT, UNIFORM, NESTED = "lanes that part", "a branch that all lanes take alike", "a branch inside a branch"
@@ -284,25 +281,13 @@ WASTED = Question(
 )
 
 
-DIVERGENCE = Exercise(
+DIVERGENCE = asking(
     "1.9",
     "divergence",
-    points=10,
-    observe=asked("1.9", CYCLES, WASTED),
+    10,
+    (CYCLES, WASTED),
+    check="check_divergence",
+    says="cycles and wasted lane-cycles of a warp that executes a program with branches.",
+    notice="a branch costs both its sides as soon as one lane differs, and nothing when all lanes agree",
 )
-
-
-@DIVERGENCE.checked_by
-def check_divergence(warp_cycles: Callable, wasted_lane_cycles: Callable, seed: int | None = None) -> None:
-    """Exercise 1.9: cycles and wasted lane-cycles of a warp that executes a program with branches.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        DIVERGENCE,
-        [(CYCLES, warp_cycles), (WASTED, wasted_lane_cycles)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="a branch costs both its sides as soon as one lane differs, and nothing when all lanes agree",
-    )
+check_divergence = DIVERGENCE.check

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from utils.checks.core import Exercise
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Mistake, Question
 
 from . import counting
-from .rules import FORBIDDEN, element_size, size_cases
+from .rules import asking, element_size, size_cases
 
 SMALL = 3_000  # an oracle carries out up to so many steps one by one; beyond, a closed form serves
 MULTIPLY_ADD = "a multiply-add is counted as one operation (the hardware issues it as one, it is two FLOPs)"
@@ -78,28 +75,16 @@ DOT_BYTES = Question(
 )
 
 
-DOT_PRODUCT = Exercise(
+DOT_PRODUCT = asking(
     "1.1",
     "dot product",
-    points=5,
-    observe=asked("1.1", DOT_FLOPS, DOT_BYTES),
+    5,
+    (DOT_FLOPS, DOT_BYTES),
+    check="check_dot_product",
+    says="``dot_product_flops(n)`` and ``dot_product_bytes(n, element_size)``.",
+    notice="in 16 bit that is 2n FLOPs for 4n + 2 bytes: half a FLOP a byte, however long the vectors are",
 )
-
-
-@DOT_PRODUCT.checked_by
-def check_dot_product(dot_product_flops: Callable, dot_product_bytes: Callable, seed: int | None = None) -> None:
-    """Exercise 1.1: ``dot_product_flops(n)`` and ``dot_product_bytes(n, element_size)``.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        DOT_PRODUCT,
-        [(DOT_FLOPS, dot_product_flops), (DOT_BYTES, dot_product_bytes)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="in 16 bit that is 2n FLOPs for 4n + 2 bytes: half a FLOP a byte, however long the vectors are",
-    )
+check_dot_product = DOT_PRODUCT.check
 
 
 # ---- 1.2 matmul ----
@@ -156,25 +141,13 @@ MATMUL_BYTES = Question(
 )
 
 
-MATMUL = Exercise(
+MATMUL = asking(
     "1.2",
     "matmul",
-    points=5,
-    observe=asked("1.2", MATMUL_FLOPS, MATMUL_BYTES),
+    5,
+    (MATMUL_FLOPS, MATMUL_BYTES),
+    check="check_matmul",
+    says="``matmul_flops(m, k, n)`` and ``matmul_bytes(m, k, n, element_size)``.",
+    notice="FLOPs grow with the product of three sizes, bytes with products of two: size buys intensity",
 )
-
-
-@MATMUL.checked_by
-def check_matmul(matmul_flops: Callable, matmul_bytes: Callable, seed: int | None = None) -> None:
-    """Exercise 1.2: ``matmul_flops(m, k, n)`` and ``matmul_bytes(m, k, n, element_size)``.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        MATMUL,
-        [(MATMUL_FLOPS, matmul_flops), (MATMUL_BYTES, matmul_bytes)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="FLOPs grow with the product of three sizes, bytes with products of two: size buys intensity",
-    )
+check_matmul = MATMUL.check

@@ -1,12 +1,17 @@
-"""What the checks of lab 1 share: what an answer may not lean on, and how cases are drawn."""
+"""What the checks of lab 1 share: the exercise that asks questions, what an answer may not lean on, and sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from random import Random
+from typing import Any
 
+from utils.checks.core import Exercise
 from utils.checks.forbidden_modules import Forbidden
-from utils.checks.question import Case
+from utils.checks.hidden import asked
+from utils.checks.numbers import check_numbers
+from utils.checks.question import Case, Question
 
 FORBIDDEN: Forbidden = {
     "utils.operators": frozenset({"require_sizes"}),
@@ -17,6 +22,39 @@ FORBIDDEN: Forbidden = {
     "utils.records": frozenset(),
     __package__: frozenset({"__call__"}),  # the conditions of the branches that a check hands over
 }
+
+
+def asking(
+    number: str, title: str, points: int, questions: tuple[Question, ...], *, check: str, says: str, notice: str,
+    **more: Any,
+) -> Exercise:  # fmt: skip
+    """An exercise whose check asks these questions, in their order, of the functions that they are named after.
+
+    Args:
+        number: as in :class:`Exercise`, and so are ``title``, ``points`` and ``more``; hidden cases ask the same
+            questions unless ``observe`` is among the latter.
+        questions: one for each of the student's functions.
+        check: the name of the check.
+        says: the first sentence of its documentation.
+        notice: what to notice when everything passes.
+    """
+    exercise = Exercise(number, title, points, **{"observe": asked(number, *questions), **more})
+    taken = [Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, annotation="Callable") for each in questions]
+    seed = Parameter("seed", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation="int | None")
+    signature = Signature([*taken, seed], return_annotation="None")
+
+    def asks(*given: Any, **named: Any) -> None:
+        functions = signature.bind(*given, **named).arguments
+        drawn = functions.pop("seed", None)
+        answers = list(zip(questions, functions.values(), strict=True))
+        check_numbers(exercise, answers, seed=drawn, forbidden=FORBIDDEN, notice=notice)
+
+    wrong = "Raises:\n    CheckFailed: a function is wrong; the text says where and why."
+    asks.__name__ = asks.__qualname__ = check
+    asks.__doc__, asks.__signature__ = f"Exercise {number}: {says}\n\n{wrong}", signature
+    exercise.checked_by(asks)
+    return exercise
+
 
 ONE = "one element"
 LARGE = "a count beyond 2**53, where a float loses ones"

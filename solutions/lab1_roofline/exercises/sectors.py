@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from random import Random
 
-from utils.checks.core import Exercise
 from utils.checks.forms import Rate
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from .rules import FORBIDDEN
+from .rules import asking
 
 SECTOR = 32
 ALIGNED, MISALIGNED, STRIDED, WIDE = (
@@ -186,25 +183,13 @@ USEFUL = Question(
 )
 
 
-ACCESS_PATTERN = Exercise(
+ACCESS_PATTERN = asking(
     "1.7",
     "sectors of an access pattern",
-    points=10,
-    observe=asked("1.7", SECTORS, USEFUL),
+    10,
+    (SECTORS, USEFUL),
+    check="check_sectors",
+    says="sectors of 32 byte addresses, and the share of the moved bytes that is useful.",
+    notice="a misaligned warp pays one sector more; a stride of eight floats pays eight times as much",
 )
-
-
-@ACCESS_PATTERN.checked_by
-def check_sectors(sectors_touched: Callable, useful_fraction: Callable, seed: int | None = None) -> None:
-    """Exercise 1.7: sectors of 32 byte addresses, and the share of the moved bytes that is useful.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        ACCESS_PATTERN,
-        [(SECTORS, sectors_touched), (USEFUL, useful_fraction)],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="a misaligned warp pays one sector more; a stride of eight floats pays eight times as much",
-    )
+check_sectors = ACCESS_PATTERN.check

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from math import ceil
 from random import Random
 
-from utils.checks.core import Exercise
 from utils.checks.forms import Rate
-from utils.checks.hidden import asked
-from utils.checks.numbers import check_numbers
 from utils.checks.question import Case, Mistake, Question
 
-from .rules import FORBIDDEN, LARGE, ONE
+from .rules import LARGE, ONE, asking
 
 RAGGED, WHOLE = "a size that the tile does not divide", "sizes that the tile divides"
 FULL, PARTIAL = "a last wave that is full", "a last wave that is not full"
@@ -210,36 +207,13 @@ TIME = Question(
 )
 
 
-TILES_AND_WAVES = Exercise(
+TILES_AND_WAVES = asking(
     "1.8",
     "tiles and waves",
-    points=10,
-    observe=asked("1.8", TILES, WAVES, UTILISATION, TIME),
+    10,
+    (TILES, WAVES, UTILISATION, TIME),
+    check="check_waves",
+    says="tiles of an output, waves, the last wave's utilisation, and time in whole waves.",
+    notice="one row of tiles too many can cost a whole wave: time is a staircase in the size",
 )
-
-
-@TILES_AND_WAVES.checked_by
-def check_waves(
-    num_tiles: Callable,
-    num_waves: Callable,
-    last_wave_utilisation: Callable,
-    tiled_matmul_seconds: Callable,
-    seed: int | None = None,
-) -> None:
-    """Exercise 1.8: tiles of an output, waves, the last wave's utilisation, and time in whole waves.
-
-    Raises:
-        CheckFailed: a function is wrong; the text says where and why.
-    """
-    check_numbers(
-        TILES_AND_WAVES,
-        [
-            (TILES, num_tiles),
-            (WAVES, num_waves),
-            (UTILISATION, last_wave_utilisation),
-            (TIME, tiled_matmul_seconds),
-        ],
-        seed=seed,
-        forbidden=FORBIDDEN,
-        notice="one row of tiles too many can cost a whole wave: time is a staircase in the size",
-    )
+check_waves = TILES_AND_WAVES.check
