@@ -74,9 +74,6 @@ def test_collectives_fill_their_schema_and_agree_with_the_backends():
     assert "2 x reduce_scatter" in collectives.table(results)
 
 
-# ---- what is compared ------------------------------------------------------------------------------------------------
-
-
 # ---- what the ranks share --------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from lab_answers import answers, exercise, exercises, lab_answered, lab_filled, lab_of, solution, wrong_answers
+from lab_places import write_lab
 
 from grading.scenarios import chosen
 from grading.scenarios import exercises as released_exercises
@@ -228,34 +228,19 @@ def test_the_solutions_files_agree_with_themselves(expected_dir):
     assert compare(expected_dir, expected_dir, "lab1_roofline") == dict.fromkeys(exercises(LAB1))
 
 
+def lab_1_with(places: dict[str, str]) -> dict[str, str]:
+    """Right answers to lab 1, some places filled otherwise."""
+    return {**answers(LAB1).right, **places}
+
+
 def test_an_error_is_told_with_the_students_own_file_and_line(tmp_path, expected_dir):
     folder = tmp_path / "got"
     folder.mkdir()
-    with student(tmp_path, "lab1_student", {"operators.py": ("return 2 * n", "return 2 * n // (n - n)")}) as package:
+    with lab_filled(LAB1, tmp_path, lab_1_with({"1.1: FLOPs of a dot product": "return 2 * n // (n - n)"})) as package:
         run(chosen("lab1", ["1.1"]), package, 7, folder)
     reason = compare(expected_dir, folder, "lab1", ["1.1"])["1.1"]
     assert reason.startswith("on hidden inputs it raised ZeroDivisionError: ")
-    assert reason.endswith("(operators.py, line 22)")
-
-
-@contextmanager
-def student(folder: Path, name: str, edits: dict[str, tuple[str, str]]) -> Iterator[ModuleType]:
-    """Lab 1's solution as a student's package, with edits of its files."""
-    home = folder / "student" / name
-    home.mkdir(parents=True)
-    for path in (ROOT / "solutions/lab1_roofline").glob("*.py"):
-        text = path.read_text()
-        if path.name in edits:
-            assert edits[path.name][0] in text
-            text = text.replace(*edits[path.name], 1)
-        (home / path.name).write_text(text)
-    sys.path.insert(0, str(home.parent))
-    try:
-        yield importlib.import_module(name)
-    finally:
-        sys.path.remove(str(home.parent))
-        for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == name]:
-            del sys.modules[loaded]
+    assert reason.endswith("(operators.py, line 21)")
 
 
 def run_program(root: Path, out: Path, *more: str) -> None:
@@ -267,13 +252,13 @@ def run_program(root: Path, out: Path, *more: str) -> None:
 
 @pytest.mark.slow
 def test_a_scenario_that_ends_the_process_or_hangs_costs_its_own_exercise_alone(tmp_path, expected_dir):
-    edits = {
-        "operators.py": ("return 2 * n", "import os; os._exit(0)"),
-        "warp.py": ("touched: set[int] = set()", "touched = set()\n    while True: pass"),
+    ends = {
+        "1.1: FLOPs of a dot product": "import os; os._exit(0)",
+        "1.7: sectors of an access pattern": "while 1: pass",
     }
-    with student(tmp_path, "lab1_roofline", edits) as package:
-        root = Path(package.__file__).parent.parent
-    run_program(root, tmp_path / "got", "--limit", "2", "--only", "1.1", "1.3", "1.7", "1.8")
+    (tmp_path / "student").mkdir()
+    write_lab(LAB1, tmp_path / "student" / LAB1, lab_1_with(ends))
+    run_program(tmp_path / "student", tmp_path / "got", "--limit", "2", "--only", "1.1", "1.3", "1.7", "1.8")
     reasons = compare(expected_dir, tmp_path / "got", "lab1", ["1.1", "1.3", "1.7", "1.8", "1.9"])
     assert reasons["1.1"] == reasons["1.7"] == DID_NOT_FINISH
     assert reasons["1.3"] is None and reasons["1.8"] is None

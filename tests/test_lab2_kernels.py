@@ -220,9 +220,6 @@ def test_leading_axes_merge_where_one_stride_describes_them():
     assert (rows.columns, rows.stride_col, rows.strides[0], rows.needs_int64) == (5, 2, 9, False)
 
 
-# ---- no byte more --------------------------------------------------------------------------------------------------
-
-
 # ---- refused -------------------------------------------------------------------------------------------------------
 
 
