@@ -7,7 +7,7 @@ import pytest
 
 from tests.scripted_engine import Scripted
 from utils.serving import MODELS, SamplingParams, load_tokenizer
-from utils.serving.openai_api import AnswerText, CompletionRequest
+from utils.serving.openai_api import AnswerText
 from utils.serving.worker import Busy, EngineWorker, Unavailable
 
 
@@ -29,15 +29,6 @@ def test_text_never_shows_a_stop_text_or_a_part_that_became_one(tokenizer, seed)
     places = [whole.find(stop) for stop in stops if stop in whole]
     assert shown == (whole[: min(places)] if places else whole), f"seed {seed}"
     assert answer.stopped == bool(places)
-
-
-def test_options_become_sampling_parameters():
-    body = CompletionRequest(model="m", prompt="a", n=2, seed=-1, temperature=1, top_k=4, max_tokens=3, ignore_eos=True)
-    first, second = body.params()
-    assert (first.max_new_tokens, first.temperature, first.top_k, first.ignore_eos) == (3, 1.0, 4, True)
-    assert second.seed == first.seed + 1
-    default = CompletionRequest(model="m", prompt="a").params()[0]
-    assert (default.max_new_tokens, default.temperature, default.top_p) == (16, 1.0, 1.0)
 
 
 def test_the_way_to_the_engine_is_of_limited_width():

@@ -201,19 +201,6 @@ def test_a_body_of_unknown_length_is_not_read_to_its_end(url):
 # ---- an engine that is full, breaks, or stops ----
 
 
-def test_a_full_queue_answers_429_and_takes_requests_again_later(tokenizer):
-    scripted = Scripted(most=0)
-    with (
-        serving(create_app(scripted, tokenizer, name="m")) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        with pytest.raises(openai.RateLimitError, match="the server is full: 0 requests wait") as caught:
-            client.completions.create(model="m", prompt="B")
-        assert caught.value.response.headers["retry-after"] == "1"
-        scripted.most = 1
-        assert client.completions.create(model="m", prompt="B").choices[0].finish_reason == "length"
-
-
 def test_all_choices_of_a_request_are_taken_or_none(tokenizer):
     scripted = Scripted(most=2)
     with serving(create_app(scripted, tokenizer, name="m")) as url:

@@ -1,12 +1,12 @@
 """Workloads: drawn at random, recorded, and played in real and in simulated time."""
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from serving_runs import tiny_model
 
+from solutions.lab5_serving import Engine
 from utils.serving import SamplingParams, Workload, replay_workload
 from utils.serving.lengths import (
     at_once,
@@ -175,94 +175,56 @@ def test_an_empty_or_disordered_trace_is_refused(tmp_path):
 # ---- playing ----
 
 
-@dataclass
-class Step:
-    chunks: list
-    used: int
-    free: int
-
-
-@dataclass
-class Said:
-    id: str
-    new_tokens: list
-    finished: bool = False
-    finish_reason: str | None = None
-    error: str | None = None
-
-
-@dataclass
-class Counting:
-    """An engine of two slots that gives each request a token a step."""
-
-    max_batch: int = 2
-    waiting: list = field(default_factory=list)
-    running: list = field(default_factory=list)
-    history: deque = field(default_factory=lambda: deque(maxlen=2))
-
-    def add(self, prompt, params=None, id=None):
-        if len(prompt) > 8:
-            raise ValueError(f"a prompt of {len(prompt)} tokens never fits")
-        self.waiting.append([id, params.max_new_tokens])
-        return id
-
-    @property
-    def has_work(self):
-        return bool(self.waiting or self.running)
-
-    def step(self):
-        while self.waiting and len(self.running) < self.max_batch:
-            self.running.append(self.waiting.pop(0))
-        self.history.append(Step(list(self.running), len(self.running), 8 - len(self.running)))
-        for request in self.running:
-            request[1] -= 1
-        said = [Said(id, [5], not left, None if left else "length") for id, left in self.running]
-        self.running = [r for r in self.running if r[1]]
-        return said
+def two_slots():
+    """An engine of two places, which gives each request that has one a token a step."""
+    return Engine(tiny_model(layers=1), num_blocks=8, block_size=8, max_batch=2)
 
 
 def requests(*specs):
     return Workload(tuple(
-        TimedRequest(f"r{i}", arrival, (1,) * prompt, SamplingParams(max_new_tokens=n))
+        TimedRequest(f"r{i}", arrival, (1,) * prompt, SamplingParams(max_new_tokens=n, ignore_eos=True))
         for i, (arrival, prompt, n) in enumerate(specs)
     ))  # fmt: skip
 
 
 def test_simulated_time_passes_only_in_steps_and_in_waiting_for_requests():
     report = replay_workload(
-        Counting(), requests((0, 1, 2), (0, 1, 4), (1, 1, 2), (10, 2, 1)), step_seconds=lambda s: 1.0, progress=False
+        two_slots(), requests((0, 1, 2), (0, 1, 4), (1, 1, 2), (10, 2, 1)), step_seconds=lambda s: 1.0, progress=False
     )
     times = {r.id: r.token_times for r in report.requests}
     assert times == {"r0": (1, 2), "r1": (1, 2, 3, 4), "r2": (3, 4), "r3": (11,)}
     assert report.duration == 11 and report.steps == 5 and report.busy == 5
-    assert report.utilisation == {"slots": 9 / 10, "blocks": 9 / 40}
+    assert report.utilisation == {"slots": 9 / 10, "blocks": 5 / 40}
     assert [r.ttft for r in report.requests] == [1, 1, 2, 1]
 
 
 def test_a_step_can_cost_what_it_holds():
     report = replay_workload(
-        Counting(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: len(s.chunks) / 10, progress=False
+        two_slots(), requests((0, 1, 1), (0, 1, 3)), step_seconds=lambda s: len(s.chunks) / 10, progress=False
     )
     assert report.requests[1].token_times == pytest.approx((0.2, 0.3, 0.4))
 
 
 def test_a_refused_request_is_recorded_with_its_reason_and_the_others_are_served():
-    report = replay_workload(Counting(), requests((0, 9, 3), (0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
+    report = replay_workload(two_slots(), requests((0, 64, 3), (0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
     refused, served = report.requests
-    assert (refused.finish_reason, refused.output_tokens) == ("error", 0) and "never fits" in refused.error
+    assert (refused.finish_reason, refused.output_tokens) == (
+        "error",
+        0,
+    ) and "shorter than max_seq_len" in refused.error
     assert served.finish_reason == "length" and len(report.completed) == 1
 
 
 def test_real_time_is_the_clocks(capsys):
     start = time.perf_counter()
-    report = replay_workload(Counting(), requests((0, 1, 2), (0.05, 1, 1)))
+    report = replay_workload(two_slots(), requests((0, 1, 2), (0.05, 1, 1)))
     assert 0.05 <= report.duration <= time.perf_counter() - start
     assert report.requests[1].token_times[0] >= 0.05
     assert "2/2" in capsys.readouterr().err  # the progress bar
 
 
 def test_an_engine_that_never_does_its_work_is_not_waited_for():
-    engine = Counting()
+    engine = two_slots()
     engine.step = list
     with pytest.raises(RuntimeError, match="its steps do nothing"):
         replay_workload(engine, requests((0, 1, 2)), step_seconds=lambda s: 1.0, progress=False)
