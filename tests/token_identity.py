@@ -5,13 +5,12 @@ fail must have got a beginning of them; the invariants of the block manager must
 written may be shared or be found by its prefix, and in the end no block may be in use.
 
 Exact tokens can be asked for although an engine sums in another order than plain generation: the model is random
-with wide logits, so that rounding could decide on hardly one token in 50,000. ``Leads`` counts these.
+with wide logits, so that rounding hardly ever decides on a token.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from functools import cache
 import torch
 
 from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, Step
-from utils.serving import Decoder, KVCache, ModelConfig, SamplingParams, generate
+from utils.serving import Decoder, ModelConfig, SamplingParams, generate
 
 
 @cache
@@ -123,7 +122,6 @@ class WatchedRunner(ModelRunner):
     def __init__(self, model: Decoder, num_blocks: int, block_size: int, fails_at: dict[str, int]) -> None:
         super().__init__(model, num_blocks, block_size)
         self.fails_at, self.copied = fails_at, 0
-        self.logits: dict[tuple[str, int], torch.Tensor] = {}  # (id, tokens so far) -> scores of the next
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.copied += len(pairs)
@@ -146,35 +144,7 @@ class WatchedRunner(ModelRunner):
             bad = self.fails_at.get(chunk.request.id)
             if bad is not None and chunk.start <= bad < chunk.start + chunk.count:
                 raise ArithmeticError(f"injected at position {bad}")
-        logits = super().run(step, manager, rows)
-        ends = []  # a row behind the last known token, and one behind each drafted one
-        for request in [chunk.request for chunk in step.chunks if chunk.samples]:
-            ends += [(request.id, len(request.tokens) + drafted) for drafted in range(len(request.draft) + 1)]
-        self.logits.update(zip(ends, logits, strict=True))
-        return logits
-
-
-@dataclass
-class Leads:
-    """By how much the likeliest tokens lead, and how far the engine's logits are from those of one pass over all."""
-
-    smallest_lead: float = math.inf
-    largest_difference: float = 0.0
-    in_doubt: int = 0  # tokens that rounding could have decided: their lead is within twice their own difference
-
-    @torch.no_grad()
-    def look(self, model: Decoder, request: Request, logits: dict[tuple[str, int], torch.Tensor]) -> None:
-        """Take a request into account, with the logits that the engine had for each of its tokens."""
-        tokens = request.tokens[:-1]
-        expected = model(torch.tensor(tokens), torch.arange(len(tokens)), KVCache(model.config, len(tokens)))
-        for length in range(len(request.prompt), len(tokens) + 1):
-            row = expected[length - 1]
-            best, second = row.topk(2).values.tolist()
-            difference = float((logits[request.id, length] - row).abs().max())
-            self.largest_difference = max(self.largest_difference, difference)
-            if request.params.greedy:
-                self.smallest_lead = min(self.smallest_lead, best - second)
-                self.in_doubt += best - second <= 2 * difference
+        return super().run(step, manager, rows)
 
 
 def check_step(engine: Engine) -> None:
@@ -194,9 +164,7 @@ def check_step(engine: Engine) -> None:
         assert sum(tokens.values()) <= budget or whole, "a step is over the budget"
 
 
-def play(
-    workload: Workload, model: Decoder, make_engine: Callable[..., Engine] = Engine, leads: Leads | None = None
-) -> Counter[str]:
+def play(workload: Workload, model: Decoder, make_engine: Callable[..., Engine] = Engine) -> Counter[str]:
     """Play a workload, assert all of the above, and count what happened."""
     fails_at = {ask.id: ask.fails_at for ask in workload.asks if ask.fails_at is not None}
     settings = dict(workload.settings)
@@ -238,8 +206,6 @@ def play(
     assert engine.manager.num_used == 0, "blocks have leaked"
     for id, request in requests.items():
         judge(model, request, outputs[id], ended[id], counts)
-        if leads is not None and request.output:
-            leads.look(model, request, runner.logits)
     counts["copied blocks"] += runner.copied
     totals = engine.stats()
     for name in ("steps", "preemptions", "cached_tokens", "computed_tokens", "generated_tokens", "accepted_tokens"):
