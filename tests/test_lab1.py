@@ -17,6 +17,8 @@ import pytest
 import torch
 from lab_answers import exercises, notebook
 
+from grading.lab import find_lab
+from grading.policy.paths import own_of
 from solutions import lab1_roofline as solution
 from solutions.lab1_roofline.exercises import attention, counting, divergence, passes, prediction, rates, rules, sectors
 from solutions.lab1_roofline.exercises import operators as lab1_operators
@@ -270,7 +272,14 @@ def test_a_refusal_that_does_not_name_the_value_is_not_enough():
 )
 def test_an_answer_that_calls_the_ready_made_one_is_refused_kindly(tmp_path, source):
     text = fail_text("1.2", matmul_flops=module_from(tmp_path, source).f)
-    assert "uses the course's own solution" in text and "derive it yourself" in text
+    assert "which this lab does not allow" in text and 'under "How a lab works"' in text
+
+
+def test_the_notebook_says_what_of_utils_an_answer_may_import():
+    names = {name.split(".")[2] for name in own_of(find_lab("lab1")).utils if name.count(".") == 2}
+    how = next(cell.source for cell in NOTEBOOK.cells if cell.id == "how")
+    said = re.search(r"Of `utils`, your files may import (.*?), which", how)
+    assert set(re.findall(r"`(\w+)`", said[1])) == names
 
 
 def test_measurements_looked_up_are_no_predictions(tmp_path):

@@ -155,7 +155,9 @@ class Paths:
                     home = here
                     continue
                 listed = sorted(path for path in self.own.utils if path.startswith(home + "."))
-                return f"this lab's modules may use {', '.join(listed) or 'nothing'} of `{home}`"
+                return (
+                    f"this lab's modules may use {', '.join(listed) or 'nothing'} of `{home}`, as they do when released"
+                )
             if self.allowed(here):
                 home = here
                 continue
@@ -165,7 +167,8 @@ class Paths:
     def not_allowed(self, module: str) -> str:
         return (
             f"a lab's module may not use `{module}`: it does its work with torch, triton, math and the like, "
-            "the names from utils that the lab imports already, and the lab's own modules"
+            "the names from utils that the lab imports already, and the lab's own modules (the list: "
+            "grading/policy/tables.py)"
         )
 
     def _member_refusal(self, home: str, name: str) -> str | None:

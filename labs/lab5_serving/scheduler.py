@@ -60,8 +60,8 @@ class Scheduler:
         max_batch: requests that run at a time: throughput rises with it, and so does the time between two tokens.
         token_budget: tokens in a step, of all requests together, so that a long prompt cannot hold up the others for
             long. At least ``max_batch``: then every running request advances in every step.
-        chunked_prefill: a prompt may take several steps. If not, it waits for a step that has room for all of it;
-            longer than the budget, it goes as the only prompt of its step.
+        chunked_prefill: a prompt may take several steps. If not, it goes whole into a step with some budget left;
+            beside another newcomer only if what is left suffices for all of it.
 
     Attributes:
         waiting: in order of arrival; the first one is never passed over, so that none starves.

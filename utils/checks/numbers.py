@@ -67,8 +67,8 @@ def _refuse_forbidden(exercise: Exercise, question: Question, function: Callable
 def _fail_forbidden(exercise: Exercise, question: Question, found: Sequence[str]) -> None:
     fail(
         exercise,
-        f"{question.name} uses the course's own solution ({found[0]})",
-        cause="derive it yourself in this exercise; from the next notebook on you may use the course's function",
+        f"{question.name} uses {found[0]}, which this lab does not allow",
+        cause='derive it yourself: the rule is under "How a lab works" in the notebook of lab 1',
     )
 
 

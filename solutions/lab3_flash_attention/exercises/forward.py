@@ -270,7 +270,9 @@ def check_flash_causal(flash_forward_simple: Forward, flash_forward: Forward, se
     _check_causal(FLASH_CAUSAL, flash_forward_simple, SIMPLE, cases, speed, seed, notice)
     cases = causal_cases(seed, *blocks_of(flash_forward, *small(), kernel=FORWARD))
     cases = [case for case in cases if case.kind in _AT_THE_DIAGONAL]
-    notice = "the fast kernel asks the same two functions, and masks only the blocks on the diagonal"
+    notice = (
+        "the fast kernel asks the same two functions, and leaves out the mask in blocks that end before unmasked_end"
+    )
     _check_causal(FLASH_CAUSAL.part("causal, the fast kernel"), flash_forward, FORWARD, cases, None, seed, notice)
 
 

@@ -76,6 +76,12 @@ wrong(
     edits={"if self.chunked_prefill:": "if False:"},
 )
 wrong(
+    "prompts beside each other beyond the budget",
+    "joins another one only if the budget has room for all of it",
+    '"classic wrong answers" 2',
+    edits={"if not self.chunked_prefill and prompts and self.waiting[0].pending > budget:": "if False:"},
+)
+wrong(
     "positions restart",
     "positions restart at 0",
     '"classic wrong answers" 3',

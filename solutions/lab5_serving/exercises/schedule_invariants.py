@@ -143,6 +143,10 @@ class StepInvariants:
             pending = self.before.pending[request.id] if old else len(request.tokens) - request.computed
             expected = pending if whole and left > 0 else min(pending, left)
             got = counts.pop(request.id, 0)
+            if whole and request.id in admitted[1:] and pending > left and not self.static:
+                where = f"request {request.id} joins {admitted[0]} (pending {pending}, budget left {left})"
+                cause = "a prompt that is not split joins another one only if the budget has room for all of it"
+                raise CheckMismatch(where, classic(cause, 2))
             if got != expected:
                 cause = classic("a chunk takes all pending tokens that the budget allows", 2)
                 if got > expected:
