@@ -154,17 +154,18 @@ def _workload(name: str, times: int, hidden: int, static: bool = False, **option
 
 
 SMALL = {"block_size": (1, 3), "max_batch": (3, 6), "budget": (0, 34), "prompt": (1, 8), "new": (1, 14)}
+WHOLE = {"blocks": (60, 60), "chunked_prefill": False}
 WORKLOADS = (
     _workload("one request", 2, 1, blocks=(40, 40), requests=1, prompt=(1, 30)),
     _workload("many blocks", 4, 2, blocks=(400, 400)),
     _workload("a long prompt among short ones", 2, 2, blocks=(30, 30), long=(50, 90)),
     _workload("beginnings in the cache", 4, 2, blocks=(12, 60), prompt=(1, 16), cached=True),
     _workload("few blocks", 10, 6, blocks=(16, 24), **SMALL),
-    _workload("prompts that may not be split", 3, 2, blocks=(60, 60), prompt=(1, 14), chunked_prefill=False),
+    _workload("prompts that may not be split", 6, 2, max_batch=(3, 6), budget=(2, 8), prompt=(4, 14), **WHOLE),
     _workload("clients that give up", 3, 2, blocks=(14, 14), block_size=(2, 2), aborts=0.15),
     _workload("many blocks", 3, 2, static=True, blocks=(400, 400), budget=(0, 36)),
     _workload("few blocks", 5, 2, static=True, blocks=(12, 16), **(SMALL | {"block_size": (2, 3)})),
-    _workload("prompts that may not be split", 0, 2, static=True, blocks=(60, 60), chunked_prefill=False),
+    _workload("prompts that may not be split", 0, 2, static=True, **WHOLE),
     _workload("clients that give up", 0, 2, static=True, blocks=(24, 24), aborts=0.15),
 )
 RAISED = {
