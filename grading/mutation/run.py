@@ -18,7 +18,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,9 @@ import utils.runtime  # noqa: F401  (first: PyTorch takes less time through it)
 from grading.lab import ROOT, find_lab
 from grading.mutation.operators import Mutant, mutants
 from grading.scenarios import chosen
+from grading.scenarios.__main__ import where
 from grading.scenarios.compare import difference
-from grading.scenarios.observations import read, write
+from grading.scenarios.observations import raised_text, read, write
 from grading.strip import Place, places
 from utils.checks.core import CheckFailed, Exercise
 
@@ -88,27 +88,20 @@ def package_with(lab: str, module: str, text: str) -> Iterator[ModuleType]:
 
 def _meets(exercise: Exercise, package: ModuleType, seed: int, expected: Path) -> tuple[str, str]:
     """Fate and words of a package on one seed: ``("", "")`` if it passes the check and the hidden cases."""
+    folder = Path(package.__file__).resolve().parent
     try:
         exercise.run_check(package, seed)
     except CheckFailed as failed:
         return "check", str(failed)
     except BaseException as error:
-        return "error", _where(error, package)
+        return "error", raised_text(error, where(error, folder))
     try:
         observed = exercise.observe(exercise.home(package), seed)
     except BaseException as error:
         return "hidden", f"it raised {type(error).__name__}: {error}"
-    folder = Path(package.__file__).parent
     write(folder, exercise.number, observed)
     told = difference(exercise, read(expected / str(seed), exercise.number), read(folder, exercise.number))
     return ("hidden", told) if told else ("", "")
-
-
-def _where(error: BaseException, package: ModuleType) -> str:
-    folder = str(Path(package.__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(folder)]
-    where = f" ({Path(frames[-1].filename).name}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def _in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) -> Any:

@@ -34,7 +34,7 @@ def run(exercises: Sequence[Exercise], package: ModuleType, seed: int, out: Path
         try:
             write(out, exercise.number, exercise.observe(exercise.home(package), seed))
         except BaseException as error:  # a student's code may raise anything, SystemExit too
-            write_error(out, exercise.number, error, _where(error, _folder(package)))
+            write_error(out, exercise.number, error, where(error, _folder(package)))
 
 
 def run_apart(exercises: Sequence[Exercise], package: ModuleType, seed: int, out: Path, limit: float) -> None:
@@ -90,18 +90,18 @@ def _folder(package: ModuleType) -> Path | None:
     return Path(package.__file__).resolve().parent if getattr(package, "__file__", None) else None
 
 
-def _where(error: BaseException, folder: Path | None) -> str:
+def where(error: BaseException, folder: Path | None) -> str:
     """The last line of the package that the error passed through: ``"gelu.py, line 12"``; empty if there is none."""
     if folder is None:
         return ""
-    where = ""
+    found = ""
     for frame in _frames(error.__traceback__):
         path = Path(frame.tb_frame.f_code.co_filename)
         if path.is_absolute() and path.resolve().is_relative_to(folder):
-            where = f"{path.resolve().relative_to(folder)}, line {frame.tb_lineno}"
-    if isinstance(error, SyntaxError) and error.filename and not where:
-        where = f"{Path(error.filename).name}, line {error.lineno}"
-    return where
+            found = f"{path.resolve().relative_to(folder)}, line {frame.tb_lineno}"
+    if isinstance(error, SyntaxError) and error.filename and not found:
+        found = f"{Path(error.filename).name}, line {error.lineno}"
+    return found
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         for exercise in exercises:
             _marker(given.out, exercise).touch()
-            write_error(given.out, exercise.number, error, _where(error, root / given.lab))
+            write_error(given.out, exercise.number, error, where(error, root / given.lab))
         return 0
     run_apart(exercises, package, given.seed, given.out, given.limit)
     return 0

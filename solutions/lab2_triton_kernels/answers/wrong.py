@@ -13,6 +13,24 @@ wrong = ANSWERS.wrong
 ROW_OFFSET = "row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"
 UNMASKED = "give each load and store a mask"
 
+
+def wrong_splits(stage: str, launch: str, gradient: str, term: str, adding: int, sharing: int) -> None:
+    """Wrong sums of splits over rows, with the places of adding and of sharing in the exercise's list."""
+    last, own = f'"classic wrong answers" {adding}', f'"classic wrong answers" {sharing}'
+    only_last = f"{gradient} holds the last tile of each split only"
+    wrong(stage, "last tile of a split", only_last, last, edits={f"sums += {term}": f"sums = {term}"})
+    same = "splits write the same partial sums"
+    wrong(stage, "splits share a row", same, own, edits={"partial_ptr + split * columns": "partial_ptr"})
+    wrong(
+        stage,
+        "atomics",
+        "partial_ptr is updated by atomic operations",
+        "differs from run to run",
+        edits={"tl.store(partial_ptr + split * columns": "tl.atomic_add(partial_ptr"},
+        also={launch: {"grid = ": "partial.zero_()\n        grid = "}},
+    )
+
+
 # ---- 2.1 GeLU
 GELU, GELU_LAUNCH = "2.1: GeLU", "2.1: GeLU, the launch"
 GELU_Y = "y = x / (1 + tl.exp(-2 * u))"
@@ -147,28 +165,7 @@ wrong(
     '"classic wrong answers" 4',
     edits={"sums += dx": "sums += dout"},
 )
-wrong(
-    RELU_BACK,
-    "last tile of a split",
-    "dbias holds the last tile of each split only",
-    '"classic wrong answers" 6',
-    edits={"sums += dx": "sums = dx"},
-)
-wrong(
-    RELU_BACK,
-    "splits share a row",
-    "partial sums",
-    '"classic wrong answers" 5',
-    edits={"partial_ptr + split * columns": "partial_ptr"},
-)
-wrong(
-    RELU_BACK,
-    "atomics",
-    "is updated by atomic operations",
-    "differs from run to run",
-    edits={"tl.store(partial_ptr + split * columns": "tl.atomic_add(partial_ptr"},
-    also={RELU_BACK_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
-)
+wrong_splits(RELU_BACK, RELU_BACK_LAUNCH, "dbias", "dx", adding=6, sharing=5)
 wrong(RELU, "rows not masked", "outside of its shape", edits={"row[:, None] < num_rows": "row[:, None] >= 0"})
 wrong(
     RELU,
@@ -313,28 +310,7 @@ wrong(
     "dweight lacks the factor x",
     edits={"sums += dout[:, None] * x": "sums += dout[:, None]"},
 )
-wrong(
-    DWEIGHT,
-    "last tile of a split",
-    "dweight holds the last tile of each split only",
-    '"classic wrong answers" 4',
-    edits={"sums += dout": "sums = dout"},
-)
-wrong(
-    DWEIGHT,
-    "splits share a row",
-    "splits write the same partial sums",
-    '"classic wrong answers" 3',
-    edits={"partial_ptr + split * columns": "partial_ptr"},
-)
-wrong(
-    DWEIGHT,
-    "atomics",
-    "partial_ptr is updated by atomic operations",
-    "differs from run to run",
-    edits={"tl.store(partial_ptr + split * columns": "tl.atomic_add(partial_ptr"},
-    also={DWEIGHT_LAUNCH: {"grid = ": "partial.zero_()\n        grid = "}},
-)
+wrong_splits(DWEIGHT, DWEIGHT_LAUNCH, "dweight", "dout", adding=4, sharing=3)
 wrong(
     DWEIGHT_LAUNCH,
     "first split returned",
