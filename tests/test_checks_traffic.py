@@ -113,11 +113,6 @@ def test_a_missing_mask_is_reported_by_argument_index_and_program(seed):
     assert "give each load and store a mask" in text
 
 
-def test_reading_twice_is_told_in_passes():
-    text = message("add", "reads twice")
-    assert "x_ptr is loaded 2.0 times, expected 1 (256 bytes, expected 128)" in text
-
-
 def test_two_programs_that_add_to_one_element_are_a_race_although_the_interpreter_gives_the_right_sum():
     text = message("row sum", "race", budget=None)
     assert "between programs" in text and "partial_ptr[0]" in text and "tl.atomic_add" in text
