@@ -1,4 +1,4 @@
-"""What a failed check of lab 5's block manager shows, and the fake that schedulers are checked with."""
+"""What a failed check of lab 5's block manager shows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ import pytest
 from solutions.lab5_serving import BlockManager, OutOfBlocks
 from solutions.lab5_serving.exercises import stateful
 from solutions.lab5_serving.exercises.blocks import check_block_manager
-from solutions.lab5_serving.exercises.fake_block_manager import FakeBlockManager, NoRoom
 from utils.checks.core import CheckFailed
-
-
-def test_a_fake_block_manager_refuses_what_does_not_fit():
-    blocks = FakeBlockManager(3, 4)
-    assert blocks.allocate("a", range(5)) == 0 and blocks.num_free == 1
-    assert not blocks.can_append("a", 8) and blocks.can_append("a", 7)
-    with pytest.raises(NoRoom, match="8 more tokens"):
-        blocks.append("a", range(8))
-    blocks.free("a")
-    assert blocks.num_free == 3 and [name for name, *_ in blocks.calls] == ["allocate", "free"]
 
 
 class LeakingForks(BlockManager):

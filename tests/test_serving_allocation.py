@@ -12,7 +12,6 @@ from utils.serving.allocation import (
     OutOfMemory,
     oracle,
     paged,
-    power_of_two,
     reserve_maximum,
     reserve_power_of_two,
 )
@@ -46,12 +45,6 @@ def test_the_buddy_allocator_splits_and_joins():
     assert memory.allocate(8) is None  # 4 slots are free, and a alone is in the way
     memory.release(*a)
     assert memory.allocate(8) == (0, 8)
-
-
-def test_a_capacity_that_is_no_power_of_two_is_used_to_the_last_slot():
-    memory = Buddy(13)
-    assert sorted(memory.allocate(size) for size in (8, 4, 1)) == [(0, 8), (8, 4), (12, 1)]
-    assert memory.allocate(1) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -123,10 +116,6 @@ def test_requests_that_come_later_are_served_later():
     assert trace.running.tolist() == [1, 1, 0, 0, 0, 1, 1]
     with pytest.raises(ValueError, match="no request ever had to wait"):
         trace.shares()
-
-
-def test_powers_of_two():
-    assert [power_of_two(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("policy", PUBLISHED)

@@ -18,8 +18,7 @@ from utils.checks.launches import tile_sizes, within
 from utils.checks.speed import Speed
 
 from . import paged
-from .decode_parts import MERGING, PART_RULES, even, merged, once
-from .decode_rules import KERNEL, RULES, exact, output, tables
+from .decode_rules import KERNEL, MERGING, PART_RULES, RULES, even, exact, merged, once, output, tables
 from .paged import attention
 
 Tensor = torch.Tensor
