@@ -76,11 +76,6 @@ def test_orders_are_drawn_and_said():
     assert plots.png(fig).startswith(b"\x89PNG")
 
 
-def test_an_order_that_takes_a_tile_twice_is_refused():
-    with pytest.raises(ValueError, match="'twice' must visit each of the 2 x 2 tiles once"):
-        tile_orders({"twice": [(0, 0), (0, 0), (1, 1), (1, 0)]}, 4, title="An order")
-
-
 @triton.jit
 def add_up_kernel(x_ptr, shared_ptr, own_ptr, columns, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)

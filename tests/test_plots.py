@@ -22,7 +22,7 @@ from utils.hardware import GPUS, gpu
 from utils.plots import labels, style
 from utils.plots.animate import animate
 from utils.plots.ticks import binary_bytes
-from utils.simt import If, Op, WarpTrace, occupancy, run_warp, schedule_tiles
+from utils.simt import If, Op, occupancy, run_warp, schedule_tiles
 
 H100 = gpu("H100")
 
@@ -234,43 +234,6 @@ def test_show_refuses_what_is_no_figure():
         plots.show([1, 2, 3], alt="three numbers, one after the other")
     with pytest.raises(TypeError, match="alt"):
         plots.show(plots.figure("A title")[0], alt=3)
-
-
-# ---- bad input -----------------------------------------------------------------------------------------------------
-
-BAD = {
-    "empty trace": (lambda: plots.warp_timeline(WarpTrace((), 32), title="t"), "no steps"),
-    "upside down": (
-        lambda: plots.memory_pyramid(
-            [plots.MemoryLevel(n, c) for n, c in (("a", 9), ("b", 3))], title="t", subtitle="s"
-        ),
-        "'b' is sm",
-    ),
-    "latency": (lambda: plots.LatencyRange("L1", 50, 40, "x"), "50 and 40"),
-    "no flops": (lambda: plots.roofline_plot(H100, [plots.Point("copy", 0.0)], title="t"), "'copy'"),
-    "lower roof": (
-        lambda: plots.roofline_plot(H100, lower_roofs={"fp8": 1979e12}, title="t"),
-        "'fp8' must be below 9.89e\\+14",
-    ),
-    "no series": (lambda: sweep_of([]), "at least one series"),
-    "lengths": (lambda: sweep_of([plots.Series("a", [1, 2])]), "'a' has 2 values for 3"),
-    "log of zero": (lambda: sweep_of([plots.Series("a", [0, 1, 2])]), "positive"),
-    "scale": (lambda: sweep_of([plots.Series("a", [1, 1, 2])], xscale="cubic"), "cubic"),
-    "nan": (lambda: plots.Series("a", [1, float("nan")]), "finite"),
-    "half a band": (lambda: plots.Series("a", [1], low=[1]), "both low and high"),
-    "kind": (lambda: plots.Series("a", [1], kind="thick"), "thick"),
-    "grid": (lambda: plots.figure("A title", grid="all"), "'all'"),
-}
-
-
-def sweep_of(series, **options):
-    return plots.sweep([1, 2, 3], series, title="A title", xlabel="x", ylabel="y", **options)
-
-
-@pytest.mark.parametrize(("draw", "words"), BAD.values(), ids=BAD)
-def test_bad_input_is_refused_with_the_offending_value(draw, words):
-    with pytest.raises(ValueError, match=words):
-        draw()
 
 
 # ---- details -------------------------------------------------------------------------------------------------------

@@ -118,7 +118,6 @@ def test_ratios_beside_a_peer_show_their_spread():
         (lambda: run_ring(0, 2), "tiles"),
         (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
         (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
-        (lambda: hopper.ladder(LADDER, ["a"], title="x"), "one value for each of 1 steps, got 3"),
     ],
 )
 def test_what_cannot_be_played_or_drawn_is_refused(draw, message):

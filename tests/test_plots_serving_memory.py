@@ -30,26 +30,13 @@ def test_a_decoding_says_what_each_step_computes_and_what_it_reads():
     assert said[2] == "Step 3 gives “whale”. without: 5 rows computed; with: 1 row computed, 4 keys and values read"
 
 
-def test_a_decoding_that_cannot_have_happened_is_refused():
-    with pytest.raises(ValueError, match="3 keys is followed by one of 5"):
-        decode_animation(WORDS, {"run": [DecodeStep(3, 3), DecodeStep(1, 5)]}, title="A run", alt=ALT)
-
-
-def test_a_step_has_no_more_queries_than_keys():
+def test_the_first_query_of_a_step_comes_after_the_cached_keys():
     assert DecodeStep(1, 5).cached == DecodeStep(1, 5).first == 4
-    with pytest.raises(ValueError, match="between 1 and 2 queries"):
-        DecodeStep(3, 2)
 
 
 def test_a_request_is_drawn_with_its_first_token_and_the_mean_gap_after_it():
     fig = request_timeline({"alone": [0.008, 0.012, 0.017]}, title="The first token takes longest")
     assert "first token after 8 ms, then 2 tokens, one every 4.5 ms, the last after 17 ms" in fig.alt
-
-
-@pytest.mark.parametrize("times", [[], [0.1], [0.0, 0.1], [0.2, 0.1]])
-def test_a_request_whose_tokens_do_not_come_one_after_the_other_is_refused(times):
-    with pytest.raises(ValueError, match="at least two times that rise"):
-        request_timeline({"odd": times}, title="An odd request")
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
@@ -122,14 +109,9 @@ def test_shares_add_up_and_stand_beside_what_is_published():
     assert (
         "holds a token 20 %, will hold one 10 %, internal waste 60 %" in fig.alt and "published 20.4 % used" in fig.alt
     )
-    with pytest.raises(ValueError, match=r"must add up to 1, got 0\.9"):
-        share_bars({"all": shares["all"] | {"external": 0.0}}, title="Not all")
 
 
 def test_a_history_of_blocks_knows_who_came_back():
     held = [{0: ("a", 3), 1: ("b", 4)}, {0: ("a", 4), 1: ("a", 1)}, {0: ("a", 4), 1: ("a", 2)}, {2: ("b", 4)}]
     fig = block_history(held, 3, 4, title="A small pool")
     assert "at most 2 held at a time, by requests a, b; b lost their blocks and came back." in fig.alt
-    for wrong in ({3: ("a", 1)}, {0: ("a", 5)}):
-        with pytest.raises(ValueError, match="is not in a pool of 3 x 4"):
-            block_history([wrong], 3, 4, title="Out of the pool")

@@ -39,6 +39,10 @@ def chip_anatomy(gpu: GPU, lanes_per_sm: int) -> Figure:
         gpu: an entry of the hardware table.
         lanes_per_sm: fp32 lanes of an SM, a multiple of its schedulers.
     """
+    if not isinstance(gpu, GPU):
+        raise TypeError(f"gpu must be an entry of the hardware table, such as gpu('H100'), got {gpu!r}")
+    if lanes_per_sm < 1 or lanes_per_sm % gpu.schedulers_per_sm:
+        raise ValueError(f"lanes_per_sm must be a multiple of {gpu.schedulers_per_sm} schedulers, got {lanes_per_sm}")
     fig, (chip, sm) = figure(
         f"{gpu.sms} small processors share one cache and one memory",
         subtitle=f"{gpu.full_name}, as a diagram: numbers from the hardware table, positions not to scale",

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
-from utils.plots.bars import memory_bars
+from utils.plots.check import require_between, require_data, require_known, require_positive, require_same_length
 from utils.plots.marks import box, centred
 from utils.plots.style import (
     ARITHMETIC,
@@ -61,10 +61,13 @@ def tile_accesses(lanes: Sequence[Lanes], head_dim: int, element_size: int) -> l
             contiguous with rows of ``head_dim`` elements; lse_ptr has one element a row.
         element_size: bytes of an element of q, k, v and o; one of the logsumexp has 4.
     """
+    require_data("tile_accesses", lanes)
+    require_known("the argument of an access", (one.argument for one in lanes), _NAMES)
     found = []
     for one in lanes:
         tensor = _NAMES[one.argument]
         elements = one.elements[one.mask]
+        require_data(f"program {one.program[0]} and its access to {tensor}", elements)
         rows = elements if tensor == "L" else elements // head_dim
         size = 4 if tensor == "L" else element_size
         found.append(
@@ -135,6 +138,7 @@ def tile_walk_animation(
     Raises:
         ValueError: accesses outside of the matrices.
     """
+    require_data("tile_walk_animation", accesses)
     frames = _frames(accesses)
     for one in accesses:
         limit = num_keys if one.tensor in ("K", "V") else num_queries
@@ -248,6 +252,9 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
     ax.text(x, below + 0.6, quantity(moved, "B", 5), size=13, weight="bold", color=HBM, va="center")
 
 
+_TILE_KINDS = ("skip", "diagonal", "full")
+
+
 @styled
 def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str) -> Figure:
     """Draw what a causal kernel does with each tile of the scores, panels side by side: skip, mask, or just compute.
@@ -255,6 +262,11 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
     Args:
         panels: name -> rows of ``skip``, ``diagonal`` or ``full``, as :func:`utils.attention_math.causal_tiles` says.
     """
+    require_between("the number of panels", [len(panels)], 1, 3)
+    for name, rows in panels.items():
+        require_same_length(f"the rows of panel {name!r}", *rows)
+        require_between(f"the tiles on a side of panel {name!r}", [len(rows), len(rows[0])], 1, 40)
+        require_known(f"a tile of panel {name!r}", (kind for row in rows for kind in row), _TILE_KINDS)
     counts = {
         n: {k: sum(row.count(k) for row in rows) for k in ("full", "diagonal", "skip")} for n, rows in panels.items()
     }
@@ -290,17 +302,6 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
     return fig
 
 
-def traffic_bars(
-    rows: Mapping[str, Mapping[str, float]],
-    *,
-    marks: Mapping[str, tuple[float, str]] | None = None,
-    title: str,
-    subtitle: str = "",
-) -> Figure:
-    """Draw bytes that move between HBM and the chip as :func:`utils.plots.memory_bars` does."""
-    return memory_bars(rows, marks=marks, name="HBM traffic", title=title, subtitle=subtitle)
-
-
 @styled
 def tile_rates(rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: str, subtitle: str = "") -> Figure:
     """Draw the rate of a kernel by its tile as a map: queries down, keys to the right, the best in bold.
@@ -308,6 +309,7 @@ def tile_rates(rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: st
     Args:
         rates: (BLOCK_M, BLOCK_N) -> FLOP/s, and whether registers spill; a tile that is missing was refused.
     """
+    require_positive("the rate of a tile", (rate for rate, _ in rates.values()))
     down, right = (sorted({tile[axis] for tile in rates}) for axis in (0, 1))
     top = max(rate for rate, _ in rates.values())
     fig, ax = figure(title, subtitle=subtitle, height=0.5 * len(down) + 0.75, grid="none")

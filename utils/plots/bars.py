@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.plots.check import require_positive
 from utils.plots.marks import centred, readable
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, LINK, ON_CHIP, SMALL, TEXT, figure, mix, styled
 from utils.plots.ticks import quantity_axis
@@ -20,11 +21,12 @@ _PARTS = (ARITHMETIC, HBM, ON_CHIP, LINK, mix(ARITHMETIC, 0.5), mix(HBM, 0.5), m
 
 
 def parts_of(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The parts of all rows in order; ValueError for a negative part."""
+    """The parts of all rows in order; ValueError for a negative part or a row of nothing."""
     for label, parts in rows.items():
         for part, value in parts.items():
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{label!r}: {part!r} must be a finite number, not negative, got {value!r}")
+        require_positive(f"the sum of {label!r}", [sum(parts.values())])
     return list(dict.fromkeys(part for parts in rows.values() for part in parts))
 
 

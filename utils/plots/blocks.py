@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_between, require_data
 from utils.plots.marks import box, centred
 from utils.plots.style import HBM, INK, LIMIT, MUTED, SMALL, TEXT, WASTE, WASTE_HATCH, bare, figure, mix, styled
 
@@ -70,6 +71,7 @@ def pool_state(
     Raises:
         ValueError: a sequence without as many words as it has tokens, tables that disagree about a shared block.
     """
+    require_between("the number of blocks", [manager.num_blocks], 1, 16)
     contents: dict[int, tuple[str, ...]] = {}
     tables, lengths = {}, {}
     for id in manager.sequences:
@@ -100,6 +102,9 @@ def block_tables(state: PoolState, *, title: str) -> Figure:
 
 def block_animation(states: Sequence[PoolState], *, title: str, alt: str) -> Animation:
     """Play a block manager's states, each with its caption."""
+    require_data("block_animation", states)
+    if len({(state.block_size, len(state.references)) for state in states}) != 1:
+        raise ValueError("an animation needs states of one pool")
     rows = max(max(_rows(state) for state in states), len(states[0].references))
     return animate(
         [partial(_draw_state, state=state, rows=rows) for state in states],

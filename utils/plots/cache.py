@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_same_length
 from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
@@ -76,11 +77,14 @@ def decode_animation(
     Raises:
         ValueError: runs of other lengths, a step whose keys do not follow the one before.
     """
+    require_same_length("the steps of the runs", *runs.values())
     for name, steps in runs.items():
         for before, after in itertools.pairwise(steps):
             if after.keys != before.keys + 1:
                 raise ValueError(f"{name!r}: a step of {before.keys} keys is followed by one of {after.keys}")
-    (count,) = {len(steps) for steps in runs.values()}
+    last, count = max(steps[-1].keys for steps in runs.values()), len(next(iter(runs.values())))
+    if not last < len(tokens) <= 24:
+        raise ValueError(f"tokens must name the {last} positions and the one after, 24 at most, got {len(tokens)}")
     captions = []
     for k in range(count):
         said = [f"{name}: {_did(steps[k])}" for name, steps in runs.items()]

@@ -8,6 +8,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_data
 from utils.plots.collectives import RANK_COLOURS, Held, check_states, contributions
 from utils.plots.marks import box, centred
 from utils.plots.style import INK, LINK, MUTED, TEXT, WASTE, bare, mix
@@ -22,6 +23,7 @@ def before_and_after(found: Mapping[str, Sequence[Pair]], *, title: str) -> Anim
     Args:
         found: name -> for each rank its chunks before and after; see :func:`utils.plots.collectives.contributions`.
     """
+    require_data("before_and_after", found)
     frames, captions, said = [], [], []
     for name, ranks in found.items():
         states = contributions([[pair[k] for pair in ranks] for k in (0, 1)])

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_between, require_known
 from utils.plots.marks import box, centred
 from utils.plots.style import (
     ARITHMETIC,
@@ -66,6 +67,7 @@ def softmax_jacobian(p: Sequence[float], *, title: str, subtitle: str = "") -> F
         p: the row, up to 8 probabilities that add up to 1.
     """
     p = np.asarray(p, np.float64)
+    require_between("the number of probabilities", [p.size if p.ndim == 1 else 0], 1, 8)
     if (p < 0).any() or abs(p.sum() - 1) > 1e-9:
         raise ValueError(f"p must be probabilities that add up to 1, got {p.tolist()}")
     parts = {"diag(p)": np.diag(p), "p pᵀ": np.outer(p, p), "J = diag(p) − p pᵀ": np.diag(p) - np.outer(p, p)}
@@ -92,6 +94,9 @@ def block_jacobian(jacobian: np.ndarray, columns: int, *, title: str, subtitle: 
         columns: C.
     """
     jacobian = np.asarray(jacobian, np.float64)
+    if jacobian.ndim != 2 or len(jacobian) != jacobian.shape[1] or columns < 1 or len(jacobian) % columns:
+        raise ValueError(f"jacobian must be square with a multiple of {columns} rows, got shape {jacobian.shape}")
+    require_between("the number of rows of the jacobian", [len(jacobian)], 1, 96)
     size = len(jacobian)
     rows = size // columns
     fig, ax = figure(title, subtitle=subtitle, height=4.1, grid="none")
@@ -140,7 +145,9 @@ def gradient_writers(
             sequence of (N, head_dim). All programs of one gradient belong to one launch.
         tile: rows of a tile.
     """
-    names = list(next(iter(designs.values()), {}))
+    names = list(next(iter(designs.values())))
+    if not names or any(list(design) != names for design in designs.values()):
+        raise ValueError(f"every design must hold the same gradients, got {list(map(list, designs.values()))}")
     fig, axes = figure(
         title, subtitle=subtitle, rows=len(designs), columns=len(names), height=1.9 * len(designs) + 0.2, grid="none"
     )
@@ -213,6 +220,7 @@ def walk(lanes: Sequence[Lanes], head_dim: int, tile: int, own: str) -> list[Ste
     Raises:
         ValueError: another ``own``, or a program without steps.
     """
+    require_known("own", [own], ("k_ptr", "q_ptr"))
     moving = {"k_ptr": "q_ptr", "q_ptr": "k_ptr"}[own]
     steps: list[Step] = []
     held: list[tuple[str, int]] = []

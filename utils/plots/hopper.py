@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.plots import marks
+from utils.plots.check import require_data, require_known
 from utils.plots.labels import legend_below
 from utils.plots.style import (
     ARITHMETIC,
@@ -71,6 +72,12 @@ def sm_timeline(panels: Mapping[str, Lanes], *, title: str, subtitle: str = "") 
     Args:
         panels: name -> lane -> (what, tile, start, end); all panels are drawn to one scale.
     """
+    for name, lanes in panels.items():
+        require_data(f"panel {name!r}", [each for own in lanes.values() for each in own])
+        require_known("an interval", (what for own in lanes.values() for what, *_ in own), KINDS)
+        for what, _, start, end in (each for own in lanes.values() for each in own):
+            if not start <= end:
+                raise ValueError(f"an interval of {what!r} ends before it starts: {start} to {end}")
     rows = [len(lanes) + 1 for lanes in panels.values()]
     fig, axes = figure(
         title, subtitle=subtitle, height=0.75 + sum(0.36 * n + 0.34 for n in rows), rows=len(panels), sharex=True,
@@ -167,6 +174,8 @@ def speedup_bars(
     Args:
         panels: panel -> row -> series -> (ratio, low, high).
     """
+    for name, rows in panels.items():
+        require_data(f"panel {name!r}", rows)
     names = list(dict.fromkeys(row for rows in panels.values() for row in rows))
     fig, axes = figure(
         title, subtitle=subtitle, height=0.85 + 0.27 * len(names), columns=len(panels), sharex=True, sharey=True,

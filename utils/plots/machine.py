@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
+from utils.plots.check import require_between, require_positive
 from utils.plots.labels import spread
 from utils.plots.style import ARITHMETIC, HBM, INK, MUTED, ON_CHIP, SMALL, TEXT, bare, figure, mix, styled
 from utils.plots.ticks import binary_bytes, quantity_axis
@@ -52,6 +53,8 @@ def memory_pyramid(levels: Sequence[MemoryLevel], *, title: str, subtitle: str) 
     Raises:
         ValueError: capacities that do not grow downwards.
     """
+    require_between("the number of levels", [len(levels)], 2, 12)
+    require_positive("the capacity of a level", (level.capacity for level in levels))
     for upper, lower in itertools.pairwise(levels):
         if lower.capacity < upper.capacity:
             raise ValueError(f"levels go from small to large: {lower.name!r} is smaller than {upper.name!r} above it")
@@ -193,9 +196,14 @@ def generations(gpus: Sequence[GPU], *, title: str) -> Figure:
     """
     gpus = sorted(gpus, key=lambda g: g.year)
     years = [g.year for g in gpus]
+    if len(gpus) < 2 or len(set(years)) < len(years):
+        named = ", ".join(f"{g.name} ({g.year})" for g in gpus)
+        raise ValueError(f"generations needs two or more GPUs of different years, got {named}")
     series = []
     for name, colour, read, unit in _QUANTITIES:
         values = [read(g) for g in gpus]
+        if None in values:
+            raise ValueError(f"{gpus[values.index(None)].name} has no {name} in the hardware table")
         series.append((name, colour, np.array(values, float), unit))
     subtitle = "dense rates and bandwidths of the data sheets, relative to the first GPU"
     fig, ax = figure(title, subtitle=subtitle, height=3.7)

@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.plots.check import require_data
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, lanes, readable
 from utils.plots.style import ARITHMETIC, INK, LINK, SMALL, WASTE, WASTE_HATCH, figure, mix, styled
@@ -76,6 +77,7 @@ def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: s
         spans: (name, lane, start, end), in seconds; lanes such as "compute stream", "NCCL stream" or "rank 0".
     """
     spans = _checked(spans)
+    require_data("overlap_timeline", spans)
     found = overlap_of(spans)
     first, last = min(s.start for s in spans), max(s.end for s in spans)
     whole = (last - first) or 1.0

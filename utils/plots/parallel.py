@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.plots.bars import parts_of
+from utils.plots.check import require_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, readable
@@ -50,7 +51,7 @@ def state_bars(
         limit: (bytes, label) of a thin black line: what a GPU has.
 
     Raises:
-        ValueError: a negative amount.
+        ValueError: a negative amount, a row of nothing.
     """
     parts = [part for part in parts_of(rows) if any(row.get(part) for row in rows.values())]
     others = [p for p in parts if p not in STATE_COLOURS]
@@ -108,6 +109,7 @@ def memory_over_ranks(
         memory: label -> number of ranks -> bytes of each, up to four curves.
         limits: label -> bytes of a GPU.
     """
+    require_between("the number of curves", [len(memory)], 1, len(STAGE_COLOURS))
     curves = {name: dict(sorted(curve.items())) for name, curve in memory.items()}
     series = [
         Series(name, list(curve.values()), x=list(curve), colour=colour, kind="live", markers=False)
@@ -147,6 +149,8 @@ def mesh_plot(
             ``DeviceMesh.mesh`` of three dimensions in that order.
     """
     mesh = np.asarray(ranks)
+    if mesh.ndim != 3 or not mesh.size or len(np.unique(mesh)) != mesh.size:
+        raise ValueError(f"ranks must be distinct numbers, ranks[stage][replica][part], got shape {mesh.shape}")
     p, d, t = mesh.shape
     at = (0, 0, 0)
     across = min(t, max(k for k in range(1, 5) if t % k == 0)) if t > 4 else t

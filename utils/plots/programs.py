@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_between, require_data, require_positive
 from utils.plots.marks import box, centred
 from utils.plots.sm import WAVE_COLOURS
 from utils.plots.style import (
@@ -33,6 +34,9 @@ from utils.units import number
 if TYPE_CHECKING:
     from utils.kernel_profile.lanes import Lanes
 
+#: Elements beyond which a drawing of single elements is too fine to read.
+MOST_ELEMENTS = 2048
+
 
 def programs_animation(
     lanes: Sequence[Lanes],
@@ -52,6 +56,8 @@ def programs_animation(
     """
     lanes = list(lanes)
     rows, columns = shape
+    require_data("programs_animation", lanes)
+    require_between("the number of elements", [rows * columns], 1, MOST_ELEMENTS)
     strides = (columns, 1) if strides is None else strides
     boxes = [one.corner(strides) for one in lanes]
     reach = (max(b[0] + b[2] for b in boxes), max(b[1] + b[3] for b in boxes))
@@ -159,6 +165,9 @@ def tile_orders(
     Raises:
         ValueError: no orders or more than three, an order that skips a tile or takes one twice, or an empty wave.
     """
+    require_between("the number of orders", [len(orders)], 1, 3)
+    require_positive("wave", [wave])
+    require_data("tile_orders", next(iter(orders.values())))
     first = next(iter(orders.values()))
     tiles_m, tiles_n = (max(place[axis] for place in first) + 1 for axis in (0, 1))
     for name, order in orders.items():
@@ -230,6 +239,8 @@ def program_owners(
 def _owners(name: str, lanes: Sequence[Lanes], shape: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     """Element -> programs that touch it, in order of their first touch."""
     rows, columns = shape
+    require_data(f"panel {name!r}", lanes)
+    require_between("the number of elements", [rows * columns], 1, MOST_ELEMENTS)
     owners: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for one in lanes:
         for element in one.elements[one.mask].tolist():

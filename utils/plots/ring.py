@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_between
 from utils.plots.marks import box, centred
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, MUTED, ON_CHIP, SMALL, TEXT, WASTE, bare, mix
 from utils.simt.ring import Frame, RingRun, Stage
@@ -20,6 +21,7 @@ def ring_animation(run: RingRun, *, title: str, alt: str, most: int = 30) -> Ani
         run: what :func:`utils.simt.run_ring` returned.
         most: moments drawn, from the first on.
     """
+    require_between("the number of stages", [len(run.frames[0].stages)], 1, 5)
     frames = run.frames[:most]
     return animate(
         [partial(draw_ring, frame=frame) for frame in frames], title=title, alt=alt,

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from utils.plots.check import require_positive
 from utils.plots.labels import label_points
 from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, figure, mix, styled
 from utils.plots.ticks import quantity_axis
@@ -28,6 +29,9 @@ class Ceilings:
     flops: float
     bandwidth: float
     label: str
+
+    def __post_init__(self) -> None:
+        require_positive(f"a roof of {self.label!r}", [self.flops, self.bandwidth])
 
     @property
     def ridge(self) -> float:
@@ -76,7 +80,7 @@ def roofline_plot(
     top = Ceilings(machine.peak_flops["bf16"], machine.memory_bandwidth, f"{machine.name} data sheet, bf16")
     roof = measured or top
     for p in points:
-        if not p.intensity > 0 or not (p.rate is None or p.rate > 0):
+        if not 0 < p.intensity < math.inf or not (p.rate is None or 0 < p.rate < math.inf):
             raise ValueError(
                 f"{p.name!r} does no arithmetic (intensity {p.intensity:g} FLOP/B): it has no place on a log axis"
             )
@@ -89,6 +93,8 @@ def roofline_plot(
         10 ** math.floor(math.log10(min(intensities) / 2)),
         max(max(intensities) * 3, top.ridge * 34),
     )
+    if not 0 < low < high:
+        raise ValueError(f"limits must be 0 < low < high FLOP/B, got {limits!r}")
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
     bound = [p.intensity < top.ridge for p, _ in placed]
     fig, ax = figure(title, subtitle=subtitle, height=height)

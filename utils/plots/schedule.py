@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.plots.check import require_between, require_data, require_positive, require_same_length
 from utils.plots.labels import legend_below, spread
 from utils.plots.marks import box, centred, heading, lanes, readable
 from utils.plots.style import (
@@ -54,7 +55,9 @@ def pipeline_timeline(
         names: of the panels, by default the schedules' own.
     """
     timelines = [timelines] if hasattr(timelines, "schedule") else list(timelines)
+    require_between("the number of timelines", [len(timelines)], 1, 6)
     names = list(names) or [t.schedule.name for t in timelines]
+    require_same_length("names and timelines", names, timelines)
     said = [f"{name}: {_verdict(t)}" for name, t in zip(names, timelines, strict=True)]
     title = title or f"{names[0]} idles for {number(100 * timelines[0].bubble, 3)} % of the time it works"
     rows = [t.schedule.stages for t in timelines]
@@ -125,7 +128,11 @@ def in_flight_plot(timelines: Mapping[str, Timeline], *, title: str, subtitle: s
     Args:
         timelines: label -> what :func:`utils.schedules.simulate` returned, all with as many stages; at most five.
     """
-    (p,) = {t.schedule.stages for t in timelines.values()}
+    require_between("the number of timelines", [len(timelines)], 1, 5)
+    stages = {t.schedule.stages for t in timelines.values()}
+    if len(stages) > 1:
+        raise ValueError(f"all timelines must have the same number of stages, got {sorted(stages)}")
+    (p,) = stages
     fig, (left, right) = figure(title, subtitle=subtitle, height=2.9, columns=2, width_ratios=(1.9, 1))
     colours = dict(zip(timelines, (HBM, ARITHMETIC, "#009E73", "#CC79A7", "#E69F00"), strict=False))
     said, ends = [], {}
@@ -188,6 +195,9 @@ def bubble_plot(
     Raises:
         ValueError: a label in ``formulas`` that ``bubbles`` does not have.
     """
+    for label, curve in bubbles.items():
+        require_data(f"bubble {label!r}", curve)
+        require_positive(f"bubble {label!r}", curve.values())
     if unknown := set(formulas or {}) - set(bubbles):
         raise ValueError(f"formulas for {', '.join(sorted(unknown))}, which bubbles does not have")
     fig, ax = figure(title, subtitle=subtitle, height=3.2)

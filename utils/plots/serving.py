@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.plots.animate import Animation, animate
+from utils.plots.check import require_between, require_data, require_known, require_positive
 from utils.plots.marks import box, centred, lanes
 from utils.plots.style import (
     ARITHMETIC,
@@ -87,6 +88,9 @@ class SlotGrid:
 
 def slots_of(history: Sequence[Step], slots: int) -> SlotGrid:
     """Who sat in which slot of the batch in which iteration: a request takes the lowest free slot and keeps it."""
+    require_data("slots_of", history)
+    for step in history:
+        require_between("the number of requests in a step", [len({id for id, _, _ in step.chunks})], 0, slots)
     seat: dict[str, int] = {}
     seen: set[str] = set()
     rows: list[list[Cell | None]] = [[] for _ in range(slots)]
@@ -161,6 +165,7 @@ def pool_animation(
         lengths: tokens that each request will generate; nobody tells the engine.
         slots: places in the batch.
     """
+    require_known("a request that runs", (id for step in history for id, _, _ in step.chunks), arrivals)
     grid = slots_of(history, slots)
     frames, captions, done = [], [], []
     made: dict[str, int] = dict.fromkeys(arrivals, 0)
@@ -250,6 +255,7 @@ def ragged_batch(lengths: Mapping[str, int], *, title: str) -> Figure:
     Args:
         lengths: tokens that each request brings to this step.
     """
+    require_positive("the tokens of a request", lengths.values())
     longest, whole = max(lengths.values()), sum(lengths.values())
     fig, (top, bottom) = figure(
         title, height=0.3 * len(lengths) + 1.35, rows=2, height_ratios=[len(lengths), 1.1],

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from utils.plots.check import require_between, require_positive
 from utils.plots.marks import box
 from utils.plots.style import (
     ARITHMETIC,
@@ -45,6 +46,8 @@ def occupancy_bars(kernels: Mapping[str, Occupancy], gpu: GPU, *, title: str) ->
         gpu: the GPU that the occupancies were computed for.
     """
     slots = gpu.max_warps_per_sm
+    for label, held in kernels.items():
+        require_between(f"warps of {label!r} on an SM of {gpu.name}", [held.warps_per_sm], 0, slots)
     subtitle = f"{slots} warp slots of one SM of {gpu.name}; neighbouring blocks differ in shade, grey is empty"
     fig, ax = figure(title, subtitle=subtitle, height=0.56 * len(kernels) + 0.55, grid="none")
     said = []
@@ -80,6 +83,9 @@ class TileGrid:
     tile_n: int
     slots: int
 
+    def __post_init__(self) -> None:
+        require_positive("a size of a grid", (self.m, self.n, self.tile_m, self.tile_n, self.slots))
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
@@ -103,6 +109,7 @@ def tile_map(grids: Sequence[TileGrid], *, title: str) -> Figure:
 
     Tiles are numbered along rows, as a one-dimensional launch grid visits them.
     """
+    require_between("the number of grids", [len(grids)], 1, 3)
     subtitle = "shade: the wave in which a tile is computed; hatched: computed and thrown away"
     fig, axes = figure(
         title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
@@ -160,6 +167,10 @@ def sm_waves(
         schedule: placements of :func:`utils.simt.schedule_tiles`.
         sms: SMs of the GPU.
     """
+    for row in schedule:
+        require_between("the SM of a tile", [row.sm], 0, sms - 1)
+        if not 0 <= row.start < row.end:
+            raise ValueError(f"tile {row.tile} needs 0 <= start < end, got {row.start} to {row.end}")
     per_sm = max(row.slot for row in schedule) + 1
     end = max(row.end for row in schedule)
     busy = sum(row.end - row.start for row in schedule) / (sms * per_sm * end)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch
 
+from utils.plots.check import require_between, require_same_length
 from utils.plots.marks import centred
 from utils.plots.style import ARITHMETIC, IDLE, INK, MUTED, SMALL, TEXT, WRONG, WRONG_HATCH, bare, figure, mix, styled
 from utils.units import number
@@ -43,6 +44,8 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
     Many short rounds are set in two columns, the left one first.
     """
     rounds = list(rounds)
+    require_between("the number of rounds", [len(rounds)], 1, 24)
+    require_between("the drafted tokens of a round", (len(each.drafted) for each in rounds), 0, 12)
     widest = max(_width(each) for each in rounds)
     columns = 2 if len(rounds) > 6 and 2 * (widest + _MARGIN) <= _LINE else 1
     rows = -(-len(rounds) // columns)
@@ -120,6 +123,9 @@ def overlap_bars(
         target, draft: probabilities of the tokens drawn, each between 0 and 1.
         labels: the tokens.
     """
+    require_same_length("target, draft and labels", target, draft, labels)
+    require_between("the number of tokens", [len(labels)], 1, 16)
+    require_between("a probability", (*target, *draft), 0, 1)
     fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="y")
     for x, (p, q) in enumerate(zip(target, draft, strict=True)):
         shared = min(p, q)

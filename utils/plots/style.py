@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from utils.plots.check import require_data
+
 ARITHMETIC = "#0072B2"
 HBM = "#D55E00"  # repeated in website/static/home.css and explorers.css, and named in notebooks/README.md
 ON_CHIP = "#009E73"
@@ -69,10 +71,14 @@ R = TypeVar("R")
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a drawing function under the course's matplotlib settings, whatever the reader's own are."""
+    """Run a drawing function under the course's matplotlib settings, whatever the reader's own are.
+
+    Its first argument is what it draws: ValueError where that is empty or holds NaN.
+    """
 
     @functools.wraps(draw)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        require_data(draw.__name__, next(iter([*args, *kwargs.values()]), None))
         with rc_context(RC):
             return draw(*args, **kwargs)
 

@@ -98,6 +98,9 @@ def coalescing_map(patterns: Sequence[Pattern], *, title: str) -> Figure:
     tick above marks each thread; a line below joins the sectors of one 128-byte line.
     """
     rows = [(p, p.access()) for p in patterns]
+    for pattern, access in rows:
+        if not access.sectors:
+            raise ValueError(f"pattern {pattern.name!r} has no thread that takes part")
     widest = max(access.sectors_per_warp[0] for _, access in rows)
     subtitle = "box: a 32-byte sector, colour used, grey wasted; tick above: a thread; below: 128-byte lines"
     fig, ax = figure(title, subtitle=subtitle, height=0.52 * len(rows) + 0.55, grid="none")
