@@ -162,26 +162,6 @@ def test_a_stride_of_s_floats_keeps_one_sth_of_the_bytes_until_each_lane_has_its
     assert access.efficiency == pytest.approx(1 / min(stride, 8), rel=0.05)
 
 
-def test_a_unit_stride_is_perfect_and_a_shift_by_one_float_costs_a_sector():
-    assert access_pattern(range(32), 4).sectors == 4
-    shifted = access_pattern(range(32), 4, base_offset=4)
-    assert (shifted.sectors, shifted.lines) == (5, 2)
-    assert shifted.efficiency == 128 / 160
-    assert access_pattern(range(32), 4, base_offset=32).sectors == 4
-
-
-def test_one_element_for_all_lanes_moves_one_sector():
-    access = access_pattern([7] * 32, 4)
-    assert (access.sectors, access.bytes_requested, access.bytes_used) == (1, 128, 4)
-    assert access.efficiency == 0.125
-
-
-def test_a_column_of_a_row_major_matrix_moves_a_sector_a_lane():
-    access = access_pattern([row * 1024 for row in range(32)], 2)
-    assert access.sectors == access.lines == 32
-    assert access.efficiency == 2 / 32
-
-
 def test_a_pattern_without_lanes_moves_nothing():
     assert access_pattern([], 4).efficiency == 1
     assert access_pattern([None] * 32, 4).sectors == 0
@@ -194,11 +174,6 @@ def test_a_pattern_without_lanes_moves_nothing():
 @pytest.mark.parametrize("stride", range(1, 65))
 def test_a_stride_conflicts_as_often_as_it_shares_factors_with_32(stride):
     assert bank_conflicts([lane * stride for lane in range(32)]) == math.gcd(stride, 32)
-
-
-def test_a_column_of_a_padded_tile_has_no_conflict():
-    assert bank_conflicts([lane * 32 for lane in range(32)]) == 32
-    assert bank_conflicts([lane * 33 for lane in range(32)]) == 1
 
 
 def test_a_broadcast_is_free():
@@ -221,12 +196,6 @@ def test_passes_equal_the_most_words_asked_of_a_bank_in_each_phase(seed):
             expected.append(max(len([word for word in wanted if word % 32 == bank]) for bank in range(32)))
     assert bank_passes(words, 4 * width) == expected
     assert bank_conflicts(words, 4 * width) == max(expected, default=0)
-
-
-def test_wide_accesses_in_a_row_take_phases_but_no_conflicts():
-    assert bank_passes([2 * lane for lane in range(32)], 8) == [1, 1]
-    assert bank_passes([4 * lane for lane in range(32)], 16) == [1, 1, 1, 1]
-    assert bank_conflicts([32 * lane for lane in range(32)], 16) == 8
 
 
 # ---- occupancy ----
@@ -258,11 +227,6 @@ def test_the_reserved_kibibyte_decides_at_the_edge():
     assert occupancy(H100, 128, 32, 113 * 1024).blocks_per_sm == 2  # 2 x (113 + 1) KiB = 228 KiB
     assert occupancy(H100, 128, 32, 113 * 1024 + 1).blocks_per_sm == 1
     assert occupancy(gpu("V100"), 128, 32, 48 * 1024).blocks_per_sm == 2  # nothing is reserved on Volta
-
-
-def test_a_t4_holds_half_the_threads():
-    assert occupancy(gpu("T4"), 256, 32).blocks_per_sm == 4
-    assert occupancy(gpu("T4"), 256, 32).fraction == 1.0
 
 
 @pytest.mark.parametrize("name", GPUS)
