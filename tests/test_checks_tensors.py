@@ -234,7 +234,7 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
         ("row sum", "plus one", "differs by the same constant, 1"),
         ("softmax", "other is zero", "its `other` value"),
         ("softmax", "no maximum", "only large values fail: exp overflows"),
-        ("softmax", "no rescale", "not rescaled for the next tile"),
+        ("softmax", "no rescale", "carried from tile to tile"),
         ("softmax", "not normalised", "the rows are not divided by their sums"),
         ("scale", "no factor", "every element is 0.33 times the expected value"),
         ("scale", "transposed", "this is the transpose of the right result"),

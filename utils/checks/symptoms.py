@@ -213,7 +213,7 @@ def _never(e: Evidence) -> torch.Tensor:
     return e.difference.never_written
 
 
-_CARRY = "the running state (maximum, denominator, accumulator) is not updated or not rescaled for the next tile"
+_CARRY = "look at what is carried from tile to tile, and at what belongs to the whole row instead of one tile"
 
 #: The rules that hold for any kernel, the most telling first.
 GENERIC: tuple[Diagnosis, ...] = (

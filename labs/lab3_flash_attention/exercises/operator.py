@@ -488,7 +488,11 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        classic("only a last tile that keys do not fill goes wrong: scores past the last key are -inf", 5),
+        classic(
+            "only a last tile that keys do not fill goes wrong: it begins at a multiple of BLOCK_N (2), and its scores "
+            "past the last key are -inf",
+            5,
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),

@@ -142,6 +142,12 @@ wrong(
 wrong(END, "divided by zero", "a query that sees no key gives NaN", edits={"torch.where(seen, d, 1.0)": "d"})
 wrong(END, "lse base 2", "the logsumexp mixes bases", edits={"torch.log(d)": "torch.log2(d)"})
 wrong(BACK, "no delta", "delta is missing", edits={"dp - delta[:, :, queries, None]": "dp"})
+wrong(
+    BACK,
+    "delta of a tile",
+    "what belongs to the whole row",
+    edits={"delta[:, :, queries, None]": "(p * dp).sum(-1, keepdim=True)"},
+)
 wrong(BACK, "dq not scaled", "dS is not multiplied by the scale", edits={"ds @ k_tile * scale": "ds @ k_tile"})
 wrong(
     BACK,
@@ -173,6 +179,13 @@ wrong(
     edits={"alpha = tl.exp2(m_i - m_ij)": "alpha = tl.where(m_i < -1e29, 0.0, tl.exp2(m_ij - tl.maximum(m_i, -1e9)))"},
 )
 wrong(LOOP, "maximum not kept", "the running maximum stays where it started", edits={"        m_i = m_ij\n": ""})
+wrong(
+    LOOP,
+    "divided in every step",
+    "what is carried from tile to tile",
+    edits={"        m_i = m_ij\n": "        acc = acc / l_i[:, None]\n        m_i = m_ij\n"},
+    also={LAST: {"acc = acc / tl.where(seen, l_i, 1.0)[:, None]": "pass"}},
+)
 wrong(LOOP, "no scale", "the scale 1/sqrt(D) of the scores is missing", edits={"* scale_log2": "* 1.4426950408889634"})
 wrong(
     LOOP,
@@ -682,6 +695,12 @@ wrong(
     "a step adds the values of the tile before",
     '"classic wrong answers" 1',
     edits={V_ROWS: V_ROWS.replace("start_n", "start_n + BLOCK_N")},
+)
+wrong(
+    ANCHOR,
+    "last tile too early",
+    "it begins at a multiple of BLOCK_N",
+    edits={"(key_end - 1) // BLOCK_N * BLOCK_N": "tl.maximum(key_end - BLOCK_N, 0)"},
 )
 wrong(
     ANCHOR,

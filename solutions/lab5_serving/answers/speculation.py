@@ -13,6 +13,7 @@ RESIDUAL, SAMPLE, DROP = (
 )
 
 wrong = functools.partial(ANSWERS.wrong, RESIDUAL)
+wrong("in float32", "expected torch.float64", edits={".double()": ".float()"})
 wrong(
     "not renormalised",
     "is not divided by its sum",

@@ -42,8 +42,12 @@ def _residual(answer: Answer, rng: random.Random) -> None:
     if not isinstance(got, Tensor) or got.shape != p.shape:
         shown = f"a tensor of {tuple(got.shape)}" if isinstance(got, Tensor) else repr(got)
         raise CheckMismatch(f"residual gives {shown}", f"expected {tuple(p.shape)}, the shape of its arguments")
-    got = got.double()
+    dtype, got = got.dtype, got.double()
     if torch.allclose(got, right, rtol=1e-5, atol=1e-7):
+        if dtype != torch.float64:
+            raise CheckMismatch(
+                f"residual gives {dtype}", "expected torch.float64: convert p and q before the difference"
+            )
         return
     p64, q64 = p.double(), q.double()
     kept = (p64 - q64).clamp(min=0)
