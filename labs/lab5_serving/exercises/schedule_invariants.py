@@ -177,7 +177,7 @@ class StepInvariants:
         first = scheduler.waiting[0]
         if self.blocks.can_allocate(first.tokens, scheduler.reserve if scheduler.running else 0):
             cause = "who waits joins as soon as there is room, in the very step"
-            if scheduler.running:
+            if self.before.running and not admitted:
                 cause = "a batch that waits until all its requests are finished is a static one: who fits joins at once"
             raise CheckMismatch(f"request {first.id} waits, although there is room for it", classic(cause, 6))
 

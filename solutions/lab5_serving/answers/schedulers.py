@@ -113,6 +113,11 @@ wrong("preempted and asked", "look at its status", edits={"request not in self.r
 wrong(
     "more than max_batch", "max_batch is the most that may run", edits={" and len(self.running) < self.max_batch": ""}
 )
+wrong(
+    "one admission per step",
+    "who waits joins as soon as there is room, in the very step",
+    edits={"            budget = max(0, budget - count)": "            break"},
+)
 wrong("nobody waits", "look at self.waiting before _admit", edits={"while self.waiting and": "while"})
 
 wrong = functools.partial(ANSWERS.wrong, STATIC)
