@@ -272,7 +272,7 @@ def test_a_refusal_that_does_not_name_the_value_is_not_enough():
 )
 def test_an_answer_that_calls_the_ready_made_one_is_refused_kindly(tmp_path, source):
     text = fail_text("1.2", matmul_flops=module_from(tmp_path, source).f)
-    assert "which this lab does not allow" in text and 'under "How a lab works"' in text
+    assert "uses what this lab does not allow: " in text and 'under "How a lab works"' in text
 
 
 def test_the_notebook_says_what_of_utils_an_answer_may_import():

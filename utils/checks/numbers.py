@@ -67,7 +67,7 @@ def _refuse_forbidden(exercise: Exercise, question: Question, function: Callable
 def _fail_forbidden(exercise: Exercise, question: Question, found: Sequence[str]) -> None:
     fail(
         exercise,
-        f"{question.name} uses {found[0]}, which this lab does not allow",
+        f"{question.name} uses what this lab does not allow: {found[0]}",
         cause='derive it yourself: the rule is under "How a lab works" in the notebook of lab 1',
     )
 
