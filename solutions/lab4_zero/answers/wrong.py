@@ -2,83 +2,31 @@
 
 from __future__ import annotations
 
-from utils.checks.answers import WrongAnswer
-
 from . import own
 from .right import ANSWERS
 
 wrong = ANSWERS.wrong
+instead_of = ANSWERS.wrong_function
 
-#: Wrong answers that fill no place but are whole.
-ANSWERS.wrong_answers += [
-    WrongAnswer(
-        "4.3",
-        "last bucket waits for an unused parameter",
-        ("wrong answers",),
-        functions={"DistributedDataParallel": own.WaitsForUnused},
-    ),
-    WrongAnswer(
-        "4.3",
-        "hooks on frozen parameters",
-        (
-            "RuntimeError: cannot register a hook",
-            "a frozen parameter has no gradient and takes no hook",
-        ),
-        functions={"DistributedDataParallel": own.HooksFrozen},
-    ),
-    WrongAnswer(
-        "4.3",
-        "hook takes the parameter",
-        (
-            "changes the weights themselves",
-            "a hook is handed the parameter",
-        ),
-        functions={"DistributedDataParallel": own.AveragesWeights},
-    ),
-    WrongAnswer(
-        "4.3",
-        "real DDP by importlib",
-        ("uses a built-in, torch.nn.parallel.distributed.DistributedDataParallel",),
-        functions={"DistributedDataParallel": own.ReachesDDP},
-    ),
-    WrongAnswer(
-        "4.6",
-        "real FSDP by importlib",
-        (
-            "uses a built-in",
-            "FSDPModule",
-        ),
-        functions={"Zero3": own.ReachesFSDP},
-    ),
-    WrongAnswer(
-        "4.4",
-        "moments of everything",
-        (
-            "elements of state",
-            "this rank keeps the moments of all parameters",
-        ),
-        functions={"Zero1Optimizer": own.WholeMoments},
-    ),
-    WrongAnswer(
-        "4.5",
-        "everything reduced in the step",
-        (
-            "gradients are still unreduced in the backward pass",
-            '"classic wrong answers" 7',
-        ),
-        functions={"Zero2": own.PlainZero2},
-    ),
-    WrongAnswer(
-        "4.6",
-        "whole weights",
-        (
-            "its share is about",
-            "keeps its shard of every unit",
-        ),
-        functions={"Zero3": own.WholeZero3},
-    ),
-]
-
+# ---- wrong answers that fill no place but are whole
+DDP = "DistributedDataParallel"
+instead_of("4.3", DDP, "wrong answers")(own.WaitsForUnused)
+instead_of(
+    "4.3",
+    DDP,
+    "RuntimeError: cannot register a hook",
+    "a frozen parameter has no gradient and takes no hook",
+)(own.HooksFrozen)
+instead_of("4.3", DDP, "changes the weights themselves", "a hook is handed the parameter")(own.AveragesWeights)
+instead_of("4.3", DDP, "uses a built-in, torch.nn.parallel.distributed.DistributedDataParallel")(own.ReachesDDP)
+instead_of("4.6", "Zero3", "uses a built-in", "FSDPModule")(own.ReachesFSDP)
+instead_of("4.4", "Zero1Optimizer", "elements of state", "this rank keeps the moments of all parameters")(
+    own.WholeMoments
+)
+instead_of("4.5", "Zero2", "gradients are still unreduced in the backward pass", '"classic wrong answers" 7')(
+    own.PlainZero2
+)
+instead_of("4.6", "Zero3", "its share is about", "keeps its shard of every unit")(own.WholeZero3)
 
 # ---- 4.1 ring all-reduce
 SCATTER, GATHER, RING = (
