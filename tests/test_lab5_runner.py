@@ -10,6 +10,7 @@ from serving_runs import BLOCK_SIZE, held, request, right_logits, tiny_model
 from solutions.lab5_serving import BlockManager, Chunk, ModelRunner, Request, Step
 from solutions.lab5_serving.batch import ALIGNMENT, Layout, Staging, TableRows, assemble, table_width
 from solutions.lab5_serving.cuda_graphs import STEP, StepGraphs, bucket, buckets
+from solutions.lab5_serving.drafts import DraftedRequest
 
 # ---- ragged steps ----------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ def test_a_ragged_step_gives_each_request_the_logits_that_it_has_alone(rows):
 def test_a_draft_is_verified_by_the_logits_behind_each_of_its_tokens():
     model, manager = tiny_model(), BlockManager(40, BLOCK_SIZE)
     runner = ModelRunner(model, 40, BLOCK_SIZE)
-    drafted, plain = request("drafted", 7), request("plain", 5)
+    drafted, plain = DraftedRequest("drafted", request("drafted", 7).prompt), request("plain", 5)
     held(manager, drafted, plain)
     runner.run(Step([Chunk(drafted, 0, 6)]), manager)
     drafted.draft = [3, 1, 4]
@@ -182,8 +183,9 @@ def test_a_graph_sees_each_step_alone_whatever_the_last_one_left():
 @pytest.mark.parametrize("rows", ["last", "all"])
 def test_a_small_ragged_step_runs_in_a_graph_with_room_for_more_and_writes_nothing_else(rows):
     model, manager = tiny_model(), BlockManager(40, BLOCK_SIZE)
-    drafted, plain, late = requests = request("drafted", 7), request("plain", 5), request("late", 9)
-    held(manager, *requests)
+    drafted = DraftedRequest("drafted", request("drafted", 7).prompt)
+    plain, late = request("plain", 5), request("late", 9)
+    held(manager, drafted, plain, late)
     manager.append("drafted", [3, 1, 4])
     found, caches = [], []
     for graphs in (False, True):

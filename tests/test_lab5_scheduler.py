@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from solutions.lab5_serving import BlockManager, Request, Scheduler, Status
+from solutions.lab5_serving.drafts import DraftedRequest, DraftScheduler
 from utils.serving import SamplingParams
 
 
@@ -70,9 +71,9 @@ def test_an_admission_leaves_a_reserve_unless_nothing_runs():
 
 def test_a_draft_is_cut_to_the_budget_and_given_up_before_anybody_is_preempted():
     for blocks, drafted in ((9, [3, 1]), (5, [0, 0])):
-        scheduler = Scheduler(BlockManager(blocks, 2, prefix_caching=False), max_batch=2, token_budget=6)
+        scheduler = DraftScheduler(BlockManager(blocks, 2, prefix_caching=False), max_batch=2, token_budget=6)
         for id in ("one", "two"):
-            scheduler.add(request(id, 3))
+            scheduler.add(DraftedRequest(id, [0, 1, 2], SamplingParams(max_new_tokens=8)))
         assert advance(scheduler) == {"one": 3, "two": 3}
         for each in scheduler.running:
             each.draft = [5, 6, 7]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -60,7 +60,6 @@ class Ask:
     params: SamplingParams
     step: int
     abort: int | None = None  # at which step its client gives up
-    fork: int | None = None  # at which step its client asks for a second continuation
     fails_at: int | None = None  # the model fails when it computes the token at this position
 
 
@@ -92,14 +91,11 @@ def draw_workload(seed: int, model: Decoder, longest: int = 20, most_new: int = 
         fate = rng.random()
         if fate < 0.15:
             ask.abort = ask.step + rng.randint(0, 30)
-        elif fate < 0.35:
-            ask.fork = ask.step + rng.randint(1, 20)
-        elif fate < 0.45:
+        elif fate < 0.25:
             ask.fails_at = rng.randrange(length + params.max_new_tokens)
         asks.append(ask)
     block_size = rng.randint(1, 16)
-    # A fork's prompt holds the output as well, and its own output comes on top.
-    most = max(min(len(ask.prompt) + ask.params.max_new_tokens * (1 + (ask.fork is not None)), room) for ask in asks)
+    most = max(min(len(ask.prompt) + ask.params.max_new_tokens, room) for ask in asks)
     least = -(-(most - 1) // block_size)
     max_batch = rng.choice([1, 2, 4, 8, 8])
     settings = {
@@ -121,11 +117,7 @@ class WatchedRunner(ModelRunner):
 
     def __init__(self, model: Decoder, num_blocks: int, block_size: int, fails_at: dict[str, int]) -> None:
         super().__init__(model, num_blocks, block_size)
-        self.fails_at, self.copied = fails_at, 0
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self.copied += len(pairs)
-        super().copy_blocks(pairs)
+        self.fails_at = fails_at
 
     def run(self, step: Step, manager: BlockManager, rows: str = "last") -> torch.Tensor:
         written = Counter()
@@ -172,9 +164,6 @@ def play(workload: Workload, model: Decoder, make_engine: Callable[..., Engine] 
     engine = make_engine(model, runner=runner, **settings)
     requests, outputs, ended, counts = {}, {}, {}, Counter(workloads=1)
 
-    def entered(id: str) -> None:
-        requests[id], outputs[id] = engine.requests[id], []
-
     for prompt in workload.hopeless:
         try:
             engine.add(prompt)
@@ -186,14 +175,11 @@ def play(workload: Workload, model: Decoder, make_engine: Callable[..., Engine] 
     while coming or engine.has_work or number <= 60:
         while coming and coming[0].step <= number:
             ask = coming.pop(0)
-            entered(engine.add(ask.prompt, ask.params, id=ask.id))
+            engine.add(ask.prompt, ask.params, id=ask.id)
+            requests[ask.id], outputs[ask.id] = engine.requests[ask.id], []
         for ask in workload.asks:
             if ask.abort == number:
                 engine.abort(ask.id)
-            if ask.fork == number and ask.id in engine.requests:
-                before = len(engine.scheduler.running)
-                entered(engine.fork(ask.id, id=f"{ask.id}-fork"))
-                counts["forks in shared blocks"] += len(engine.scheduler.running) - before
         for output in engine.step():
             outputs[output.id] += output.new_tokens
             if output.finished:
@@ -206,7 +192,6 @@ def play(workload: Workload, model: Decoder, make_engine: Callable[..., Engine] 
     assert engine.manager.num_used == 0, "blocks have leaked"
     for id, request in requests.items():
         judge(model, request, outputs[id], ended[id], counts)
-    counts["copied blocks"] += runner.copied
     totals = engine.stats()
     for name in ("steps", "preemptions", "cached_tokens", "computed_tokens", "generated_tokens", "accepted_tokens"):
         counts[name] += totals.get(name, 0)

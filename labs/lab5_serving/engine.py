@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from .memory import default_num_blocks
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
 from .sampling import choose
-from .scheduler import SCHEDULERS, Chunk, Step
+from .scheduler import Chunk, Scheduler, StaticScheduler, Step
 
 
 class EngineFull(RuntimeError):
@@ -50,6 +49,10 @@ class Engine:
         requests: those that are not finished, by id.
     """
 
+    request_type: ClassVar[type[Request]] = Request
+    #: What the argument ``scheduler`` names.
+    schedulers: ClassVar[dict[str, type[Scheduler]]] = {"continuous": Scheduler, "static": StaticScheduler}
+
     def __init__(
         self,
         model: Decoder,
@@ -66,15 +69,15 @@ class Engine:
         max_waiting: int | None = None,
         history: int | None = None,
     ) -> None:
-        if scheduler not in SCHEDULERS:
-            raise ValueError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
+        if scheduler not in self.schedulers:
+            raise ValueError(f"scheduler must be one of {', '.join(self.schedulers)}, got {scheduler!r}")
         if runner is not None:
             num_blocks, block_size = runner.num_blocks, runner.block_size
         elif num_blocks is None:
             num_blocks = default_num_blocks(model, block_size, max_batch)
         self.model, self.clock, self.max_batch, self.max_waiting = model, clock, max_batch, max_waiting
         self.manager = BlockManager(num_blocks, block_size, prefix_caching)
-        self.scheduler = SCHEDULERS[scheduler](self.manager, max_batch, token_budget, chunked_prefill)
+        self.scheduler = self.schedulers[scheduler](self.manager, max_batch, token_budget, chunked_prefill)
         self.runner = runner or ModelRunner(model, num_blocks, block_size)
         self.requests: dict[str, Request] = {}
         self.history: deque[StepRecord] = deque(maxlen=history)
@@ -107,7 +110,7 @@ class Engine:
             id = f"request-{self._named}"
         prompt = check_prompt(self.model, prompt)
         limit = min(len(prompt) + params.max_new_tokens, self.model.config.max_seq_len)
-        request = Request(id, prompt, params, self.clock() if arrival is None else arrival, limit)
+        request = self.request_type(id, prompt, params, self.clock() if arrival is None else arrival, limit)
         self.scheduler.refuse_if_hopeless(request)  # who can never be served is told so, also when the queue is full
         if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
             raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
@@ -115,27 +118,6 @@ class Engine:
         self.requests[id] = request
         self._totals["requests"] += 1
         return id
-
-    def fork(self, parent: str, params: SamplingParams | None = None, *, id: str | None = None) -> str:
-        """Queue a request that continues another one's tokens in its own way, and return its id.
-
-        Its prompt is all that the other one has, output included. While both run, they share the blocks of what they
-        have in common, and the first to write into the last of these copies it.
-
-        Args:
-            parent: the id of a request that is not finished.
-            params: None: the parent's, with the next seed.
-
-        Raises:
-            KeyError: no such request.
-            ValueError, EngineFull: as :meth:`add`.
-        """
-        original = self.requests[parent]
-        params = params or replace(original.params, seed=original.params.seed + 1)
-        child = self.requests[self.add(original.tokens, params, id=id)]
-        if self.scheduler.fork(original, child):
-            child.first_scheduled = child.arrival
-        return child.id
 
     def abort(self, id: str) -> bool:
         """Give a request up, wherever it is; its blocks are free at once, the next step reports it.

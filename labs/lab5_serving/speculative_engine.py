@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch import Tensor
 from utils.serving import Decoder, SamplingParams, probabilities
 
 from .block_manager import BlockManager, OutOfBlocks
+from .drafts import DraftedRequest, DraftScheduler, StaticDraftScheduler
 from .engine import Engine, default_num_blocks
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
-from .scheduler import Chunk, Step
+from .scheduler import Chunk, Scheduler, Step
 from .speculative import draw, verify
 from .speculative_decoding import check_pair
 
@@ -118,6 +119,9 @@ class SpeculativeEngine(Engine):
             ones among the tokens drafted at place i (those behind a rejected one count as not accepted).
     """
 
+    request_type: ClassVar[type[Request]] = DraftedRequest
+    schedulers: ClassVar[dict[str, type[Scheduler]]] = {"continuous": DraftScheduler, "static": StaticDraftScheduler}
+
     def __init__(
         self,
         model: Decoder,
@@ -198,7 +202,7 @@ class SpeculativeEngine(Engine):
         return [chosen.get(chunk.request.id, []) for chunk in sampling]
 
     def _verify(
-        self, group: list[Request], logits: Tensor, starts: dict[str, int], chosen: dict[str, list[int]]
+        self, group: list[DraftedRequest], logits: Tensor, starts: dict[str, int], chosen: dict[str, list[int]]
     ) -> None:
         """Verify the drafts of requests with equal parameters as one batch, padded to the longest of them."""
         k, vocabulary = max(len(request.draft) for request in group), logits.shape[-1]
@@ -219,7 +223,7 @@ class SpeculativeEngine(Engine):
         for request, count, token in zip(group, accepted.tolist(), added.tolist(), strict=True):
             chosen[request.id] = [*request.draft[:count], token]
 
-    def _accept(self, request: Request, tokens: list[int], now: float) -> RequestOutput:
+    def _accept(self, request: DraftedRequest, tokens: list[int], now: float) -> RequestOutput:
         """A request has its next tokens: the caches forget what was rejected."""
         known, accepted = len(request.tokens), len(tokens) - 1
         for i in range(len(request.draft)):

@@ -86,13 +86,13 @@ def assemble(
     tokens: list[int] = []
     starts, counts, wanted, tables = [], [], [], []  # of each chunk; wanted: rows, counted from its end
     for request, start, count in chunks:
-        end, known = start + count, len(request.tokens) + len(request.draft)
+        end, known = start + count, request.num_tokens
         if not 0 <= start < end <= known:
             raise ValueError(f"request {request.id!r} has {known} tokens, a chunk wants {start} to {end}")
         tokens += request.slice(start, end)
         starts.append(start)
         counts.append(count)
-        wanted.append(0 if end < known else min(count, 1 + len(request.draft)))
+        wanted.append(0 if end < known else min(count, 1 + known - len(request.tokens)))
         tables.append(manager.table(request.id))
     tables = table_rows.update(tables)
     starts, counts = np.asarray(starts, dtype=np.int32), np.asarray(counts, dtype=np.int32)

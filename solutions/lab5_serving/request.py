@@ -24,8 +24,8 @@ class Request:
     """One prompt, the tokens generated so far, and how many of all of them have their keys and values in the cache.
 
     A request is never in a "prefill" or a "decode" phase: it has ``pending`` tokens whose keys and values are missing,
-    many at first, then one a step. That is why one scheduler serves prompts, chunks of prompts, decoding,
-    recomputation after a preemption and the verification of drafts alike.
+    many at first, then one a step. That is why one scheduler serves prompts, chunks of prompts, decoding and
+    recomputation after a preemption alike.
 
     Args:
         id: unique among the requests that are not finished.
@@ -43,7 +43,6 @@ class Request:
 
     output: list[int] = field(default_factory=list)  # generated, a preemption keeps them
     tokens: list[int] = field(default_factory=list)  # prompt and output, one list so that a step need not join them
-    draft: list[int] = field(default_factory=list)  # guesses of what follows, to be verified (speculative decoding)
     computed: int = 0  # how many of ``tokens`` have their keys and values in the cache
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
@@ -65,9 +64,14 @@ class Request:
             self.generator = torch.Generator().manual_seed(self.params.seed)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that can be run through the model."""
+        return len(self.tokens)
+
+    @property
     def pending(self) -> int:
-        """Tokens to run through the model before the next one can be chosen, at least 1; a draft's are among them."""
-        return len(self.tokens) + len(self.draft) - self.computed
+        """Tokens to run through the model before the next one can be chosen, at least 1."""
+        return self.num_tokens - self.computed
 
     @property
     def first_token(self) -> float | None:
@@ -75,10 +79,8 @@ class Request:
         return self.token_times[0] if self.token_times else None
 
     def slice(self, start: int, stop: int) -> list[int]:
-        """Tokens ``start`` to ``stop`` of prompt, output and draft laid end to end."""
-        if stop <= len(self.tokens):
-            return self.tokens[start:stop]
-        return (self.tokens[start:] + self.draft[max(start - len(self.tokens), 0) :])[: stop - start]
+        """Tokens ``start`` to ``stop``."""
+        return self.tokens[start:stop]
 
     def append(self, token: int, now: float) -> None:
         """The next token has been chosen."""

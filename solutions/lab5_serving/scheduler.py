@@ -33,8 +33,8 @@ class Chunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk ends the known tokens (a draft's included), so that the step yields the next one."""
-        return self.start + self.count == len(self.request.tokens) + len(self.request.draft)
+        """Whether the chunk ends the tokens that its request has, so that the step yields the next one."""
+        return self.start + self.count == self.request.num_tokens
 
 
 @dataclass(slots=True)
@@ -113,20 +113,6 @@ class Scheduler:
         request.status = Status.WAITING
         self.waiting.append(request)
 
-    def fork(self, parent: Request, child: Request) -> bool:
-        """Let a waiting request, whose prompt is all of another's tokens, run at once in the blocks of that one.
-
-        Returns False, and it waits on, unless that one is decoding and there is a place in the batch.
-        """
-        if parent.status is not Status.RUNNING or parent.pending > 1 or len(self.running) >= self.max_batch:
-            return False
-        self.manager.fork(parent.id, child.id)
-        child.computed = child.cached = parent.computed
-        child.status = Status.RUNNING
-        self.waiting.remove(child)
-        self.running.insert(self.running.index(parent) + 1, child)
-        return True
-
     def remove(self, request: Request) -> None:
         """A request is finished or given up: it leaves, and its blocks are free at once."""
         if request.status is Status.RUNNING:
@@ -169,20 +155,13 @@ class Scheduler:
     def _make_room(self, request: Request, count: int, step: Step) -> int:
         """Slots for the next ``count`` pending tokens of a running request, preempting as many others as it takes.
 
-        The newest is preempted first: it has the least to lose, and the oldest is sure to finish. A draft is only a
-        guess, and given up before anybody is preempted for it.
+        The newest is preempted first: it has the least to lose, and the oldest is sure to finish.
 
         Returns:
             How many tokens have a slot; 0 if the request itself was the newest and lost its blocks.
         """
         manager = self.manager
-        held = manager.length(request.id)
-        if request.draft:
-            known = len(request.tokens) - request.computed
-            if not manager.can_append(request.id, request.computed + count - held):
-                count = min(count, known)
-            del request.draft[max(0, count - known) :]
-        new = request.slice(held, request.computed + count)
+        new = request.slice(manager.length(request.id), request.computed + count)
         while new and not manager.can_append(request.id, len(new)):
             victim = self.running[-1]
             self._preempt(victim)
@@ -200,7 +179,7 @@ class Scheduler:
         """
         self.running.remove(request)
         self.manager.free(request.id)
-        request.computed, request.draft, request.status = 0, [], Status.WAITING
+        request.computed, request.status = 0, Status.WAITING
         request.preemptions += 1
         self.waiting.appendleft(request)
 
@@ -224,10 +203,6 @@ class StaticScheduler(Scheduler):
 
     reserve_share = 0.0
 
-    def fork(self, parent: Request, child: Request) -> bool:
-        """Nobody joins a batch that has started."""
-        return False
-
     def schedule(self) -> Step:
         """The next step of the current batch; when it is finished, the first step of the next.
 
@@ -249,7 +224,3 @@ class StaticScheduler(Scheduler):
                 budget = max(0, budget - count)
         ### END SOLUTION
         return step
-
-
-#: What the engine's argument ``scheduler`` names.
-SCHEDULERS: dict[str, type[Scheduler]] = {"continuous": Scheduler, "static": StaticScheduler}
