@@ -15,6 +15,7 @@ from utils import plots
 from utils.gpt import TINY
 from utils.plots.animate import LARGEST
 from utils.plots.collectives import RANK_COLOURS, Move
+from utils.plots.exchange import before_and_after
 from utils.plots.schedule import KIND_COLOURS
 from utils.schedules import gpipe, interleaved, naive, one_f_one_b, simulate, zero_bubble
 from utils.transformer_math import Placement, memory_per_rank
@@ -268,3 +269,18 @@ def test_states_that_no_messages_explain_are_refused():
         plots.collective_animation([[[a], [frozenset({5})]]] * 2, title="t")
     with pytest.raises(ValueError, match="before and after at least one step, got 1"):
         plots.collective_animation([[[a], [b]]], title="t")
+
+
+# ---- collectives before and after ----
+
+
+def test_each_collective_is_a_frame_and_the_alternative_text_says_who_holds_what():
+    collectives = {
+        "broadcast": [([1, 1], [1, 1]), ([0, 0], [1, 1])],
+        "all-reduce": [([1, 1], [3, 3]), ([2, 2], [3, 3])],
+    }
+    drawn = before_and_after(collectives, title="Two collectives")
+    assert "broadcast: ranks hold 0 | 0; - | - before and 0 | 0; 0 | 0 after" in drawn.alt
+    assert "all-reduce: ranks hold 0 | 0; 1 | 1 before and 01 | 01; 01 | 01 after" in drawn.alt
+    assert "2 of 4 chunks hold something else afterwards" in drawn.html
+    assert len(drawn.html) < 100_000

@@ -55,6 +55,7 @@ NOTHING = {
     "bubble_plot": {}, "slot_timeline": {}, "ragged_batch": {}, "reservation_plot": ({}, 8), "drafted_text": [],
     "generations": [],
 }  # fmt: skip
+BROADCAST = [([1, 1], [1, 1]), ([0, 0], [1, 1])]
 REFUSED = {
     f"nothing: {name}": (drawn(getattr(plots, name), *(data if isinstance(data, tuple) else (data,))), "got|at least")
     for name, data in NOTHING.items()
@@ -70,6 +71,12 @@ REFUSED = {
     "nothing: share_bars": (drawn(share_bars, {}), "share_bars needs at least one"),
     "nothing: gradient_writers": (drawn(gradients.gradient_writers, {}, head_dim=16, tile=16), "at least one entry"),
     "nothing: before_and_after": (drawn(before_and_after, {}), "before_and_after needs at least one"),
+    "a number that no sum gives": (
+        drawn(before_and_after, {"broadcast": BROADCAST, "odd": [([1, 1], [4, 3]), ([2, 2], [3, 3])]}), "no sum"
+    ),
+    "other numbers of chunks": (
+        drawn(before_and_after, {"broadcast": BROADCAST, "ragged": [([1, 1], [1, 1]), ([0], [1])]}), "chunks each"
+    ),
     "nothing: block_animation": (drawn(block_animation, [], alt=ALT), "block_animation needs at least one"),
     "nothing: programs_animation": (drawn(programs_animation, [], (6, 20), alt=ALT), "programs_animation needs"),
     "nothing: program_owners": (drawn(program_owners, {}), "program_owners needs at least one"),
