@@ -19,10 +19,15 @@ def _has_nan(data: Any) -> bool:
     return isinstance(data, float) and math.isnan(data)
 
 
-def require_data(what: str, data: Any) -> None:
-    """ValueError where ``data`` has a length and is empty, or holds NaN."""
+def require_entries(what: str, data: Any) -> None:
+    """ValueError where ``data`` has a length and is empty."""
     if isinstance(data, Sized) and not isinstance(data, str) and not len(data):
         raise ValueError(f"{what} needs at least one entry, got {data!r}")
+
+
+def require_data(what: str, data: Any) -> None:
+    """ValueError where ``data`` has a length and is empty, or holds NaN. It reads all of ``data``: once a figure."""
+    require_entries(what, data)
     if _has_nan(data):
         raise ValueError(f"{what} needs numbers, got nan in {data!r}")
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.plots.animate import Animation, animate
-from utils.plots.check import require_between, require_data
+from utils.plots.check import require_between, require_entries
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, heading, lanes
 from utils.plots.style import HBM, IDLE, INK, LIMIT, SMALL, WASTE, WASTE_HATCH, bare, figure, mix, styled
@@ -41,7 +41,7 @@ SHADES = tuple(mix(HBM, share) for share in (1.0, 0.55, 0.8, 0.38)) + tuple(
 
 def slot_kinds(trace: MemoryTrace, step: int) -> np.ndarray:
     """The kind of each slot at a step, (capacity,) of int: 0 external, 1 and 2 used, 3 reserved, 4 internal waste."""
-    require_data("slot_kinds (simulate with keep_maps=True) and its maps", trace.maps)
+    require_entries("slot_kinds (simulate with keep_maps=True) and its maps", trace.maps)
     require_between("step", [step], 0, trace.steps - 1)
     kinds = np.zeros(trace.capacity, np.int8)
     for piece in trace.maps[step]:
