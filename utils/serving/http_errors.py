@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from utils.serving import openai_api as api
 
 #: Seconds after which a client that was refused may try again.
 RETRY_AFTER = 1
+#: Status of an answer that nobody waits for any more (nginx's word for it: client closed request).
+CLIENT_GONE = 499
 
 
 class ApiError(Exception):
@@ -47,6 +50,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def plain(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
         return JSONResponse(api.error_body(message, "invalid_request_error"), error.status_code)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

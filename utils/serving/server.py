@@ -27,13 +27,10 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from utils.serving import openai_api as api
-from utils.serving.http_errors import ApiError, add_error_handlers, read_body
+from utils.serving.http_errors import CLIENT_GONE, ApiError, add_error_handlers, read_body
 from utils.serving.replay import ServingEngine
 from utils.serving.tokenizer import Tokenizer
 from utils.serving.worker import Busy, EngineWorker, Submission, Unavailable
-
-#: Status of an answer that nobody waits for any more (nginx's word for it: client closed request).
-CLIENT_GONE = 499
 
 
 def create_app(
