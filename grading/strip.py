@@ -19,6 +19,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.checks.student_files import stub_line
+
 BEGIN = re.compile(r"^(?P<indent>\s*)### BEGIN SOLUTION(?P<label>.*)$")
 END = re.compile(r"^\s*### END SOLUTION\s*$")
 HIDDEN = re.compile(r"^\s*### (?P<which>BEGIN|END) HIDDEN TESTS\s*$")
@@ -107,8 +109,7 @@ def _stub(begin: re.Match[str], place: str) -> str:
     label = LABEL.fullmatch(begin["label"])
     if label is None:
         raise StripError(f"{place}: write '### BEGIN SOLUTION 1.2: title', got {begin.string.strip()!r}")
-    task = json.dumps(f"Lab {label['lab']}, exercise {label['number']}: {label['title']}", ensure_ascii=False)
-    return f"{begin['indent']}raise NotImplementedError({task})"
+    return begin["indent"] + stub_line(f"Lab {label['lab']}, exercise {label['number']}: {label['title']}")
 
 
 def _region(kind: str) -> str:

@@ -29,7 +29,17 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     saved = ["", SOLVED, SOLVED + "x = (\n", SOLVED + "x = nowhere\n", SOLVED + "\n"]
     cells = [f"from pathlib import Path\nPath('merge.py').write_text({text!r})" if text else "" for text in saved]
     cells = [imports, *(source for saving in cells for source in (saving, check))]
-    cells += ["%autoreload 0", f"Path('merge.py').write_text({SOLVED.replace('maximum', 'minimum')!r})", check]
+    nested = SOLVED.replace(
+        "    return m, d1", "    x = [\n        0\n    ]\n    y = sum(a for a in x)\n    return m, (d1 + y)", 1
+    )
+    assert nested != SOLVED
+    cells += [
+        f"Path('merge.py').write_text({nested!r})",
+        check,
+        "%autoreload 0",
+        f"Path('merge.py').write_text({SOLVED.replace(' * ', ' / ', 1)!r})",
+        check,
+    ]
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in cells]
     NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}).execute()
     return [shown(cell) for cell in notebook.cells if cell.source == check]
@@ -41,15 +51,16 @@ def test_a_place_that_is_not_written_is_one_line(session):
 
 def test_a_file_that_cannot_be_loaded_fails_in_one_line_although_the_old_code_would_pass(session):
     failed = "CheckFailed: exercise 3.1 (merge operator): merge.py"
-    assert session[1:5] == [
+    assert session[1:6] == [
         "",
         f"{failed}, line {END}: SyntaxError: '(' was never closed",
         f"{failed}, line {END}: the file cannot be imported: NameError: name 'nowhere' is not defined",
+        "",
         "",
     ]
 
 
 def test_a_file_that_was_not_loaded_again_is_not_passed(session):
-    assert session[5].endswith(
+    assert session[6].endswith(
         "merge.py has changed since it was loaded: restart the kernel and run the notebook's cells again"
     )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 
-#: What a released place raises until it is filled: ``Lab 3, exercise 3.1: merge``.
+#: What a released place raises until it is filled, see :func:`stub_line`.
 STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+)\b")
+
+
+def stub_line(message: str) -> str:
+    """The line of a released file that stands in for a solution; the message is ``Lab 3, exercise 3.1: merge``."""
+    return f"raise NotImplementedError({json.dumps(message, ensure_ascii=False)})"
 
 
 def not_written(error: BaseException, folders: Iterable[Path]) -> str:
@@ -22,10 +29,9 @@ def not_written(error: BaseException, folders: Iterable[Path]) -> str:
     stub = STUB.match(str(error)) if isinstance(error, NotImplementedError) else None
     if stub is None:
         return ""
-    raised = f"raise NotImplementedError({json.dumps(str(error), ensure_ascii=False)})"
     for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
         for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-            if line.strip() == raised:
+            if line.strip() == stub_line(str(error)):
                 return f"{stub['number']} is not written yet: {path.name}, line {number}"
     return f"{stub['number']} is not written yet"
 
@@ -69,27 +75,50 @@ class LoadedFiles:
 def _problem(path: Path, text: bytes, loaded: dict[str, object]) -> str:
     fresh = {name: loaded.get(name) for name in ("__name__", "__package__", "__file__", "__spec__", "__path__")}
     try:
-        exec(compile(text, str(path), "exec"), fresh)
+        exec(compile(text, str(path), "exec", dont_inherit=True), fresh)
     except SyntaxError as error:
         return f"{path.name}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         at = f", line {lines[-1]}" if lines else ""
         return f"{path.name}{at}: the file cannot be imported: {type(error).__name__}: {error}"
-    old = dict(_bodies(loaded))
-    if any(old.get(name, body) != body for name, body in _bodies(fresh)):
+    old, bodies = dict(_functions(loaded)), _bodies(text, path)
+    changed = any(_body(code) not in bodies.get(name, [_body(code)]) for name, code in old.items())
+    if changed or any(loaded.get(name) != value for name, value in fresh.items() if _is_constant(name, value)):
         return f"{path.name} has changed since it was loaded: restart the kernel and run the notebook's cells again"
     return ""
 
 
-def _bodies(space: Mapping[str, object], within: str = "") -> Iterator[tuple[str, tuple]]:
-    """What each function, kernel and method names, by its own name: a reload may change its lines and instructions."""
+def _is_constant(name: str, value: object) -> bool:
+    return name.isupper() and isinstance(value, int | float | str)
+
+
+def _functions(space: Mapping[str, object]) -> Iterator[tuple[str, CodeType]]:
+    """The code of each function, kernel and method of a module or class, by its qualified name."""
     home = space.get("__name__", space.get("__module__"))
-    for name, value in space.items():
-        code = getattr(getattr(value, "fn", value), "__code__", None)  # ``fn`` of a kernel
+    for value in space.values():
         if getattr(value, "__module__", None) != home:
             continue
+        code = getattr(getattr(value, "fn", value), "__code__", None)  # ``fn`` of a kernel
         if isinstance(value, type):
-            yield from _bodies(vars(value), f"{within}{name}.")
-        elif isinstance(code, CodeType) and not any(isinstance(const, CodeType) for const in code.co_consts):
-            yield within + name, (code.co_names, code.co_varnames, code.co_consts)
+            yield from _functions(vars(value))
+        elif isinstance(code, CodeType):
+            yield code.co_qualname, code
+
+
+def _bodies(text: bytes, path: Path) -> dict[str, list[tuple]]:
+    """Each function of a file, compiled with the whole file and, as autoreload does, alone."""
+    bodies = defaultdict(list)
+    alone = (ast.unparse(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    for source in (text, *alone):
+        codes = [compile(source, str(path), "exec", dont_inherit=True)]
+        for code in codes:
+            bodies[code.co_qualname].append(_body(code))
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return bodies
+
+
+def _body(code: CodeType) -> tuple:
+    """Instructions, names and constants, without the lines on which they stand."""
+    constants = (_body(constant) if isinstance(constant, CodeType) else repr(constant) for constant in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, *constants
