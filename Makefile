@@ -12,8 +12,6 @@ PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 INSTALL = $(PIP) install -q --no-compile $(PIP_INDEX) -c constraints.txt $(1) && \
           { $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true; }
 JOBS   ?= 2
-# Tests wait for processes, browsers and kernels a third of the time: three workers keep two cores busy, four disturb one another.
-TEST_JOBS ?= 3
 # The whole course is served, and the first notebook is open.
 SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
 ALL     = $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
@@ -89,7 +87,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder; fi

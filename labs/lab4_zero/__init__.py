@@ -4,7 +4,7 @@ Edit the modules beside this file; the notebook explains the exercises and check
 """
 
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .collectives import all_to_all, broadcast, reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from .collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from .distributed_data_parallel import DistributedDataParallel
 from .fully_sharded import FullyShardedDataParallel
 from .held_activations import HeldActivations
