@@ -338,7 +338,7 @@ def test_under_ten_times_the_load_every_request_gets_its_answer_or_a_clear_error
             assert any(status == code and words in answer for code, words in CROWD[kind][2]), (kind, status, answer)
             assert status != 200 or answer == text, (kind, answer, text)
         statuses = [status for _, _, status, _ in met]
-        assert {200, 400, 429} <= set(statuses)
+        assert {200, 400} <= set(statuses) and statuses.count(429) > statuses.count(200)
         assert post(url, **CROWD["poison"][1]).status_code == 500
         assert post(url, prompt=questions[0][0], **questions[0][1]).json()["choices"][0]["text"] == questions[0][2]
         worker = app.state.worker

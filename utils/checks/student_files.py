@@ -29,9 +29,10 @@ def not_written(error: BaseException, folders: Iterable[Path]) -> str:
     stub = STUB.match(str(error)) if isinstance(error, NotImplementedError) else None
     if stub is None:
         return ""
+    raised = stub_line(str(error))
     for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
         for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-            if line.strip() == stub_line(str(error)):
+            if line.strip() == raised:
                 return f"{stub['number']} is not written yet: {path.name}, line {number}"
     return f"{stub['number']} is not written yet"
 
@@ -82,8 +83,8 @@ def _problem(path: Path, text: bytes, loaded: dict[str, object]) -> str:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         at = f", line {lines[-1]}" if lines else ""
         return f"{path.name}{at}: the file cannot be imported: {type(error).__name__}: {error}"
-    old, bodies = dict(_functions(loaded)), _bodies(text, path)
-    changed = any(_body(code) not in bodies.get(name, [_body(code)]) for name, code in old.items())
+    bodies = _bodies(text, path)
+    changed = any(name in bodies and _body(code) not in bodies[name] for name, code in _functions(loaded))
     if changed or any(loaded.get(name) != value for name, value in fresh.items() if _is_constant(name, value)):
         return f"{path.name} has changed since it was loaded: restart the kernel and run the notebook's cells again"
     return ""
