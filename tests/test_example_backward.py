@@ -89,6 +89,7 @@ def test_a_bad_argument_is_refused_by_value(change, message):
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_no_configuration_spills_and_all_fit_on_a_hopper():
     pointers = ("q_ptr", "k_ptr", "v_ptr", "do_ptr")
     types = dict.fromkeys(pointers, "*bf16") | {"lse_ptr": "*fp32", "delta_ptr": "*fp32"}

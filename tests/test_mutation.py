@@ -66,6 +66,7 @@ def test_a_reordered_save_for_backward_is_kept_by_hand():
     assert [m for m in mutants("ctx.save_for_backward(q, k)\n") if m.operator == "not saved"]
 
 
+@pytest.mark.slow
 def test_a_sample_of_mutants_is_caught_by_the_checks():
     found = [*run("lab1", ["1.1", "1.8"], jobs=1, every=8), *run("lab3", ["3.1"], jobs=1, every=12)]
     known = {**report.equivalents("lab1_roofline"), **report.equivalents("lab3_flash_attention")}

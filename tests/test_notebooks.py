@@ -77,6 +77,7 @@ def test_each_displayed_equation_of_part_iii_is_checked_before_the_next_one(numb
     assert equations > 10
 
 
+@pytest.mark.slow
 def test_a_stripped_cell_is_noticed_although_nbval_passes_it(tmp_path):
     path = small_notebook(tmp_path, "print(6 * 7)")
     assert notebooks.problems(path) == []

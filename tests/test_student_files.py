@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 LAB = "lab3_flash_attention"
 SOLVED = (ROOT / "solutions" / LAB / "merge.py").read_text()
