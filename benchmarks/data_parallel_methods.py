@@ -19,8 +19,8 @@ from benchmarks.ranks import ADAMW
 from solutions.lab4_zero.async_collectives import all_reduce_mean
 from solutions.lab4_zero.distributed_data_parallel import DistributedDataParallel
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
-from solutions.lab4_zero.held_activations import HeldActivations
 from solutions.lab4_zero.precision import MasterWeightOptimizer
+from solutions.lab4_zero.saved_tensor_meter import SavedTensorMeter
 from solutions.lab4_zero.zero1 import Zero1Optimizer
 from solutions.lab4_zero.zero2 import Zero2
 from utils.gpt import GPT, Block, GPTConfig
@@ -167,7 +167,7 @@ def activations(config: GPTConfig, device: torch.device, tokens: Tensor, targets
 
     passes()
     if device.type != "cuda":
-        with HeldActivations() as held:
+        with SavedTensorMeter() as held:
             passes()
         return held.peak
     return ranks.peak(passes, base=ranks.allocated())

@@ -19,7 +19,6 @@ from lab4_tensor_pipeline_runs import (
 )
 from parallel_training import Run
 
-from solutions.lab4_zero.held_activations import HeldActivations
 from solutions.lab4_zero.mesh import (
     parallel_mesh,
     share_of_batch,
@@ -27,6 +26,7 @@ from solutions.lab4_zero.mesh import (
 )
 from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_stages import split_gpt
+from solutions.lab4_zero.saved_tensor_meter import SavedTensorMeter
 from solutions.lab4_zero.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from solutions.lab4_zero.tensor_parallel_gpt import named_owners, tensor_parallel_gpt
 from solutions.lab4_zero.vocabulary_parallel import partition_vocab
@@ -106,7 +106,7 @@ def held_bytes() -> dict[str, int]:
     stage = split_gpt(GPT(FULL), dist.get_world_size())[dist.get_rank()]
     found = {}
     for name, rows, schedule in (("one", 1, "1f1b"), ("1f1b", 6, "1f1b"), ("gpipe", 6, "gpipe")):
-        with HeldActivations() as held:
+        with SavedTensorMeter() as held:
             Pipeline(stage, schedule=schedule).step(*batch(FULL, rows), rows)
         assert held.bytes == 0, "a backward pass has left something behind"
         found[name] = held.peak

@@ -13,12 +13,12 @@ from lab4_tensor_pipeline_runs import (
     SMALL,
 )
 
-from solutions.lab4_zero.held_activations import HeldActivations
 from solutions.lab4_zero.mesh import parallel_mesh
 from solutions.lab4_zero.partitioned_module import owned_indices
 from solutions.lab4_zero.pipeline import Pipeline
 from solutions.lab4_zero.pipeline_order import Transfer, communication_plan, gpipe_order, one_f_one_b_order
 from solutions.lab4_zero.pipeline_stages import split_gpt
+from solutions.lab4_zero.saved_tensor_meter import SavedTensorMeter
 from solutions.lab4_zero.vocabulary_parallel import partition_vocab
 from utils import schedules
 from utils.gpt import GPT, batch
@@ -161,7 +161,7 @@ def test_no_stage_is_refused() -> None:
 def test_held_activations_count_a_storage_once_and_no_parameter() -> None:
     weight = torch.nn.Parameter(torch.ones(4, 4))
     x = torch.ones(2, 4, requires_grad=True)
-    with HeldActivations() as held:
+    with SavedTensorMeter() as held:
         y = (x @ weight).exp()  # holds x, the weight and exp's own result
         z = (y * y).sum()  # holds y, which is there already
     assert held.bytes == 2 * 2 * 4 * 4

@@ -7,13 +7,13 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from .distributed_data_parallel import DistributedDataParallel
 from .fully_sharded import FullyShardedDataParallel
-from .held_activations import HeldActivations
 from .memory import bytes_per_rank
 from .mesh import parallel_mesh, share_of_batch, tensor_data_parallel_gpt, tensor_pipeline_gpt
 from .pipeline import Pipeline
 from .pipeline_order import gpipe_order, one_f_one_b_order
 from .pipeline_stages import split_gpt
 from .precision import MasterWeightOptimizer
+from .saved_tensor_meter import SavedTensorMeter
 from .tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,

@@ -17,8 +17,8 @@ class _Saved:
         self.tensor = tensor
 
 
-class HeldActivations:
-    """Within ``with HeldActivations() as held:`` forward passes are observed; backward passes free what they held.
+class SavedTensorMeter:
+    """Within ``with SavedTensorMeter() as held:`` forward passes are observed; backward passes free what they held.
 
     A storage counts once, however many tensors share it. What is there anyway does not count: parameters, and integers,
     which are the batch's tokens.
@@ -33,7 +33,7 @@ class HeldActivations:
         self._holders: Counter[int] = Counter()
         self._hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
 
-    def __enter__(self) -> HeldActivations:
+    def __enter__(self) -> SavedTensorMeter:
         self._hooks.__enter__()
         return self
 
