@@ -250,8 +250,9 @@ def test_a_piece_whose_words_are_gone_is_refused(monkeypatch):
 
 # ---- the term
 @pytest.mark.parametrize("hours", [3, 5, 10])
-def test_the_weeks_of_a_term_add_up_to_the_notebooks_minutes(hours):
-    weeks, lessons = teaching.term(hours), course.lessons()
+def test_the_weeks_of_a_term_add_up_to_the_notebooks_minutes(hours, monkeypatch):
+    monkeypatch.setattr(teaching, "HOURS_A_WEEK", hours)
+    weeks, lessons = teaching.term(), course.lessons()
     assert sum(week.minutes for week in weeks) == pytest.approx(sum(x.minutes + x.exercise_minutes for x in lessons))
     assert all(0 < week.minutes <= 60 * hours for week in weeks)
     assert [x.key for week in weeks for x in week.lectures] == [x.key for x in lessons if not x.is_lab]

@@ -26,16 +26,11 @@ def names_a_shade(*texts: str) -> bool:
     return any(_SHADES.search(text) or _SHADED.search(text) for text in texts)
 
 
-def is_kernel(source: str) -> bool:
-    """Whether a cell's code is what the lecture is about: a Triton kernel."""
-    return "@triton.jit" in source
-
-
 def folded(source: str) -> bool:
     """Whether the page shows the code only on demand: imports, drawing, long checks."""
     lines = [line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     imports = sum(line.startswith(("import ", "from ", "%", "sys.path")) for line in lines)
-    if is_kernel(source):
+    if "@triton.jit" in source:
         return False
     return len(lines) > LONGEST_OPEN or imports > len(lines) / 2 or bool(_DRAWS.search(source))
 
@@ -121,15 +116,9 @@ def table_box(markup: str) -> str:
     return f'<div class="course-scroll" tabindex="0" role="region" aria-label="{label}">{markup}</div>'
 
 
-def html_output(parts: Sequence[str]) -> dict[str, Any]:
-    """One output that shows these pieces of HTML, in the notebook format."""
-    return {"output_type": "display_data", "data": {"text/html": "\n".join(parts)}, "metadata": {}}
-
-
-def outputs(cell: dict[str, Any], figures: Figures) -> list[dict[str, Any]]:
-    """A cell's outputs as the page shows them."""
-    parts = [part for output in cell["outputs"] if (part := as_html(output, figures))]
-    return [html_output(parts)] if parts else []
+def all_html(outputs: Sequence[dict[str, Any]], figures: Figures) -> str:
+    """A cell's outputs as HTML, "" if they say nothing."""
+    return "\n".join(part for output in outputs if (part := as_html(output, figures)))
 
 
 def tabs(sides: Iterable[tuple[str, str]], group: str) -> str:

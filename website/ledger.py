@@ -53,7 +53,7 @@ def write(source: Path) -> None:
 def page() -> str:
     """The page of claims as MyST Markdown; LedgerError when the stored outputs cannot be read."""
     made = ledger()
-    parts = [_HEAD, _counts(made)]
+    parts = [_HEAD, f"**{len(made)} claims**: {_kinds(made)}.\n"]
     for path in lectures():
         claims = [c for c in made if c.notebook == path.stem]
         if claims:
@@ -115,10 +115,6 @@ def _unique(slug: str, taken: set[str]) -> str:
     return unique
 
 
-def _counts(made: Sequence[Claim]) -> str:
-    return f"**{len(made)} claims**: {_kinds(made)}.\n"
-
-
 def _kinds(claims: Sequence[Claim]) -> str:
     return ", ".join(f"{count} {kind}" for kind in KINDS if (count := sum(c.kind == kind for c in claims)))
 
@@ -128,23 +124,19 @@ def _table(claims: Sequence[Claim]) -> str:
         ":::{div} claims",
         "| claim | computed | expected, tolerance | unit | kind, source |",
         "|:---|---:|---:|:---|:---|",
-        *(_row(c, c.statement or c.id) for c in claims),
+        *map(_row, claims),
         ":::",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(c: Claim, text: str) -> str:
+def _row(c: Claim) -> str:
     computed, expected, unit = in_one_unit(c)
     path = next(path for path in lectures() if path.stem == c.notebook)
     section = section_of(path, c.cell)
     where = f"[{section.text}](/{page_of(path)}.ipynb#{section.slug})"
-    name = f'{markdown(text)}<br><code id="{c.id}">{_breakable(c.id)}</code><br>{where}'
+    breakable = re.sub(r"([._])", r"\1<wbr>", c.id)  # into lines, after a dot or an underscore
+    name = f'{markdown(c.statement or c.id)}<br><code id="{c.id}">{breakable}</code><br>{where}'
     kind = f'<span class="kind kind-{c.kind}">{c.kind}</span><br>{markdown(c.source) or "derivation"}'
     held = f'{markdown(expected)}<br><span class="tolerance">{c.tolerance_text}</span>'
     return f"| {name} | {markdown(computed)} | {held} | {markdown(unit) or '–'} | {kind} |"
-
-
-def _breakable(id: str) -> str:
-    """An id that may be broken into lines after a dot or an underscore."""
-    return re.sub(r"([._])", r"\1<wbr>", id)

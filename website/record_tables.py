@@ -45,7 +45,7 @@ def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Bloc
     """Tables of a recorded value, in its order.
 
     Args:
-        value: Parsed JSON: an object, a list, or one figure.
+        value: Parsed JSON: an object, or a list with something in it.
         heading: Its name in words, "" for the whole.
         rows: A table ends after so many points, and says how many are left out.
         depth: How deep ``value`` lies; a heading's level.
@@ -55,11 +55,9 @@ def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Bloc
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         yield from _of_points(value, heading, rows, depth)
     elif isinstance(value, list):
-        yield Block(depth, heading, _grid(value, heading) if value else "<p>none</p>")
-    elif isinstance(value, Mapping):
-        yield from _of_object(value, heading, rows, depth)
+        yield Block(depth, heading, _grid(value, heading))
     else:
-        yield Block(depth, heading, f"<p>{escape(text(value, unit_of((heading,))))}</p>")
+        yield from _of_object(value, heading, rows, depth)
 
 
 # ---- taking a value apart ------------------------------------------------------------------------------------------
