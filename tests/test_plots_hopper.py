@@ -16,25 +16,6 @@ SEQUENTIAL = {
 LADDER = {"D = 128": {"full": [0.5, 0.6, 1.02], "causal": [0.4, None, 1.1]}}
 
 
-def test_a_fresh_barrier_lets_parity_1_pass_and_holds_parity_0():
-    barrier = Barrier(2)
-    assert barrier.passes(1) and not barrier.passes(0)
-    barrier.arrive()
-    assert not barrier.passes(0)
-    barrier.arrive()
-    assert barrier.passes(0) and not barrier.passes(1) and barrier.pending == 2
-
-
-def test_a_phase_is_complete_when_everybody_arrived_and_every_byte_landed():
-    barrier = Barrier(1)
-    barrier.expect(128)
-    assert barrier.completed == 0
-    barrier.landed(64)
-    assert barrier.completed == 0
-    barrier.landed(64)
-    assert barrier.completed == 1 and barrier.parity == 1
-
-
 def test_one_arrival_too_many_is_an_error():
     barrier = Barrier(1)
     barrier.expect(8)
