@@ -91,16 +91,3 @@ def test_ratios_beside_a_peer_show_their_spread():
     figure = hopper.speedup_bars({"forward": rows, "backward": rows}, title="Beside")
     assert "forward, N 2048, bf16: 1.02; forward, N 2048, fp16: 0.98" in figure.alt
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() and len(plots.png(figure)) > 1000
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda: run_ring(0, 2), "tiles"),
-        (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
-        (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
-    ],
-)
-def test_what_cannot_be_played_or_drawn_is_refused(draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw()

@@ -34,7 +34,7 @@ def test_an_explorer_computes_what_utils_computes(tab: Tab, name: str):
     make, kinds = CASE[name]
     rng = random.Random(f"{name}, seed 1729")
     cases = [make(rng, kind) for kind in itertools.islice(itertools.cycle(kinds), CASES)]
-    found = tab.open("all").evaluate(RUN, [name, [asked for asked, _ in cases]])
+    found = tab.open(f"{name}-light").evaluate(RUN, [name, [asked for asked, _ in cases]])
     assert len(found) == CASES
     for (asked, expected), each in zip(cases, found, strict=True):
         if name == "memory":
@@ -51,10 +51,10 @@ def test_an_explorer_computes_what_utils_computes(tab: Tab, name: str):
 @pytest.mark.slow
 def test_ties_fall_to_the_same_side_as_in_utils(tab: Tab):
     b200, h100, llama = gpu("B200"), gpu("H100"), tm.SERVED_MODELS["Llama 3 8B"]
-    tab.open("all")
 
     def run(name: str, **asked: object) -> dict[str, Any]:
-        return tab.page.evaluate(RUN, [name, [{key: str(value) for key, value in asked.items()}]])[0]
+        inputs = [{key: str(value) for key, value in asked.items()}]
+        return tab.open(f"{name}-light").evaluate(RUN, [name, inputs])[0]
 
     at_the_ridge = operators.elementwise(7, "bf16", flops_per_element=1125)
     assert at_the_ridge.intensity == roofline.ridge(b200)
@@ -83,10 +83,10 @@ def test_numbers_are_printed_as_utils_prints_them(tab: Tab):
         for v in values
         for u, d in ((rng.choice(("B", "s", "FLOP/s", "", "FLOP/B")), rng.choice((2, 3, 4, 5))),)
     ]
-    found = tab.open("all").evaluate("(all) => all.map(([v, u, d]) => MLF.units.quantity(v, u, d))", asked)
+    found = tab.open("roofline-light").evaluate("(all) => all.map(([v, u, d]) => MLF.units.quantity(v, u, d))", asked)
     assert found == [units.quantity(value, unit, digits) for value, unit, digits in asked]
     counts = [0, 7, 999, 1000, 2**80, -12345]
-    found = tab.page.evaluate("(all) => all.map((v) => MLF.units.quantity(BigInt(v), 'B'))", [str(c) for c in counts])
+    found = tab.tab.evaluate("(all) => all.map((v) => MLF.units.quantity(BigInt(v), 'B'))", [str(c) for c in counts])
     assert found == [units.quantity(count, "B") for count in counts]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,18 @@ import pytest
 from utils.attention_math import AttentionShape, standard_cost
 from utils.units import number, quantity
 from website import course, course_map, facts, hero, teaching
+from website.places import labs, lectures, page_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "website" / "pages"
 STATIC = ROOT / "website" / "static"
-OWN = ("index", "students", "instructors")
-#: The pages that others make, beside those of notebooks and labs.
-OTHER_PAGES = {
-    "explorers/index", "explorers/roofline", "explorers/memory", "explorers/serving", "claims", "records/index",
-    "notation", "glossary", "references", *OWN,
-}  # fmt: skip
-
-
-def pages() -> set[str]:
-    """Every page of the site that the home page may lead to."""
-    lectures = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("[!.]*.ipynb")}
-    return lectures | {f"labs/{path.stem}" for path in (ROOT / "labs").glob("*/*.ipynb")} | OTHER_PAGES
+LESSONS = sorted(page_of(path) for path in (*lectures(), *labs()))
 
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the pages and what the generators write."""
+    """A folder with what the generators write."""
     source = tmp_path_factory.mktemp("source")
-    for name in OWN:
-        shutil.copy(PAGES / f"{name}.md", source)
     hero.write(source)
     course_map.write(source)
     return source
@@ -77,7 +64,7 @@ def test_times_are_read_with_and_without_exercises():
 
 def test_every_lecture_and_lab_of_the_repository_is_in_one_part():
     found = [lesson.page for lesson in course.lessons()]
-    assert sorted(found) == sorted(p for p in pages() - OTHER_PAGES)
+    assert sorted(found) == LESSONS
     assert [part.numeral for part in course.parts()] == ["I", "II", "III", "IV", "V", ""]
     assert all(sum(lesson.is_lab for lesson in part.lessons) == 1 for part in course.parts() if part.numeral)
 
@@ -101,10 +88,10 @@ def test_the_lines_to_a_lesson_are_those_that_its_notebook_states(lesson):
 @pytest.mark.parametrize("draw", [course_map.draw_rows, course_map.draw_column])
 def test_both_drawings_have_every_lesson_once_and_every_edge(draw):
     drawn = draw()
-    assert sorted(re.findall(r'href="([^"]+)\.html"', drawn)) == sorted(pages() - OTHER_PAGES)
+    assert sorted(re.findall(r'href="([^"]+)\.html"', drawn)) == LESSONS
     lines = {(a, b) for a, b in re.findall(r'data-from="(\w+)" data-to="(\w+)"', drawn)}
     assert lines == {(edge.source, edge.target) for edge in course_map.edges()}
-    assert drawn.count("aria-label=") == len(pages() - OTHER_PAGES)
+    assert drawn.count("aria-label=") == len(LESSONS)
     for lesson in course.lessons():
         assert f">{course.hours(lesson.minutes)}<" in drawn
         assert all(f">{line}<" in drawn or line in drawn for line in course_map.wrap(lesson.title, 16)[:1])
@@ -222,15 +209,14 @@ def test_the_facts_are_counted():
 
 
 # ---- pages
-def test_every_page_of_the_site_is_in_one_table_of_contents():
+def test_the_table_of_contents_has_the_lessons_in_reading_order_by_their_names():
+    """Sphinx, whose warnings are errors, holds that every page is in one table and that none is missing."""
     blocks = re.findall(r"```\{toctree\}(.*?)```", (PAGES / "index.md").read_text(encoding="utf-8"), re.DOTALL)
     assert all(":hidden:" in block and ":caption:" in block for block in blocks)
     entries = [line for block in blocks for line in block.splitlines() if line and not line.startswith(":")]
     titled = dict(re.fullmatch(r"(?:(.+) <)?([^<>]+)>?", entry).groups()[::-1] for entry in entries)
-    assert sorted(titled) == sorted(pages() - {"index"}) and len(titled) == len(entries)
-    written = course.lessons()
-    assert [page for page in titled if page in pages() - OTHER_PAGES] == [lesson.page for lesson in written]
-    assert [titled[lesson.page] for lesson in written] == [lesson.name for lesson in written]
+    named = [(page, titled[page]) for page in titled if page in LESSONS]
+    assert named == [(lesson.page, lesson.name) for lesson in course.lessons()]
 
 
 def test_the_readmes_words_are_the_pages_words(staged):
