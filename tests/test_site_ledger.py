@@ -55,9 +55,7 @@ def test_every_claim_of_the_ledger_stands_on_the_page_once(claims_page):
     for claim in made:
         cells = rows[claim.id]
         assert claim.statement in unescaped(cells[0])
-        assert (claim.source or "derivation") in unescaped(cells[4])
         assert f'class="kind kind-{claim.kind}">{claim.kind}<' in cells[4]
-        assert unescaped(cells[2]).endswith(claim.tolerance_text)
 
 
 def test_figures_and_units_are_those_of_the_ledger_in_the_repository(claims_page):

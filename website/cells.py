@@ -35,13 +35,6 @@ def folded(source: str) -> bool:
     return len(lines) > LONGEST_OPEN or imports > len(lines) / 2 or bool(_DRAWS.search(source))
 
 
-def png_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels of a PNG file's bytes; ValueError if they are none."""
-    if data[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError("not a PNG file")
-    return struct.unpack(">II", data[16:24])
-
-
 class Figures:
     """Writes the figures of one page as files and gives the HTML that shows them.
 
@@ -71,7 +64,9 @@ class Figures:
         name = f"{self.prefix}-{self.made:02}.png"
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(data)
-        across, down = png_size(data)
+        if data[:8] != b"\x89PNG\r\n\x1a\n":
+            raise ValueError("not a PNG file")
+        across, down = struct.unpack(">II", data[16:24])
         shown = min(width or across, across)
         return (
             f'<img class="{self.kind}" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
@@ -87,7 +82,7 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
     if "text/html" in data:
         markup = "".join(data["text/html"])
         if any("claim+json" in kind for kind in data):
-            return claim_line(markup)
+            return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
         return table_box(markup).replace("<figure data-mlf", f'<figure class="{figures.kind}" data-mlf')
     if "image/png" in data:
         about = output.get("metadata", {}).get("image/png", {})
@@ -100,11 +95,6 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
 def text_block(text: str) -> str:
     """Printed text."""
     return f'<pre class="course-text" tabindex="0">{html.escape(text.rstrip())}</pre>'
-
-
-def claim_line(markup: str) -> str:
-    """A claim's line in the site's colours instead of the notebook's."""
-    return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
 
 
 def table_box(markup: str) -> str:

@@ -72,26 +72,17 @@ def lengths() -> list[Length]:
     found = records.load("attention_memory").results
     times = {(t["way"], t["seq_len"]): t["seconds"] for t in found["times"] if t["pass"] == "forward"}
     peaks = {(m["way"], m["seq_len"]): m["peak_bytes"] for m in found["memory"] if m["pass"] == "forward"}
-    return [
-        _length(n, times.get(("eager", n)), seconds, peaks.get(("eager", n)), peaks["ours", n])
-        for (way, n), seconds in sorted(times.items(), key=lambda item: item[0][1])
-        if way == "ours" and n >= SHORTEST
-    ]
-
-
-def _length(n: int, eager_seconds: float | None, seconds: float, eager_peak: int | None, peak: int) -> Length:
-    shape, dtype = shape_at(n), records.load("attention_memory").results["dtype"]
-    kernels = tuple((kernel.name, kernel.cost.bytes) for kernel in standard_attention(shape, dtype))
-    once = flash2_traffic(shape, n, n, dtype)  # one tile of queries: K and V come from HBM once
-    return Length(
-        n, eager_seconds, seconds, eager_peak, peak, kernels, shape.score_elements * 2, (once.q, once.k, once.v),
-        once.stored, counters() if shape == counted_shape() else None,
-    )  # fmt: skip
-
-
-def counted_shape() -> AttentionShape:
-    """The shape whose HBM traffic the GPU's counters were read for."""
-    return AttentionShape(**records.load("attention_traffic").results["large_shape"])
+    counted = AttentionShape(**records.load("attention_traffic").results["large_shape"])
+    made = []
+    for n in sorted(n for way, n in times if way == "ours" and n >= SHORTEST):
+        shape = shape_at(n)
+        kernels = tuple((kernel.name, kernel.cost.bytes) for kernel in standard_attention(shape, found["dtype"]))
+        once = flash2_traffic(shape, n, n, found["dtype"])  # one tile of queries: K and V come from HBM once
+        made.append(Length(
+            n, times.get(("eager", n)), times["ours", n], peaks.get(("eager", n)), peaks["ours", n], kernels,
+            shape.score_elements * 2, (once.q, once.k, once.v), once.stored, counters() if shape == counted else None,
+        ))  # fmt: skip
+    return made
 
 
 def counters() -> tuple[int, int]:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from urllib.parse import quote
 
 from utils import records
 from utils.claims.page import title
@@ -22,7 +21,7 @@ from utils.records import Record
 from utils.units import number
 from website.course import parts
 from website.ledger import markdown, script
-from website.places import BRANCH, ROOT, labs, lectures, page_of, repository
+from website.places import ROOT, labs, lectures, on_github, page_of
 from website.record_figures import label
 from website.record_tables import Block, blocks
 
@@ -176,7 +175,7 @@ def _notes(results: object) -> str:
 
 
 def _provenance(record: Record) -> str:
-    sources = "<br>".join(f"[`{source}`]({_source_url(source)})" for source in files_of(record.sources))
+    sources = "<br>".join(f"[`{source}`]({on_github(ROOT / source)})" for source in files_of(record.sources))
     rows = (
         ("measured on", markdown(record.device)),
         ("date", record.date),
@@ -193,10 +192,6 @@ def _provenance(record: Record) -> str:
 def _versions(record: Record) -> str:
     names = {"python": "Python", "torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "numpy": "NumPy"}
     return ", ".join(f"{names.get(name, name)} {version}" for name, version in record.versions.items())
-
-
-def _source_url(source: str) -> str:
-    return f"{repository()}/blob/{BRANCH}/{quote(source)}"
 
 
 def _words(record: Record) -> str:

@@ -97,7 +97,7 @@ def _collect(value: Mapping, path: Path = (), lists: bool = False) -> _Item:
             for point in inner:
                 rest = {key: v for key, v in point.items() if key != first}
                 item.named[text(point[first])] = {(*place, *p): v for p, v in _collect(rest).own.items()}
-        elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(_nests(i) for i in inner)):
+        elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(isinstance(i, dict | list) for i in inner)):
             item.deeper[place] = inner
         else:
             item.own[place] = inner
@@ -123,10 +123,6 @@ def _named(value: Mapping) -> bool:
     """Whether an object's keys are names of things that all look alike, rather than different properties of one."""
     inner = list(value.values())
     return all(isinstance(v, Mapping) and v for v in inner) and len({frozenset(v) for v in inner}) == 1
-
-
-def _nests(value: Any) -> bool:
-    return isinstance(value, Mapping | list)
 
 
 def _is_short_table(value: Any) -> bool:
