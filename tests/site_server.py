@@ -32,7 +32,6 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def send_head(self):
         path = Path(self.translate_path(self.path))
-        path = path / "index.html" if path.is_dir() else path
         if path.suffix not in COMPRESSED or not path.is_file():
             return super().send_head()
         body = _compressed(path, path.stat().st_mtime_ns)
@@ -41,8 +40,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
         return None
 
 

@@ -67,12 +67,6 @@ class Part:
         return f"{self.numeral}. {self.name}" if self.numeral else self.name
 
 
-def opening(path: Path) -> str:
-    """The first cell of a notebook, which says what it needs and how long it takes."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
-
-
 def known_first(text: str) -> tuple[str, ...]:
     """Keys of the lessons that the "Know first" line of a notebook's opening names, sorted, lectures first.
 
@@ -109,20 +103,16 @@ def minutes_of(text: str) -> tuple[int, int]:
 
 
 def _lesson(path: Path) -> Lesson:
-    text = opening(path)
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
     heading = re.match(r"# (?:Lab (?P<lab>\d)\.|(?P<lecture>\d\d)) (?P<title>.+)", text)
     if not heading:
         raise ValueError(f'{path.name}: its first line must be "# 05 Title: subtitle" or "# Lab 3. Title"')
     title = heading["title"].partition(": ")[0]
     key = f"lab{heading['lab']}" if heading["lab"] else heading["lecture"]
     minutes, exercises = minutes_of(text)
-    points = _points(path) if heading["lab"] else ()
+    points = tuple(p for cell in cells if (p := cell["metadata"].get("nbgrader", {}).get("points")))
     return Lesson(key, title, page_of(path), minutes, exercises, known_first(text), points)
-
-
-def _points(path: Path) -> tuple[int, ...]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return tuple(p for c in cells if (p := c["metadata"].get("nbgrader", {}).get("points")))
 
 
 @cache

@@ -17,9 +17,6 @@ from utils.claims import KINDS, Claim, ledger
 from utils.claims.page import in_one_unit, title
 from website.places import lectures, page_of
 
-#: Headings deeper than this get no anchor (``myst_heading_anchors``).
-DEEPEST_ANCHOR = 3
-
 _HEAD = """\
 # Claims
 
@@ -81,24 +78,18 @@ def sections(path: Path) -> tuple[Section, ...]:
     for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] != "markdown":
             continue
-        for level, text in _headings("".join(cell["source"])):
-            if level <= DEEPEST_ANCHOR:
-                slug = _unique(_slug(text), slugs)
-                slugs.add(slug)
-                found.append(Section(text, slug, index))
+        without_code = re.sub(r"^(```|~~~).*?^\1", "", "".join(cell["source"]), flags=re.MULTILINE | re.DOTALL)
+        # deeper headings get no anchor (myst_heading_anchors)
+        for text in re.findall(r"^#{1,3} +(.+?)\s*$", without_code, re.MULTILINE):
+            slug = _unique(_slug(text), slugs)
+            slugs.add(slug)
+            found.append(Section(text, slug, index))
     return tuple(found)
 
 
 def section_of(path: Path, cell: int) -> Section:
     """The nearest heading above a cell of a notebook; the notebook's title when none is nearer."""
     return [section for section in sections(path) if section.cell <= cell][-1]
-
-
-def _headings(source: str) -> list[tuple[int, str]]:
-    without_code = re.sub(r"^(```|~~~).*?^\1", "", source, flags=re.MULTILINE | re.DOTALL)
-    return [
-        (len(marks), text.strip()) for marks, text in re.findall(r"^(#{1,6}) +(.+?)\s*$", without_code, re.MULTILINE)
-    ]
 
 
 def _slug(heading: str) -> str:
