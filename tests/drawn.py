@@ -19,6 +19,12 @@ def picture_of(fig: Figure) -> Image.Image:
     return image
 
 
+def pixels_of(png: bytes, colour: str, within: int = 12) -> int:
+    """Pixels of a PNG file that are nearly of a colour."""
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+    return (abs(pixels - [int(colour[k : k + 2], 16) for k in (1, 3, 5)]).max(-1) < within).sum()
+
+
 def boxes(ax: Axes, colour: str) -> list[tuple[float, float, float]]:
     """(x, middle in y, width) of the rectangles of a colour."""
     wanted = tuple(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))

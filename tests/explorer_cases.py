@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.site_server import Visit
 from utils import operators, roofline
 from utils import transformer_math as tm
 from utils.hardware import CPUS, GPUS, TPUS
@@ -61,41 +62,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for theme in ("light", "dark"):
             page = PAGE.format(name=name, theme=theme, block=block[1])
             (source / f"explorers/{name}-{theme}.html").write_text(page, "utf-8")
-    every = [f'<script defer src="../_static/explorers/{name}.js"></script>' for name in NAMES]
-    both = (
-        (source / "explorers/roofline-light.html").read_text("utf-8").replace("</head>", "".join(every[1:]) + "</head>")
-    )
-    head = "".join(
-        f'<script src="../_static/explorers/{n}.js"></script>' for n in ("data", "formulas", "units", "common", "plot")
-    )
-    (source / "explorers/all.html").write_text(both.replace("<head>", f"<head>{head}"), "utf-8")
     return source
 
 
-class Tab:
-    """A page of the browser that notes errors and requests."""
+class Tab(Visit):
+    """A tab that opens the pages of :func:`site` from their files."""
 
-    def __init__(self, browser: Any, site: Path, width: int = 1200) -> None:
-        self.site, self.errors, self.asked = site, [], []
-        self.page = browser.new_page(viewport={"width": width, "height": 900})
-        self.page.on("console", lambda m: m.type in ("error", "warning") and self.errors.append(m.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+    def __init__(self, browser: Any, site: Path) -> None:
+        super().__init__(browser, site.as_uri(), viewport={"width": 1200, "height": 900})
 
     def open(self, name: str, address: str = "") -> Any:
-        self.page.goto("about:blank")
-        self.page.goto((self.site / f"explorers/{name}.html").as_uri() + address)
-        return self.page
+        self.tab.goto("about:blank")
+        self.tab.goto(f"{self.home}/explorers/{name}.html{address}")
+        return self.tab
 
     def field(self, name: str, field: str) -> Any:
-        return self.page.locator(f"#mlf-{name}-{field}")
+        return self.tab.locator(f"#mlf-{name}-{field}")
 
     def results(self) -> str:
-        return self.page.locator(".mlf-results").inner_text()
+        return self.tab.locator(".mlf-results").inner_text()
 
     def check(self) -> None:
-        assert not self.errors, self.errors
-        assert all(url.startswith((self.site.as_uri(), "about:", "data:")) for url in self.asked), self.asked
+        assert not self.wrong, self.wrong
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +91,7 @@ def tab(browser: Any, site: Path) -> Iterator[Tab]:
     opened = Tab(browser, site)
     yield opened
     opened.check()
-    opened.page.close()
+    opened.tab.close()
 
 
 def agree(found: Any, expected: Any, place: str) -> None:

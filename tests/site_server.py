@@ -1,4 +1,4 @@
-"""Serves a built site as its host does: over HTTP, compressed, and says what went out."""
+"""Serves a built site as its host does, over HTTP and compressed; a tab of a browser that looks at it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 #: What a host compresses: text. Figures and fonts are compressed already.
 COMPRESSED = (".html", ".css", ".js", ".json", ".svg", ".txt")
@@ -31,7 +32,6 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def send_head(self):
         path = Path(self.translate_path(self.path))
-        path = path / "index.html" if path.is_dir() else path
         if path.suffix not in COMPRESSED or not path.is_file():
             return super().send_head()
         body = _compressed(path, path.stat().st_mtime_ns)
@@ -40,8 +40,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
         return None
 
 
@@ -54,3 +53,32 @@ def served(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+class Visit:
+    """A tab that keeps what went wrong in it, and what it was sent."""
+
+    def __init__(self, chromium: Any, home: str, **options: Any) -> None:
+        self.tab = chromium.new_page(**options)
+        self.home, self.wrong, self.sent = home, [], 0
+        self.tab.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.tab.on("requestfailed", lambda request: self.wrong.append(f"failed: {request.url}"))
+        self.tab.on("response", lambda r: self.wrong.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
+        self.tab.on("request", self._local)
+        self.tab.on("requestfinished", self._count)
+
+    def _local(self, request: Any) -> None:
+        if not request.url.startswith((self.home, "about:", "data:", "blob:")):
+            self.wrong.append(f"elsewhere: {request.url}")
+
+    def _count(self, request: Any) -> None:
+        if request.url.startswith(self.home):
+            sizes = request.sizes()
+            self.sent += sizes["responseBodySize"] + sizes["responseHeadersSize"]
+
+    def go(self, place: str) -> None:
+        self.wrong.clear()
+        self.sent = 0
+        self.tab.goto(f"{self.home}/{place}", wait_until="load")
+        self.tab.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => true) : true")

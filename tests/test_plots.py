@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache, partial
-from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -290,50 +290,13 @@ def test_a_table_is_the_same_text_every_time_and_valid_html():
     assert "copy &lt;b&gt;" in page and "color:inherit" in page and '<th scope="col"' in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (([],), "at least one row"),
-        (([(1, 2)],), "columns"),
-        (([(1, 2)], ["a"]), "a row needs 1 values"),
-        (([{"a": 1}, {"b": 2}],), "'b'"),
-    ],
-)
-def test_a_table_of_ragged_rows_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        plots.table(*arguments)
-    with pytest.raises(ValueError, match="no column named 'x'"):
-        plots.table([{"a": 1}], units={"x": "s"})
-
-
 # ---- animations ----------------------------------------------------------------------------------------------------
 
 
-class Balance(HTMLParser):
-    """Collects tags and fails on one that is closed twice or never."""
-
-    VOID = ("img", "input", "br")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags = [], []
-
-    def handle_starttag(self, tag, attrs):
-        assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def check_html(text):
-    parser = Balance()
-    parser.feed(text)
-    parser.close()
-    assert not parser.open
-    return parser.tags
+    """The tags of HTML, with their attributes; an error for a tag closed twice or never, or with an attribute twice."""
+    strict = re.sub(r"<(img|input|br)\b([^>]*)>", r"<\1\2/>", re.sub(r"(?s)(<script>).*?(</script>)", r"\1\2", text))
+    return [(each.tag, each.attrib) for each in ElementTree.fromstring(f"<page>{strict}</page>").iter()][1:]
 
 
 def draw_bars(ax, count):
@@ -412,21 +375,6 @@ def test_text_cannot_break_out_of_the_script():
     made = plots.sm_waves_animation(schedule_tiles(3, 2), 2, title='</script><img src="x"> <!-- "quotes"')
     tags = check_html(made.html)
     assert [tag for tag, _ in tags] == ["figure", "img", "script"]
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: plots.animate([], title="t", alt="a" * 30), "2 to 120 frames, got 0"),
-        (lambda: plots.animate([print] * 121, title="t", alt="a" * 30), "got 121"),
-        (lambda: bars(captions=("one",)), "one caption for each of the 6"),
-        (lambda: plots.animate([print] * 2, title="t", alt="short"), "alt must say"),
-        (lambda: bars(seconds_per_frame=0), "seconds_per_frame"),
-    ],
-)
-def test_an_animation_of_bad_input_is_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
 
 
 def test_an_animation_that_is_too_large_says_what_to_do(monkeypatch):

@@ -16,25 +16,6 @@ SEQUENTIAL = {
 LADDER = {"D = 128": {"full": [0.5, 0.6, 1.02], "causal": [0.4, None, 1.1]}}
 
 
-def test_a_fresh_barrier_lets_parity_1_pass_and_holds_parity_0():
-    barrier = Barrier(2)
-    assert barrier.passes(1) and not barrier.passes(0)
-    barrier.arrive()
-    assert not barrier.passes(0)
-    barrier.arrive()
-    assert barrier.passes(0) and not barrier.passes(1) and barrier.pending == 2
-
-
-def test_a_phase_is_complete_when_everybody_arrived_and_every_byte_landed():
-    barrier = Barrier(1)
-    barrier.expect(128)
-    assert barrier.completed == 0
-    barrier.landed(64)
-    assert barrier.completed == 0
-    barrier.landed(64)
-    assert barrier.completed == 1 and barrier.parity == 1
-
-
 def test_one_arrival_too_many_is_an_error():
     barrier = Barrier(1)
     barrier.expect(8)
@@ -110,16 +91,3 @@ def test_ratios_beside_a_peer_show_their_spread():
     figure = hopper.speedup_bars({"forward": rows, "backward": rows}, title="Beside")
     assert "forward, N 2048, bf16: 1.02; forward, N 2048, fp16: 0.98" in figure.alt
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() and len(plots.png(figure)) > 1000
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda: run_ring(0, 2), "tiles"),
-        (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
-        (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
-    ],
-)
-def test_what_cannot_be_played_or_drawn_is_refused(draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw()

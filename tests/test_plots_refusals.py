@@ -18,7 +18,7 @@ from utils.plots.programs import program_owners, programs_animation, tile_orders
 from utils.plots.ring import ring_animation
 from utils.schedules import gpipe, simulate
 from utils.simt import Placement, occupancy
-from utils.simt.ring import run_ring
+from utils.simt.ring import Barrier, run_ring
 from utils.simt.warp import WarpTrace
 
 H100 = gpu("H100")
@@ -127,6 +127,16 @@ REFUSED = {
     "row of nothing": (drawn(plots.state_bars, {"a": {"x": 0}}), "the sum of 'a' must be positive, got 0"),
     "mark": (drawn(plots.memory_bars, {"x": {"y": 1}}, marks={"z": (1, "?")}), "'z', which is no row"),
     "shares": (drawn(share_bars, {"run": {"used": 0.9}}), r"must add up to 1, got 0\.9"),
+    "no row": (lambda: plots.table([]), "at least one row"),
+    "no names": (lambda: plots.table([(1, 2)]), "columns"),
+    "long row": (lambda: plots.table([(1, 2)], ["a"]), "a row needs 1 values"),
+    "other keys": (lambda: plots.table([{"a": 1}, {"b": 2}]), "'b'"),
+    "unit of no column": (lambda: plots.table([{"a": 1}], units={"x": "s"}), "no column named 'x'"),
+    "no frames": (drawn(plots.animate, [], alt=ALT), "2 to 120 frames, got 0"),
+    "many frames": (drawn(plots.animate, [print] * 121, alt=ALT), "got 121"),
+    "captions": (drawn(plots.animate, [print] * 2, alt=ALT, captions=("one",)), "one caption for each of the 2"),
+    "short alt": (drawn(plots.animate, [print] * 2, alt="short"), "alt must say"),
+    "pace": (drawn(plots.animate, [print] * 2, alt=ALT, seconds_per_frame=0), "seconds_per_frame"),
     # --- attention ---
     "argument": (lambda: attention.tile_accesses([lanes("x_ptr")], 16, 2), "one of q_ptr, .* got 'x_ptr'"),
     "empty access": (lambda: attention.tile_accesses([lanes(touched=False)], 16, 2), "access to Q needs at least one"),
@@ -146,6 +156,9 @@ REFUSED = {
     "interval": (drawn(hopper.sm_timeline, {"a": {"b": [("sleep", 0, 0, 1)]}}), "got 'sleep'"),
     "backwards": (drawn(hopper.sm_timeline, PANEL), "ends before it starts: 2 to 1"),
     "panel": (drawn(hopper.speedup_bars, {"forward": {}}), "panel 'forward' needs at least one"),
+    "no tiles": (lambda: run_ring(0, 2), "tiles"),
+    "one time": (lambda: run_ring(4, 2, read=(1, 2, 3)), "one for each of 2 consumers"),
+    "parity": (lambda: Barrier(1).passes(2), "a parity is 0 or 1"),
     "steps": (drawn(hopper.ladder, {"a": {"b": [1, 2, 3]}}, ["a"]), "one value for each of 1 steps, got 3"),
     # --- many GPUs ---
     "names": (drawn(plots.pipeline_timeline, TWO, names=["a", "b"]), r"names and timelines must .* got \[2, 1\]"),

@@ -88,12 +88,7 @@ def test_the_notation_page_has_every_table_of_the_lectures_readme():
     assert all(row in page for row in rows)
     assert page.count("\n# ") + page.startswith("# ") == 1
     assert "## Sizes" in page and "### " not in page
-
-
-def test_colours_are_patches_beside_words_in_the_pages_own_colour():
-    page = reference.notation()
-    assert 'style="color:' not in page
-    assert page.count('class="swatch"') == 5
+    assert 'style="color:' not in page and page.count('class="swatch"') == 5  # words in the page's own colour
 
 
 def test_a_readme_without_notation_is_refused(tmp_path):
@@ -136,7 +131,7 @@ def test_every_entry_is_read_somewhere_and_the_page_says_where():
     for source in reference.sources():
         assert source.read_in, f"{source.key}: no notebook lists it"
         line = next(line for line in page.splitlines() if f"{{cite:p}}`{source.key}`" in line)
-        assert source.use.split(".")[0] in line
+        assert source.entry.fields["annote"].split(".")[0] in line
         for path in source.read_in:
             assert f"(/{page_of(path)}.ipynb)" in line, (source.key, path)
 

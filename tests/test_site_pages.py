@@ -15,7 +15,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import TimeoutError
 
-from tests.site_server import served
+from tests.site_server import Visit, served
 from utils import records
 from utils.claims import ledger
 from website import build
@@ -81,10 +81,6 @@ def test_the_site_is_small(site: Path):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < SITE_BYTES
 
 
-def test_every_lecture_and_every_lab_has_its_page(pages):
-    assert {f"{page_of(path)}.html" for path in [*lectures(), *labs()]} <= pages.keys()
-
-
 def test_every_link_within_the_site_resolves(site: Path, pages):
     broken = []
     for place, page in pages.items():
@@ -131,35 +127,6 @@ def test_links_into_the_repository_name_what_is_there(pages):
 
 
 # ---- in a browser
-
-
-class Visit:
-    """A tab that keeps what went wrong in it, and what it was sent."""
-
-    def __init__(self, chromium: Any, home: str, **options: Any) -> None:
-        self.tab = chromium.new_page(**options)
-        self.home, self.wrong, self.sent = home, [], 0
-        self.tab.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
-        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.tab.on("requestfailed", lambda request: self.wrong.append(f"failed: {request.url}"))
-        self.tab.on("response", lambda r: self.wrong.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
-        self.tab.on("request", self._local)
-        self.tab.on("requestfinished", self._count)
-
-    def _local(self, request: Any) -> None:
-        if not request.url.startswith((self.home, "data:", "blob:")):
-            self.wrong.append(f"elsewhere: {request.url}")
-
-    def _count(self, request: Any) -> None:
-        if request.url.startswith(self.home):
-            sizes = request.sizes()
-            self.sent += sizes["responseBodySize"] + sizes["responseHeadersSize"]
-
-    def go(self, place: str) -> None:
-        self.wrong.clear()
-        self.sent = 0
-        self.tab.goto(f"{self.home}/{place}", wait_until="load")
-        self.tab.evaluate("() => window.MathJax && MathJax.startup ? MathJax.startup.promise.then(() => true) : true")
 
 
 def read_through(visit: Visit) -> None:

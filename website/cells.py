@@ -26,25 +26,13 @@ def names_a_shade(*texts: str) -> bool:
     return any(_SHADES.search(text) or _SHADED.search(text) for text in texts)
 
 
-def is_kernel(source: str) -> bool:
-    """Whether a cell's code is what the lecture is about: a Triton kernel."""
-    return "@triton.jit" in source
-
-
 def folded(source: str) -> bool:
     """Whether the page shows the code only on demand: imports, drawing, long checks."""
     lines = [line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     imports = sum(line.startswith(("import ", "from ", "%", "sys.path")) for line in lines)
-    if is_kernel(source):
+    if "@triton.jit" in source:
         return False
     return len(lines) > LONGEST_OPEN or imports > len(lines) / 2 or bool(_DRAWS.search(source))
-
-
-def png_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels of a PNG file's bytes; ValueError if they are none."""
-    if data[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError("not a PNG file")
-    return struct.unpack(">II", data[16:24])
 
 
 class Figures:
@@ -76,7 +64,9 @@ class Figures:
         name = f"{self.prefix}-{self.made:02}.png"
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(data)
-        across, down = png_size(data)
+        if data[:8] != b"\x89PNG\r\n\x1a\n":
+            raise ValueError("not a PNG file")
+        across, down = struct.unpack(">II", data[16:24])
         shown = min(width or across, across)
         return (
             f'<img class="{self.kind}" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
@@ -92,7 +82,7 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
     if "text/html" in data:
         markup = "".join(data["text/html"])
         if any("claim+json" in kind for kind in data):
-            return claim_line(markup)
+            return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
         return table_box(markup).replace("<figure data-mlf", f'<figure class="{figures.kind}" data-mlf')
     if "image/png" in data:
         about = output.get("metadata", {}).get("image/png", {})
@@ -107,11 +97,6 @@ def text_block(text: str) -> str:
     return f'<pre class="course-text" tabindex="0">{html.escape(text.rstrip())}</pre>'
 
 
-def claim_line(markup: str) -> str:
-    """A claim's line in the site's colours instead of the notebook's."""
-    return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
-
-
 def table_box(markup: str) -> str:
     """HTML of an output; a table gets a box of its own that scrolls when the page is narrower than it."""
     if not markup.lstrip().startswith("<table"):
@@ -121,15 +106,9 @@ def table_box(markup: str) -> str:
     return f'<div class="course-scroll" tabindex="0" role="region" aria-label="{label}">{markup}</div>'
 
 
-def html_output(parts: Sequence[str]) -> dict[str, Any]:
-    """One output that shows these pieces of HTML, in the notebook format."""
-    return {"output_type": "display_data", "data": {"text/html": "\n".join(parts)}, "metadata": {}}
-
-
-def outputs(cell: dict[str, Any], figures: Figures) -> list[dict[str, Any]]:
-    """A cell's outputs as the page shows them."""
-    parts = [part for output in cell["outputs"] if (part := as_html(output, figures))]
-    return [html_output(parts)] if parts else []
+def all_html(outputs: Sequence[dict[str, Any]], figures: Figures) -> str:
+    """A cell's outputs as HTML, "" if they say nothing."""
+    return "\n".join(part for output in outputs if (part := as_html(output, figures)))
 
 
 def tabs(sides: Iterable[tuple[str, str]], group: str) -> str:

@@ -8,21 +8,16 @@ from website.places import repository
 project = "Making LLMs Fast"
 author = "The authors of Making LLMs Fast"
 copyright = author
-language = "en"
 
 extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.bibtex", "sphinx.ext.mathjax"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-exclude_patterns = ["_generated/**"]
-suppress_warnings = ["mystnb.unknown_mime_type"]
 
 # ---- what pages may contain
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline", "attrs_block", "fieldlist"]
 myst_heading_anchors = 3
-myst_links_external_new_tab = False
 nb_execution_mode = "off"
 nb_code_prompt_show = "Show the code"
 nb_code_prompt_hide = "Hide the code"
-nb_number_source_lines = False
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 
@@ -30,7 +25,6 @@ copybutton_selector = "div.highlight > pre"
 
 # ---- mathematics: a copy within the site
 mathjax_path = f"mathjax/{mathjax.BUNDLE}"
-mathjax_options = {"defer": "defer"}
 mathjax3_config = mathjax.CONFIG
 
 # ---- the look
@@ -41,25 +35,19 @@ html_css_files = ["course.css"]
 html_js_files = [("course.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
-html_last_updated_fmt = None
 html_favicon = "_static/icon.svg"
 html_theme_options = {
     "repository_url": repository(),
     "repository_branch": "main",
     "use_repository_button": True,
-    "use_issues_button": False,
-    "use_edit_page_button": False,
     "use_download_button": False,
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
     "navbar_persistent": [],
-    "show_navbar_depth": 1,
-    "show_toc_level": 1,
     "toc_title": "On this page",
     "logo": {"text": project},
     "footer_content_items": ["copyright.html"],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
-    "back_to_top_button": True,
 }
 html_context = {"default_mode": "auto"}

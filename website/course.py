@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,6 @@ class Lesson:
     Attributes:
         key: ``"05"`` for a lecture, ``"lab3"`` for a lab.
         title: without its number.
-        subtitle: what a lecture's heading says after the colon; "" for a lab.
         page: page of the site without suffix.
         minutes: to read and run it, or to do all exercises of a lab.
         exercise_minutes: for a lecture's exercises, 0 for a lab.
@@ -37,7 +35,6 @@ class Lesson:
 
     key: str
     title: str
-    subtitle: str
     page: str
     minutes: int
     exercise_minutes: int
@@ -68,12 +65,6 @@ class Part:
     def label(self) -> str:
         """``"III. Attention"`` or ``"Capstone"``."""
         return f"{self.numeral}. {self.name}" if self.numeral else self.name
-
-
-def opening(path: Path) -> str:
-    """The first cell of a notebook, which says what it needs and how long it takes."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
 
 
 def known_first(text: str) -> tuple[str, ...]:
@@ -112,20 +103,16 @@ def minutes_of(text: str) -> tuple[int, int]:
 
 
 def _lesson(path: Path) -> Lesson:
-    text = opening(path)
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
     heading = re.match(r"# (?:Lab (?P<lab>\d)\.|(?P<lecture>\d\d)) (?P<title>.+)", text)
     if not heading:
         raise ValueError(f'{path.name}: its first line must be "# 05 Title: subtitle" or "# Lab 3. Title"')
-    title, _, subtitle = heading["title"].partition(": ")
+    title = heading["title"].partition(": ")[0]
     key = f"lab{heading['lab']}" if heading["lab"] else heading["lecture"]
     minutes, exercises = minutes_of(text)
-    points = _points(path) if heading["lab"] else ()
-    return Lesson(key, title, subtitle, page_of(path), minutes, exercises, known_first(text), points)
-
-
-def _points(path: Path) -> tuple[int, ...]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return tuple(p for c in cells if (p := c["metadata"].get("nbgrader", {}).get("points")))
+    points = tuple(p for cell in cells if (p := cell["metadata"].get("nbgrader", {}).get("points")))
+    return Lesson(key, title, page_of(path), minutes, exercises, known_first(text), points)
 
 
 @cache
@@ -155,17 +142,11 @@ def lessons() -> tuple[Lesson, ...]:
     return tuple(lesson for part in parts() for lesson in part.lessons)
 
 
-def ancestors(key: str, needs: dict[str, Sequence[str]] | None = None) -> frozenset[str]:
+@cache
+def ancestors(key: str) -> frozenset[str]:
     """Everything that a lesson builds on, directly or not."""
-    needs = {lesson.key: lesson.needs for lesson in lessons()} if needs is None else needs
-    found: set[str] = set()
-    waiting = list(needs[key])
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting += needs[one]
-    return frozenset(found)
+    needs = next(lesson.needs for lesson in lessons() if lesson.key == key)
+    return frozenset(needs).union(*map(ancestors, needs))
 
 
 def direct_needs(lesson: Lesson) -> tuple[str, ...]:

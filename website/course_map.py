@@ -78,8 +78,6 @@ def bends(points: Sequence[tuple[float, float]]) -> str:
     for (ax, ay), (bx, by), (cx, cy) in zip(points, points[1:], points[2:]):
         before, after = abs(bx - ax) + abs(by - ay), abs(cx - bx) + abs(cy - by)
         radius = min(_RADIUS, before / 2, after / 2)
-        if radius == 0:
-            continue
         sx, sy = bx - radius * _sign(bx - ax), by - radius * _sign(by - ay)
         ex, ey = bx + radius * _sign(cx - bx), by + radius * _sign(cy - by)
         path.append(f"L{_n(sx)} {_n(sy)}Q{_n(bx)} {_n(by)} {_n(ex)} {_n(ey)}")

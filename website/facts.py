@@ -37,14 +37,10 @@ def facts() -> list[tuple[int, str, str, str]]:
         ),
         (
             len(measured), "recorded measurements",
-            f"Made on {_listed(devices)}; each with date, versions and command. A test fails when the measured code "
-            "has changed since.", "records/index",
+            f"Made on {' and '.join(devices)}; each with date, versions and command. A test fails when the measured "
+            "code has changed since.", "records/index",
         ),
     ]  # fmt: skip
-
-
-def _listed(devices: list[str]) -> str:
-    return " and ".join([", ".join(devices[:-1]), devices[-1]] if len(devices) > 1 else devices)
 
 
 def facts_html() -> str:

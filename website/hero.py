@@ -72,26 +72,17 @@ def lengths() -> list[Length]:
     found = records.load("attention_memory").results
     times = {(t["way"], t["seq_len"]): t["seconds"] for t in found["times"] if t["pass"] == "forward"}
     peaks = {(m["way"], m["seq_len"]): m["peak_bytes"] for m in found["memory"] if m["pass"] == "forward"}
-    return [
-        _length(n, times.get(("eager", n)), seconds, peaks.get(("eager", n)), peaks["ours", n])
-        for (way, n), seconds in sorted(times.items(), key=lambda item: item[0][1])
-        if way == "ours" and n >= SHORTEST
-    ]
-
-
-def _length(n: int, eager_seconds: float | None, seconds: float, eager_peak: int | None, peak: int) -> Length:
-    shape, dtype = shape_at(n), records.load("attention_memory").results["dtype"]
-    kernels = tuple((kernel.name, kernel.cost.bytes) for kernel in standard_attention(shape, dtype))
-    once = flash2_traffic(shape, n, n, dtype)  # one tile of queries: K and V come from HBM once
-    return Length(
-        n, eager_seconds, seconds, eager_peak, peak, kernels, shape.score_elements * 2, (once.q, once.k, once.v),
-        once.stored, counters() if shape == counted_shape() else None,
-    )  # fmt: skip
-
-
-def counted_shape() -> AttentionShape:
-    """The shape whose HBM traffic the GPU's counters were read for."""
-    return AttentionShape(**records.load("attention_traffic").results["large_shape"])
+    counted = AttentionShape(**records.load("attention_traffic").results["large_shape"])
+    made = []
+    for n in sorted(n for way, n in times if way == "ours" and n >= SHORTEST):
+        shape = shape_at(n)
+        kernels = tuple((kernel.name, kernel.cost.bytes) for kernel in standard_attention(shape, found["dtype"]))
+        once = flash2_traffic(shape, n, n, found["dtype"])  # one tile of queries: K and V come from HBM once
+        made.append(Length(
+            n, times.get(("eager", n)), times["ours", n], peaks.get(("eager", n)), peaks["ours", n], kernels,
+            shape.score_elements * 2, (once.q, once.k, once.v), once.stored, counters() if shape == counted else None,
+        ))  # fmt: skip
+    return made
 
 
 def counters() -> tuple[int, int]:
@@ -191,17 +182,6 @@ def _meters(way: str, length: Length) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def ratios(length: Length) -> dict[str, float | None]:
-    """How many times less the kernel takes: time, memory, and HBM traffic where the counters were read."""
-    if length.eager_seconds is None or length.eager_peak is None:
-        return {"time": None, "bytes": None, "memory": None}
-    return {
-        "time": length.eager_seconds / length.seconds,
-        "bytes": length.counted[0] / length.counted[1] if length.counted else None,
-        "memory": length.eager_peak / length.peak,
-    }
-
-
 def data() -> dict[str, object]:
     """What the script needs: the lengths, and how they are drawn."""
     return {
@@ -209,13 +189,9 @@ def data() -> dict[str, object]:
         "poster": POSTER,
         "start": start_length().n,
         "heads": shape_at(SHORTEST).heads,
-        "gpuBytes": _gpu_bytes(),
+        "gpuBytes": int(gpu("H100").memory_bytes),
         "lengths": [asdict(length) for length in lengths()],
     }
-
-
-def _gpu_bytes() -> int:
-    return int(gpu("H100").memory_bytes)
 
 
 def captions() -> tuple[str, str]:
@@ -257,7 +233,6 @@ def _way(way: str, name: str, does: str, desc: str, length: Length) -> str:
 def figure() -> str:
     """The figure as HTML, complete without scripts: the walk half way, the matrix full, and all numbers."""
     start, (label, reading) = start_length(), captions()
-    gain = ratios(start)
     eager_desc = (
         f"The scores of {number(start.n)} queries and as many keys as a square of tiles, all stored in HBM, and with "
         f"them as many probabilities: {_show(2 * start.scores)} over {shape_at(start.n).heads} heads."
@@ -274,9 +249,9 @@ def figure() -> str:
     key = (("hbm", "in HBM"), ("chip", "on the chip"), ("ghost", "never stored"))
     keys = "".join(f'<span><i class="{kind}"></i>{text}</span>' for kind, text in key)
     verdicts = (
-        ("time", number(gain["time"], 2), "faster"),
-        ("bytes", number(gain["bytes"], 2), "less HBM traffic, by the GPU’s counters"),
-        ("memory", number(gain["memory"], 3), "less memory"),
+        ("time", number(start.eager_seconds / start.seconds, 2), "faster"),
+        ("bytes", number(start.counted[0] / start.counted[1], 2), "less HBM traffic, by the GPU’s counters"),
+        ("memory", number(start.eager_peak / start.peak, 3), "less memory"),
     )
     verdict = " ".join(f'<span data-verdict="{name}"><b>{gain}×</b> {what}</span>' for name, gain, what in verdicts)
     return f"""<figure class="hero" id="hero" aria-labelledby="hero-title">

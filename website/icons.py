@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import pydata_sphinx_theme
@@ -60,10 +59,10 @@ _SCRIPT = """\
 """
 
 
-def drawings(script: str, names: Iterable[str] = NAMES) -> dict[str, tuple[int, int, str]]:
-    """Width, height and path of each named icon, out of Font Awesome's script; ValueError if one is not there."""
+def drawings(script: str) -> dict[str, tuple[int, int, str]]:
+    """Width, height and path of each of :data:`NAMES`, out of Font Awesome's script; ValueError if one is not there."""
     found = {}
-    for name in names:
+    for name in NAMES:
         key = rf'(?:"{name}"|(?<![\w-]){name})' if name.isalnum() else f'"{name}"'
         icon = re.search(key + r':\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"\]', script)
         if icon is None:

@@ -17,9 +17,6 @@ from utils.claims import KINDS, Claim, ledger
 from utils.claims.page import in_one_unit, title
 from website.places import lectures, page_of
 
-#: Headings deeper than this get no anchor (``myst_heading_anchors``).
-DEEPEST_ANCHOR = 3
-
 _HEAD = """\
 # Claims
 
@@ -53,7 +50,7 @@ def write(source: Path) -> None:
 def page() -> str:
     """The page of claims as MyST Markdown; LedgerError when the stored outputs cannot be read."""
     made = ledger()
-    parts = [_HEAD, _counts(made)]
+    parts = [_HEAD, f"**{len(made)} claims**: {_kinds(made)}.\n"]
     for path in lectures():
         claims = [c for c in made if c.notebook == path.stem]
         if claims:
@@ -81,24 +78,18 @@ def sections(path: Path) -> tuple[Section, ...]:
     for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] != "markdown":
             continue
-        for level, text in _headings("".join(cell["source"])):
-            if level <= DEEPEST_ANCHOR:
-                slug = _unique(_slug(text), slugs)
-                slugs.add(slug)
-                found.append(Section(text, slug, index))
+        without_code = re.sub(r"^(```|~~~).*?^\1", "", "".join(cell["source"]), flags=re.MULTILINE | re.DOTALL)
+        # deeper headings get no anchor (myst_heading_anchors)
+        for text in re.findall(r"^#{1,3} +(.+?)\s*$", without_code, re.MULTILINE):
+            slug = _unique(_slug(text), slugs)
+            slugs.add(slug)
+            found.append(Section(text, slug, index))
     return tuple(found)
 
 
 def section_of(path: Path, cell: int) -> Section:
     """The nearest heading above a cell of a notebook; the notebook's title when none is nearer."""
     return [section for section in sections(path) if section.cell <= cell][-1]
-
-
-def _headings(source: str) -> list[tuple[int, str]]:
-    without_code = re.sub(r"^(```|~~~).*?^\1", "", source, flags=re.MULTILINE | re.DOTALL)
-    return [
-        (len(marks), text.strip()) for marks, text in re.findall(r"^(#{1,6}) +(.+?)\s*$", without_code, re.MULTILINE)
-    ]
 
 
 def _slug(heading: str) -> str:
@@ -115,10 +106,6 @@ def _unique(slug: str, taken: set[str]) -> str:
     return unique
 
 
-def _counts(made: Sequence[Claim]) -> str:
-    return f"**{len(made)} claims**: {_kinds(made)}.\n"
-
-
 def _kinds(claims: Sequence[Claim]) -> str:
     return ", ".join(f"{count} {kind}" for kind in KINDS if (count := sum(c.kind == kind for c in claims)))
 
@@ -128,23 +115,19 @@ def _table(claims: Sequence[Claim]) -> str:
         ":::{div} claims",
         "| claim | computed | expected, tolerance | unit | kind, source |",
         "|:---|---:|---:|:---|:---|",
-        *(_row(c, c.statement or c.id) for c in claims),
+        *map(_row, claims),
         ":::",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(c: Claim, text: str) -> str:
+def _row(c: Claim) -> str:
     computed, expected, unit = in_one_unit(c)
     path = next(path for path in lectures() if path.stem == c.notebook)
     section = section_of(path, c.cell)
     where = f"[{section.text}](/{page_of(path)}.ipynb#{section.slug})"
-    name = f'{markdown(text)}<br><code id="{c.id}">{_breakable(c.id)}</code><br>{where}'
+    breakable = re.sub(r"([._])", r"\1<wbr>", c.id)  # into lines, after a dot or an underscore
+    name = f'{markdown(c.statement or c.id)}<br><code id="{c.id}">{breakable}</code><br>{where}'
     kind = f'<span class="kind kind-{c.kind}">{c.kind}</span><br>{markdown(c.source) or "derivation"}'
     held = f'{markdown(expected)}<br><span class="tolerance">{c.tolerance_text}</span>'
     return f"| {name} | {markdown(computed)} | {held} | {markdown(unit) or '–'} | {kind} |"
-
-
-def _breakable(id: str) -> str:
-    """An id that may be broken into lines after a dot or an underscore."""
-    return re.sub(r"([._])", r"\1<wbr>", id)

@@ -10,7 +10,7 @@ import nbformat
 
 from utils.notebooks import tags
 from website import laptop
-from website.cells import Figures, as_html, folded, names_a_shade, outputs, tabs
+from website.cells import Figures, all_html, folded, names_a_shade, tabs
 from website.places import labs, launches, lectures, on_github, page_of
 from website.prose import (
     anchor_equations,
@@ -63,18 +63,15 @@ def _is_text(cell: Any) -> bool:
 def _code(cell: Any, figures: Figures, name: str) -> list[Any]:
     made = nbformat.v4.new_code_cell(cell.source)
     made.metadata["tags"] = ["hide-input"] if folded(cell.source) else []
+    shown = all_html(cell.outputs, figures)
     if laptop.GPU_OUTPUT not in tags(cell):
-        made.outputs = [nbformat.from_dict(output) for output in outputs(cell, figures)]
+        made.outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})] if shown else []
         return [made]
-    gpu = [part for output in cell.outputs if (part := as_html(output, figures))]
-    here = [part for output in laptop.outputs(name, cell) if (part := as_html(output, figures))]
+    here = all_html(laptop.outputs(name, cell), figures)
     device = cell.metadata.get("making-llms-fast", {}).get("device", "")
     sides = [
-        (
-            html.escape(f"On a GPU ({device})") if gpu else "On a GPU",
-            "\n".join(gpu) or _nothing("It was not run on one."),
-        ),
-        ("On a laptop", "\n".join(here) or _nothing("Nothing: this cell measures a GPU.")),
+        (html.escape(f"On a GPU ({device})") if shown else "On a GPU", shown or _nothing("It was not run on one.")),
+        ("On a laptop", here or _nothing("Nothing: this cell measures a GPU.")),
     ]
     return [made, nbformat.v4.new_markdown_cell(tabs(sides, "machine"))]
 
@@ -86,12 +83,8 @@ def _nothing(why: str) -> str:
 def mentions(path: Path) -> dict[str, str]:
     """What a text calls other lectures and labs -> their address, relative to this notebook's page."""
     lab = page_of(path).startswith("labs/")
-    found = {}
-    for other in lectures():
-        found[f"notebook {other.stem[:2]}"] = ("../notebooks/" if lab else "") + other.name
-    for other in labs():
-        found[f"lab {other.stem[3]}"] = ("" if lab else "../labs/") + other.name
-    return found
+    found = {_name(other): ("../notebooks/" if lab else "") + other.name for other in lectures()}
+    return found | {_name(other): ("" if lab else "../labs/") + other.name for other in labs()}
 
 
 def _name(path: Path) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from urllib.parse import quote
 
 from utils import records
 from utils.claims.page import title
@@ -20,21 +19,15 @@ from utils.course_modules import Course
 from utils.fingerprint import files
 from utils.records import Record
 from utils.units import number
+from website.course import parts
 from website.ledger import markdown, script
-from website.places import BRANCH, ROOT, labs, lectures, page_of, repository
+from website.places import ROOT, labs, lectures, on_github, page_of
 from website.record_figures import label
 from website.record_tables import Block, blocks
 
 _COURSE = Course()
-PARTS = {
-    "I. The machine": ("01", "02", "lab1"),
-    "II. Five tricks": ("03", "04", "lab2"),
-    "III. Attention": ("05", "06", "07", "lab3"),
-    "IV. Many GPUs": ("08", "09", "lab4"),
-    "V. Serving": ("10", "11", "12", "13", "lab5"),
-    "Capstone": ("14",),
-    "Others": (),
-}
+#: The course's parts and the keys of their lectures and labs.
+PARTS = {part.label: [lesson.key for lesson in part.lessons] for part in parts()}
 #: A page's tables take at most so many bytes; longer tables show their first points and the JSON has the rest.
 MOST_BYTES = 180_000
 _ROWS = (400, 300, 200, 150, 100, 50, 20)
@@ -56,7 +49,7 @@ def write(source: Path) -> None:
     benchmarks = records.benchmark_names()
     (folder / "index.md").write_text(index(benchmarks), encoding="utf-8")
     for benchmark in benchmarks:
-        (folder / f"{benchmark}.md").write_text(page(records.load(benchmark), digest_of(benchmark)), encoding="utf-8")
+        (folder / f"{benchmark}.md").write_text(page(records.load(benchmark)), encoding="utf-8")
         (folder / f"{benchmark}.json").write_bytes(records.path_of(benchmark).read_bytes())
 
 
@@ -73,13 +66,13 @@ def index(benchmarks: Sequence[str]) -> str:
     loaded = [records.load(benchmark) for benchmark in benchmarks]
     shared = {json.dumps(dict(record.versions), sort_keys=True) for record in loaded}
     ran = f"All ran with {_versions(loaded[0])}" if len(shared) == 1 else "Each page says with which versions it ran"
-    parts = [_INDEX, f"**{len(loaded)} records.** {ran}.\n"]
+    lines = [_INDEX, f"**{len(loaded)} records.** {ran}.\n"]
     for part in PARTS:
         members = [record for record in loaded if part_of(record) == part]
         if members:
-            parts += [f"## {part}\n", _list(members)]
-    parts += ["```{toctree}\n:hidden:\n", *benchmarks, "```\n", script("../_static")]
-    return "\n".join(parts)
+            lines += [f"## {part}\n", _list(members)]
+    lines += ["```{toctree}\n:hidden:\n", *benchmarks, "```\n", script("../_static")]
+    return "\n".join(lines)
 
 
 def _list(members: Sequence[Record]) -> str:
@@ -115,11 +108,7 @@ def part_of(record: Record) -> str:
     """The part of the course that a record belongs to: that of the first notebook that shows it, else of its lab."""
     shown = [path.stem.split("_")[0] for path in shown_in(record.benchmark)]
     measured = re.findall(r"solutions/(lab\d)_", " ".join(files_of(record.sources)))
-    for place in (*shown, *measured):
-        for part, places in PARTS.items():
-            if place in places:
-                return part
-    return "Others"
+    return next(part for place in (*shown, *measured) for part, places in PARTS.items() if place in places)
 
 
 @cache
@@ -142,11 +131,8 @@ def _loaded_by(notebook: Path) -> frozenset[str]:
 # ---- one record ----------------------------------------------------------------------------------------------------
 
 
-def page(record: Record, digest: str) -> str:
-    """A record's page as MyST Markdown: what was measured, its provenance, and all results as tables.
-
-    ``digest`` is the 64 hexadecimal digits that the file states. Tables of a page take :data:`MOST_BYTES` at most.
-    """
+def page(record: Record) -> str:
+    """A record's page as MyST Markdown: what was measured, its provenance, and all results as tables."""
     shown = ", ".join(_link(path) for path in shown_in(record.benchmark))
     return "\n".join(
         [
@@ -154,7 +140,7 @@ def page(record: Record, digest: str) -> str:
             _words(record) + "\n",
             f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
             "## How it was measured\n",
-            _provenance(record, digest) + "\n",
+            _provenance(record) + "\n",
             "## Results\n",
             _notes(record.results) + f"All figures in full: {{download}}`{record.benchmark}.json`.\n",
             *map(_markdown, results(record.results)),
@@ -188,8 +174,8 @@ def _notes(results: object) -> str:
     return note
 
 
-def _provenance(record: Record, digest: str) -> str:
-    sources = "<br>".join(f"[`{source}`]({_source_url(source)})" for source in files_of(record.sources))
+def _provenance(record: Record) -> str:
+    sources = "<br>".join(f"[`{source}`]({on_github(ROOT / source)})" for source in files_of(record.sources))
     rows = (
         ("measured on", markdown(record.device)),
         ("date", record.date),
@@ -197,7 +183,7 @@ def _provenance(record: Record, digest: str) -> str:
         ("repeated by", f"`{record.command}`"),
         ("measured source", sources),
         ("fingerprint of the source", f"`{record.fingerprint}`"),
-        ("digest of the record", f"`{digest}`"),
+        ("digest of the record", f"`{digest_of(record.benchmark)}`"),
     )
     body = "\n".join(f"| {name} | {text} |" for name, text in rows)
     return f":::{{div}} provenance\n| | |\n|:---|:---|\n{body}\n:::"
@@ -206,10 +192,6 @@ def _provenance(record: Record, digest: str) -> str:
 def _versions(record: Record) -> str:
     names = {"python": "Python", "torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "numpy": "NumPy"}
     return ", ".join(f"{names.get(name, name)} {version}" for name, version in record.versions.items())
-
-
-def _source_url(source: str) -> str:
-    return f"{repository()}/blob/{BRANCH}/{quote(source)}"
 
 
 def _words(record: Record) -> str:

@@ -45,7 +45,7 @@ def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Bloc
     """Tables of a recorded value, in its order.
 
     Args:
-        value: Parsed JSON: an object, a list, or one figure.
+        value: Parsed JSON: an object, or a list with something in it.
         heading: Its name in words, "" for the whole.
         rows: A table ends after so many points, and says how many are left out.
         depth: How deep ``value`` lies; a heading's level.
@@ -55,11 +55,9 @@ def blocks(value: Any, heading: str, rows: int, depth: int = 0) -> Iterator[Bloc
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         yield from _of_points(value, heading, rows, depth)
     elif isinstance(value, list):
-        yield Block(depth, heading, _grid(value, heading) if value else "<p>none</p>")
-    elif isinstance(value, Mapping):
-        yield from _of_object(value, heading, rows, depth)
+        yield Block(depth, heading, _grid(value, heading))
     else:
-        yield Block(depth, heading, f"<p>{escape(text(value, unit_of((heading,))))}</p>")
+        yield from _of_object(value, heading, rows, depth)
 
 
 # ---- taking a value apart ------------------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ def _collect(value: Mapping, path: Path = (), lists: bool = False) -> _Item:
             for point in inner:
                 rest = {key: v for key, v in point.items() if key != first}
                 item.named[text(point[first])] = {(*place, *p): v for p, v in _collect(rest).own.items()}
-        elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(_nests(i) for i in inner)):
+        elif isinstance(inner, list) and (len(inner) > LONGEST_CELL or any(isinstance(i, dict | list) for i in inner)):
             item.deeper[place] = inner
         else:
             item.own[place] = inner
@@ -125,10 +123,6 @@ def _named(value: Mapping) -> bool:
     """Whether an object's keys are names of things that all look alike, rather than different properties of one."""
     inner = list(value.values())
     return all(isinstance(v, Mapping) and v for v in inner) and len({frozenset(v) for v in inner}) == 1
-
-
-def _nests(value: Any) -> bool:
-    return isinstance(value, Mapping | list)
 
 
 def _is_short_table(value: Any) -> bool:

@@ -37,11 +37,10 @@ The symbols of the lectures and labs. Words are in the [glossary](glossary.md).
 
 @dataclass(frozen=True)
 class Source:
-    """A source: its key in the bibliography, its title, what it is read for, and the notebooks that list it."""
+    """A source: its key in the bibliography, its entry there, and the notebooks that list it."""
 
     key: str
-    title: str
-    use: str
+    entry: Entry
     read_in: tuple[Path, ...]
 
 
@@ -87,7 +86,8 @@ def references() -> str:
 
 def _line(source: Source) -> str:
     links = ", ".join(f"[{_place(path).replace('lab', 'lab ')}](/{page_of(path)}.ipynb)" for path in source.read_in)
-    return f"- **{markdown(source.title)}** {{cite:p}}`{source.key}`. {markdown(source.use)} Read in {links}."
+    title, use = markdown(title_of(source.entry)), markdown(source.entry.fields["annote"])
+    return f"- **{title}** {{cite:p}}`{source.key}`. {use} Read in {links}."
 
 
 def _place(notebook: Path) -> str:
@@ -102,8 +102,7 @@ def sources() -> tuple[Source, ...]:
     return tuple(
         Source(
             key=key,
-            title=title_of(entry),
-            use=entry.fields["annote"],
+            entry=entry,
             read_in=tuple(path for path, lines in listed.items() if any(names(line, entry) for line in lines)),
         )
         for key, entry in entries.items()

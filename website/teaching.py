@@ -78,21 +78,16 @@ def total(lesson: Lesson) -> int:
     return lesson.minutes + lesson.exercise_minutes
 
 
-def term(hours_a_week: float = HOURS_A_WEEK) -> list[Week]:
-    """A plan in which no week takes more than about ``hours_a_week``: whole weeks for each part, lectures before labs.
+def term() -> list[Week]:
+    """A plan in which no week takes more than :data:`HOURS_A_WEEK`: whole weeks for each part, lectures before labs.
 
     A lecture is in the week in which the middle of it falls; a lab is in every week in which somebody works on it.
-
-    Raises:
-        ValueError: the hours are not above zero.
     """
-    if hours_a_week <= 0:
-        raise ValueError(f"hours_a_week must be above zero, got {hours_a_week}")
     found: list[Week] = []
     for part in parts():
         minutes = sum(total(lesson) for lesson in part.lessons)
-        weeks = math.ceil(minutes / (60 * hours_a_week))
-        share = minutes / weeks if weeks else 0.0
+        weeks = math.ceil(minutes / (60 * HOURS_A_WEEK))
+        share = minutes / weeks
         for week in range(weeks):
             low, high = week * share, (week + 1) * share
             spans = [(lesson, *_span(part, lesson)) for lesson in part.lessons]
@@ -112,10 +107,10 @@ def _linked(lesson: Lesson) -> str:
     return f"[{lesson.name}]({lesson.page}.ipynb)"
 
 
-def term_table(hours_a_week: float = HOURS_A_WEEK) -> str:
+def term_table() -> str:
     """The plan as a table in MyST."""
     rows, last = ["| week | part | lectures | lab | hours |", "|---:|---|---|---|---:|"], None
-    for week in term(hours_a_week):
+    for week in term():
         lab = f"{_linked(week.lab)}{', due' if week.lab_due else ''}" if week.lab else ""
         part = "" if week.part is last else week.part.label
         read = ", ".join(map(_linked, week.lectures))
@@ -124,9 +119,9 @@ def term_table(hours_a_week: float = HOURS_A_WEEK) -> str:
     return "\n".join(rows) + "\n"
 
 
-def term_summary(hours_a_week: float = HOURS_A_WEEK) -> str:
+def term_summary() -> str:
     """The plan in a sentence."""
-    weeks = term(hours_a_week)
+    weeks = term()
     most = max(week.minutes for week in weeks) / 60
     return (
         f"{len(weeks)} weeks with at most {most:.1f} hours of a student's time in each, lectures before the lab that "
@@ -137,7 +132,7 @@ def term_summary(hours_a_week: float = HOURS_A_WEEK) -> str:
 def times_table() -> str:
     """Minutes of each part as a table in MyST: lectures, their exercises, the lab with its exercises and points."""
     rows = ["| part | lectures | their exercises | lab | in all |", "|---|---:|---:|---:|---:|"]
-    for part in [part for part in parts() if any(map(total, part.lessons))]:
+    for part in parts():
         read = [lesson for lesson in part.lessons if not lesson.is_lab]
         labs = [lesson for lesson in part.lessons if lesson.is_lab]
         rows.append(_time_row(part.label, read, labs))
