@@ -39,17 +39,19 @@ KINDS = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 LATER_WORLD = {2: 3, 3: 2}
 
 
-def trainer_of(kind: str, seed: int = 0) -> tuple[Callable, Callable[[], None], Trainer, Callable[[], dict]]:
+def trainer_of(
+    kind: str, seed: int = 0, **options: float
+) -> tuple[Callable, Callable[[], None], Trainer, Callable[[], dict]]:
     """Forward function, step, what a checkpoint takes, and the whole parameters, of a model and its AdamW."""
-    model = parallel_training.model_of(CONFIG, seed)
+    model, options = parallel_training.model_of(CONFIG, seed), {**ADAMW, **options}
     if kind == "ZeRO-1":
-        zero1 = Zero1Optimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
+        zero1 = Zero1Optimizer(model.parameters(), torch.optim.AdamW, **options)
         return model, zero1.step, zero1, lambda: parallel_training.parameters_of(model)
     if kind == "ZeRO-2":
-        zero2 = Zero2(model, torch.optim.AdamW, **ADAMW)
+        zero2 = Zero2(model, torch.optim.AdamW, **options)
         return zero2, zero2.step, zero2, lambda: parallel_training.parameters_of(model)
     sharded = FullyShardedDataParallel(model, Block)
-    adamw = torch.optim.AdamW(sharded.parameters(), **ADAMW)
+    adamw = torch.optim.AdamW(sharded.parameters(), **options)
 
     def step() -> None:
         adamw.step()
@@ -79,11 +81,11 @@ def first_half(folder: str) -> None:
 def second_half(folder: str) -> dict[str, Run]:
     runs = {}
     for kind in KINDS:
-        forward, step, trainer, whole = trainer_of(kind, seed=9)  # other weights, to be replaced
+        forward, step, trainer, whole = trainer_of(kind, seed=9, lr=0.5)  # other weights and rate, to be replaced
         load_checkpoint(Path(folder) / kind, trainer)
         runs[kind] = run_steps(forward, step, HALF, parallel_training.STEPS)
         runs[kind].parameters = whole()
-    forward, step, trainer, whole = trainer_of("ZeRO-3", seed=9)
+    forward, step, trainer, whole = trainer_of("ZeRO-3", seed=9, lr=0.5)
     load_checkpoint(Path(folder) / "ZeRO-2", trainer)  # by the same names, so another stage may go on
     runs["ZeRO-2 into ZeRO-3"] = run_steps(forward, step, HALF, parallel_training.STEPS)
     runs["ZeRO-2 into ZeRO-3"].parameters = whole()

@@ -22,9 +22,8 @@ WORLD_SIZES = (2, 3, 4)
 
 @once
 def job(world_size: int) -> list[dict[str, Any]]:
-    """Results of all ranks; a job of N ranks goes on from the states that one of N - 1 left."""
-    states = job(world_size - 1)[0]["resumed"]["states"] if world_size > WORLD_SIZES[0] else None
-    return launch(ranks.everything, states, world_size=world_size)
+    """Results of all ranks."""
+    return launch(ranks.everything, world_size=world_size)
 
 
 @functools.cache
@@ -138,33 +137,6 @@ def test_layers_that_only_some_ranks_use_are_trained_and_those_that_none_uses_ar
         for name, value in expected.items():
             assert training.relative_difference(found[name], value) < 1e-6, name
         assert torch.equal(found["none.weight"], start["none.weight"])  # AdamW would have decayed it
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zero1", "zero2"])
-@pytest.mark.parametrize("ranks_", WORLD_SIZES[1:])
-def test_a_state_saved_on_other_ranks_by_the_other_stage_goes_on_as_if_nothing_had_happened(kind, ranks_):
-    expected = one_process("plain")
-    expected = training.Run(expected.losses[5:], expected.parameters)
-    training.assert_same_run([result["resumed"]["runs"][kind] for result in job(ranks_)], expected)
-
-
-@pytest.mark.slow
-def test_a_state_is_whole_by_name_and_the_same_on_every_rank(world_size):
-    states = [result["resumed"]["states"]["zero2"] for result in job(world_size)]
-    model = gpt.GPT(training.CONFIG)
-    assert {name: tuple(value.shape) for name, value in states[0]["parameters"].items()} == {
-        name: tuple(value.shape) for name, value in model.named_parameters()
-    }
-    used = {name for name, p in model.named_parameters() if p.requires_grad} - {"unused"}
-    assert set(states[0]["optimizer"]) == used
-    for name in used:
-        entry = states[0]["optimizer"][name]
-        assert set(entry) == {"step", "exp_avg", "exp_avg_sq"} and float(entry["step"]) == 5
-        assert entry["exp_avg"].shape == states[0]["parameters"][name].shape
-    for other in states[1:]:
-        assert all(torch.equal(value, other["parameters"][name]) for name, value in states[0]["parameters"].items())
-    assert states[0]["groups"][0]["lr"] == training.ADAMW["lr"]
 
 
 @pytest.mark.slow
