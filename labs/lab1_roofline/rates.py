@@ -1,6 +1,7 @@
 """The roofline of a GPU: where its two roofs meet, and what they allow (exercise 1.5)."""
 
 import math
+from fractions import Fraction
 
 from utils.operators import require_sizes
 
@@ -38,6 +39,8 @@ def attainable_rate(intensity: float, peak_flops: float, bandwidth: float) -> fl
 
 def smallest_compute_bound_batch(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> int | None:
     """The smallest B for which (B, d) @ (d, f) has at least the intensity of the ridge point; None when no B has.
+
+    Exactly: where the inequality holds with equality at a whole B, that B, which floats may miss by one.
 
     Raises:
         ValueError: an argument is below 1, or not above zero.

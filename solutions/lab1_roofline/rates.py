@@ -1,6 +1,7 @@
 """The roofline of a GPU: where its two roofs meet, and what they allow (exercise 1.5)."""
 
 import math
+from fractions import Fraction
 
 from utils.operators import require_sizes
 
@@ -43,6 +44,8 @@ def attainable_rate(intensity: float, peak_flops: float, bandwidth: float) -> fl
 def smallest_compute_bound_batch(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> int | None:
     """The smallest B for which (B, d) @ (d, f) has at least the intensity of the ridge point; None when no B has.
 
+    Exactly: where the inequality holds with equality at a whole B, that B, which floats may miss by one.
+
     Raises:
         ValueError: an argument is below 1, or not above zero.
     """
@@ -50,9 +53,9 @@ def smallest_compute_bound_batch(d: int, f: int, element_size: int, peak_flops: 
     require_positive(peak_flops=peak_flops, bandwidth=bandwidth)
     ### BEGIN SOLUTION 1.5: the smallest compute-bound batch
     # 2 B d f >= ridge * size * (B d + d f + B f)  <=>  B * (2 d f - ridge * size * (d + f)) >= ridge * size * d * f
-    threshold = element_size * peak_flops / bandwidth
+    threshold = element_size * Fraction(peak_flops) / Fraction(bandwidth)
     gained_per_row = 2 * d * f - threshold * (d + f)
     if gained_per_row <= 0:
         return None
-    return max(1, math.ceil(threshold * d * f / gained_per_row))
+    return math.ceil(threshold * d * f / gained_per_row)
     ### END SOLUTION

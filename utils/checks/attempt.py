@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.checks.forbidden_modules import Forbidden, calls_into
+from utils.checks.student_files import is_library
 
 DEADLINE_SECONDS = 10.0
 
@@ -56,8 +57,7 @@ def attempt(function: Callable, arguments: Mapping[str, object], forbidden: Forb
 
 def tail(error: Exception) -> list[str]:
     """Where an error arose, in the student's own lines: ``operators.py, line 12, in f: return 1 / n``."""
-    here = str(Path(__file__).resolve())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
     return [f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-3:]]
 
 

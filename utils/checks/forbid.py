@@ -11,9 +11,7 @@ import ast
 import contextlib
 import functools
 import inspect
-import os
 import sys
-import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from utils.checks.problem import Problem
+from utils.checks.student_files import is_library
 from utils.checks.uninitialized import mark
 
 
@@ -73,13 +71,6 @@ _LIBRARIES = _names(
     "jax tensorflow sklearn scipy cupy"
 )
 _COMPILERS = ("torch.compile", "torch.jit", "torch._inductor", "torch._dynamo")
-# code that is never the student's: PyTorch, Triton, whatever is installed, the course's library, and Python itself
-_NOT_STUDENTS = (
-    *(str(Path(package.__file__).parent) + os.sep for package in (torch, triton)),
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parent.parent) + os.sep,
-    "<frozen",
-)
 
 
 @dataclass(frozen=True)
@@ -114,11 +105,6 @@ class RecordedCalls:
     def largest(self) -> Allocation | None:
         """The largest allocation; None when nothing was allocated."""
         return max(self.allocations, key=lambda allocation: allocation.elements, default=None)
-
-
-def is_library(file: str) -> bool:
-    """Whether a source file is PyTorch's, Triton's, Python's or the course's (its library, a lab's exercises)."""
-    return file.startswith(_NOT_STUDENTS) or Path(file).parent.name == "exercises"
 
 
 def _base(name: str) -> str:

@@ -65,8 +65,10 @@ class Count(AnswerFormat):
             return ""
         if problem := _odd_type(value):
             return problem
-        if isinstance(value, numbers.Integral):
+        if isinstance(value, int):
             return ""
+        if isinstance(value, numbers.Integral):
+            return f"the {type(value).__name__} {value}, expected a Python int, which cannot overflow: use int(...)"
         if isinstance(value, numbers.Real):
             return (
                 f"the float {value!r}, expected an int: divide with // (above 2**53 a float cannot hold every integer)"

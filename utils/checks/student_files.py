@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +17,20 @@ from types import CodeType
 
 #: What a released place raises until it is filled, see :func:`stub_line`.
 STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+)\b")
+
+
+# code that is never the student's: PyTorch, Triton, whatever is installed, Python itself, and the course's library
+_NOT_STUDENTS = (
+    *(str(Path(importlib.util.find_spec(name).origin).parent) + os.sep for name in ("torch", "triton")),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent.parent) + os.sep,
+    "<frozen",
+)
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is PyTorch's, Triton's, Python's or the course's (its library, a lab's exercises)."""
+    return file.startswith(_NOT_STUDENTS) or Path(file).parent.name == "exercises"
 
 
 def stub_line(message: str) -> str:

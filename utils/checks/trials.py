@@ -16,6 +16,7 @@ from utils.checks import cuda_context, forbid, tensors
 from utils.checks.cases import Case
 from utils.checks.diagnoses import CaseResult
 from utils.checks.problem import Problem
+from utils.checks.student_files import is_library
 
 
 def run_case(
@@ -120,4 +121,4 @@ def students_frame(error: BaseException, innermost: bool = False) -> traceback.F
     """The last line of the student's own code in a traceback; with ``innermost`` only if nothing ran below it."""
     frames = traceback.extract_tb(error.__traceback__)
     frames = frames[-1:] if innermost else frames[::-1]
-    return next((frame for frame in frames if not forbid.is_library(frame.filename)), None)
+    return next((frame for frame in frames if not is_library(frame.filename)), None)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.checks.forbid import is_library
 from utils.checks.problem import Problem
+from utils.checks.student_files import is_library
 from utils.distributed import Entry
 from utils.distributed.calls import Call
 

@@ -17,6 +17,13 @@ FLOPS, BYTES = "1.1: FLOPs of a dot product", "1.1: bytes of a dot product"
 TWICE = "multiply-add is counted as one operation"
 wrong(FLOPS, "fused multiply-adds", TWICE, '"classic wrong answers" 1', edits={"2 * n": "n"})
 wrong(FLOPS, "one addition fewer", "first addition is left out", edits={"2 * n": "2 * n - 1"})
+wrong(
+    FLOPS,
+    "counted by NumPy",
+    "the int64",
+    "which cannot overflow",
+    instead="import numpy as np\n\nreturn np.int64(2) * n",
+)
 wrong(FLOPS, "twice in floats", "beyond 2**53, where a float loses ones", edits={"2 * n": "int(2.0 * n)"})
 wrong(BYTES, "reads only", "result is not written", edits={" + 1": ""})
 wrong(BYTES, "elements only", "elements are counted, not bytes", edits={" * element_size": ""})
@@ -120,13 +127,24 @@ ADDED = "intensity / (1 / bandwidth + intensity / peak_flops)"
 wrong(RATE, "one after the other", "arithmetic and traffic are added", edits={LOWER: ADDED})
 wrong(RATE, "fraction of peak", "share of the peak", edits={LOWER: "min(1.0, intensity * bandwidth / peak_flops)"})
 GIVES_UP = "if gained_per_row <= 0:\n    return None\n"
-UP, QUOTIENT = "max(1, math.ceil(threshold * d * f / gained_per_row))", "threshold * d * f / gained_per_row"
+QUOTIENT = "threshold * d * f / gained_per_row"
+UP = f"math.ceil({QUOTIENT})"
 ZERO = "raised ZeroDivisionError", "exactly zero"
 RULE_OF_THUMB = "return math.ceil(element_size / 2 * peak_flops / bandwidth)"
 wrong(BATCH, "rule of thumb", "as if d and f were endless", instead=RULE_OF_THUMB)
 wrong(BATCH, "rounds down", "rounded down", edits={UP: f"int({QUOTIENT})"})
 wrong(BATCH, "one row too many", "also where B is whole", edits={UP: f"1 + math.floor({QUOTIENT})"})
-wrong(BATCH, "does not give up", "negative B", edits={GIVES_UP: "", UP: f"math.ceil({QUOTIENT})"})
+wrong(BATCH, "does not give up", "negative B", edits={"<= 0": "== 0"})
+wrong(BATCH, "gives up nowhere", "negative B", edits={GIVES_UP: ""})
+IN_FLOATS = {"Fraction(peak_flops) / Fraction(bandwidth)": "peak_flops / bandwidth"}
+wrong(BATCH, "in floats", "off by one where B is whole", '"classic wrong answers" 5', edits=IN_FLOATS)
+wrong(
+    BATCH,
+    "a search that gives up",
+    "got None",
+    "very large batch fails",
+    edits={UP: "next((b for b in range(1, 5000) if b * gained_per_row >= threshold * d * f), None)"},
+)
 wrong(BATCH, "forgets zero", *ZERO, "rates.py", edits={"<= 0": "< 0"})
 wrong(
     BATCH,
@@ -159,7 +177,12 @@ wrong(
     "never onto it",
     edits={"<= 0": "< 0", "/ gained_per_row": "/ max(gained_per_row, 1e-6)"},
 )
-wrong(BATCH, "at least one row", "batch of 1 is returned where no batch is enough", edits={GIVES_UP: ""})
+wrong(
+    BATCH,
+    "at least one row",
+    "batch of 1 is returned where no batch is enough",
+    edits={"<= 0": "== 0", UP: f"max(1, {UP})"},
+)
 wrong(BATCH, "never writes", "output's bytes are left out", edits={"threshold * (d + f)": "threshold * d"})
 
 
@@ -218,15 +241,21 @@ wrong(
     "contains 'fp16'",
     edits={NOTHING: "", "max(rates)": "max(rates, default=0)"},
 )
+ROOFS = "measured_peak(points, dtype), measured_bandwidth(points)"
 wrong(UNSEEN, "everything is traffic", "memory is taken to limit always", edits={"seconds(flops, ": "seconds(0, "})
 wrong(
     UNSEEN,
     "remembers the roofs",
-    "every case with the points of a GPU that takes 8 times as long",
-    edits={"measured_peak(points, dtype), measured_bandwidth(points)": '51e12 if dtype == "fp32" else 812e12, 3.12e12'},
+    "or the points of a GPU that takes 8 times as long",
+    edits={ROOFS: '51e12 if dtype == "fp32" else 812e12, 3.12e12'},
 )
+BOTH_TIMES = "flops / measured_peak(points, dtype) + bytes_moved / measured_bandwidth(points)"
+ADDED = {f"predict_seconds(flops, bytes_moved, {ROOFS})": BOTH_TIMES}
+wrong(UNSEEN, "waits for both", "the two times are added", edits=ADDED)
+wrong(UNSEEN, "takes a third longer to be safe", "eight seconds each", edits={"return ": "return 4e-6 + 1.3 * "})
 wrong(UNSEEN, "in milliseconds", "milliseconds", edits={"return ": "return 1000 * "})
-wrong(UNSEEN, "everything takes twice as long", "half of the predictions", edits={"return ": "return 1.9 * "})
+wrong(UNSEEN, "everything takes twice as long", "eight seconds each", edits={"return ": "return 1.9 * "})
+wrong(UNSEEN, "a slow start", "half of the predictions", edits={"return ": "return 8e-5 + "})
 
 
 @wrong_function("1.6", "predict_seconds", "bandwidth=-2.0", "for an invalid argument", "contains -2.0")

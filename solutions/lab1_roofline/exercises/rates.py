@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from random import Random
 
@@ -16,6 +17,10 @@ BELOW, ABOVE = "an intensity below the ridge point", "an intensity above the rid
 NEVER = "a matrix too small for any batch"
 BALANCED = "weights for which more batch brings the intensity ever closer to the ridge point, but never onto it"
 TIE = "a whole B whose intensity is the ridge point exactly"
+ROUNDED = "a whole B whose intensity is the ridge point exactly, of rates that are no powers of two"
+FAR = "weights that need a very large batch"
+ONE_ROW = "a GPU with a ridge point so low that one row is enough"
+SMALLEST = "weights of one element"
 
 
 def _rates(rng: Random) -> dict[str, float]:
@@ -29,7 +34,8 @@ def _attainable_cases(rng: Random) -> list[Case]:
         gpu = _rates(rng)
         intensity = round(gpu["peak_flops"] / gpu["bandwidth"] * rng.uniform(low, high), 3)
         cases.append(Case({"intensity": max(intensity, 0.001)} | gpu, tag))
-    return cases
+    slow = {"peak_flops": float(rng.randint(60, 90)), "bandwidth": float(rng.randint(20, 30))}
+    return [*cases, *(Case({"intensity": intensity} | slow, "a very slow machine") for intensity in (0.5, 8.0))]
 
 
 def attainable_rate(intensity: float, peak_flops: float, bandwidth: float) -> float:
@@ -133,8 +139,9 @@ def smallest_batch(d: int, f: int, element_size: int, peak_flops: float, bandwid
 def _batch_cases(rng: Random) -> list[Case]:
     """Weights from small to large, some too small for any batch; none so close to a tie that rounding decides.
 
-    The last two are of powers of two, so that floats are exact whichever way the equation is solved: a B that is whole,
-    and weights whose B would be infinite (a division by zero, for who asks only whether it is negative).
+    Then come two of powers of two, so that floats are exact whichever way the equation is solved: a B that is whole,
+    and weights whose B would be infinite (a division by zero, for who asks only whether it is negative). The last four
+    are the ends: a tie that floats miss, the largest B, the smallest, and the smallest weights.
     """
     cases: list[Case] = []
     while len(cases) < 10:
@@ -150,18 +157,26 @@ def _batch_cases(rng: Random) -> list[Case]:
     ridge = 2 ** rng.randint(5, 8)  # with two bytes an element and d = f = 4 * ridge, B is twice the ridge point
     tie = {"d": 4 * ridge, "f": 4 * ridge, "element_size": 2, "peak_flops": ridge * bandwidth, "bandwidth": bandwidth}
     balanced = tie | {"d": 2 * ridge, "f": 2 * ridge}  # 2 d f = ridge * 2 bytes * (d + f)
-    return [*cases, Case(tie, TIE), Case(balanced, BALANCED)]
+    scale, n = 2 ** rng.randint(0, 2), 2 * rng.randint(100, 400)
+    rounded = {"d": 1000, "f": 1000, "element_size": 2, "peak_flops": scale * 2e15, "bandwidth": scale * 4.8e12}
+    far = {"d": n, "f": n, "element_size": 1, "peak_flops": (n - 0.5) * bandwidth, "bandwidth": bandwidth}
+    one_row = {"d": n, "f": n, "element_size": 1, "peak_flops": bandwidth, "bandwidth": bandwidth}
+    smallest = {"d": 1, "f": 1, "element_size": 1, "peak_flops": 0.75 * bandwidth, "bandwidth": bandwidth}
+    ends = Case(rounded, ROUNDED), Case(far, FAR), Case(one_row, ONE_ROW), Case(smallest, SMALLEST)
+    return [*cases, Case(tie, TIE), Case(balanced, BALANCED), *ends]
 
 
-def _gained_per_row(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
-    """FLOPs of a row of B beyond those that its own bytes ask for at the ridge point."""
-    return 2 * d * f - element_size * peak_flops / bandwidth * (d + f)
+def _gained_per_row(
+    number: type, d: int, f: int, element_size: int, peak_flops: float, bandwidth: float
+) -> float | Fraction:
+    """FLOPs of a row of B beyond those that its own bytes ask for at the ridge point, in floats or in fractions."""
+    return 2 * d * f - element_size * number(peak_flops) / number(bandwidth) * (d + f)
 
 
-def _finite(d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float:
+def _finite(number: type, d: int, f: int, element_size: int, peak_flops: float, bandwidth: float) -> float | Fraction:
     """B as if a row always gained FLOPs: negative where it loses, a ZeroDivisionError where it does neither."""
-    gained = _gained_per_row(d, f, element_size, peak_flops, bandwidth)
-    return element_size * peak_flops / bandwidth * d * f / gained
+    threshold = element_size * number(peak_flops) / number(bandwidth)
+    return threshold * d * f / _gained_per_row(number, d, f, element_size, peak_flops, bandwidth)
 
 
 def _mistaken(value: Callable[..., float | None]) -> Callable[..., int | None]:
@@ -172,6 +187,49 @@ def _mistaken(value: Callable[..., float | None]) -> Callable[..., int | None]:
         return None if found is None else ceil(found)
 
     return computes
+
+
+def _solved(number: type) -> tuple[Mistake, ...]:
+    """Mistakes in what is made of the equation's solution, which is computed in floats or in fractions."""
+
+    gained, finite = partial(_gained_per_row, number), partial(_finite, number)
+    return (
+        Mistake(
+            "the exact B is rounded down: one more row is needed to reach the ridge",
+            _mistaken(lambda **arguments: int(finite(**arguments))),
+            5,
+        ),
+        Mistake(
+            "one is added to the B rounded down, also where B is whole: round up",
+            _mistaken(lambda **arguments: int(finite(**arguments)) + 1),
+            5,
+        ),
+        Mistake(
+            "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
+            lambda **arguments: None if gained(**arguments) < 0 else ceil(finite(**arguments)),
+            5,
+        ),
+        Mistake(
+            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
+            lambda **arguments: ceil(finite(**arguments)),
+            5,
+        ),
+        Mistake(
+            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
+            lambda **arguments: None if gained(**arguments) == 0 else ceil(finite(**arguments)),
+            5,
+        ),
+        Mistake(
+            "a batch of 1 is returned where no batch is enough: the answer there is None",
+            lambda **arguments: max(1, ceil(finite(**arguments))),
+            5,
+        ),
+        Mistake(
+            "a batch of 1 is returned where no batch is enough: the answer there is None",
+            lambda **arguments: None if gained(**arguments) == 0 else max(1, ceil(finite(**arguments))),
+            5,
+        ),
+    )
 
 
 BATCH = Question(
@@ -194,29 +252,11 @@ BATCH = Question(
             lambda d, f, element_size, peak_flops, bandwidth: ceil(peak_flops / bandwidth),
             4,
         ),
+        *_solved(Fraction),
+        *_solved(float),
         Mistake(
-            "the exact B is rounded down: one more row is needed to reach the ridge",
-            _mistaken(lambda **arguments: int(_finite(**arguments))),
-            5,
-        ),
-        Mistake(
-            "one is added to the B rounded down, also where B is whole: round up",
-            _mistaken(lambda **arguments: int(_finite(**arguments)) + 1),
-            5,
-        ),
-        Mistake(
-            "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
-            lambda **arguments: None if _gained_per_row(**arguments) < 0 else ceil(_finite(**arguments)),
-            5,
-        ),
-        Mistake(
-            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
-            lambda **arguments: ceil(_finite(**arguments)),
-            5,
-        ),
-        Mistake(
-            "a batch of 1 is returned where no batch is enough: the answer there is None",
-            lambda **arguments: max(1, ceil(_finite(**arguments))),
+            "the quotient is rounded up from floats, which are off by one where B is whole: use fractions.Fraction",
+            _mistaken(lambda **arguments: _finite(float, **arguments)),
             5,
         ),
         Mistake(

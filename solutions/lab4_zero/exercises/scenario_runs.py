@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from utils.checks.attempt import TooLong, deadline
-from utils.checks.forbid import is_library
+from utils.checks.student_files import is_library
 from utils.distributed import DistributedError, launch
 from utils.distributed.calls import Call
 
