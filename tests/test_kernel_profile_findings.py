@@ -114,6 +114,22 @@ def test_bounds_can_be_left_unchecked_and_stay_harmless():
 
 
 @triton.jit
+def masked_sum_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lanes, mask=lanes < n, other=OTHER)
+    tl.store(out_ptr, tl.sum(x, axis=0))
+
+
+@pytest.mark.parametrize(("n", "other", "total"), [(20, 0.0, 20.0), (20, None, float("nan")), (32, None, 32.0)])
+def test_a_lane_that_a_mask_leaves_out_is_nan_unless_other_says_what_it_is(n, other, total):
+    out = torch.zeros(1)
+    with profile_kernel() as profile:
+        masked_sum_kernel[(1,)](torch.ones(32), out, n, BLOCK=32, OTHER=other)
+    torch.testing.assert_close(out, torch.full((1,), total), equal_nan=True)
+    assert profile.findings == []
+
+
+@triton.jit
 def mixed_kernel(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     pointers = tl.where(offsets % 2 == 0, x_ptr + offsets, y_ptr + offsets)

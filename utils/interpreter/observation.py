@@ -240,11 +240,15 @@ def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: 
 
 def _observed_load(load: Callable) -> Callable:
     @functools.wraps(load)
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if not _watching():
-            return load(self, ptrs, mask, *args, **kwargs)
-        real, allowed, poison = _access(ptrs, _mask_of(mask), True, False, state.atomic)
-        result = load(self, real, allowed, *args, **kwargs)
+            return load(self, ptrs, mask, other, *args, **kwargs)
+        asked = _mask_of(mask)
+        real, allowed, poison = _access(ptrs, asked, True, False, state.atomic)
+        result = load(self, real, allowed, other, *args, **kwargs)
+        if other is None and not asked.all():  # upstream has zeros there; on a GPU it may be anything
+            unasked = ~np.broadcast_to(asked, result.data.shape)
+            poison = unasked if poison is None else poison | unasked
         if poison is not None:
             _poison(result, poison)
         return result

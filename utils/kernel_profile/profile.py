@@ -152,7 +152,8 @@ def profile_kernel(
 
     The launch has its usual effects. In a GPU session the kernel is interpreted on copies, and what it wrote is copied
     back. A lane that leaves its argument is reported; if it leaves the tensor's memory as well it is not
-    carried out: a read gives NaN (0 for integers), a write is dropped.
+    carried out: a read gives NaN (0 for integers), a write is dropped. A lane that the mask of a load leaves out gives
+    NaN too where ``other`` is not given: on a GPU it may be anything.
 
     Args:
         check_races: Report elements that two programs of a launch touch, one of them writing, not both atomically.

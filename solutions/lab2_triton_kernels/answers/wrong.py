@@ -473,6 +473,12 @@ wrong(
 
 # ---- 2.7 tiled matmul
 TILED, TILED_LAUNCH = "2.7: tiled matmul", "2.7: tiled matmul, the launch"
+wrong(
+    TILED,
+    "no other",
+    "mask both loads along K, with other=0",
+    edits={"(inner[None, :] < K - start), other=0.0)": "(inner[None, :] < K - start))"},
+)
 DOT = 'total = tl.dot(a, b, total, input_precision="ieee")'
 wrong(
     TILED,

@@ -506,6 +506,13 @@ wrong(
     '"classic wrong answers" 1',
     edits={"return dq, dk, dv": "return dq, dv, dk"},
 )
+DQ_CALL = "dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)"
+wrong(
+    BACKWARD,
+    "asks whether k needs the gradient of q",
+    "wrong only where one input asks for its gradient",
+    edits={DQ_CALL: f"{DQ_CALL} if ctx.needs_input_grad[1] else None"},
+)
 wrong(BACKWARD, "too few gradients", "incorrect number of gradients", edits={"dv, None, None": "dv"})
 wrong(
     KEEP,

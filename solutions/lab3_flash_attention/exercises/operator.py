@@ -33,9 +33,9 @@ _OUTPUTS = ("o", "lse", "dq", "dk", "dv")
 
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor, causal: bool = False, scale: float | None = None,
-    upstream: str = "both",
+    upstream: str = "both", asks: str = "qkv",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Output, logsumexp and gradients by autograd through plain attention."""
+    """Output, logsumexp and gradients by autograd through plain attention; zeros for inputs that do not ask for one."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     shared = q.shape[1] // max(1, k.shape[1])
@@ -57,7 +57,7 @@ def _reference(
     if upstream in ("both", "lse"):
         loss = loss + (lse * torch.where(some, dlse.to(wide), 0.0)).sum()
     found = torch.autograd.grad(loss, (q, k, v), allow_unused=True)
-    found = [torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found)]
+    found = [torch.zeros_like(x) if g is None or n not in asks else g for n, x, g in zip("qkv", (q, k, v), found)]
     return o.detach(), torch.where(some, lse, -torch.inf).detach(), *found
 
 
@@ -67,8 +67,8 @@ def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> A
     ``kept`` receives the elements that each call keeps for its backward pass.
     """
 
-    def run(q, k, v, do, dlse, causal=False, scale=None, upstream="both"):
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    def run(q, k, v, do, dlse, causal=False, scale=None, upstream="both", asks="qkv"):
+        q, k, v = (x.detach().requires_grad_(name in asks) for name, x in zip("qkv", (q, k, v)))
         if upstream == "timed":
             return torch.autograd.grad(flash_attention(q, k, v, causal, scale), (q, k, v), do)
         held: dict[int, int] = {}
@@ -85,7 +85,10 @@ def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> A
         kept.append(sum(held.values()) + _beside(o))
         outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
         arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
-        dq, dk, dv = torch.autograd.grad(outputs, (q, k, v), arriving)
+        asking = [x for x in (q, k, v) if x.requires_grad]
+        given = iter(torch.autograd.grad(outputs, asking, arriving, allow_unused=True))
+        found = (next(given) if x.requires_grad else None for x in (q, k, v))
+        dq, dk, dv = (torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found))
         if lse is None:
             with torch.no_grad():
                 lse = attention(q, k, v, causal, scale)[1]
@@ -134,6 +137,7 @@ def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
         ("more queries than keys, no mask", sizes(1, 1, 1, n + more, n, odd), {}, {}),
         ("heads last", shared, {}, {"layout": shapes.HEADS_LAST}),
         ("gradient of a sum", square, {"upstream": "o"}, {}),
+        *((f"only {name} asks", square, {"asks": name}, {}) for name in "qkv"),
         ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),
         ("float16", shared, {"causal": True}, {"dtype": shapes.FP16}),
         ("bfloat16", shared, {}, {"dtype": shapes.BF16}),
@@ -203,6 +207,10 @@ def _not_causal_forward(e: Evidence) -> bool:
 
 
 _MISTAKES = (
+    Diagnosis(
+        lambda e: e.only(lambda case: len(case.options.get("asks", "qkv")) == 1),
+        classic("wrong only where one input asks for its gradient: needs_input_grad is in the order of the inputs", 1),
+    ),
     Diagnosis(
         _swap(("dk", "dv")),
         classic(

@@ -42,6 +42,8 @@ wrong(
     },
 )
 wrong("scores not masked", "of the free slots", edits={'s = tl.where(inside[None, :], s, float("-inf"))': "pass"})
+wrong("a low number for minus infinity", "of the free slots", edits={'s, float("-inf"))': "s, -1e4)"})
+wrong("table without strides", "the block table too, has its own", edits={" * stride_bb": ""})
 wrong(
     "first key head",
     "every query head reads the first key head",

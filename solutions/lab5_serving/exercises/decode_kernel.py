@@ -78,7 +78,7 @@ FURTHER = ("no context", "block boundary")
 
 
 def _named(case: Case) -> str:
-    scores = "with large scores " if case.magnitude > 1 else ""
+    scores = "with large scores " if case.magnitude > 1 or case.kind == paged.LOW else ""
     return f"{scores}in {str(case.dtype).removeprefix('torch.')}"
 
 

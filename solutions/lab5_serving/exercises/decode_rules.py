@@ -137,8 +137,12 @@ RULES = (
         classic("only large scores go wrong: subtract the running maximum before the power", 5),
     ),
     Diagnosis(
+        lambda e: e.only(lambda case: case.kind == paged.LOW),
+        classic("only scores far below zero go wrong: a masked score is -inf, lower than any that is not", 3),
+    ),
+    Diagnosis(
         lambda e: e.only(lambda case: case.layout not in ("contiguous", "far")),
-        classic("only caches of other strides go wrong: each axis of each tensor has a stride of its own", 8),
+        classic("only tensors of other strides go wrong: each axis of each one, the block table too, has its own", 8),
     ),
     Diagnosis(
         lambda e: e.case.layout != "far" and e.only(lambda case: case.dtype.itemsize < 4),

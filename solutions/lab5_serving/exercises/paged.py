@@ -17,6 +17,8 @@ Tensor = torch.Tensor
 
 #: Added to what stands in slots of no context: large, so that reading one is seen, and finite, so that it can be told.
 POISON = 6.0
+#: Scores so far below zero that a masked one must be -inf: no number that a student would take is lower.
+LOW = "low scores"
 LN_2 = math.log(2.0)
 
 #: Of the inputs that kernels are tried on; each may have a tile of its own.
@@ -148,13 +150,19 @@ def inputs(case: Case) -> tuple[Tensor, ...]:
         cache = blocks.tensor(name, "blocks", "block", "G", "D")
         if name == "v":
             cache = cache / case.magnitude
+        elif case.kind == LOW:
+            cache[..., 0] = -8192.0
         cache = torch.where(owned.to(cache.device)[:, :, None, None], cache, cache + POISON)
         caches.append(_laid_out(cache, case.layout, name))
     q = case.tensor("q", "S", "H", "D", layout="padded" if case.layout in ("padded", "mixed") else "contiguous")
+    if case.kind == LOW:
+        q[..., 0] = 4.0
     device = runtime.DEVICE
-    wide = torch.zeros(S, width(case) + 3, dtype=torch.int32)
-    wide[:, : width(case)] = tables
-    tables = wide[:, : width(case)] if case.layout != "contiguous" else tables
+    if case.layout != "contiguous":
+        step = 2 if case.layout == "mixed" else 1
+        wide = torch.zeros(S, step * width(case) + 3, dtype=torch.int32)
+        wide[:, : step * width(case) : step] = tables
+        tables = wide[:, : step * width(case) : step]
     return q, *caches, tables.to(device), torch.tensor(found, dtype=torch.int32, device=device)
 
 
@@ -200,6 +208,7 @@ def drawn(seed: int, tiles: Mapping[torch.dtype, int], splits: int | None = None
         Case("ragged", sizes(1, 2, 2, 16, 16), layout="mixed", **base),
         Case("given scale", sizes(1, 1, 1, 16, 8), seed=seed, options={**options, "scale": draw.choice((0.05, 1.0))}),
         Case("ragged", sizes(2, 1, 1, 16, 16), magnitude=30.0, **base),
+        Case(LOW, sizes(2, 1, 1, 16, 16), **base),
         Case("ragged", sizes(2, group, 1, 32, 16, torch.bfloat16), torch.bfloat16, **base),
     ]
     if far_fits(torch.float16):
