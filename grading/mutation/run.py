@@ -42,7 +42,7 @@ SEEDS = (3, 11)
 WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
 #: Seconds that a mutant may take on one seed.
 LIMIT = 60.0
-#: Bytes of memory that a mutant may fill.
+#: Bytes of memory that a mutant may fill (a submission: ``Limits`` in grading/watcher.py).
 MEMORY = 4 << 30
 
 

@@ -1,4 +1,4 @@
-"""What upstream's interpreter gets wrong, put right.
+"""What upstream's interpreter gets wrong, put right; `speed.py` and `observation.py` beside it patch it too.
 
 Each patch names what was wrong; all are in place after :func:`apply_patches`, which may be called any number of times.
 

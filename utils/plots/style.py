@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from utils.plots.check import require_data
 
 ARITHMETIC = "#0072B2"
-HBM = "#D55E00"  # repeated in website/static/home.css and explorers.css, and named in notebooks/README.md
+#: Repeated in website/static/home.css, explorers/explorers.css and tests/test_plots.py; named in notebooks/README.md.
+HBM = "#D55E00"
 ON_CHIP = "#009E73"
 LINK = "#CC79A7"
 WASTE = "#C9C9C9"

@@ -44,7 +44,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Time to first token; NaN without a token."""
+        """Time to first token; NaN without a token. Its model is in `utils.transformer_math.serving_bounds`."""
         return self.token_times[0] - self.arrival if self.token_times else math.nan
 
     @property
