@@ -71,11 +71,14 @@ def run_steps(forward: Callable, step: Callable[[], None], first: int, last: int
     return run
 
 
-def first_half(folder: str) -> None:
+def first_half(folder: str) -> dict[str, dict]:
+    states = {}
     for kind in KINDS:
         forward, step, trainer, _ = trainer_of(kind)
         run_steps(forward, step, 0, HALF)
         save_checkpoint(Path(folder) / kind, trainer)
+        states[kind] = trainer.state_dict()
+    return states
 
 
 def second_half(folder: str) -> dict[str, Run]:
@@ -93,14 +96,14 @@ def second_half(folder: str) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="module")
-def continued(tmp_path_factory) -> Callable[[int], tuple[Path, list[dict[str, Run]]]]:
-    """Training that a world of some size begins and one of another size ends; the folder of its checkpoints."""
+def continued(tmp_path_factory) -> Callable[[int], tuple[Path, list[dict[str, dict]], list[dict[str, Run]]]]:
+    """Training that a world of some size begins and one of another size ends: checkpoints' folder, states, runs."""
 
     @functools.cache
-    def of(world_size: int) -> tuple[Path, list[dict[str, Run]]]:
+    def of(world_size: int) -> tuple[Path, list[dict[str, dict]], list[dict[str, Run]]]:
         folder = tmp_path_factory.mktemp(f"from_{world_size}")
-        launch(first_half, str(folder), world_size=world_size, backend="gloo")
-        return folder, launch(second_half, str(folder), world_size=LATER_WORLD[world_size], backend="gloo")
+        states = launch(first_half, str(folder), world_size=world_size, backend="gloo")
+        return folder, states, launch(second_half, str(folder), world_size=LATER_WORLD[world_size], backend="gloo")
 
     return of
 
@@ -115,7 +118,7 @@ def unbroken() -> Run:
 @pytest.mark.parametrize("world_size", LATER_WORLD)
 @pytest.mark.parametrize("kind", (*KINDS, "ZeRO-2 into ZeRO-3"))
 def test_training_goes_on_in_another_world_size_as_if_never_broken(kind, world_size, continued):
-    _, ranks = continued(world_size)
+    *_, ranks = continued(world_size)
     assert_same_run([rank[kind] for rank in ranks], unbroken())
 
 
@@ -123,7 +126,7 @@ def test_training_goes_on_in_another_world_size_as_if_never_broken(kind, world_s
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_says_nothing_of_ranks_or_padding(kind, continued):
     model = GPT(CONFIG)
-    folder, _ = continued(2)
+    folder, states, _ = continued(2)
     state = read_checkpoint(folder / kind)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if kind == "ZeRO-1":  # parameters without names
@@ -136,6 +139,8 @@ def test_a_checkpoint_says_nothing_of_ranks_or_padding(kind, continued):
         assert entries["exp_avg"].shape == entries["exp_avg_sq"].shape == torch.Size(shapes[name])
         assert entries["exp_avg_sq"].count_nonzero() > 0
     assert state["groups"][0]["lr"] == ADAMW["lr"]
+    for rank in states:  # the same on every rank, though only the first one writes
+        assert all(torch.equal(rank[kind]["parameters"][name], value) for name, value in state["parameters"].items())
 
 
 # ---- what does not fit ----

@@ -26,8 +26,8 @@ from website.record_figures import label
 from website.record_tables import Block, blocks
 
 _COURSE = Course()
-#: The course's parts and the keys of their lectures and labs.
-PARTS = {part.label: [lesson.key for lesson in part.lessons] for part in parts()}
+#: The course's parts and the keys of their lectures and labs; a record that none of them shows is among the others.
+PARTS = {part.label: [lesson.key for lesson in part.lessons] for part in parts()} | {"Others": []}
 #: A page's tables take at most so many bytes; longer tables show their first points and the JSON has the rest.
 MOST_BYTES = 180_000
 _ROWS = (400, 300, 200, 150, 100, 50, 20)
@@ -108,7 +108,8 @@ def part_of(record: Record) -> str:
     """The part of the course that a record belongs to: that of the first notebook that shows it, else of its lab."""
     shown = [path.stem.split("_")[0] for path in shown_in(record.benchmark)]
     measured = re.findall(r"solutions/(lab\d)_", " ".join(files_of(record.sources)))
-    return next(part for place in (*shown, *measured) for part, places in PARTS.items() if place in places)
+    found = (part for place in (*shown, *measured) for part, places in PARTS.items() if place in places)
+    return next(found, "Others")
 
 
 @cache

@@ -213,11 +213,11 @@ def diagnose(question: Question, answers: Sequence[Answer]) -> str:
 
 
 def _common_tag(answers: Sequence[Answer]) -> str:
-    """Whether one tag, or two, tell the wrong cases from the right ones."""
-    tags = {answer.case.tag for answer in answers if not answer.right}
-    if "" in tags or len(tags) > 2 or any((answer.case.tag in tags) == answer.right for answer in answers):
-        return ""
-    return f"every case with {' or '.join(sorted(tags))} fails, and every other case passes"
+    """Whether one tag tells the wrong cases from the right ones."""
+    for tag in {answer.case.tag for answer in answers if not answer.right} - {""}:
+        if all((answer.case.tag == tag) != answer.right for answer in answers):
+            return f"every case with {tag} fails, and every other case passes"
+    return ""
 
 
 def _constant_ratio(form: AnswerFormat, answers: Sequence[Answer]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from math import ceil
@@ -189,47 +189,35 @@ def _mistaken(value: Callable[..., float | None]) -> Callable[..., int | None]:
     return computes
 
 
-def _solved(number: type) -> tuple[Mistake, ...]:
+def _solved(number: type) -> Iterator[Mistake]:
     """Mistakes in what is made of the equation's solution, which is computed in floats or in fractions."""
-
     gained, finite = partial(_gained_per_row, number), partial(_finite, number)
-    return (
-        Mistake(
-            "the exact B is rounded down: one more row is needed to reach the ridge",
-            _mistaken(lambda **arguments: int(finite(**arguments))),
-            5,
-        ),
-        Mistake(
-            "one is added to the B rounded down, also where B is whole: round up",
-            _mistaken(lambda **arguments: int(finite(**arguments)) + 1),
-            5,
-        ),
-        Mistake(
-            "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
-            lambda **arguments: None if gained(**arguments) < 0 else ceil(finite(**arguments)),
-            5,
-        ),
-        Mistake(
-            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
-            lambda **arguments: ceil(finite(**arguments)),
-            5,
-        ),
-        Mistake(
-            "a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None",
-            lambda **arguments: None if gained(**arguments) == 0 else ceil(finite(**arguments)),
-            5,
-        ),
-        Mistake(
-            "a batch of 1 is returned where no batch is enough: the answer there is None",
-            lambda **arguments: max(1, ceil(finite(**arguments))),
-            5,
-        ),
-        Mistake(
-            "a batch of 1 is returned where no batch is enough: the answer there is None",
-            lambda **arguments: None if gained(**arguments) == 0 else max(1, ceil(finite(**arguments))),
-            5,
-        ),
+    yield Mistake(
+        "the exact B is rounded down: one more row is needed to reach the ridge",
+        _mistaken(lambda **arguments: int(finite(**arguments))),
+        5,
     )
+    yield Mistake(
+        "one is added to the B rounded down, also where B is whole: round up",
+        _mistaken(lambda **arguments: int(finite(**arguments)) + 1),
+        5,
+    )
+    yield Mistake(
+        "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
+        lambda **arguments: None if gained(**arguments) < 0 else ceil(finite(**arguments)),
+        5,
+    )
+    for says, rounded in (
+        ("a negative B is returned: when the bytes of a row outweigh its FLOPs, no batch is enough: None", ceil),
+        ("a batch of 1 is returned where no batch is enough: the answer there is None", lambda b: max(1, ceil(b))),
+    ):
+        yield Mistake(says, lambda rounded=rounded, **arguments: rounded(finite(**arguments)), 5)
+        # or so only where what multiplies B is not zero
+        yield Mistake(
+            says,
+            lambda rounded=rounded, **arguments: rounded(finite(**arguments)) if gained(**arguments) else None,
+            5,
+        )
 
 
 BATCH = Question(

@@ -246,16 +246,15 @@ wrong(UNSEEN, "everything is traffic", "memory is taken to limit always", edits=
 wrong(
     UNSEEN,
     "remembers the roofs",
-    "or the points of a GPU that takes 8 times as long",
+    "every case with the points of a GPU that takes 8 times as long",
     edits={ROOFS: '51e12 if dtype == "fp32" else 812e12, 3.12e12'},
 )
 BOTH_TIMES = "flops / measured_peak(points, dtype) + bytes_moved / measured_bandwidth(points)"
 ADDED = {f"predict_seconds(flops, bytes_moved, {ROOFS})": BOTH_TIMES}
 wrong(UNSEEN, "waits for both", "the two times are added", edits=ADDED)
-wrong(UNSEEN, "takes a third longer to be safe", "eight seconds each", edits={"return ": "return 4e-6 + 1.3 * "})
+wrong(UNSEEN, "takes a third longer to be safe", "8 seconds each", edits={"return ": "return 4e-6 + 1.3 * "})
 wrong(UNSEEN, "in milliseconds", "milliseconds", edits={"return ": "return 1000 * "})
-wrong(UNSEEN, "everything takes twice as long", "eight seconds each", edits={"return ": "return 1.9 * "})
-wrong(UNSEEN, "a slow start", "half of the predictions", edits={"return ": "return 8e-5 + "})
+wrong(UNSEEN, "everything takes twice as long", "half of the predictions", edits={"return ": "return 1.9 * "})
 
 
 @wrong_function("1.6", "predict_seconds", "bandwidth=-2.0", "for an invalid argument", "contains -2.0")

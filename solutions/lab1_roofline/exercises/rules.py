@@ -33,20 +33,21 @@ def asking(
     Args:
         number: as in :class:`Exercise`, and so are ``title``, ``points`` and ``more``; hidden cases ask the same
             questions unless ``observe`` is among the latter.
-        questions: one for each of the student's functions.
+        questions: one or more for each of the student's functions.
         check: the name of the check.
         says: the first sentence of its documentation.
         notice: what to notice when everything passes.
     """
     exercise = Exercise(number, title, points, **{"observe": asked(number, *questions), **more})
-    taken = [Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, annotation="Callable") for each in questions]
+    names = dict.fromkeys(each.name for each in questions)
+    taken = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation="Callable") for name in names]
     seed = Parameter("seed", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation="int | None")
     signature = Signature([*taken, seed], return_annotation="None")
 
     def asks(*given: Any, **named: Any) -> None:
         functions = signature.bind(*given, **named).arguments
         drawn = functions.pop("seed", None)
-        answers = list(zip(questions, functions.values(), strict=True))
+        answers = [(question, functions[question.name]) for question in questions]
         check_numbers(exercise, answers, seed=drawn, forbidden=FORBIDDEN, notice=notice)
 
     wrong = "Raises:\n    CheckFailed: a function is wrong; the text says where and why."
