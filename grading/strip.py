@@ -7,8 +7,10 @@ A solution stands between two comments::
     ### END SOLUTION
 
 The released file has ``raise NotImplementedError("Lab 1, exercise 1.2: FLOPs of a matmul")`` in its place, at the same
-indentation. Everything outside the markers (signature, docstring, hints) stays as it is written. What stands between
-``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` is left out: the grader runs it, students do not get it.
+indentation. Where a module's solution is not indented, students write functions of their own: a comment with that text
+stands there, since an error would end the import. Everything outside the markers (signature, docstring, hints) stays as
+it is written. What stands between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` is left out: the grader runs
+it, students do not get it.
 """
 
 from __future__ import annotations
@@ -65,12 +67,13 @@ def places(folder: Path) -> list[Place]:
     return found
 
 
-def strip_source(text: str, name: str) -> str:
+def strip_source(text: str, name: str, cell: bool = False) -> str:
     """Return the Python source ``text`` without hidden tests, each solution replaced by an error naming its exercise.
 
     Args:
         text: source of a module, or of one code cell.
         name: the file (and cell) to name in an error.
+        cell: whether it is a cell, in which an error stands for a solution that is not indented, too.
 
     Raises:
         StripError: nested or unpaired markers, a marker that is misspelt, or a solution's without
@@ -86,7 +89,7 @@ def strip_source(text: str, name: str) -> str:
             if opened:
                 raise StripError(f"{place}: BEGIN {what} inside the {_region(kind)} on line {opened}")
             if begin:
-                kept.append(_stub(begin, place))
+                kept.append(_stub(begin, place, cell))
             opened, kind = number, what
         elif end or hidden:
             what = "SOLUTION" if end else "HIDDEN TESTS"
@@ -104,12 +107,13 @@ def strip_source(text: str, name: str) -> str:
     return "\n".join(kept)
 
 
-def _stub(begin: re.Match[str], place: str) -> str:
+def _stub(begin: re.Match[str], place: str, cell: bool) -> str:
     """The line that stands in for a solution."""
     label = LABEL.fullmatch(begin["label"])
     if label is None:
         raise StripError(f"{place}: write '### BEGIN SOLUTION 1.2: title', got {begin.string.strip()!r}")
-    return begin["indent"] + stub_line(f"Lab {label['lab']}, exercise {label['number']}: {label['title']}")
+    message = f"Lab {label['lab']}, exercise {label['number']}: {label['title']}"
+    return begin["indent"] + stub_line(message) if cell or begin["indent"] else f"# {message}"
 
 
 def _region(kind: str) -> str:
@@ -135,7 +139,7 @@ def strip_notebook(text: str, name: str) -> str:
         cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key not in EXECUTION}
         source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         if cell["cell_type"] == "code":
-            cell["source"] = strip_source(source, f"{name}[cell {index}]").splitlines(keepends=True)
+            cell["source"] = strip_source(source, f"{name}[cell {index}]", cell=True).splitlines(keepends=True)
             cell["outputs"], cell["execution_count"] = [], None
         elif marker := MARKER.search(source):
             raise StripError(f"{name}[cell {index}]: only code cells are stripped, and this one has {marker[0]!r}")

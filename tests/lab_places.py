@@ -22,13 +22,16 @@ def labels(lab: str) -> list[tuple[str, str]]:
 
 
 def write_lab(lab: str, folder: Path, answers: Mapping[str, str]) -> None:
-    """Write a lab's modules into a folder, its places filled with ``answers``; one without an answer stays a stub."""
+    """Write a lab's modules into a folder, its places filled with ``answers``; one without an answer stays a stub.
+
+    Where students write functions of their own, at the margin, nothing stands in for them.
+    """
     folder.mkdir()
     home, number = ROOT / "solutions" / lab, re.search(r"\d+", lab).group()
     filled = {path.stem: path.read_text().splitlines() for path in home.glob("*.py")}
     for place in reversed(places(home)):  # from the last on: the lines above keep their numbers
         stub = f'raise NotImplementedError("Lab {number}, exercise {place.label}")'
-        answer = textwrap.dedent(answers.get(place.label, stub)).strip("\n")
+        answer = textwrap.dedent(answers.get(place.label, stub if place.indent else "")).strip("\n")
         filled[place.module][place.first - 1 : place.last + 1] = [textwrap.indent(answer, place.indent)]
     for module, lines in filled.items():
         (folder / f"{module}.py").write_text("\n".join(lines) + "\n")

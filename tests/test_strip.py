@@ -49,6 +49,11 @@ def test_a_solution_becomes_an_error_that_names_its_exercise():
         space["double"](2)
 
 
+def test_functions_of_the_students_own_become_a_comment_so_that_the_module_can_be_imported():
+    own = "### BEGIN SOLUTION 3.2: kernels\ndef twice(n):\n    return n + n\n### END SOLUTION\n"
+    assert strip_source(f"A = 1\n\n\n{own}B = 2\n", "m.py") == "A = 1\n\n\n# Lab 3, exercise 3.2: kernels\nB = 2\n"
+
+
 def test_what_stands_outside_the_markers_stays_as_it_is():
     stub = strip_source(MODULE, "m.py")
     before, after = MODULE.split("    ### BEGIN")[0], MODULE.split("### END SOLUTION")[1]
