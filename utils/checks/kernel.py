@@ -10,6 +10,8 @@ import torch
 from utils import runtime
 from utils.checks import core, cuda_context, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
+from utils.checks.compiled import Compiled
+from utils.checks.compiled import problem as problem_when_compiled
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
@@ -17,6 +19,9 @@ from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
 from utils.checks.stage import Stage
 from utils.checks.trials import argument_names, run_case
+
+#: What holds of every kernel when it is compiled.
+_COMPILED = Compiled()
 
 
 def check_kernel(
@@ -35,6 +40,7 @@ def check_kernel(
     inspections: Sequence[Callable[[CaseResult], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
+    compiled: Compiled | None = _COMPILED,
     speed: Speed | None = None,
     seed: int | None = None,
     races: bool = True,
@@ -80,6 +86,8 @@ def check_kernel(
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
             plain PyTorch pass ``Rules(kernel=False)``: nothing is then profiled.
         diagnose: The lab's own rules, tried before the generic ones.
+        compiled: What must hold of the kernels when they are compiled, which is looked at without a GPU too; by default
+            that they can be, and that no float32 product is rounded to TF32. None for kernels of other exercises.
         speed: What it is timed against on a GPU.
         seed: Draws the cases; a fresh one by default.
         races: Whether programs that touch each other's memory are looked for.
@@ -121,6 +129,8 @@ def check_kernel(
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
+            _stop_at_compiler(exercise, trials, compiled, seed)
+        if stage.profiled and stage.configuration == 0:
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured = "" if speed is None else _measured(exercise, speed, student)
@@ -160,6 +170,15 @@ def _stop_at_traffic(
     for trial in trials:
         for inspect in inspections:
             stop_at(exercise, inspect(trial), trial.case, seed)
+
+
+def _stop_at_compiler(exercise: Exercise, trials: Sequence[CaseResult], asked: Compiled | None, seed: int) -> None:
+    """Raise if a kernel that ran does not compile, or its products are rounded otherwise when it is compiled."""
+    if asked is None:
+        return
+    ran = [(trial.case.dtype, launch) for trial in trials for launch in trial.profile.launches]
+    if found := problem_when_compiled(asked, ran):
+        core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
 
 
 def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> str:

@@ -23,8 +23,11 @@ os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # nobody reads it here, 
 
 import triton
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.compiler.errors import CompilationError
 from triton.runtime import cache
 
 
@@ -37,8 +40,8 @@ def _key_of_this_triton() -> str:
 cache.triton_key = _key_of_this_triton
 
 
-def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
-    """Compile one order; return the fields of a ``ResourceUsage``."""
+def source_of(order: dict[str, Any], folder: Path, number: int) -> ASTSource:
+    """What is compiled for one order."""
     path = folder / f"kernel_{number}.py"
     path.write_text(order["source"])
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -52,12 +55,17 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
             divisible += [(index, i) for i, item in enumerate(kind) if str(item).endswith(":16")]
             kind = tuple("constexpr" if isinstance(item, int) else item.removesuffix(":16") for item in kind)
         signature[name] = kind
-    source = ASTSource(
+    return ASTSource(
         getattr(module, order["name"]),
         signature=signature,
         constexprs={name: _value(value) for name, value in order["constexprs"].items()} | constants,
         attrs={path: [["tt.divisibility", 16]] for path in divisible},
     )
+
+
+def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
+    """Compile one order; return the fields of a ``ResourceUsage``."""
+    source = source_of(order, folder, number)
     triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = order["warnings"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -75,6 +83,46 @@ def compile_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, A
         "name": order["name"],
         "warnings": re.findall(r"(?:warning|info)\s*: (\(C\d+\).*)", said.getvalue()),
     }
+
+
+def read_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
+    """Let the compiler read one order's source, without making code of it; return the fields of a ``Reading``."""
+    target = GPUTarget("cuda", order["capability"], 32)
+    backend = make_backend(target)
+    options = backend.parse_options(order["options"])
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    lines = order["source"].splitlines()
+    triton.knobs.compilation.disable_line_info = False
+    try:
+        source = source_of(order, folder, number)
+        codegen = backend.get_codegen_implementation(options)
+        module = source.make_ir(target, options, codegen, backend.get_module_map(), context)
+    except CompilationError as error:
+        while isinstance(error.__cause__, CompilationError):  # in a function that the kernel calls
+            error = error.__cause__
+        said = error.error_message or str(error.__cause__ or error)
+        source, line = (error.src or "").splitlines(), getattr(error.node, "lineno", 0)
+        return {"name": order["name"], "error": said, "line": source[line - 1].strip() if line else "", "products": []}
+    return {"name": order["name"], "error": "", "line": "", "products": _products(str(module), lines)}
+
+
+def _products(text: str, lines: list[str]) -> list[tuple[str, str, str]]:
+    """(dtype of the operands, precision, line of the source) of each ``tl.dot`` in Triton's intermediate language."""
+    places = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.MULTILINE))
+
+    def line(place: str) -> str:
+        while not (found := re.match(r'"[^"]*":(\d+):', place)):
+            inner = re.search(r"#loc\d*", place)
+            if inner is None or inner[0] not in places:
+                return ""
+            place = places[inner[0]]
+        return lines[int(found[1]) - 1].strip()
+
+    dots = re.findall(r"tt\.dot ([^:\n]*): tensor<(?:\d+x)+(\w+)> \* [^\n]* loc\((.*)\)$", text, re.MULTILINE)
+    precisions = (re.search(r"inputPrecision = (\w+)", attributes) for attributes, _, _ in dots)
+    return [(dtype, found[1] if found else "ieee", line(place)) for (_, dtype, place), found in zip(dots, precisions)]
 
 
 def _value(value: Any) -> Any:
@@ -102,7 +150,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, order in enumerate(json.load(sys.stdin)):
             try:
-                answers.append(compile_one(order, Path(folder), number))
+                answers.append((read_one if order["read"] else compile_one)(order, Path(folder), number))
             except Exception as error:  # whatever the compiler raises is the answer
                 answers.append({"error": f"{type(error).__name__}: {error}"})
     print(json.dumps(answers))

@@ -60,6 +60,32 @@ class ResourceUsage:
 
 
 @dataclass(frozen=True)
+class Product:
+    """One ``tl.dot`` of a kernel: dtype of its operands (``f32``, ``bf16``), precision (``ieee``, ``tf32``), line."""
+
+    dtype: str
+    precision: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the compiler reads in a kernel before it makes code of it.
+
+    Attributes:
+        name: Name of the kernel.
+        error: What it says of a kernel that is no Triton; empty where it has understood it.
+        line: The line that the error is about.
+        products: The kernel's matrix products, in order, those of the functions that it calls among them.
+    """
+
+    name: str
+    error: str
+    line: str
+    products: tuple[Product, ...]
+
+
+@dataclass(frozen=True)
 class Request:
     """One kernel to compile; see :func:`resource_usage` for the fields."""
 
@@ -72,6 +98,10 @@ class Request:
     divisible_by_16: Sequence[str] | None = None
     maxnreg: int | None = None
     warnings: bool = False
+
+    def checked(self) -> None:
+        """Raise TypeError or ValueError where :func:`resource_usage` would, before anything is compiled."""
+        _order(self)
 
 
 def resource_usage(
@@ -119,7 +149,32 @@ def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
     Raises:
         TypeError, ValueError, CompileError: As :func:`resource_usage`, for the first request that fails.
     """
-    orders = [_order(request) for request in requests]
+    results = []
+    for request, answer in zip(requests, _answers([_order(request) for request in requests])):
+        if "error" in answer:
+            name = _function(request.kernel).__name__
+            raise CompileError(f"{name} does not compile for sm_{request.capability}: {answer['error']}")
+        results.append(ResourceUsage(**{**answer, "warnings": tuple(answer["warnings"])}))
+    return results
+
+
+def readings(requests: Sequence[Request]) -> list[Reading]:
+    """What the compiler reads in several kernels; it stops before it makes code, so that this takes a moment.
+
+    Raises:
+        TypeError, ValueError: A request is not what it should be.
+        CompileError: The compiler fails otherwise than by not understanding a kernel.
+    """
+    results = []
+    for request, answer in zip(requests, _answers([{**_order(request), "read": True} for request in requests])):
+        if "products" not in answer:
+            raise CompileError(f"{_function(request.kernel).__name__} cannot be read: {answer['error']}")
+        results.append(Reading(**{**answer, "products": tuple(Product(*found) for found in answer["products"])}))
+    return results
+
+
+def _answers(orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the child process says of each order."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -131,13 +186,7 @@ def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
     )
     if done.returncode:
         raise CompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
-    results = []
-    for request, answer in zip(requests, json.loads(done.stdout.splitlines()[-1])):
-        if "error" in answer:
-            name = _function(request.kernel).__name__
-            raise CompileError(f"{name} does not compile for sm_{request.capability}: {answer['error']}")
-        results.append(ResourceUsage(**{**answer, "warnings": tuple(answer["warnings"])}))
-    return results
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _function(kernel: Any) -> Any:
@@ -196,6 +245,7 @@ def _order(request: Request) -> dict[str, Any]:
         "capability": request.capability,
         "options": {"num_warps": request.num_warps, "num_stages": request.num_stages, "maxnreg": request.maxnreg},
         "warnings": bool(request.warnings),
+        "read": False,
     }
 
 

@@ -37,11 +37,13 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel about to run: its name, its tensors, and its other arguments by name."""
+    """A kernel about to run: its name, its tensors, its other arguments by name; its function and all it is given."""
 
     kernel: str
     arguments: tuple[Argument, ...]
     scalars: dict[str, Any] = field(default_factory=dict)
+    function: Callable | None = None
+    given: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _observed_arguments(to_host: Callable) -> Callable:
                 return args, options
             tensors = tuple(a for name in host for a in _tensors(name, host[name], given[name]))
             scalars = {name: v for name, v in host.items() if isinstance(v, (int, float, bool, str, torch.dtype))}
-            state.observer.launch_begins(Launch(self.fn.__name__, tensors, scalars))
+            state.observer.launch_begins(Launch(self.fn.__name__, tensors, scalars, self.fn, given))
             state.launched = True
         return args, options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from utils.kernel_profile.findings import Program
 class LaunchProfile:
     """One launch: its grid, its arguments that are no tensors, and the error it ended with, if any.
 
+    ``function`` is the kernel's, ``given`` all its arguments by name, as the launch was given them.
     ``cells`` and ``flops`` count by program and argument; ``written`` holds the first and the last element (counted in
     memory from the argument's pointer) that a program wrote, where races are looked for.
     """
@@ -24,6 +26,8 @@ class LaunchProfile:
     error: BaseException | None = None
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()
     scalars: dict[str, Any] = field(default_factory=dict)
+    function: Callable | None = None
+    given: dict[str, Any] = field(default_factory=dict)
     cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
     flops: dict[Program, int] = field(default_factory=dict)
     written: dict[tuple[Program, str], tuple[int, int]] = field(default_factory=dict)

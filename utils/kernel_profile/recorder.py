@@ -47,7 +47,9 @@ class Recorder:
 
     def launch_begins(self, launch: Launch) -> None:
         extra = tuple(self._on_host(name, tensor, launch.arguments) for name, tensor in self.memory.items())
-        self._launch = LaunchProfile(launch.kernel, scalars=dict(launch.scalars))
+        self._launch = LaunchProfile(
+            launch.kernel, scalars=dict(launch.scalars), function=launch.function, given=launch.given
+        )
         self._launch.tensors = tuple((a.name, tuple(a.given.shape), a.given.dtype) for a in launch.arguments)
         self.launches.append(self._launch)
         self._regions: list[Region] = []

@@ -1,0 +1,156 @@
+"""What a laptop cannot see of a kernel by running it: whether it compiles, and how its products are rounded.
+
+Triton's interpreter runs what no compiler takes (a Python global inside a kernel), and multiplies float32 as it is. So
+after the cases the launches that ran are handed to Triton's compiler for a GPU that is not there
+(:func:`utils.compile_only.readings`), which stops before it makes code. That takes a moment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from utils.checks.core import classic
+from utils.checks.problem import Problem
+from utils.compile_only import CompileError, Reading, Request, readings
+from utils.kernel_profile import LaunchProfile
+
+import triton  # isort: skip
+from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
+
+#: A launch, and the dtype of the case that it belongs to.
+Launched = tuple[torch.dtype, LaunchProfile]
+
+_TYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.bool: "i1",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What must hold of a kernel when it is compiled, besides that it can be.
+
+    Args:
+        tf32: Place in the list of classic wrong answers of a float32 product that a GPU rounds to TF32; 0 for none.
+            Such a product is a mistake in every exercise.
+        wide: Place of a product that is multiplied in float32 where the case is of 16 bits. None: that is allowed.
+        further: Launches that the cases do not make: those of a GPU's tiles.
+    """
+
+    tf32: int = 0
+    wide: int | None = None
+    further: Callable[[], Sequence[Launched]] = tuple
+
+
+def problem(asked: Compiled, launches: Iterable[Launched]) -> Problem | None:
+    """The first thing that a compiler finds in launches which the interpreter runs right, or None.
+
+    Of launches that differ in sizes alone one is compiled. What cannot be sent to the compiler is left out.
+    """
+    chosen = _chosen([*launches, *asked.further()])
+    if not chosen:
+        return None
+    try:
+        found = readings([request for _, request in chosen])
+    except (CompileError, OSError):  # the compiler itself does not work here: nothing is said about the kernel
+        return None
+    problems = (_problem(asked, dtype, reading) for (dtype, _), reading in zip(chosen, found))
+    return next((problem for problem in problems if problem), None)
+
+
+def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading) -> Problem | None:
+    at = (f"at: {reading.line}",) if reading.line else ()
+    if reading.error:
+        headline = f"{reading.name} runs in the interpreter, and compiles on no GPU"
+        if outside := re.search(r"Cannot access global variable (\w+)", reading.error):
+            cause = (
+                f"a compiled kernel cannot read the Python global {outside[1]}: write its value out, hand it over as "
+                "an argument, or make it tl.constexpr(...)"
+            )
+            return Problem(headline, cause, at)
+        return Problem(headline, "", (*at, *reading.error.strip().splitlines()[:4]))
+    for product in reading.products:
+        where = (f"at: {product.line}",) if product.line else ()
+        if product.dtype == "f32" and product.precision == "tf32":
+            cause = 'without input_precision="ieee" tl.dot keeps ten bits of each float32 factor'
+            return Problem(
+                f"{reading.name}: a GPU rounds a float32 product to TF32", _numbered(cause, asked.tf32), where
+            )
+        if product.dtype == "f32" and dtype.itemsize == 2 and asked.wide is not None:
+            name = str(dtype).removeprefix("torch.")
+            cause = f"tensor cores multiply {name} many times as fast: convert what is multiplied to the inputs' dtype"
+            headline = f"{reading.name}: expected products of {name}, as the inputs are, got a product of float32"
+            return Problem(headline, _numbered(cause, asked.wide), where)
+    return None
+
+
+def _numbered(cause: str, place: int) -> str:
+    return classic(cause, place) if place else cause
+
+
+def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, Request]]:
+    """A request for each launch that brings a kernel, a dtype, a kind of argument or a flag that none before it had."""
+    met: set[Any] = set()
+    chosen = []
+    for dtype, launch in launches:
+        request = _request(launch)
+        if request is None:
+            continue
+        what = {(launch.kernel, *item) for item in (("dtype", dtype), *request.signature.items())}
+        what |= {(launch.kernel, name, flag) for name, flag in _flags(request.constexprs)}
+        if not what <= met:
+            met |= what
+            chosen.append((dtype, request))
+    return chosen
+
+
+def _flags(constants: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Constants that choose what is compiled, those inside of named tuples among them; no sizes."""
+    inner = [item for value in constants.values() if hasattr(value, "_asdict") for item in _flags(value._asdict())]
+    return [*((name, value) for name, value in constants.items() if isinstance(value, (bool, str))), *inner]
+
+
+def _request(launch: LaunchProfile) -> Request | None:
+    """What the compiler is asked about a launch; None where something in it has no type that it knows."""
+    if launch.function is None:
+        return None
+    constant = {
+        name
+        for name, parameter in inspect.signature(launch.function).parameters.items()
+        if "constexpr" in str(parameter.annotation)
+    }
+    constants = {name: value for name, value in launch.given.items() if name in constant or value is None}
+    types = {name: _type(value) for name, value in launch.given.items() if name not in constants}
+    if None in types.values():
+        return None
+    request = Request(triton.JITFunction(launch.function), types, constants, divisible_by_16=())
+    try:
+        request.checked()
+    except (TypeError, ValueError):
+        return None
+    return request
+
+
+def _type(value: Any) -> str | tuple[str, ...] | None:
+    """How a signature writes the type of an argument."""
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}" if value.dtype in _TYPES else None
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_TYPES[value.base.dtype]}[{', '.join(map(str, value.block_shape))}]>"
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, tuple):
+        items = tuple(map(_type, value))
+        return items if all(isinstance(item, str) for item in items) else None
+    return None
