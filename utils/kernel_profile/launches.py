@@ -18,7 +18,8 @@ class LaunchProfile:
 
     ``function`` is the kernel's, ``given`` all its arguments by name, as the launch was given them.
     ``cells`` and ``flops`` count by program and argument; ``written`` holds the first and the last element (counted in
-    memory from the argument's pointer) that a program wrote, where races are looked for.
+    memory from the argument's pointer) that a program wrote, where races are looked for. ``blocks`` holds the shape of
+    the largest block of lanes that one load or store of an argument had.
     """
 
     kernel: str
@@ -31,6 +32,7 @@ class LaunchProfile:
     cells: dict[tuple[Program, str], Counters] = field(default_factory=dict)
     flops: dict[Program, int] = field(default_factory=dict)
     written: dict[tuple[Program, str], tuple[int, int]] = field(default_factory=dict)
+    blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
     programs: int = 0
     done: bool = False
     _whole: Counters | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -147,6 +148,8 @@ class Recorder:
         sectors, elements, ids = requests(access.addresses, mask, access.itemsize)
         nbytes = access.itemsize * (access.addresses.size if mask is None else int(np.count_nonzero(mask)))
         cell = self._cell(argument)
+        if access.addresses.size > math.prod(self._launch.blocks.get(argument, (0,))):
+            self._launch.blocks[argument] = access.addresses.shape
         if access.reads:
             cell.bytes_loaded += nbytes
             cell.sectors_loaded += sectors
