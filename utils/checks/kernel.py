@@ -15,6 +15,7 @@ from utils.checks.compiled import problem as problem_when_compiled
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
+from utils.checks.huge import overflow
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
 from utils.checks.stage import Stage
@@ -41,6 +42,7 @@ def check_kernel(
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
     compiled: Compiled | None = _COMPILED,
+    huge: Callable[[], Sequence[Any]] | None = None,
     speed: Speed | None = None,
     seed: int | None = None,
     races: bool = True,
@@ -88,6 +90,8 @@ def check_kernel(
         diagnose: The lab's own rules, tried before the generic ones.
         compiled: What must hold of the kernels when they are compiled, which is looked at without a GPU too; by default
             that they can be, and that no float32 product is rounded to TF32. None for kernels of other exercises.
+        huge: Makes arguments with more than 2^31 elements. In the interpreter the last program of each launch runs on
+            them, whose offsets must not overflow (:mod:`utils.checks.huge`).
         speed: What it is timed against on a GPU.
         seed: Draws the cases; a fresh one by default.
         races: Whether programs that touch each other's memory are looked for.
@@ -130,6 +134,8 @@ def check_kernel(
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)
+            if huge is not None and (found := overflow(student, huge)):
+                core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
         if stage.profiled and stage.configuration == 0:
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from utils.interpreter import observation
+
 import triton  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
@@ -54,6 +56,14 @@ class _Sparse:
         for value in values:
             for tensor in _tensors(value):
                 views.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        large = observation.state.large
+        if large is not None:  # of each launch only the last program runs
+            for key, tensors in views.items():
+                if key not in large and tensors[0].untyped_storage().nbytes() >= LARGE:
+                    large[key] = _addresses(tensors)
+            self.views = {key: [] for key in views if key in large}
+            self.homes = {key: large[key] for key in self.views}
+            return
         self.views = {key: tensors for key, tensors in views.items() if _is_sparse(tensors)}
         self.homes = {key: _reserve(tensors) for key, tensors in self.views.items()}
 
@@ -115,9 +125,14 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def _addresses(tensors: list[torch.Tensor]) -> torch.UntypedStorage:
+    """Addresses on the host for the allocation behind the tensors; pages come to life where something is written."""
+    return torch.empty(tensors[0].untyped_storage().nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
+
+
 def _reserve(tensors: list[torch.Tensor]) -> torch.UntypedStorage:
     """Addresses on the host for the allocation behind the tensors, filled where they have elements."""
-    home = torch.empty(tensors[0].untyped_storage().nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
+    home = _addresses(tensors)
     for tensor in tensors:
         host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         host.set_(home, tensor.storage_offset(), tensor.shape, tensor.stride())

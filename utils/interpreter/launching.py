@@ -6,7 +6,8 @@ import functools
 import inspect
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,52 @@ _OPTIONS = {
     *("ir_override", "launch_cooperative_grid", "launch_pdl", "ptx_options", "arch", "extern_libs"),
     *("instrumentation_mode", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
 }
+
+
+@contextmanager
+def last_programs() -> Iterator[None]:
+    """Inside the block a launch runs the last program of its grid alone, which sees the grid as it is.
+
+    So a tensor may be too large to be computed: what of it is not touched takes addresses and no memory. On a GPU such
+    tensors are not copied, neither to the host nor back; what one launch writes, the next one in the block reads.
+    """
+    state = observation.state
+    outer, state.large = state.large, {}
+    try:
+        yield
+    finally:
+        state.large = outer
+
+
+class _Last:
+    """How many programs an axis of the grid has, for a loop that is to run the last of them."""
+
+    def __init__(self, programs: Any) -> None:
+        self.programs = operator.index(programs)
+
+    def __index__(self) -> int:
+        return min(1, self.programs)
+
+
+def whole_grid(set_grid_dim: Callable) -> Callable:
+    """Kernels see the whole grid, and the loop over its programs has one step an axis."""
+
+    @functools.wraps(set_grid_dim)
+    def wrapped(self: Any, *grid: Any) -> None:
+        self.last_program = [n.programs - 1 if isinstance(n, _Last) else None for n in grid]
+        set_grid_dim(self, *(n.programs if isinstance(n, _Last) else n for n in grid))
+
+    return wrapped
+
+
+def last_of_grid(set_grid_idx: Callable) -> Callable:
+    """The one step of that loop is the last program."""
+
+    @functools.wraps(set_grid_idx)
+    def wrapped(self: Any, *index: int) -> None:
+        set_grid_idx(self, *(i if last is None else last for i, last in zip(index, self.last_program)))
+
+    return wrapped
 
 
 class _Patches:
@@ -113,6 +160,8 @@ def _check_launch(executor: Any, args: tuple, kwargs: dict) -> None:
 def _checked_shape(name: str, grid: Any) -> tuple:
     if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
         raise TypeError(f"{name}: grid must be a tuple of one to three numbers of programs, got {grid!r}")
+    if observation.state.large is not None and all(hasattr(n, "__index__") and n >= 0 for n in grid):
+        return tuple(map(_Last, grid))
     return tuple(grid)
 
 

@@ -89,6 +89,7 @@ class _State:
         self.interpreting = 0  # how many blocks of utils.interpreter.interpreted_kernel are open
         self.launched = False
         self.atomic = False
+        self.large: dict[int, torch.UntypedStorage] | None = None  # by address, in a block of last_programs
 
 
 state = _State()

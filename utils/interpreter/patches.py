@@ -115,6 +115,8 @@ def apply_patches() -> None:
     executor._restore_args_dev = copies.sparse_results(executor._restore_args_dev)
     speed.install()
     observation.install()
+    builder.set_grid_dim = launching.whole_grid(builder.set_grid_dim)
+    builder.set_grid_idx = launching.last_of_grid(builder.set_grid_idx)
     upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
     function = upstream.InterpretedFunction
     function.rewrite = _survives_reload(function.rewrite)

@@ -7,6 +7,8 @@ allocations on a GPU do, so that sectors do not depend on where the host's alloc
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -147,13 +149,11 @@ class Region:
 
     def _gaps(self, tensor: torch.Tensor, reach: int) -> np.ndarray | None:
         """Which elements between the view's first and last belong to it, or None when all do."""
-        distinct = 1
-        for length, stride in zip(self.shape, self.strides):
-            distinct *= length if stride else 1
-        if distinct >= reach:
+        once = [length if stride else 1 for length, stride in zip(self.shape, self.strides)]
+        if math.prod(once) >= reach:
             return None
         inside = np.zeros(reach, dtype=bool)  # untouched pages cost nothing, however far apart the rows lie
-        np.lib.stride_tricks.as_strided(inside, self.shape, self.strides)[...] = True
+        np.lib.stride_tricks.as_strided(inside, once, self.strides)[...] = True
         return inside
 
     @property

@@ -1,0 +1,49 @@
+"""Offsets that no case is large enough for: tensors of more than 2^31 elements, of which the last program alone runs.
+
+Such a tensor takes addresses; memory only where something is touched. Values are not compared: what is seen is whether
+an address leaves its tensor, as it does when a 32-bit integer has overflowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from utils import runtime
+from utils.checks.problem import Problem
+from utils.checks.traffic import OVERFLOW
+
+
+def everywhere(number: float, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """A tensor that holds one number in each element, in the memory of one."""
+    return torch.full((1,), number, dtype=dtype, device=runtime.DEVICE).expand(shape)
+
+
+def overflow(student: Callable[..., Any], inputs: Callable[[], Sequence[torch.Tensor]]) -> Problem | None:
+    """What goes wrong in the last programs of a function's launches on tensors that are huge; None where nothing does.
+
+    Also None where this machine does not have the addresses.
+    """
+    from utils.interpreter import last_programs
+    from utils.kernel_profile import profile_kernel
+
+    try:
+        with last_programs(), profile_kernel(check_races=False, check_uninitialized=False) as profile:
+            args = tuple(inputs())
+            student(*args)
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        return None
+    found = profile.out_of_bounds
+    if not found:
+        return None
+    shapes = ", ".join(str(tuple(value.shape)) for value in args if isinstance(value, torch.Tensor))
+    times = sum(finding.count for finding in found)
+    return Problem(
+        f"{times:,} out-of-bounds access{'es' if times > 1 else ''} in tensors of more than 2^31 elements",
+        OVERFLOW,
+        (*(str(finding) for finding in found[:3]), f"the inputs' shapes: {shapes}; the last program alone was run"),
+    )
