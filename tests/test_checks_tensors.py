@@ -213,7 +213,7 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
     ("name", "bug", "says"),
     [
         ("add", "one program too far", "each tile holds the values of the tile after it"),
-        ("add", "loads ignore the program", "the load offsets ignore tl.program_id"),
+        ("add", "loads ignore the program", "the load offsets do not grow with tl.program_id"),
         ("add", "store ignores the program", "only the first program's tile is written"),
         ("add", "floor grid", "triton.cdiv(size, BLOCK)"),
         ("add", "ignores strides", "only non-contiguous inputs fail"),

@@ -114,7 +114,7 @@ class Evidence:
     def close(self, candidate: torch.Tensor) -> bool:
         """Whether the answer equals another tensor, clearly different from the right one, about as nearly as asked."""
         candidate = candidate.detach().double().cpu()
-        if candidate.shape != self.got.shape:
+        if candidate.shape != self.got.shape or not candidate.isfinite().any():  # all NaN is no evidence of a formula
             return False
         dtype, allowed = self.trial.targets[self.position].dtype, self.difference.allowed
         if agrees(candidate, self.right, 4 * allowed, dtype).all():
