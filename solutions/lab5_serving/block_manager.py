@@ -178,7 +178,7 @@ class BlockManager:
         return not taken or taken <= self.pool.num_free
 
     def append(self, id: str, tokens: list[int]) -> list[tuple[int, int]]:
-        """Give a sequence slots for more tokens at its end.
+        """Give a sequence slots for more tokens at its end; without tokens nothing changes.
 
         The first of them may fall into the last block. If other tables hold that block too, it must not be written:
         the sequence gets a block of its own in its place (copy-on-write). If it is the sequence's own, what it was

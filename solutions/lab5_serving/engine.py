@@ -1,7 +1,8 @@
 """The serving engine: requests in, tokens out, one step of the model at a time.
 
 A step is: the scheduler chooses chunks of tokens, the runner computes them in one ragged batch, the sampler chooses
-one token for every request whose known tokens are all computed. Nothing else happens, and all of it in ``Engine.step``.
+one token for every request whose known tokens are all computed. Nothing else happens, and all of it in ``Engine.step``
+(exercise 5.7).
 """
 
 from __future__ import annotations
@@ -138,28 +139,42 @@ class Engine:
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; what it brought each request that got a token or ended. Nothing to do: an empty list."""
+        """Run one step; what it brought each request that got a token or ended. Nothing to do: an empty list.
+
+        The scheduler chooses, :meth:`_run` computes. A request that fails there or in :meth:`_choose` stands in
+        ``failed`` (its id, and what went wrong) and ends by :meth:`_end` with the reason "error"; the others go on.
+        What was run is ``computed``, and committed to the manager. A chunk that ``samples`` gets a token, which
+        :meth:`_accept` appends.
+        """
         outputs, self._reports = self._reports, []
         if not self.scheduler.has_work:
             return outputs
         start = self.clock()
+        ### BEGIN SOLUTION 5.7: schedule and run
         step = self.scheduler.schedule()
         logits, failed = self._run(step)
+        ### END SOLUTION
         # A GPU works on its own now, until _choose asks for its result. So here is what does not depend on that: while
         # the CPU decides and writes down, a GPU has nothing to do.
         self._count(step, start)
+        ### BEGIN SOLUTION 5.7: count and commit
         for request, first, count in step.chunks:
             if request.id not in failed:
                 request.computed = first + count
                 self.manager.commit(request.id, min(request.computed, len(request.tokens)))
+        ### END SOLUTION
+        ### BEGIN SOLUTION 5.7: who gets a token
         sampling = [chunk for chunk in step.chunks if chunk.samples and chunk.request.id not in failed]
+        ### END SOLUTION
         took_part = StepRecord.chunks_of(step)
         chosen = self._choose(sampling, logits, failed)
         now = self.clock()
+        ### BEGIN SOLUTION 5.7: tokens and errors
         for chunk, token in zip(sampling, chosen, strict=True):
             if chunk.request.id not in failed:
                 outputs.append(self._accept(chunk.request, token, now))
         outputs += [self._end(self.requests[id], "error", error) for id, error in failed.items()]
+        ### END SOLUTION
         self.history.append(StepRecord.of(step, took_part, self.scheduler, start, now, outputs))
         return outputs
 

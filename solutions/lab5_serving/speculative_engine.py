@@ -16,7 +16,7 @@ from .engine import Engine, default_num_blocks
 from .request import Request, RequestOutput, Status
 from .runner import ModelRunner
 from .scheduler import Chunk, Scheduler, Step
-from .speculative import draw, verify
+from .speculative import draw, speculative_sample, verify
 from .speculative_decoding import check_pair
 
 
@@ -28,12 +28,14 @@ class Drafter:
 
     Args:
         model: the draft, in evaluation mode.
-        num_blocks, block_size: of its cache.
+        num_blocks, block_size: of its cache. A ``runner`` brings its own.
         runner: what computes its steps; a :class:`ModelRunner` of the model by default.
     """
 
     def __init__(self, model: Decoder, num_blocks: int, block_size: int, runner: ModelRunner | None = None) -> None:
         self.model = model
+        if runner is not None:
+            num_blocks, block_size = runner.num_blocks, runner.block_size
         self.manager = BlockManager(num_blocks, block_size)
         # Mostly one token is missing; after a draft that was accepted whole, two.
         self.runner = runner or ModelRunner(model, num_blocks, block_size, graph_chunks=[2])
@@ -117,6 +119,7 @@ class SpeculativeEngine(Engine):
     Attributes:
         drafted, accepted: tokens so far, by place in the draft: ``accepted[i] / drafted[i]`` is the share of accepted
             ones among the tokens drafted at place i (those behind a rejected one count as not accepted).
+        one_by_one: whether drafts are verified request by request; on a CPU they are.
     """
 
     request_type: ClassVar[type[Request]] = DraftedRequest
@@ -142,6 +145,7 @@ class SpeculativeEngine(Engine):
             settings["runner"] = ModelRunner(model, num_blocks, block_size, graph_chunks=[draft_tokens + 1])
         super().__init__(model, num_blocks=num_blocks, block_size=block_size, max_batch=max_batch, **settings)
         self.draft_tokens = draft_tokens
+        self.one_by_one = model.device.type == "cpu"
         self.drafter = Drafter(draft_model, draft_blocks or num_blocks, block_size, draft_runner)
         self.drafted, self.accepted = [0] * draft_tokens, [0] * draft_tokens
         self._draft_probs: dict[str, Tensor] = {}
@@ -204,7 +208,20 @@ class SpeculativeEngine(Engine):
     def _verify(
         self, group: list[DraftedRequest], logits: Tensor, starts: dict[str, int], chosen: dict[str, list[int]]
     ) -> None:
-        """Verify the drafts of requests with equal parameters as one batch, padded to the longest of them."""
+        """Verify the drafts of requests with equal parameters.
+
+        One request after the other by :func:`speculative_sample`, or, where a GPU must not be waited for, as one batch
+        by :func:`verify`, padded to the longest draft.
+        """
+        if self.one_by_one:
+            for request in group:
+                start, k = starts[request.id], len(request.draft)
+                target_probs = probabilities(logits[start : start + k + 1], request.params)
+                draft_probs = self._draft_probs[request.id][:k] if k else target_probs[:0]
+                generator = request.generator or torch.Generator()  # whose numbers do not matter to greedy requests
+                drafted = torch.tensor(request.draft, dtype=torch.int64)
+                chosen[request.id] = speculative_sample(target_probs, draft_probs, drafted, generator)
+            return
         k, vocabulary = max(len(request.draft) for request in group), logits.shape[-1]
         rows = torch.tensor(
             [[starts[r.id] + min(i, len(r.draft)) for i in range(k + 1)] for r in group], device=logits.device

@@ -18,6 +18,11 @@ from .scenarios import CheckMismatch
 SHARED = classic("a block that other tables hold is never written: copy it first (copy-on-write)", 2)
 COPIED = classic("a block was replaced and its content not copied: return the pair (old, new)", 2)
 EVICT = classic("a block whose content changes must not be found by its old prefix: forget it", 8)
+EARLY = classic("a block can be found by its prefix once commit says that it is written, not before", 8)
+USED = classic("the blocks of a known beginning are used again: cached holds them", 7)
+LOST = classic("a block is forgotten when its content changes, and not before", 8)
+ENDS_FIRST = classic("free gives the last block of a table back first: beginnings are shared more often than ends", 9)
+TAKEN = classic("self.pool.take() chooses: empty blocks first, then the one that was given back longest ago", 9)
 #: By the last call, why a block's references are wrong.
 REFERENCES = {
     "allocate": classic("each block found by its prefix is held by one more table: share it, before any is taken", 3),
@@ -53,8 +58,13 @@ class BlockInvariants:
         self.known: dict[str, Known] = {}
         self.memory: dict[int, int] = {}
         self._histories: dict[tuple[int, int], int] = {}  # (history before, token) -> history
-        self._committed: dict[int, set[int]] = {}  # the history at a committed block's end -> blocks that hold it
-        self._evicted: set[int] = set()  # one of its blocks was taken: it may still be found, or not
+        self._free = [*range(manager.num_blocks)]  # the next to be taken first
+        self._beginnings_first = [*self._free]  # what it would be if tables were given back from their beginning on
+        self._found: dict[int, int] = {}  # the history at a committed block's end -> the block that is found by it
+        self._also: dict[int, set[int]] = {}  # and other blocks that hold the same
+        self._sure = (
+            True  # whether it is known which blocks are found: not once one of several that hold the same is gone
+        )
 
     def history(self, tokens: list[int]) -> list[int]:
         """What the keys and values of each token are computed from."""
@@ -78,12 +88,17 @@ class BlockInvariants:
     def write(self, id: str, stop: int) -> None:
         """The model writes the keys and values of a sequence's tokens up to ``stop``, and they are committed."""
         known, size = self.known[id], self.block_size
-        histories = self.history(known.tokens)
+        histories, table = self.history(known.tokens), self.manager.table(id)
         for position in range(known.written, stop):
             self.memory[self.manager.slot(id, position)] = histories[position]
+        for index in range(known.written // size, stop // size) if self.manager.prefix_caching else ():
+            history, block = histories[(index + 1) * size - 1], table[index]
+            if self._found.get(history, block) == block:
+                self._forget(block)
+                self._found[history] = block
+            else:
+                self._also.setdefault(history, set()).add(block)
         known.written = stop
-        for index, block in enumerate(self.manager.table(id)[: stop // size]):
-            self._committed.setdefault(histories[(index + 1) * size - 1], set()).add(block)
 
     def copy(self, source: int, target: int) -> None:
         """The content of a block is copied."""
@@ -92,18 +107,51 @@ class BlockInvariants:
             if (content := self.memory.get(source * size + offset)) is not None:
                 self.memory[target * size + offset] = content
 
-    def evict(self, blocks: list[int]) -> None:
-        """These blocks were taken, or their content is about to change."""
-        for history, holders in self._committed.items():
-            if not holders.isdisjoint(blocks):
-                holders -= set(blocks)
-                self._evicted.add(history)
+    def change(self, block: int) -> None:
+        """A block's content is about to change."""
+        self._forget(block)
+
+    def share(self, blocks: list[int]) -> None:
+        """These blocks, which were found, are in use."""
+        for free in (self._free, self._beginnings_first):
+            free[:] = [block for block in free if block not in blocks]
+
+    def take(self, blocks: list[int]) -> None:
+        """These blocks were taken: empty ones first, then those that were given back longest ago."""
+        count = len(blocks)
+        due, others = self._free[:count], self._beginnings_first[:count]
+        if self._sure and count and set(blocks) != set(due):
+            wrong = next(block for block in blocks if block not in due)
+            cause = (
+                ENDS_FIRST if set(blocks) == set(others) else TAKEN if set(blocks) == set(self._free[-count:]) else ""
+            )
+            raise CheckMismatch(f"block {wrong} is taken, and it is the turn of {listed(due)}", cause)
+        self.share(blocks)
+        for block in blocks:
+            self._forget(block)
+
+    def give_back(self, table: list[int], length: int = 0) -> None:
+        """All blocks of a table, but for its first ``length``, are given back, the last one first."""
+        held, blocks = self.holders(), table[length:]
+        for free, order in ((self._free, reversed(blocks)), (self._beginnings_first, blocks)):
+            for block in order:
+                if not held[block] and block not in free:
+                    free.insert(len(free) if block in self._found.values() else 0, block)
+        for others in self._also.values():
+            others.difference_update(block for block in blocks if not held[block])
+
+    def _forget(self, block: int) -> None:
+        for history in [history for history, found in self._found.items() if found == block]:
+            del self._found[history]
+            self._sure = self._sure and not self._also.get(history)
+        for others in self._also.values():
+            others.discard(block)
 
     def cached(self, tokens: list[int]) -> int:
         """Tokens of a beginning that surely are in the cache: whole blocks, the last token left out."""
         histories, count = self.history(tokens), 0
-        for end in range(self.block_size, len(tokens), self.block_size):
-            if not self._committed.get(histories[end - 1]) or histories[end - 1] in self._evicted:
+        for end in range(self.block_size, len(tokens) if self._sure else 0, self.block_size):
+            if histories[end - 1] not in self._found:
                 break
             count = end
         return count
@@ -117,6 +165,7 @@ class BlockInvariants:
         held = self.holders()
         for id, known in self.known.items():
             self._check_content(id, known, call, held)
+            self._check_found(id, known)
 
     def check_table(self, id: str, call: str) -> None:
         """As many blocks as the sequence's tokens need, each of them once."""
@@ -155,7 +204,7 @@ class BlockInvariants:
         try:
             manager.check()
         except AssertionError as error:
-            raise CheckMismatch(f"check() says: {error}", cause) from None
+            raise CheckMismatch(f"check() says: {error}") from None
 
     def _check_content(self, id: str, known: Known, call: str, held: Counter[int]) -> None:
         histories, table = self.history(known.tokens), self.manager.table(id)
@@ -170,8 +219,18 @@ class BlockInvariants:
                 headline = f"block {block} is to be written by {id!r}, and {others} holds it too"
                 raise CheckMismatch(headline, EVICT if call == "allocate" else SHARED)
 
-    def check_cached(self, id: str, cached: object) -> None:
-        """The number of tokens that allocate says are in the cache."""
+    def _check_found(self, id: str, known: Known) -> None:
+        """What is found by a sequence's tokens holds them."""
+        histories, size = self.history(known.tokens), self.block_size
+        for index, block in enumerate(self.manager.cached_prefix([*known.tokens, 0])[0]):
+            for offset in range(size):
+                if self.memory.get(block * size + offset) != histories[index * size + offset]:
+                    own = block in self.manager.table(id)
+                    headline = f"block {block} is found by tokens of {id!r} that nobody has written there"
+                    raise CheckMismatch(headline, EARLY if own else EVICT)
+
+    def check_cached(self, id: str, cached: object, found: int) -> None:
+        """The number of tokens that allocate says are in the cache; ``found`` is what the manager knew before."""
         known, size = self.known[id], self.block_size
         most, count, histories = self.cached(known.tokens), len(known.tokens), self.history(known.tokens)
         if not isinstance(cached, int) or isinstance(cached, bool):
@@ -179,24 +238,26 @@ class BlockInvariants:
         if cached >= count:
             cause = "one token at least goes through the model: its logits choose the next one"
             raise CheckMismatch(f"allocate says that all {count} tokens are in the cache", cause)
-        if cached % size or cached < 0 or (size > 1 and cached * size == most > 0):
+        if cached != found and cached == found // size:
             cause = classic("this counts blocks; expected the number of tokens", 7)
-            raise CheckMismatch(f"allocate returns {cached}, {most} tokens are in the cache", cause)
+            raise CheckMismatch(f"allocate returns {cached}, {found} tokens are in the cache", cause)
+        if cached % size or cached < 0:
+            cause = classic("expected the tokens of whole blocks, those in cached", 7)
+            raise CheckMismatch(f"allocate returns {cached}, {found} tokens are in the cache", cause)
         if cached < most:
-            cause = classic("the blocks of a known beginning are used again: cached holds them", 7)
+            cause = USED if found > cached else LOST
             raise CheckMismatch(f"allocate computes {most - cached} tokens again that are in the cache", cause)
         for position in range(cached):
-            found = self.memory.get(self.manager.slot(id, position))
-            if found != histories[position]:
-                pending = found is None or any(
+            there = self.memory.get(self.manager.slot(id, position))
+            if there != histories[position]:
+                pending = there is None or any(
                     other.written <= position < len(other.tokens)
                     and self.history(other.tokens)[position] == histories[position]
                     for name, other in self.known.items()
                     if name != id
                 )
-                early = classic("a block can be found by its prefix once commit says that it is written, not before", 8)
-                what = "nothing has been written there" if found is None else "another token's keys are there"
+                what = "nothing has been written there" if there is None else "another token's keys are there"
                 raise CheckMismatch(
                     f"allocate says that token {position} of {id!r} is in the cache: {what}",
-                    early if pending else EVICT,
+                    EARLY if pending else EVICT,
                 )

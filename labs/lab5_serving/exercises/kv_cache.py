@@ -271,7 +271,7 @@ def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]
 KV_CACHE = Exercise(
     "5.1",
     "KV-cached decode",
-    points=14,
+    points=12,
     observe=observe,
 )
 

@@ -247,7 +247,7 @@ def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]
 MERGE_PARTS = Exercise(
     "5.5",
     "split-KV merge",
-    points=12,
+    points=10,
     observe=observe,
     tolerance=Tolerance(1e-4),
     tolerances={"merge_parts into bfloat16": Tolerance(1e-2)},

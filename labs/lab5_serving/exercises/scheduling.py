@@ -184,7 +184,7 @@ def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]
         yield from workload.observe(vars(package), f"{seed}/5.3")
 
 
-SCHEDULERS = Exercise("5.3", "schedulers", points=18, observe=observe)
+SCHEDULERS = Exercise("5.3", "schedulers", points=16, observe=observe)
 
 
 @SCHEDULERS.checked_by

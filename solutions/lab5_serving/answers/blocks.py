@@ -54,7 +54,27 @@ wrong(
     edits={"return len(cached) * self.block_size": "return len(tokens) if cached else 0"},
 )
 
+NEWEST = "self.pool._free.move_to_end(next(reversed(self.pool._free)), last=False)"
+wrong(
+    "newest free block",
+    "given back longest ago",
+    '"classic wrong answers" 9',
+    edits={"blocks.append(": f"{NEWEST}\n            blocks.append("},
+)
+
 wrong = functools.partial(ANSWERS.wrong, APPEND)
+wrong(
+    "copies for nothing",
+    "without tokens nothing is written",
+    '"classic wrong answers" 2',
+    edits={"if tokens and self": "if self"},
+)
+wrong(
+    "forgets for nothing",
+    "forgotten when its content changes",
+    '"classic wrong answers" 8',
+    edits={"elif tokens and": "elif"},
+)
 wrong(
     "no copy on write",
     "copy it first (copy-on-write)",
@@ -88,8 +108,14 @@ wrong("copies full blocks", "for nothing", edits={"self.writes_shared(id)": "sel
 
 wrong = functools.partial(ANSWERS.wrong, FORK)
 wrong("not counted", "held by one more table", edits={"self.pool.share(block)": "pass"})
+wrong("one list of tokens", "a list of tokens of its own", edits={"list(original.tokens)": "original.tokens"})
 wrong("one list", "a table of its own", edits={"list(original.blocks)": "original.blocks"})
 wrong("last block not counted", "held by one more table", edits={"in original.blocks": "in original.blocks[:-1]"})
+wrong(
+    "one list of digests",
+    "a list of digests of its own",
+    edits={"list(original.blocks), []": "list(original.blocks), original.digests"},
+)
 wrong(
     "copies at once",
     "a fork shares all blocks",
@@ -101,10 +127,16 @@ wrong(
 
 wrong = functools.partial(ANSWERS.wrong, FREE)
 wrong("leak", "given back once", '"classic wrong answers" 1', edits={"self.pool.give_back(block)": "pass"})
-wrong("last block leaks", "given back once", edits={"in sequence.blocks": "in sequence.blocks[:-1]"})
+wrong("last block leaks", "given back once", edits={"in sequence.blocks[::-1]": "in sequence.blocks[:-1]"})
 wrong("not forgotten", "a double free an error", edits={"del self.sequences[id]": "pass"})
 wrong(
     "shared blocks kept",
     "given back once",
     edits={"self.pool.give_back(block)": "if self.references(block) == 1:\n                self.pool.give_back(block)"},
+)
+wrong(
+    "beginnings first",
+    "free gives the last block of a table back first",
+    '"classic wrong answers" 9',
+    edits={"in sequence.blocks[::-1]": "in sequence.blocks"},
 )

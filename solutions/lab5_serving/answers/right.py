@@ -46,7 +46,7 @@ ANSWERS = Answers(
             sequence.blocks[-1] = new
             self.pool.give_back(old)
             copies = [(old, new)]
-        elif len(sequence.tokens) % self.block_size != 0:
+        elif tokens and len(sequence.tokens) % self.block_size != 0:
             self.pool.forget(sequence.blocks[-1])
         sequence.tokens += tokens
         while len(sequence.blocks) < self.blocks_for(len(sequence.tokens)):
@@ -58,7 +58,7 @@ ANSWERS = Answers(
         self.sequences[child] = Sequence(list(original.tokens), list(original.blocks), [])
         """,
         "5.2: free": """
-        for block in sequence.blocks:
+        for block in sequence.blocks[::-1]:
             self.pool.give_back(block)
         del self.sequences[id]
         """,
@@ -166,6 +166,32 @@ ANSWERS = Answers(
         "5.6: drop what was rejected": """
         for model in (checker, drafter):
             model.keep(len(tokens) - 1)
+        """,
+        "5.7: schedule and run": """
+        step = self.scheduler.schedule()
+        logits, failed = self._run(step)
+        """,
+        "5.7: count and commit": """
+        for chunk in step.chunks:
+            if chunk.request.id in failed:
+                continue
+            end = chunk.start + chunk.count
+            chunk.request.computed = end
+            self.manager.commit(chunk.request.id, end)
+        """,
+        "5.7: who gets a token": """
+        sampling = []
+        for chunk in step.chunks:
+            if chunk.samples and chunk.request.id not in failed:
+                sampling.append(chunk)
+        """,
+        "5.7: tokens and errors": """
+        for chunk, token in zip(sampling, chosen):
+            if chunk.request.id in failed:
+                continue
+            outputs.append(self._accept(chunk.request, token, now))
+        for id, error in failed.items():
+            outputs.append(self._end(self.requests[id], "error", error))
         """,
     }
 )

@@ -262,7 +262,7 @@ def _without_its_twin(speculative_sample: Callable) -> Iterator[None]:
 SPECULATIVE_SAMPLING = Exercise(
     "5.6",
     "speculative sampling",
-    points=16,
+    points=14,
     observe=hidden_sampling.speculative_sampling,
 )
 
