@@ -43,6 +43,6 @@ def test_a_failed_check_shows_the_calls_that_the_failure_needs_and_the_same_for_
 
 
 def test_a_call_that_does_not_end_is_stopped_and_shown(own_classes, monkeypatch):
-    monkeypatch.setattr(stateful, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(stateful.Machine, "seconds", 0.2)
     with pytest.raises(CheckFailed, match=r"(?s)did not end in 0 s.*\d+\. fork\('\w', '\w'\)\n  a loop does not end"):
         check_block_manager(EndlessForks, OutOfBlocks, seed=5)

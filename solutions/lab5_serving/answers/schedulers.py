@@ -15,6 +15,11 @@ wrong(
     '"classic wrong answers" 6',
     edits={"while self.waiting and": "while self.waiting and (prompts or not self.running) and"},
 )
+wrong(
+    "a place stays empty",
+    "as soon as there is room",
+    edits={"self.running) < self.max_batch": "self.running) < self.max_batch - 1"},
+)
 wrong("one newcomer a step", "although there is room for it", edits={"prompts += 1": "break"})
 wrong(
     "newcomers first",
@@ -117,6 +122,11 @@ wrong(
     "one admission per step",
     "who waits joins as soon as there is room, in the very step",
     edits={"            budget = max(0, budget - count)": "            break"},
+)
+wrong(
+    "a prompt that just fits waits",
+    "although there is room for it",
+    edits={"pending > budget": "pending >= budget"},
 )
 wrong("nobody waits", "look at self.waiting before _admit", edits={"while self.waiting and": "while"})
 

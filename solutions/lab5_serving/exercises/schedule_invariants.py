@@ -11,6 +11,8 @@ from utils.checks.core import classic, listed
 from .fake_block_manager import FakeBlockManager
 from .scenarios import CheckMismatch
 
+#: Steps in which right schedulers finish all requests of a run.
+MOST_STEPS = 400
 OLDEST_FIRST = classic("running requests come first, oldest first, and each gets on in every step", 1)
 
 
@@ -172,14 +174,48 @@ class StepInvariants:
             cause = classic("a step that preempts admits nobody: the blocks are needed by those who run", 4)
             raise CheckMismatch(f"{listed(admitted)} is admitted in a step that preempts {listed(preempted)}", cause)
         full = left <= 0 or len(scheduler.running) >= scheduler.max_batch
-        if preempted or not scheduler.waiting or full or (admitted and not scheduler.chunked_prefill):
-            return  # whether another whole prompt still fits is the budget's business
+        if preempted or not scheduler.waiting or full:
+            return
         first = scheduler.waiting[0]
+        if admitted and not scheduler.chunked_prefill and first.pending > left:
+            return  # a whole prompt that waits for a step with room for all of it
         if self.blocks.can_allocate(first.tokens, scheduler.reserve if scheduler.running else 0):
             cause = "who waits joins as soon as there is room, in the very step"
-            if self.before.running and not admitted:
+            if self.before.running and not admitted and self._refills_when_empty():
                 cause = "a batch that waits until all its requests are finished is a static one: who fits joins at once"
             raise CheckMismatch(f"request {first.id} waits, although there is room for it", classic(cause, 6))
+
+    def _refills_when_empty(self) -> bool:
+        """Whether this scheduler, played on, admits when nobody runs and at no other time: it must have failed."""
+        scheduler, empty = self.scheduler, False
+        for _ in range(MOST_STEPS):
+            if not scheduler.waiting:
+                break
+            ran = bool(scheduler.running)
+            self.blocks.calls.clear()
+            try:
+                step = scheduler.schedule()
+            except Exception:
+                return False
+            if any(name == "allocate" for name, _ in self.blocks.calls):
+                if ran:
+                    return False
+                empty = True
+            play(scheduler, step)
+        return empty
+
+
+def play(scheduler: Any, step: Any) -> list[Any]:
+    """What an engine without a model does with a step; the requests that it finishes."""
+    finished = []
+    for request, start, count in step.chunks:
+        request.computed = start + count
+        if request.computed == len(request.tokens):
+            request.append(0, 0.0)
+            if len(request.tokens) >= request.limit:
+                scheduler.remove(request)
+                finished.append(request)
+    return finished
 
 
 def _ids(requests: Sequence[Any]) -> str:
