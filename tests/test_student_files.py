@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from utils.checks.student_files import LoadedFiles
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +30,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = shutil.copytree(ROOT / "labs" / LAB, tmp_path_factory.mktemp("labs") / LAB)
     notebook = nbformat.read(folder / f"{LAB}.ipynb", as_version=4)
     imports, check = (next(c.source for c in notebook.cells if c.id == name) for name in ("imports", "check-3-1"))
-    saved = ["", SOLVED, SOLVED + "x = (\n", SOLVED + "x = nowhere\n", SOLVED + "\n"]
+    stub = (folder / "merge.py").read_text()
+    saved = ["", stub, SOLVED, SOLVED + "x = (\n", SOLVED + "x = nowhere\n", SOLVED + "\n"]
     cells = [f"from pathlib import Path\nPath('merge.py').write_text({text!r})" if text else "" for text in saved]
     cells = [imports, *(source for saving in cells for source in (saving, check))]
     nested = SOLVED.replace(
@@ -47,12 +51,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_a_place_that_is_not_written_is_one_line(session):
-    assert session[0] == "3.1 is not written yet: merge.py, line 24"
+    assert session[0] == session[1] == "3.1 is not written yet: merge.py, line 24"
 
 
 def test_a_file_that_cannot_be_loaded_fails_in_one_line_although_the_old_code_would_pass(session):
     failed = "CheckFailed: exercise 3.1 (merge operator): merge.py"
-    assert session[1:6] == [
+    assert session[2:7] == [
         "",
         f"{failed}, line {END}: SyntaxError: '(' was never closed",
         f"{failed}, line {END}: the file cannot be imported: NameError: name 'nowhere' is not defined",
@@ -62,6 +66,20 @@ def test_a_file_that_cannot_be_loaded_fails_in_one_line_although_the_old_code_wo
 
 
 def test_a_file_that_was_not_loaded_again_is_not_passed(session):
-    assert session[6].endswith(
+    assert session[7].endswith(
         "merge.py has changed since it was loaded: restart the kernel and run the notebook's cells again"
     )
+
+
+def test_an_older_object_gives_way_to_what_its_module_now_has(tmp_path, monkeypatch):
+    folder = tmp_path / "reloaded_lab"
+    folder.mkdir()
+    for name, text in {"__init__": "", "part": "def f():\n    return 1\n", "user": "from .part import f\n"}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    part, user = (importlib.import_module(f"reloaded_lab.{name}") for name in ("part", "user"))
+    files, notebook, older = LoadedFiles("reloaded_lab"), {"f": part.f, "mine": lambda: 3}, part.f
+    exec("def f():\n    return 2\n", vars(part))
+    assert (user.f(), notebook["f"](), files.current(older)()) == (1, 1, 2)
+    files.refresh(notebook)
+    assert (user.f(), notebook["f"](), notebook["mine"]()) == (2, 2, 3)

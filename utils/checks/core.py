@@ -13,6 +13,7 @@ import inspect
 import pkgutil
 import random
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -81,6 +82,8 @@ class Exercise:
         def checked(*functions: Any, **options: Any) -> None:
             if problem := loaded.problem():
                 fail(self, problem)
+            loaded.refresh(*_notebook())
+            functions = tuple(map(loaded.current, functions))
             try:
                 check(*functions, **options)
             except NotImplementedError as error:
@@ -140,6 +143,12 @@ def exercises_of(package: str) -> tuple[Exercise, ...]:
         if value.check is None:
             raise ValueError(f"{package}: {value} has no check: decorate it with @....checked_by")
     return tuple(sorted(found.values(), key=lambda exercise: [int(part) for part in exercise.number.split(".")]))
+
+
+def _notebook() -> list[dict[str, Any]]:
+    """The names of the notebook in which a check is called; none elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return [shell.user_ns] if shell else []
 
 
 def draw_seed(seed: int | None = None) -> int:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 #: What a released place raises until it is filled, see :func:`stub_line`.
 STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+)\b")
@@ -88,6 +89,25 @@ class LoadedFiles:
                 return problem
             self.texts[path] = text
         return ""
+
+    def current(self, value: Any) -> Any:
+        """What its module of the package now has under the name of ``value``, if a reload left an older object behind.
+
+        Autoreload changes some objects and makes others anew; an older one then stays wherever it was imported.
+        """
+        home = getattr(value, "__module__", None)
+        if not isinstance(home, str) or home.rpartition(".")[0] != self.package or not callable(value):
+            return value
+        found = vars(sys.modules.get(home, object)).get(getattr(value, "__name__", None))
+        return found if type(found) is type(value) and found.__module__ == home else value
+
+    def refresh(self, *spaces: dict[str, Any]) -> None:
+        """Put the current objects in place of older ones, in the package's modules and in ``spaces``."""
+        modules = (module for name, module in list(sys.modules.items()) if f"{name}.".startswith(f"{self.package}."))
+        for space in (*map(vars, modules), *spaces):
+            for name, value in list(space.items()):
+                if (found := self.current(value)) is not value:
+                    space[name] = found
 
 
 def _problem(path: Path, text: bytes, loaded: dict[str, object]) -> str:
