@@ -20,8 +20,9 @@ END = SOLVED.count("\n") + 1
 
 
 def shown(cell: nbformat.NotebookNode) -> str:
-    """What the cell shows as its error."""
-    return "\n".join(line for output in cell.outputs for line in output.get("traceback", ()))
+    """What the cell shows as its error, and what it prints beside its results."""
+    errors = [line for output in cell.outputs for line in output.get("traceback", ())]
+    return "\n".join([output.text for output in cell.outputs if output.get("name") == "stderr"] + errors)
 
 
 @pytest.fixture(scope="module")

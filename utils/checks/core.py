@@ -13,14 +13,13 @@ import inspect
 import pkgutil
 import random
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 from utils.checks.hidden import Observation, Tolerance
-from utils.checks.student_files import LoadedFiles, folders_of, not_written
+from utils.checks.student_files import LoadedFiles, folders_of, not_written, notebook_shell, quiet_autoreload
 
 
 class CheckFailed(AssertionError):
@@ -76,13 +75,15 @@ class Exercise:
         It fails if a file of the lab is not what is loaded, and a notebook shows a place that is still to be filled in
         one line.
         """
+        quiet_autoreload()
         loaded = LoadedFiles(check.__module__.partition(".exercises")[0])
 
         @functools.wraps(check)
         def checked(*functions: Any, **options: Any) -> None:
             if problem := loaded.problem():
                 fail(self, problem)
-            loaded.refresh(*_notebook())
+            shell = notebook_shell()
+            loaded.refresh(*([shell.user_ns] if shell else []))
             functions = tuple(map(loaded.current, functions))
             try:
                 check(*functions, **options)
@@ -143,12 +144,6 @@ def exercises_of(package: str) -> tuple[Exercise, ...]:
         if value.check is None:
             raise ValueError(f"{package}: {value} has no check: decorate it with @....checked_by")
     return tuple(sorted(found.values(), key=lambda exercise: [int(part) for part in exercise.number.split(".")]))
-
-
-def _notebook() -> list[dict[str, Any]]:
-    """The names of the notebook in which a check is called; none elsewhere."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return [shell.user_ns] if shell else []
 
 
 def draw_seed(seed: int | None = None) -> int:

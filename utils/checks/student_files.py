@@ -62,6 +62,20 @@ def folders_of(functions: Iterable[Callable]) -> list[Path]:
     return list(dict.fromkeys(Path(file).parent for file in files if file))
 
 
+def notebook_shell() -> Any:
+    """The IPython shell of the notebook in which this runs; None elsewhere."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
+def quiet_autoreload() -> None:
+    """Let the check alone tell, in one line, of a file that cannot be loaded: autoreload shows two tracebacks."""
+    shell = notebook_shell()
+    for callback in shell.events.callbacks.get("pre_run_cell", ()) if shell else ():
+        reloader = getattr(getattr(callback, "__self__", None), "_reloader", None)
+        if reloader is not None:
+            reloader.hide_errors = True
+
+
 class LoadedFiles:
     """The modules of a package as they were when it was imported, held against their files when a check runs.
 
