@@ -19,6 +19,8 @@ from solutions.lab4_zero.exercises import (
     gradient_shards,
     optimizer_states,
     parameter_shards,
+    pipeline_engine,
+    prefetch,
     ring,
     tensor_parallel,
 )
@@ -30,7 +32,10 @@ LAB = "lab4_zero"
 #: The checks of exercises whose scenarios run on ranks; the wrong answers to 4.2 and 4.8 need none.
 CHECKS = {
     module.CHECK.exercise.number: module.CHECK
-    for module in (ring, data_parallel, optimizer_states, gradient_shards, parameter_shards, tensor_parallel)
+    for module in (
+        *(ring, data_parallel, optimizer_states, gradient_shards, parameter_shards, tensor_parallel),
+        *(pipeline_engine, prefetch),
+    )
 }
 SEED = 14
 #: How many scenarios all answers play: most wrong ones are caught in them. Only those that pass them play the rest.
@@ -44,13 +49,15 @@ def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iter
     answers = {"solution": {name: getattr(solution, name) for name in names}}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        module = answers["solution"][names[0]].__module__.rpartition(".")[2]
+        modules = {name: found.__module__.rpartition(".")[2] for name, found in answers["solution"].items()}
         for number, (name, places) in enumerate(filled.items()):
             package = f"lab4_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
             write_lab(LAB, Path(folder, package), places)
             Path(folder, package, "__init__.py").write_text("")  # a rank imports what the exercise needs, and no more
-            lab = importlib.import_module(f"{package}.{module}")
-            answers[name] = {function: getattr(lab, function) for function in names}
+            answers[name] = {
+                function: getattr(importlib.import_module(f"{package}.{module}"), function)
+                for function, module in modules.items()
+            }
         yield answers
 
 

@@ -1,4 +1,8 @@
-"""Pipeline parallelism: stages of a model on ranks of their own, a batch in micro-batches, GPipe's order or 1F1B's."""
+"""Pipeline parallelism: stages of a model on ranks of their own, a batch in micro-batches, GPipe's order or 1F1B's.
+
+Exercise 4.9 writes the step: what is done in which order, a micro-batch's forward pass and its backward pass. How
+messages travel between the ranks is given.
+"""
 
 from __future__ import annotations
 
@@ -96,21 +100,29 @@ class Pipeline:
         return norm
 
     def _run(self, tokens: Tensor, targets: Tensor, micro_batches: int, scale: float) -> Tensor | None:
+        """All actions of this stage and the messages between them, in the order of ``communication_plan``."""
         run = _Run(self, tokens, targets, micro_batches, scale)
         order = self.order(self.rank, self.stages, micro_batches)
-        for item in communication_plan(order, self.rank, self.stages):
-            if not isinstance(item, Action):
-                run.exchange(item)
-                continue
-            with record_function(str(item)):  # for the profiler's timeline: F0, B0, ...
-                (run.forward if item.kind == "F" else run.backward)(item.micro_batch)
+        raise NotImplementedError("Lab 4, exercise 4.9: one step")
         run.finish()
         self.peak_in_flight = run.peak
         return run.loss
 
 
 class _Run:
-    """One step of a pipeline on one rank: what it holds while it lasts."""
+    """One step of a pipeline on one rank: what it holds while it lasts.
+
+    Attributes:
+        tokens, targets: of each micro-batch, (rows, N).
+        weights: each micro-batch's share of the batch's loss, scalars: a micro-batch without targets has 0.
+        loss: what the step returns; on the last stage the sum of the weighted losses so far, without a graph.
+        in_flight: micro-batch -> (x, end), from its forward pass to its backward pass and no longer. x is the stage's
+            input, None if that is tokens; end is where the backward pass starts: the weighted loss on the last stage,
+            on others the graph's edge at the output (``get_gradient_edge``), None if nothing in it needs a gradient.
+        received: ("activation", i) and ("gradient", i) -> what has come for micro-batch i, and waits for its action.
+        made: ("activation", i) and ("gradient", i) -> what is to be sent, without a graph, contiguous.
+        peak: the most micro-batches in flight so far.
+    """
 
     def __init__(self, pipeline: Pipeline, tokens: Tensor, targets: Tensor, micro_batches: int, scale: float) -> None:
         self.stage, self.group, self.ranks = pipeline.stage, pipeline.group, pipeline.ranks
@@ -126,29 +138,22 @@ class _Run:
         self.sending: list[tuple[Work, Tensor]] = []
 
     def forward(self, i: int) -> None:
-        """The stage's forward pass of micro-batch i."""
-        x = None if self.stage.first else self.received.pop(("activation", i)).requires_grad_()
-        y = self.stage(self.tokens[i] if x is None else x, self.targets[i] if self.stage.last else None)
-        end: GradientEdge | Tensor | None = None
-        if self.stage.last:
-            weight = self.weights[i].to(y.dtype)
-            end = torch.where(weight != 0, y, 0) * weight  # a mean over no target is not a number
-            self.loss = end.detach() if self.loss is None else self.loss + end.detach()
-        else:
-            self.made["activation", i] = y.detach().contiguous()
-            if y.requires_grad:
-                end = get_gradient_edge(y)  # the graph without y itself, which may go once it is sent
-        self.in_flight[i] = (x, end)
+        """The stage's forward pass of micro-batch i.
+
+        ``self.stage(x, targets)`` computes: x is the first stage's tokens, or the activation that has come, whose
+        gradient the stage before wants; the last stage takes targets and returns their mean loss (not a number if
+        there are none), the others None and the next stage's x, which the graph does not need.
+        """
+        raise NotImplementedError("Lab 4, exercise 4.9: a micro-batch forward")
         self.peak = max(self.peak, len(self.in_flight))
 
     def backward(self, i: int) -> None:
-        """The stage's backward pass of micro-batch i: frees what its forward pass had saved."""
-        x, end = self.in_flight.pop(i)
-        gradient = None if self.stage.last else self.received.pop(("gradient", i))
-        if end is not None:
-            torch.autograd.backward(end, gradient)
-        if x is not None:
-            self.made["gradient", i] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+        """The stage's backward pass of micro-batch i: frees what its forward pass had saved.
+
+        ``torch.autograd.backward(end, gradient)`` computes; the last stage's loss needs no gradient from outside. What
+        x got is for the stage before (zeros if it got nothing).
+        """
+        raise NotImplementedError("Lab 4, exercise 4.9: a micro-batch backward")
 
     def exchange(self, transfers: Exchange) -> None:
         """Post messages together; return when those to this rank have come. Those from it may still be under way."""

@@ -1,6 +1,7 @@
 """ZeRO-3: the weights too are kept in shards; a block's are gathered before it computes, and then freed (exercise 4.6).
 
-The shortest form: it waits for each collective. `fully_sharded.py` hides them behind the computation.
+The shortest form: it waits for each collective. `prefetch.py` gathers one block ahead (exercise 4.10), and
+`fully_sharded.py` is the whole method.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class Zero3:
     passes before its step add up. Ranks must run the same blocks in the same order.
 
     Args:
-        module: with the same structure on all ranks; rank 0's ``state_dict()`` is given to all. Frozen parameters stay
-            whole on every rank. It takes and returns tensors, its blocks too; blocks are not checkpointed.
+        module: with the same structure on all ranks; rank 0's parameters and buffers are given to all. Frozen
+            parameters stay whole on every rank. It takes and returns tensors, its blocks too; blocks are not
+            checkpointed.
         block_class: class of the blocks.
         group: the ranks.
 
@@ -92,12 +94,14 @@ class Zero3:
         ValueError: no block in the module.
     """
 
+    unit_class = Unit
+
     def __init__(self, module: nn.Module, block_class: type[nn.Module], group: ProcessGroup | None = None) -> None:
         self.module = module
-        for tensor in module.state_dict().values():
-            dist.broadcast(tensor, group=group, group_src=0)
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
         owned = unit_parameters(module, block_class)
-        self.units = {part: Unit(parameters, group) for part, parameters in owned.items() if parameters}
+        self.units = {part: self.unit_class(parameters, group) for part, parameters in owned.items() if parameters}
         for part, unit in self.units.items():
             self._add_hooks(part, unit)
         self._unreduced: dict[Unit, None] = {}  # in this backward pass

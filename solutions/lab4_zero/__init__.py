@@ -13,6 +13,7 @@ from .pipeline import Pipeline
 from .pipeline_order import gpipe_order, one_f_one_b_order
 from .pipeline_stages import split_gpt
 from .precision import MasterWeightOptimizer
+from .prefetch import PrefetchZero3
 from .saved_tensor_meter import SavedTensorMeter
 from .tensor_parallel import (
     ColumnParallelLinear,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_gradients, judge_training
 from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining, added
+from .waits import record_waits
 
 _NUMBERS = {"sum": 1, "divided twice": 1, "mean of weights": 2, "last": 3, "own": 3, "own divided": 3, "missing": 4}
 _NUMBERS |= {"made up": 4, "zeros": 3}
@@ -50,37 +50,6 @@ def _apart(called: Sequence[Sequence[Entry | Call]]) -> str:
     return ""
 
 
-@dataclass
-class WaitLog:
-    """``count``: how often collectives have been waited for, by ``wait()`` or by calling them without ``async_op``.
-
-    ``futures`` says whether one has been asked for its future, by which one may wait unnoticed.
-    """
-
-    count: int = 0
-    futures: bool = False
-
-
-@contextmanager
-def record_waits() -> Iterator[WaitLog]:
-    """Count what is waited for in the block."""
-    waits, wait, get_future = WaitLog(), dist.Work.wait, dist.Work.get_future
-
-    def counted(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        waits.count += 1
-        return wait(work, *args, **kwargs)
-
-    def noted(work: dist.Work) -> Any:
-        waits.futures = True
-        return get_future(work)
-
-    dist.Work.wait, dist.Work.get_future = counted, noted
-    try:
-        yield waits
-    finally:
-        dist.Work.wait, dist.Work.get_future = wait, get_future
-
-
 # ---- what the ranks do
 def _wrapped(
     answer: Mapping[str, Callable], training: TinyTraining, bucket_bytes: int = 400, **group: ProcessGroup
@@ -90,8 +59,10 @@ def _wrapped(
 
 
 def _play_start(answer: Mapping[str, Callable], training: TinyTraining) -> dict:
-    tiny, _ = _wrapped(answer, training)
-    return {"state": tiny_models.weights(tiny) | {name: buffer.clone() for name, buffer in tiny.named_buffers()}}
+    with record_collectives() as ledger, record_waits() as waits:
+        tiny, _ = _wrapped(answer, training)
+    state = tiny_models.weights(tiny) | {name: buffer.clone() for name, buffer in tiny.named_buffers()}
+    return {"state": state, "count": ledger.count(), "unwaited": waits.missing(ledger.count())}
 
 
 def _play_backward(
@@ -115,7 +86,7 @@ def _play_backward(
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     return early | {
         "gradients": tiny_models.gradients(tiny), "changed": changed, "count": ledger.count("all_reduce"),
-        "kinds": kinds, "unwaited": 0 if waits.futures else max(0, ledger.count() - waits.count),
+        "kinds": kinds, "unwaited": waits.missing(ledger.count()),
     }  # fmt: skip
 
 
@@ -136,16 +107,34 @@ def _play_accumulation(answer: Mapping[str, Callable], training: TinyTraining) -
     return {"inside": quiet, "gradients": tiny_models.gradients(tiny)}
 
 
+def _play_two_at_once(answer: Mapping[str, Callable], training: TinyTraining) -> dict:
+    """Two forward passes, then their backward passes."""
+    tiny, parallel = _wrapped(answer, training)
+    losses = [parallel(*training.rows(step, dist.get_rank())) for step in (0, 1)]
+    with record_collectives() as ledger, record_waits() as waits:
+        for loss in losses:
+            loss.backward()
+    again = 0 if waits.futures else waits.count - ledger.count()
+    return {"again": again, "gradients": tiny_models.gradients(tiny)}
+
+
 # ---- what is right
 def _judge_start(observations: Sequence[RankObservation], training: TinyTraining) -> Problem | None:
-    tiny = training.model()
+    tiny, seen = training.model(), observations[0].value
+    if seen["unwaited"]:
+        cause = classic("a rank's state is rank 0's once its broadcasts have been waited for", 7)
+        return Problem(f"{seen['unwaited']} of {seen['count']} broadcasts are never waited for", cause)
     right = tiny_models.weights(tiny) | dict(tiny.named_buffers())
     for rank, observed in enumerate(observations):
         bad = [name for name, value in right.items() if not torch.equal(observed.value["state"][name], value)]
         if not bad:
             continue
         headline = f"rank {rank} does not start with rank 0's {', '.join(bad[:3])}{' ...' if len(bad) > 3 else ''}"
-        if bad == ["scale"]:
+        if bad == ["shift"]:
+            cause = (
+                "a buffer that is not persistent computes too, and state_dict() leaves it out: module.buffers() has it"
+            )
+        elif set(bad) == {"scale", "shift"}:
             cause = "buffers are part of a module's state too: broadcast them beside the parameters"
         elif bad == ["frozen"]:
             cause = "a frozen parameter is not trained, but it computes: it must be rank 0's as well"
@@ -235,19 +224,33 @@ def _judge_accumulation(observations: Sequence[RankObservation], training: TinyT
             f"{observations[0].value['inside']} collectives are called inside no_sync()",
             classic("passes in no_sync add to the rank's own gradient, and send nothing", 9),
         )
-    first, second = (training.reference(len(observations), step) for step in (0, 1))
-    local = [{name: added(a[name], b[name]) for name in a} for a, b in zip(first.local, second.local, strict=True)]
-    mean = {name: added(first.mean[name], second.mean[name]) for name in first.mean}
-    found = [observed.value["gradients"] for observed in observations]
-    problem = judge_gradients(found, tiny_models.Reference(first.start, local, mean, []), _NUMBERS)
+    problem = _judge_sum(observations, training)
     if problem and not problem.cause:
         cause = classic("the pass after no_sync averages the sum of both passes, not its own part alone", 9)
         return replace(problem, cause=cause)
     return problem
 
 
+def _judge_sum(observations: Sequence[RankObservation], training: TinyTraining) -> Problem | None:
+    """The gradients of two passes, added up."""
+    first, second = (training.reference(len(observations), step) for step in (0, 1))
+    local = [{name: added(a[name], b[name]) for name in a} for a, b in zip(first.local, second.local, strict=True)]
+    mean = {name: added(first.mean[name], second.mean[name]) for name in first.mean}
+    found = [observed.value["gradients"] for observed in observations]
+    return judge_gradients(found, tiny_models.Reference(first.start, local, mean, []), _NUMBERS)
+
+
+def _judge_two_at_once(observations: Sequence[RankObservation], training: TinyTraining) -> Problem | None:
+    problem, again = _judge_sum(observations, training), observations[0].value["again"]
+    if problem and again > 0:
+        cause = "an average that has been waited for is forgotten: waited for once more, its sum is divided once more"
+        told = f"{again} averages of the first backward pass are waited for again in the second"
+        return replace(problem, cause=classic(cause, 9), details=(*problem.details, told))
+    return problem
+
+
 def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
-    crash = dict.fromkeys(("NoneType", "doesn't require", "does not require", "requires_grad"), _FROZEN)
+    crash = dict.fromkeys(("doesn't require", "does not require", "requires_grad"), _FROZEN)
     training = TinyTraining.drawn(seed, draw)
 
     def scenario(
@@ -267,6 +270,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         backward("buckets of 400 bytes", 400, 0, 1, 2, stuck=_STUCK_UNUSED),
         alone,
         backward("a first bucket that gets full late", 200, 0, 1, 2, used_first=True),
+        scenario("two forward passes, then two backward ones", _play_two_at_once, _judge_two_at_once, "gradients"),
         scenario("accumulation with no_sync", _play_accumulation, _judge_accumulation, "gradients"),
         scenario("five steps of AdamW", _play_training, _judge_training, "losses", "weights", steps=5, users=(0, 2)),
         in_group(alone, 11),
@@ -277,7 +281,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 DATA_PARALLEL = Exercise(
     "4.3",
     "data parallelism",
-    points=16,
+    points=14,
     observe=lambda package, seed: CHECK.observe(package, seed),
     tolerance=Tolerance(1e-4, 2e-6, of="element"),
     tolerances={"DistributedDataParallel, five steps": Tolerance(3e-4, 3e-5, of="element")},

@@ -25,6 +25,8 @@ from .scenarios import RankObservation, RankScenario, ScenarioRun
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
 #: Seconds that ranks wait for one another in a hidden scenario: on a busy grader they are slow to come.
 HIDDEN_PATIENCE = 15.0
+#: Words of exceptions about tensors that do not fit.
+_SIZES = ("shape", "size", "divisible", "must match")
 _GROUP = "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group"
 
 
@@ -121,7 +123,8 @@ class DistributedCheck:
         if fault.type == ReadyMade.__name__:
             self._fail(_leaning(fault.text, fault.where), reproduce)
         said = f"{fault.type}: {fault.text}"
-        headline, cause = f"a group of one rank already fails: {said}", _cause(said, scenario)
+        headline = f"a group of one rank already fails: {said}"
+        cause = _cause(said, fault.where, scenario, alone=True)
         if scenario.to_itself and observed.count("send", "recv"):
             headline = f"in a group of one rank, rank 0 exchanges a message with itself: {said}"
             cause = scenario.to_itself
@@ -159,9 +162,13 @@ def _listed(value: Any) -> Observation:
     return list(value.values()) if isinstance(value, Mapping) else value
 
 
-def _cause(said: str, scenario: RankScenario) -> str:
-    """The likely cause of an exception, or of a process's end, by the words in what is said of it."""
-    return next((cause for words, cause in scenario.raised.items() if words in said), "")
+def _cause(said: str, where: Sequence[str], scenario: RankScenario, alone: bool = False) -> str:
+    """The likely cause of an exception, or of a process's end, by words of it and of the student's lines."""
+    text = "\n".join((said, *where))
+    for words, cause in scenario.raised.items():
+        if all(word in text for word in ((words,) if isinstance(words, str) else words)):
+            return cause
+    return scenario.sizes if not alone and any(word in said for word in _SIZES) else ""
 
 
 def _cause_apart(scenario: RankScenario, called: Sequence[Sequence[Entry | Call]]) -> str:
@@ -200,7 +207,7 @@ def _trouble(scenario: RankScenario, observations: list[RankObservation]) -> Pro
             return _leaning(fault.text, fault.where)
         ranks = "every rank" if len(own) == len(scenario.taking_part()) else f"rank {rank}"
         said = f"{fault.type}: {fault.text}"
-        return Problem(f"{ranks} raised {said}", _cause(said, scenario), fault.where)
+        return Problem(f"{ranks} raised {said}", _cause(said, fault.where, scenario), fault.where)
     called = [observed.entries for observed in observations]
     apart = parted(called, scenario.taking_part()) if scenario.same_calls else ""
     waiting = [rank for rank, observed in enumerate(observations) if observed.fault]
@@ -233,7 +240,7 @@ def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
     if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part())):
         details = (apart, run.end, *run.where)
         return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
-    cause = (_cause(run.end, scenario) if scenario else "") or (
+    cause = (_cause(run.end, run.where, scenario) if scenario else "") or (
         "one rank never leaves local computation; its peers time out"
         if "did not end" in run.end
         else "a process that dies ends all others: it left, or a message came that is larger than the tensor "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,18 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw
 from utils.checks.problem import Problem
-from utils.distributed import record_collectives
+from utils.distributed import calls, record_collectives
 
 from . import tiny_models
 from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
-from .optimizer_states import RAISED, TOLERANCE, TRAINED, judge_kinds, judge_state, weights_of
+from .optimizer_states import FAULTS, TOLERANCE, TRAINED, judge_kinds, judge_state, judge_waits, weights_of
 from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining
+from .waits import WaitLog, record_waits
 
+#: As in zero2.py.
+IN_FLIGHT = 1
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "gather": 4, "cover": 4, "zeros": 5, "made up": 8}
 _STUCK = classic("a bucket waits for a parameter without gradient, or ranks start their buckets in another order", 6)
 #: A bucket of the wide model holds one of its matrices, of 2,112 bytes.
@@ -45,18 +49,46 @@ def _play_step(
     rank, seen = dist.get_rank(group.get("group")), {}
     tiny = training.model(rank)
     zero = answer["Zero2"](tiny, torch.optim.SGD, bucket_bytes=400, lr=1.0, **group)
-    with record_collectives() as ledger:
+    with record_collectives() as ledger, record_waits() as waits:
 
         def watch(pass_: str) -> None:
             seen.update({"early": ledger.count("reduce_scatter"), "full": _full_gradients(tiny)})
 
         tiny.watch = watch
-        zero(*training.rows(0, rank), sometimes=rank in users).backward()
-        seen |= {"in_backward": ledger.elements("reduce_scatter"), "left": _full_gradients(tiny)}
+        loss = zero(*training.rows(0, rank), sometimes=rank in users)
+        with _under_way(zero, waits) as most:
+            loss.backward()
+        seen |= {"in_backward": ledger.elements("reduce_scatter"), "left": _full_gradients(tiny), "under way": most}
         zero.step()
         tiny.watch = None
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
-    return seen | {"weights": tiny_models.weights(tiny), "kinds": kinds, "rebound": _rebound(zero)}
+    seen |= {"weights": tiny_models.weights(tiny), "kinds": kinds, "rebound": _rebound(zero)}
+    return seen | {"unwaited": waits.missing(ledger.count()), "count": ledger.count()}
+
+
+@contextmanager
+def _under_way(zero: object, waits: WaitLog) -> Iterator[dict[str, int]]:
+    """The most reduce-scatters under way when another one starts ("sent"), and when a new flat tensor is made ("made",
+    where an answer has the lab's buckets)."""
+    most, started, before = {"sent": 0, "made": 0}, 0, waits.count
+
+    def look(what: str) -> None:
+        if not waits.futures:
+            most[what] = max(most[what], started - (waits.count - before))
+
+    def heard(call: calls.Call) -> None:
+        nonlocal started
+        if call.kind == "reduce_scatter":
+            look("sent")
+            started += 1
+
+    with ExitStack() as stack:
+        stack.enter_context(calls.listen(heard))
+        if buckets := getattr(zero, "buckets", ()):
+            kind, make = type(buckets[0]), type(buckets[0]).new_flat
+            kind.new_flat = lambda bucket: (look("made"), make(bucket))[1]
+            stack.callback(setattr, kind, "new_flat", make)
+        yield most
 
 
 def _full_gradients(tiny: tiny_models.TinyModel) -> int:
@@ -94,9 +126,9 @@ def _judge_step(
     numbers = {"all-reduce": 1, "volume": 1}
     if seen["kinds"].get("all_reduce", 0) > psi // 2:
         return judge_kinds(seen["kinds"], psi, numbers)
-    if problem := judge_steps(weights_of(observations), training.reference(len(observations), users=users), _NUMBERS):
-        return _or_rebound(problem, observations)
-    if problem := judge_kinds(seen["kinds"], psi, numbers):
+    problem = judge_steps(weights_of(observations), training.reference(len(observations), users=users), _NUMBERS)
+    problem = _or_rebound(problem, observations) or judge_kinds(seen["kinds"], psi, numbers)
+    if problem := judge_waits(observations, problem):
         return problem
     if seen["in_backward"] < psi or (not seen["early"] and all_use):
         when = "after it" if seen["in_backward"] < psi else "when the first layer is reached"
@@ -111,6 +143,15 @@ def _judge_step(
             f"{many:,} of {psi:,} elements of full gradients exist {when} the backward pass",
             classic("a full gradient that is in its bucket is freed at once: parameter.grad = None", 7),
         )
+    return _judge_under_way(seen["under way"])
+
+
+def _judge_under_way(most: Mapping[str, int]) -> Problem | None:
+    """A bucket is taken before the next one gets memory: one is under way while one fills."""
+    for what, when in {"sent": "another one is sent", "made": "a new flat tensor is made"}.items():
+        if most[what] > IN_FLIGHT - 1:
+            cause = "before a new flat tensor is made, take the oldest until fewer than IN_FLIGHT are under way"
+            return Problem(f"{most[what]} buckets are under way when {when}, {IN_FLIGHT - 1} may be", classic(cause, 7))
     return None
 
 
@@ -159,7 +200,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 
     def scenario(name: str, play: Callable, judge: Callable, *values: str, **arguments: Any) -> RankScenario:
         arguments = {"training": training, **arguments}
-        return RankScenario(name, play, judge, arguments, stuck=_STUCK, raised=RAISED, values=values)
+        return RankScenario(name, play, judge, arguments, stuck=_STUCK, values=values, **FAULTS)
 
     alone = scenario("a parameter that rank 1 alone uses", _play_step, _judge_step, "weights", users=(1,))
     trained = (_play_training, _judge_training, "losses", "weights")
@@ -176,7 +217,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 ZERO2 = Exercise(
     "4.5",
     "ZeRO-2",
-    points=12,
+    points=10,
     builds_on=("4.3", "4.4"),
     observe=lambda package, seed: CHECK.observe(package, seed),
     tolerance=TOLERANCE,

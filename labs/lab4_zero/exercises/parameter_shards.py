@@ -17,9 +17,10 @@ from utils.distributed import record_collectives
 from . import tiny_models
 from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
-from .optimizer_states import TOLERANCE, TRAINED, judge_state, weights_of
+from .optimizer_states import TOLERANCE, TRAINED, judge_state, judge_waits, weights_of
 from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining
+from .waits import record_waits
 
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "cover": 5, "zeros": 5, "made up": 5, "gather": 5}
 _STUCK = "every rank gathers and reduces the same blocks in the same order"
@@ -28,21 +29,16 @@ _EMPTY = classic(
 )
 _PADDED = classic("N does not divide the elements: every shard has the same size, the last one is padded with zeros", 5)
 _STALE = classic("weights that were gathered before the step are stale: gather anew in each pass", 8)
-_RAISED = {
-    "SIGSEGV": _EMPTY,
-    "out of bounds": _EMPTY,
-    "storage": _EMPTY,
-    "setStorage": _EMPTY,
-    "shape": _PADDED,
-    "size": _PADDED,
-}
+_NO_ROOM = classic("full has no memory when gradients are reduced: the mean goes into a tensor of its own", 4)
+_FREED = ("SIGSEGV", "out of bounds", "storage", "setStorage")
+_RAISED = {(words, "in reduce"): _NO_ROOM for words in _FREED} | dict.fromkeys(_FREED, _EMPTY)
 
 
-def _sharded(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **group: ProcessGroup) -> Callable:
-    return answer["Zero3"](tiny, tiny_models.Block, **group)
+def sharded_by(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **group: ProcessGroup) -> Callable:
+    return next(iter(answer.values()))(tiny, tiny_models.Block, **group)
 
 
-def _whole(sharded: Callable) -> dict[str, torch.Tensor]:
+def whole(sharded: Callable) -> dict[str, torch.Tensor]:
     state = {name: value.clone() for name, value in sharded.state_dict().items()}
     state.pop("last.weight", None)  # tied to first.weight
     state.pop("scale", None)
@@ -54,11 +50,11 @@ def _play_step(
 ) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
     rank = dist.get_rank(group.get("group"))
-    sharded = _sharded(answer, training.model(rank), **group)
+    sharded = sharded_by(answer, training.model(rank), **group)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
     before = [p.detach().clone() for p in sharded.parameters()]
-    with record_collectives() as ledger:
+    with record_collectives() as ledger, record_waits() as waits:
         loss = sharded(*training.rows(0, rank), sometimes=rank in users)
         forward = ledger.elements("all_gather")
         loss.backward()
@@ -66,12 +62,14 @@ def _play_step(
     kinds = {kind: ledger.elements(kind) for kind in {entry.kind for entry in ledger.entries}}
     moved = any(not torch.equal(p, old) for p, old in zip(sharded.parameters(), before, strict=True))
     return {
-        "weights": _whole(sharded),
+        "weights": whole(sharded),
         "kinds": kinds,
         "kept": kept,
         "loss": float(loss.detach()),
         "forward": forward,
         "moved": moved,
+        "unwaited": waits.missing(ledger.count()),
+        "count": ledger.count(),
     }
 
 
@@ -79,7 +77,7 @@ def _play_memory(answer: Mapping[str, Callable], training: TinyTraining) -> dict
     """Bytes of the sharded model, and how many more there are in the two passes and after each."""
     tiny, rows = training.model(), training.rows(0, dist.get_rank())
     memory = tiny_models.Memory()
-    sharded = _sharded(answer, tiny)
+    sharded = sharded_by(answer, tiny)
     shards = memory.grown()
     grown = {"shards": 4 * training.psi + shards}
     tiny.watch = lambda pass_: grown.update({pass_: memory.grown() - shards})
@@ -92,15 +90,21 @@ def _play_memory(answer: Mapping[str, Callable], training: TinyTraining) -> dict
     return grown
 
 
-def _play_training(answer: Mapping[str, Callable], training: TinyTraining, **steps: Any) -> dict:
-    recorded, sharded = tiny_models.Recorded(torch.optim.AdamW), _sharded(answer, training.model())
+def play_training(answer: Mapping[str, Callable], training: TinyTraining, **steps: Any) -> dict:
+    recorded, sharded = tiny_models.Recorded(torch.optim.AdamW), sharded_by(answer, training.model())
     trained = [p for p in sharded.parameters() if p.requires_grad]
     optimizer = recorded.optimizer_class(trained, **tiny_models.ADAMW)
     losses = tiny_models.train(training, sharded, optimizer.step, optimizer.zero_grad, **steps)
-    return {"losses": losses, "weights": _whole(sharded), "state": recorded.state_elements()}
+    return {"losses": losses, "weights": whole(sharded), "state": recorded.state_elements()}
 
 
 def _judge_step(
+    observations: Sequence[RankObservation], training: TinyTraining, users: tuple[int, ...]
+) -> Problem | None:
+    return judge_waits(observations, _judge_values(observations, training, users))
+
+
+def _judge_values(
     observations: Sequence[RankObservation], training: TinyTraining, users: tuple[int, ...]
 ) -> Problem | None:
     reference, psi = training.reference(len(observations), users=users), training.psi
@@ -170,7 +174,7 @@ def _judge_memory(observations: Sequence[RankObservation], training: TinyTrainin
     return None
 
 
-def _judge_training(
+def judge_sharded_training(
     observations: Sequence[RankObservation], training: TinyTraining, accumulation: int = 1, **steps: Any
 ) -> Problem | None:
     cause = _STALE
@@ -186,9 +190,12 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 
     def scenario(name: str, play: Callable, judge: Callable, *values: str, **arguments: Any) -> RankScenario:
         arguments = {"training": training, **arguments}
-        return RankScenario(name, play, judge, arguments, stuck=_STUCK, raised=_RAISED, values=values)
+        return RankScenario(name, play, judge, arguments, stuck=_STUCK, raised=_RAISED, sizes=_PADDED, values=values)
 
-    step, trained = (_play_step, _judge_step, "loss", "weights"), (_play_training, _judge_training, "losses", "weights")
+    step, trained = (
+        (_play_step, _judge_step, "loss", "weights"),
+        (play_training, judge_sharded_training, "losses", "weights"),
+    )
     alone = scenario("a parameter that rank 1 alone uses", *step, users=(1,))
     return [
         scenario("one step of SGD", *step, users=(0, 1, 2)),
@@ -203,7 +210,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 ZERO3 = Exercise(
     "4.6",
     "ZeRO-3",
-    points=16,
+    points=12,
     observe=lambda package, seed: CHECK.observe(package, seed),
     tolerance=TOLERANCE,
     tolerances={"Zero3, five steps": TRAINED, "Zero3, two backward passes": TRAINED},

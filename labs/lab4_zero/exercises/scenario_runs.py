@@ -24,6 +24,7 @@ from utils.distributed.calls import Call
 
 from .on_rank import PATIENCE, SCENARIO_SECONDS, FunctionRef, calls_in, notes_of, run_all, see
 from .scenarios import Fault, RankObservation, RankScenario, ScenarioRun, short_name
+from .waits import gathered_at_once
 
 #: Seconds that all scenarios of one answer may take.
 LAUNCH_SECONDS = 55.0
@@ -40,7 +41,7 @@ def run_single_rank(answer: Mapping[str, Callable], scenario: RankScenario) -> R
     os.environ.update({name: value for name, value in _LOOPBACK.items() if os.path.exists(f"/sys/class/net/{value}")})
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with deadline(SCENARIO_SECONDS):
+        with deadline(SCENARIO_SECONDS), gathered_at_once():
             return see(scenario, answer)
     except TooLong:
         return RankObservation(fault=Fault("TooLong", f"it did not end in {SCENARIO_SECONDS:.0f} s", (), True))

@@ -59,6 +59,7 @@ ANSWERS = Answers(
         "4.3: the end of a backward pass": """
         for pending in self._averaging:
             pending.wait()
+        self._averaging.clear()
         """,
         "4.4: what of each parameter lies in a shard": """
         first = rank * self.shard_numel
@@ -201,6 +202,79 @@ ANSWERS = Answers(
             order.append(Action("B", done))
             done += 1
         return order
+        """,
+        "4.9: one step": """
+        for item in communication_plan(order, self.rank, self.stages):
+            if not isinstance(item, Action):
+                run.exchange(item)
+            elif item.kind == "F":
+                run.forward(item.micro_batch)
+            else:
+                run.backward(item.micro_batch)
+        """,
+        "4.9: a micro-batch forward": """
+        if self.stage.first:
+            x, given = None, self.tokens[i]
+        else:
+            x = given = self.received.pop(("activation", i))
+            x.requires_grad = True
+        if self.stage.last:
+            y = self.stage(given, self.targets[i])
+            end = (y if self.weights[i] else y.nan_to_num(0)) * self.weights[i]
+            self.loss = end.detach() + (0 if self.loss is None else self.loss)
+        else:
+            y = self.stage(given)
+            self.made["activation", i] = y.detach().contiguous()
+            end = get_gradient_edge(y) if y.requires_grad else None
+        self.in_flight[i] = (x, end)
+        """,
+        "4.9: a micro-batch backward": """
+        x, end = self.in_flight.pop(i)
+        if self.stage.last:
+            torch.autograd.backward(end)
+        else:
+            gradient = self.received.pop(("gradient", i))
+            if end is not None:
+                torch.autograd.backward(end, gradient)
+        if not self.stage.first:
+            self.made["gradient", i] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+        """,
+        "4.10: start to gather": """
+        if not self.has_memory:
+            self.full.untyped_storage().resize_(self.full.nbytes)
+            self.pending = all_gather(self.full, self.shard, self.group)
+        """,
+        "4.10: wait for the weights": """
+        self.start()
+        if self.pending is not None:
+            self.pending.wait()
+        self.pending = None
+        """,
+        "4.10: the hooks of a block": """
+        k = self.blocks.index(unit)
+
+        def before(*_):
+            self._before(k)
+
+        def after_forward(*_):
+            if not self.in_backward:
+                unit.free()
+
+        part.register_forward_pre_hook(before)
+        part.register_forward_hook(after_forward)
+        part.register_full_backward_pre_hook(before)
+        part.register_full_backward_hook(lambda *found: self._after_backward(unit, *found))
+        """,
+        "4.10: before a block computes": """
+        if self.in_backward:
+            ahead = k - 1
+        else:
+            ahead = k + 1
+        blocks = self.blocks
+        if 0 <= ahead < len(blocks):
+            blocks[k].start()
+            blocks[ahead].start()
+        blocks[k].gather()
         """,
     }
 )

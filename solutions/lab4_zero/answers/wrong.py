@@ -273,11 +273,30 @@ wrong(
 )
 wrong(AVERAGE, "never averaged", "the rank's own rows: no collective has reached it", instead="pass")
 wrong(AVERAGE, "no_sync sends", "inside no_sync()", edits={"if self._synchronise:": "if True:"})
+wrong(
+    START,
+    "buffers of the state alone",
+    "does not start with rank 0's shift",
+    "state_dict() leaves it out",
+    '"classic wrong answers" 7',
+    instead="for tensor in module.state_dict().values():\n    dist.broadcast(tensor, group=group, group_src=0)",
+)
+wrong(
+    START,
+    "broadcasts not waited for",
+    "broadcasts are never waited for",
+    '"classic wrong answers" 7',
+    edits={
+        "dist.broadcast(parameter.detach(), group=group, group_src=0)": (
+            "dist.broadcast(parameter.detach(), group=group, group_src=0, async_op=True)"
+        )
+    },
+)
 wrong(START, "nothing broadcast", "does not start with rank 0's", "ranks that start apart stay apart", instead="pass")
 wrong(
     START,
     "buffers not broadcast",
-    "does not start with rank 0's scale",
+    "does not start with rank 0's scale, shift",
     "buffers are part of a module's state too",
     edits={"for buffer in module.buffers()": "for buffer in ()"},
 )
@@ -322,6 +341,13 @@ wrong(
     "one bucket at a time",
     "although the buckets after it were full",
     edits={"while self._next": "if self._next"},
+)
+wrong(
+    FINISH,
+    "averages never forgotten",
+    "averages of the first backward pass are waited for again in the second",
+    '"classic wrong answers" 9',
+    edits={"self._averaging.clear()": "pass"},
 )
 wrong(FINISH, "nobody waits", "are never waited for", '"classic wrong answers" 10', instead="pass")
 wrong(
@@ -407,6 +433,40 @@ wrong(
     edits={"Piece(k, low - first, high - first, low - begin)": "Piece(k, low - begin, high - begin, low - begin)"},
 )
 wrong(
+    PIECES,
+    "offset in the flat tensor",
+    "Piece(",
+    "offset from the parameter's",
+    '"classic wrong answers" 4',
+    edits={"low - begin": "low"},
+)
+wrong(
+    PIECES,
+    "offset zero",
+    "Piece(",
+    "offset from the parameter's",
+    edits={"low - begin": "0"},
+)
+wrong(
+    PIECES,
+    "padding in the last piece",
+    "padding is in no piece",
+    '"classic wrong answers" 4',
+    edits={
+        "begin, end = self.starts[k], self.starts[k] + parameter.numel()": (
+            "begin, end = self.starts[k], self.starts[k] + parameter.numel(); "
+            "end = self.numel if k == len(self.parameters) - 1 else end"
+        )
+    },
+)
+wrong(
+    REDUCE,
+    "not waited for",
+    "collectives are never waited for",
+    '"classic wrong answers" 11',
+    edits={REDUCED: "reduce_scatter_mean(shard.gradient, flat, self.group)"},
+)
+wrong(
     SHARD,
     "zeros for unused",
     "unused",
@@ -484,9 +544,38 @@ wrong(BUCKET, "ranks of the whole job", GROUP, edits={SENT: SENT.replace(", self
 wrong(
     BUCKET,
     "all in flight",
-    "bytes more late in the backward pass",
+    "buckets are under way when another one is sent",
     "take the oldest until fewer than IN_FLIGHT are under way",
     edits={"while len(self._reducing) >= IN_FLIGHT:": "while False:"},
+)
+wrong(
+    BUCKET,
+    "two in flight",
+    "1 buckets are under way when another one is sent, 0 may be",
+    '"classic wrong answers" 7',
+    edits={">= IN_FLIGHT": "> IN_FLIGHT"},
+)
+wrong(
+    BUCKET,
+    "oldest taken too late",
+    "1 buckets are under way when a new flat tensor is made, 0 may be",
+    '"classic wrong answers" 7',
+    instead="""
+        flat = bucket.new_flat()
+        bucket.collect(bucket.views(flat))
+        bucket.release()
+        while len(self._reducing) >= IN_FLIGHT:
+            self._take_oldest()
+        into = torch.empty_like(self.gradients[k])
+        self._reducing.append((k, reduce_scatter_mean(into, flat, self.group), flat))
+        """,
+)
+wrong(
+    TAKE,
+    "not waited for",
+    "collectives are never waited for",
+    '"classic wrong answers" 11',
+    edits={"mean = pending.wait()": "mean = pending._result"},
 )
 REBOUND = "self.gradients[k] is another tensor now than the optimizer's"
 wrong(TAKE, "another tensor", REBOUND, edits={"self.gradients[k].copy_(mean)": "self.gradients[k] = mean"})
@@ -638,6 +727,20 @@ wrong(
     '"classic wrong answers" 1',
     edits={"self.bucket.release()": "self.kept = flat"},
 )
+wrong(
+    SPREAD,
+    "into the freed weights",
+    "full has no memory when gradients are reduced",
+    '"classic wrong answers" 4',
+    edits={"mean = torch.empty_like(self.shard)": "mean = self.full[: self.shard.numel()]"},
+)
+wrong(
+    SPREAD,
+    "not waited for",
+    "collectives are never waited for",
+    '"classic wrong answers" 11',
+    edits={"self.group).wait()": "self.group)"},
+)
 wrong(SPREAD, "ranks of the whole job", GROUP, edits={"self.group": "None"})
 
 # ---- 4.7 tensor-parallel MLP
@@ -770,6 +873,20 @@ wrong(
     "this is GPipe's order",
     "in flight",
     instead='return [Action(kind, i) for kind in "FB" for i in range(micro_batches)]',
+)
+wrong(
+    ORDER,
+    "mirrored",
+    "the warm-up counts the stages before this one",
+    '"classic wrong answers" 2',
+    edits={"stages - stage - 1": "stage"},
+)
+wrong(
+    ORDER,
+    "last two swapped",
+    "B7 before B6",
+    "micro-batches go in ascending order",
+    edits={"return order": "order[-2:] = order[-2:][::-1]; return order"},
 )
 wrong(
     ORDER,

@@ -159,7 +159,7 @@ _QUESTION = Question(
 )
 
 
-MEMORY = Exercise("4.2", "memory accounting", points=6, observe=asked("4.2", replace(_QUESTION, cases=_hidden_cases)))
+MEMORY = Exercise("4.2", "memory accounting", points=4, observe=asked("4.2", replace(_QUESTION, cases=_hidden_cases)))
 
 
 @MEMORY.checked_by

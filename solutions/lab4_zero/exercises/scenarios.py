@@ -30,7 +30,9 @@ class RankScenario:
         ranks: how many there are.
         members: the ranks that take part, in a group of their own; () for all.
         stuck: the likely cause when ranks wait for one another in vain.
-        raised: words of an exception -> its likely cause.
+        raised: words of an exception, and perhaps of the student's lines that led to it, that must all be there -> its
+            likely cause.
+        sizes: the likely cause if an exception speaks of sizes; on a single rank, which has everything, there is none.
         same_calls: the ranks that take part must call the same collectives in the same order (not so for send and
             recv).
         apart: says the likely cause from the differing collectives that the ranks called, or nothing.
@@ -45,7 +47,8 @@ class RankScenario:
     ranks: int = 3
     members: tuple[int, ...] = ()
     stuck: str = ""
-    raised: Mapping[str, str] = field(default_factory=dict)
+    raised: Mapping[str | tuple[str, ...], str] = field(default_factory=dict)
+    sizes: str = ""
     same_calls: bool = True
     apart: Callable[[Sequence[Sequence[Entry | Call]]], str] | None = None
     to_itself: str = ""

@@ -23,8 +23,10 @@ from .scenarios import RankObservation, RankScenario
 _STUCK = classic("an all-reduce that only some ranks call: every rank passes through the same layers, also backward", 8)
 _SHAPES = classic("which dimension is cut? nn.Linear stores the transpose: W1's columns are rows of up.weight", 6)
 _DETACHED = classic("autograd does not reach it: .detach(), .data or no_grad cuts what is computed off from it", 10)
-_RAISED = {"shape": _SHAPES, "size": _SHAPES, "NoneType": "backward returns a gradient for each argument of forward"}
-_RAISED |= {"does not require grad": _DETACHED}
+_RAISED = {
+    "incorrect number of gradients": "backward returns a gradient for each argument of forward",
+    "does not require grad": _DETACHED,
+}
 
 
 class WholeMLP(nn.Module):
@@ -287,7 +289,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         title: str, play: Callable, judge: Callable, *values: str, stuck: str = _STUCK, **arguments: Any
     ) -> RankScenario:
         arguments = {"layers": usual, **arguments}
-        return RankScenario(title, play, judge, arguments, stuck=stuck, raised=_RAISED, values=values)
+        return RankScenario(title, play, judge, arguments, stuck=stuck, raised=_RAISED, sizes=_SHAPES, values=values)
 
     mlp = scenario("TensorParallelMLP", _play_mlp, _judge_mlp, "y", "dx", "gradients", "input")
     few = "a rank without features adds nothing, but is waited for: it calls what all ranks call"
@@ -309,7 +311,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 TENSOR_PARALLEL = Exercise(
     "4.7",
     "tensor-parallel MLP",
-    points=12,
+    points=10,
     observe=lambda package, seed: CHECK.observe(package, seed),
     tolerance=Tolerance(1e-4, 1e-5),
 )

@@ -1,7 +1,7 @@
 """The model that the checks of data parallelism train: small, with everything that trips an implementation.
 
-Two layers share one weight, one parameter is frozen, one is never used, one is used by some ranks alone, and there is a
-buffer. Three ranks do not share its trainable elements evenly.
+Two layers share one weight, one parameter is frozen, one is never used, one is used by some ranks alone, and there are
+two buffers, of which ``state_dict()`` has one. Three ranks do not share its trainable elements evenly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from utils.checks.hidden import Draw
 
@@ -39,27 +40,30 @@ class TinyModel(nn.Module):
     Args:
         seed: draws parameters and buffer; the same seed gives the same model.
         width, inner, layers: sizes.
+        growth: by how much each block's inner size exceeds that of the block before it.
 
     Attributes:
         watch: called with "forward" when the last block starts, and with "backward" when the gradient of the first
             block's input is known: nearly at the end of the backward pass.
         used_first: whether the parameter that some ranks use comes before the first block, not after the last: its
             gradient, of the first bucket, is then one of the last to be known.
+        checkpointed: whether the blocks keep their inputs alone, and compute a second time in the backward pass.
     """
 
-    def __init__(self, seed: int, width: int = 5, inner: int = 7, layers: int = 3) -> None:
+    def __init__(self, seed: int, width: int = 5, inner: int = 7, layers: int = 3, growth: int = 0) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
         self.frozen = nn.Parameter(torch.empty(width), requires_grad=False)
-        self.blocks = nn.ModuleList(Block(width, inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, inner + growth * k) for k in range(layers))
         self.last = nn.Linear(width, width, bias=False)
         self.last.weight = self.first.weight
         self.unused = nn.Parameter(torch.empty(3))
         self.register_buffer("scale", torch.empty(width))
+        self.register_buffer("shift", torch.empty(width), persistent=False)
         self.spare = nn.Module()
         self.spare.sometimes = nn.Parameter(torch.empty(width))  # the last parameter: in the first bucket
         self.watch: Callable[[str], None] | None = None
-        self.used_first = False
+        self.used_first = self.checkpointed = False
         source = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
@@ -75,10 +79,11 @@ class TinyModel(nn.Module):
         for block in self.blocks:
             if self.watch is not None and block is self.blocks[-1]:
                 self.watch("forward")
-            h = block(h)
+            with set_checkpoint_early_stop(False):  # the second forward pass goes to its end, and meets all hooks
+                h = checkpoint(block, h, use_reentrant=False) if self.checkpointed else block(h)
         if sometimes and not self.used_first:
             h = h * (1 + self.spare.sometimes)
-        return (self.last(h * self.scale.to(h.dtype)) - y).square().mean()
+        return (self.last(h * self.scale.to(h.dtype) + self.shift.to(h.dtype)) - y).square().mean()
 
 
 @dataclass
@@ -99,6 +104,8 @@ class TinyTraining:
     width: int = 5
     inner: int = 7
     layers: int = 3
+    growth: int = 0
+    checkpointed: bool = False
 
     @classmethod
     def drawn(cls, seed: int, draw: Draw | None) -> TinyTraining:
@@ -110,7 +117,9 @@ class TinyTraining:
 
     def model(self, rank: int = 0) -> TinyModel:
         """The model; each rank starts with weights of its own."""
-        return TinyModel(self.seed + rank, self.width, self.inner, self.layers)
+        model = TinyModel(self.seed + rank, self.width, self.inner, self.layers, self.growth)
+        model.checkpointed = self.checkpointed
+        return model
 
     @property
     def psi(self) -> int:

@@ -1,0 +1,241 @@
+"""The check of exercise 4.9: the step of a pipeline, on ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from utils import gpt, schedules
+from utils.checks.core import Exercise, classic
+from utils.checks.hidden import Draw, Tolerance
+from utils.checks.problem import Problem
+
+from .distributed_check import DistributedCheck
+from .scenarios import RankObservation, RankScenario
+
+#: The orders that are run, whatever exercise 4.8 says.
+_ORDERS = {"1f1b": schedules.one_f_one_b, "gpipe": schedules.gpipe}
+_NO_GRADIENT = classic(
+    "the activation that has come is a leaf of this stage's graph, and has to require a gradient before the forward "
+    "pass: what it gets is what the stage before waits for",
+    1,
+)
+_NOT_MADE = classic(
+    "what an exchange sends is in self.made, and what an action needs in self.received, by (content, micro-batch)", 2
+)
+_NOT_FREED = classic("a micro-batch leaves in_flight when it goes backward", 5)
+_RAISED = {
+    "NoneType": _NO_GRADIENT,
+    "KeyError": _NOT_MADE,
+    "the schedule ended before": _NOT_FREED,
+    "grad can be implicitly created only": classic(
+        "a stage in the middle starts from the gradient that has come; only a loss starts by itself", 3
+    ),
+    "Mismatch in shape": classic("an action is about its own micro-batch: B i goes backward through F i's graph", 6),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A GPT and a step of it in micro-batches.
+
+    Attributes:
+        order: a key of ``_ORDERS``.
+        empty: rows whose targets are all left out: the first ones.
+        scale: factor of the loss.
+    """
+
+    seed: int
+    layers: int = 3
+    micro_batches: int = 5
+    order: str = "1f1b"
+    empty: int = 0
+    scale: float = 1.0
+
+    @property
+    def config(self) -> gpt.GPTConfig:
+        """The sizes of the model."""
+        return gpt.TINY.replace(layers=self.layers, hidden=10, heads=2, mlp_ratio=2, vocabulary=17, context=5)
+
+    def model(self) -> gpt.GPT:
+        """The whole model."""
+        return gpt.GPT(self.config, seed=self.seed)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of six rows; some targets of the last row do not count."""
+        tokens, targets = gpt.batch(self.config, 6, seed=self.seed)
+        targets = targets.clone()
+        targets[: self.empty] = -100
+        targets[-1, 2:] = -100
+        return tokens, targets
+
+    def actions(self, stage: int, stages: int, micro_batches: int) -> Sequence[schedules.Action]:
+        """One stage's actions."""
+        return _ORDERS[self.order](stages, micro_batches).orders[stage]
+
+
+class Living:
+    """Counts which inputs and outputs of a stage's forward passes are still alive, at each of them.
+
+    Attributes:
+        inputs, outputs: the most that were alive at once; of inputs that require a gradient, and the one that comes
+            counts too; of outputs only those of earlier passes.
+    """
+
+    def __init__(self, stage: nn.Module) -> None:
+        self.inputs = self.outputs = 0
+        self._known: dict[str, list[weakref.ref]] = {"inputs": [], "outputs": []}
+        stage.register_forward_pre_hook(self._before)
+        stage.register_forward_hook(lambda stage, given, output: self._known["outputs"].append(weakref.ref(output)))
+
+    def _before(self, stage: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given[0].is_floating_point():
+            self._known["inputs"].append(weakref.ref(given[0]))
+        alive = {what: sum(ref() is not None for ref in known) for what, known in self._known.items()}
+        self.inputs, self.outputs = max(self.inputs, alive["inputs"]), max(self.outputs, alive["outputs"])
+
+
+def _play(answer: Mapping[str, Callable], batch: Batch) -> dict[str, Any]:
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    stage = answer["split_gpt"](batch.model(), stages)[rank]
+    living = Living(stage)
+    pipeline = answer["Pipeline"](stage, schedule=batch.actions)
+    loss = pipeline.step(*batch.rows(), micro_batches=batch.micro_batches, scale=batch.scale)
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in stage.named_parameters()}
+    return {
+        "loss": None if loss is None else float(loss), "gradients": gradients, "peak": pipeline.peak_in_flight,
+        "inputs": living.inputs, "outputs": living.outputs, "graph": loss is not None and loss.requires_grad,
+    }  # fmt: skip
+
+
+def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | None:
+    model = batch.model()
+    loss = model(*batch.rows()) * batch.scale
+    loss.backward()
+    right = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+    if problem := _judge_loss(observations[-1].value["loss"], batch, float(loss.detach())):
+        return problem
+    gradients = [observed.value["gradients"] for observed in observations]
+    if problem := _judge_gradients(gradients, right, batch):
+        return problem
+    for rank, observed in enumerate(observations):
+        seen, most = observed.value, min(len(observations) - rank, batch.micro_batches)
+        most = batch.micro_batches if batch.order == "gpipe" else most
+        if seen["peak"] != most:
+            return Problem(f"stage {rank} held {seen['peak']} micro-batches at once, expected {most}", _NOT_FREED)
+        if seen["inputs"] > most:
+            cause = classic("an activation is taken out of self.received: it lives until its backward pass", 5)
+            return Problem(f"stage {rank} keeps {seen['inputs']} inputs at once, {most} are in flight", cause)
+        if seen["outputs"] and rank < len(observations) - 1:
+            cause = classic("the next stage has the output: the graph needs its edge alone (get_gradient_edge)", 5)
+            return Problem(f"stage {rank} still holds {seen['outputs']} outputs of earlier forward passes", cause)
+        if seen["graph"]:
+            return Problem("the loss that is returned has a graph", "detach what is added up: its graph is done with")
+    return None
+
+
+def _judge_loss(got: float | None, batch: Batch, right: float) -> Problem | None:
+    if got is not None and abs(got - right) <= 1e-5 * abs(right):
+        return None
+    cause = ""
+    if got is not None and got != got:
+        cause = classic(
+            "a micro-batch without targets has a mean over nothing, which is not a number: it counts as 0", 4
+        )
+    elif got is not None:
+        tokens, targets = (rows.tensor_split(batch.micro_batches) for rows in batch.rows())
+        model = batch.model()
+        with torch.no_grad():
+            means = [float(model(*pair)) for pair in zip(tokens, targets) if (pair[1] != -100).any()]
+            last = float(model(tokens[-1], targets[-1]))
+        weight = batch.scale * float((targets[-1] != -100).sum()) / float((batch.rows()[1] != -100).sum())
+        known = {
+            "this is the sum of the micro-batches' means: each counts by its weight": sum(means),
+            "this is the mean of the micro-batches' means: each counts by its number of targets": sum(means)
+            / len(means),
+            "this is the last micro-batch's share alone: the loss adds up": last * weight,
+        }
+        cause = next((classic(text, 4) for text, value in known.items() if abs(got - value) < 1e-5 * abs(value)), "")
+    return Problem(f"the pipeline's loss is {got}, one process has {right:.6g}", cause)
+
+
+def _judge_gradients(
+    gradients: Sequence[Mapping[str, Tensor | None]], right: Mapping[str, Tensor | None], batch: Batch
+) -> Problem | None:
+    wrong = [
+        (rank, name)
+        for rank, of in enumerate(gradients)
+        for name, gradient in of.items()
+        if not _close(gradient, right[name])
+    ]
+    if not wrong:
+        return None
+    tied = ("embedding.weight", "head.weight")  # the first and the last stage add up what each of them has got
+    rank, name = ([place for place in wrong if place[1] not in tied] or wrong)[-1]
+    gradient, expected, cause = gradients[rank][name], right[name], ""
+    before = [gradient for of in gradients[:-1] for name, gradient in of.items() if name not in tied]
+    if rank < len(gradients) - 1 and not any(gradient is not None and gradient.any() for gradient in before):
+        cause = _NO_GRADIENT
+    elif gradient is not None and expected is not None and expected.any():
+        ratio = float((gradient * expected).sum() / expected.square().sum())
+        if torch.allclose(gradient, ratio * expected, rtol=1e-3, atol=1e-6):
+            cause = f"it is {ratio:.3g} times the right one"
+        elif rank == len(gradients) - 1:
+            cause = classic("the loss is right, but the backward pass starts from another one: end has its weight", 4)
+    shown = "None" if gradient is None or expected is None else f"off by {(gradient - expected).abs().max():.2g}"
+    return Problem(f"stage {rank}: the gradient of {name} differs from one process ({shown})", cause)
+
+
+def _close(got: Tensor | None, expected: Tensor | None) -> bool:
+    if got is None or expected is None:
+        return got is expected
+    return torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
+    usual = Batch(seed)
+    batches = {
+        "three stages, 1F1B": usual,
+        "three stages, GPipe": replace(usual, order="gpipe"),
+        "a micro-batch without targets": replace(usual, empty=2, scale=0.5),
+    }
+    if draw is not None:
+        batches = {
+            f"Pipeline, {name}": replace(batch, layers=draw.between(3, 4), micro_batches=draw.between(4, 6))
+            for name, batch in batches.items()
+        }
+        batches["Pipeline of two micro-batches"] = replace(usual, micro_batches=2)
+    stuck = "every item of communication_plan is done, in its order: a message that one rank leaves out is waited for"
+    return [
+        RankScenario(name, _play, _judge, {"batch": batch}, stuck=stuck, raised=_RAISED, same_calls=False,
+                     values=("loss", "gradients", "peak"))
+        for name, batch in batches.items()
+    ]  # fmt: skip
+
+
+PIPELINE = Exercise(
+    "4.9",
+    "pipeline step",
+    points=8,
+    observe=lambda package, seed: CHECK.observe(package, seed),
+    tolerance=Tolerance(1e-4, 1e-7),
+)
+CHECK = DistributedCheck(
+    PIPELINE, _scenarios, "the gradients are those of one process; a stage holds what is in flight, and nothing else"
+)
+
+
+@PIPELINE.checked_by
+def check_pipeline(Pipeline: Callable, split_gpt: Callable, seed: int | None = None) -> None:
+    """Exercise 4.9: one step of a pipeline, in a given order.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    CHECK.check(Pipeline, split_gpt, seed=seed)

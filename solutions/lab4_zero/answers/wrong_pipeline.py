@@ -1,0 +1,106 @@
+"""Wrong answers to exercise 4.9, the step of a pipeline: edits of the plain answers."""
+
+from __future__ import annotations
+
+from .right import ANSWERS
+
+wrong = ANSWERS.wrong
+STEP, FORWARD, BACKWARD = "4.9: one step", "4.9: a micro-batch forward", "4.9: a micro-batch backward"
+END = "end = (y if self.weights[i] else y.nan_to_num(0)) * self.weights[i]"
+EDGE = "get_gradient_edge(y)"
+wrong(
+    FORWARD,
+    "activation without a gradient",
+    "NoneType",
+    "has to require a gradient before the forward pass",
+    '"classic wrong answers" 1',
+    edits={"x.requires_grad = True": "pass"},
+    also={BACKWARD: {"torch.zeros_like(x) if x.grad is None else x.grad": "x.grad"}},
+)
+wrong(
+    FORWARD,
+    "zeros for the stage before",
+    "has to require a gradient before the forward pass",
+    '"classic wrong answers" 1',
+    edits={"x.requires_grad = True": "pass"},
+)
+wrong(
+    BACKWARD,
+    "gradient not handed on",
+    "KeyError",
+    '"classic wrong answers" 2',
+    edits={'self.made["gradient", i] =': "handed_on ="},
+)
+wrong(STEP, "nothing exchanged", "KeyError", '"classic wrong answers" 2', edits={"run.exchange(item)": "pass"})
+wrong(
+    BACKWARD,
+    "gradient left behind",
+    "only a loss starts by itself",
+    '"classic wrong answers" 3',
+    edits={"torch.autograd.backward(end, gradient)": "torch.autograd.backward(end)"},
+    also={FORWARD: {EDGE: "y"}},
+)
+wrong(
+    FORWARD,
+    "sum of means",
+    "this is the sum of the micro-batches' means",
+    '"classic wrong answers" 4',
+    edits={END: "end = y"},
+)
+wrong(
+    FORWARD,
+    "mean of means",
+    "this is the mean of the micro-batches' means",
+    '"classic wrong answers" 4',
+    edits={END: "end = y / len(self.tokens)"},
+)
+wrong(
+    FORWARD,
+    "last loss alone",
+    "this is the last micro-batch's share alone",
+    '"classic wrong answers" 4',
+    edits={" + (0 if self.loss is None else self.loss)": ""},
+)
+wrong(
+    FORWARD,
+    "backward from the mean",
+    "the backward pass starts from another one",
+    '"classic wrong answers" 4',
+    edits={"self.in_flight[i] = (x, end)": "self.in_flight[i] = (x, y if self.stage.last else end)"},
+)
+wrong(
+    FORWARD,
+    "mean over nothing",
+    "a micro-batch without targets has a mean over nothing",
+    '"classic wrong answers" 4',
+    edits={END: "end = y * self.weights[i]"},
+)
+wrong(
+    BACKWARD,
+    "never out of flight",
+    "the schedule ended before the backward pass of micro-batches",
+    '"classic wrong answers" 5',
+    edits={"self.in_flight.pop(i)": "self.in_flight[i]"},
+)
+wrong(
+    FORWARD,
+    "outputs kept",
+    "still holds",
+    "get_gradient_edge",
+    '"classic wrong answers" 5',
+    edits={EDGE: "y"},
+)
+wrong(
+    FORWARD,
+    "inputs kept",
+    "inputs at once",
+    '"classic wrong answers" 5',
+    edits={'self.received.pop(("activation", i))': 'self.received["activation", i]'},
+)
+wrong(
+    BACKWARD,
+    "newest first",
+    "B i goes backward through F i's graph",
+    '"classic wrong answers" 6',
+    edits={"x, end = self.in_flight.pop(i)": "x, end = self.in_flight.popitem()[1]"},
+)
