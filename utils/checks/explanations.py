@@ -48,8 +48,9 @@ def explain(
     rules: Sequence[Diagnosis | tuple],
     seed: int,
     stage: Stage,
+    raised: Mapping[str, str],
 ) -> None:
-    """Raise the message of a failed case."""
+    """Raise the message of a failed case; ``raised`` says what to do about exceptions that hold certain words."""
     others = [_which_cases(trials)] if len(trials) > 1 else []
     others += stage.said(trial)
     if trial.error is not None:
@@ -59,10 +60,10 @@ def explain(
         frame = students_frame(error) or students_frame(trial.error)
         lines = [f"in {frame.name}, line {frame.lineno}: {frame.line}"] if frame else []
         said = getattr(error, "error_message", None) or str(error)  # Triton's compiler puts the source first
-        headline, *more = f"{type(error).__name__}: {said}".splitlines()
-        text = core.message(
-            exercise, headline, [*more[:_MOST_LINES], *lines, *others], reproduce=reproduce(exercise, trial.case, seed)
-        )
+        advice = [advice for words, advice in raised.items() if words in said][:1]
+        headline, *more = [*advice, *f"{type(error).__name__}: {said}".splitlines()]
+        details = [*more[:_MOST_LINES], *lines, *others]
+        text = core.message(exercise, headline, details, reproduce=reproduce(exercise, trial.case, seed))
         raise core.CheckFailed(text) from trial.error
     if trial.form is not None:
         core.fail(

@@ -41,6 +41,7 @@ def check_kernel(
     inspections: Sequence[Callable[[CaseResult], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
+    raised: Mapping[str, str] | None = None,
     compiled: Compiled | None = _COMPILED,
     huge: Callable[[], Sequence[Any]] | None = None,
     speed: Speed | None = None,
@@ -88,6 +89,7 @@ def check_kernel(
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
             plain PyTorch pass ``Rules(kernel=False)``: nothing is then profiled.
         diagnose: The lab's own rules, tried before the generic ones.
+        raised: Words of an exception -> what a student reads who has met it.
         compiled: What must hold of the kernels when they are compiled, which is looked at without a GPU too; by default
             that they can be, and that no float32 product is rounded to TF32. None for kernels of other exercises.
         huge: Makes arguments with more than 2^31 elements. In the interpreter the last program of each launch runs on
@@ -130,7 +132,7 @@ def check_kernel(
                 break  # it will not do better on a harder case
         for trial in trials:
             if trial.failed:
-                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage)
+                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)

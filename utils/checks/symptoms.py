@@ -375,5 +375,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         ),
     ),
     Diagnosis(_option, lambda e: "only cases with {}={} fail".format(*_option(e))),
-    Diagnosis(lambda e: e.only(lambda case: case.kind == "one element"), "only the case with all sizes 1 fails"),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == "one element") and not _slight(e),
+        "only the case with all sizes 1 fails",
+    ),
 )
