@@ -17,7 +17,7 @@ import pytest
 from grading import gradescope
 from grading.feedback import CSS, LINES, OUTCOMES, WIDTH, page, points
 
-MESSAGE = """exercise 2.3 (weighted sum): 12 of 99 elements differ
+MESSAGE = """exercise 2.3 (RMSNorm): 12 of 99 elements differ
   first at out[row=64], owned by program (1, 1)
   wrong tiles:   .X.X      ('.' right, 'X' wrong)"""
 

@@ -32,7 +32,7 @@ def request(module, name, capability, types, constants, warps, stages=3):
 
 
 def _aligned(signature):
-    return [name for name, kind in signature.items() if kind.startswith("*") or name in ("columns", "stride_0")]
+    return [name for name, kind in signature.items() if kind[0] == "*" or name in ("columns", "stride_0")]
 
 
 def row_requests(tuning, capability, dtype, columns):
@@ -89,6 +89,30 @@ def row_requests(tuning, capability, dtype, columns):
             yield dataclasses.replace(asked, maxnreg=shared.registers)
 
 
+def step_requests(tuning, capability, dtype, columns):
+    """RMSNorm, where a row fits, and cross-entropy; ``tuning`` is asked for as it says that a GPU is there."""
+    rms_norm, cross_entropy = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("rms_norm", "cross_entropy"))
+    pointer, layout = f"*{dtype}", (1, 1, "i32:16", 0, 0, 1)  # a contiguous tensor
+    sizes = {"num_rows": "i32", "columns": "i32", "x_layout": layout}
+    if columns <= rms_norm.LONGEST_ROW:
+        rows, block, warps = rms_norm.row_tile(columns)
+        tensors = {"x_ptr": pointer, "weight_ptr": pointer, "rstd_ptr": "*fp32"}
+        constants = {"stride_weight": 1, "ROWS": rows, "BLOCK": block, "INT64": False}
+        forward = {**tensors, "out_ptr": pointer, **sizes, "eps": "fp32"}
+        yield request("rms_norm", "rms_norm_kernel", capability, forward, constants, warps)
+        backward = {**tensors, "dout_ptr": pointer, "dx_ptr": pointer, "partial_ptr": "*fp32", **sizes}
+        backward |= {"dout_layout": layout, "tiles_per_split": "i32"}
+        staged = {**constants, "STAGES": 2}
+        yield request("rms_norm", "rms_norm_backward_kernel", capability, backward, staged, warps)
+    rows, block = cross_entropy.logit_tile(columns)
+    constants = {"ROWS": rows, "BLOCK": block, "INT64": False}
+    shared = {"x_ptr": pointer, "target_ptr": "*i64", "lse_ptr": "*fp32", **sizes, "ignore_index": "i32"}
+    name = "cross_entropy_kernel"
+    yield request("cross_entropy", name, capability, {**shared, "loss_ptr": "*fp32"}, constants, 8)
+    more = {"dloss_ptr": "*fp32", "dx_ptr": pointer}
+    yield request("cross_entropy", "cross_entropy_backward_kernel", capability, {**shared, **more}, constants, 8)
+
+
 def matmul_requests(tuning, capability, dtype):
     size = 4 if dtype == "fp32" else 2
     tile = tuning.tiled_matmul(size, divmod(capability, 10))
@@ -140,6 +164,19 @@ def test_no_kernel_on_rows_spills(tuned, capability):
         for dtype, of_dtype in widths.items()
         for columns in of_dtype
         for asked in row_requests(tuned, capability, dtype, columns)
+    ]
+    assert_no_spills(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_no_kernel_of_a_step_of_training_spills(tuned, capability):
+    widths = {"bf16": (100, 4096, 8192, 16384, 50_304), "fp32": (16384,)}
+    requests = [
+        asked
+        for dtype, of_dtype in widths.items()
+        for columns in of_dtype
+        for asked in step_requests(tuned, capability, dtype, columns)
     ]
     assert_no_spills(requests)
 

@@ -60,6 +60,7 @@ def test_a_mutant_differs_from_the_solution_in_what_python_reads_and_from_every_
 def test_statements_that_have_nothing_to_do_with_each_other_are_not_reordered():
     assert not [m for m in mutants("a = x + 1\nb = y + 1\n") if m.operator == "calls reordered"]
     assert [m for m in mutants("a = x\nb = a\n") if m.operator == "calls reordered"]
+    assert not [m for m in mutants('def f():\n    """Text."""\n    a = x\n') if m.operator == "calls reordered"]
 
 
 def test_a_reordered_save_for_backward_is_kept_by_hand():

@@ -345,6 +345,8 @@ def _order_counts(first: ast.stmt, second: ast.stmt) -> bool:
     """Whether both are simple statements, and one writes what the other uses, or both call for an effect."""
     if not all(isinstance(node, ast.Expr | ast.Assign | ast.AugAssign) for node in (first, second)):
         return False
+    if any(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in (first, second)):
+        return False  # a docstring
     if isinstance(first, ast.Expr) or isinstance(second, ast.Expr):
         return True
     writes, uses = zip(*(_names(node) for node in (first, second)))

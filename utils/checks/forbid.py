@@ -50,6 +50,7 @@ OPERATOR_GROUPS: Mapping[str, frozenset[str]] = {
     "normalisation": _names(
         "layer_norm native_layer_norm rms_norm fused_rms_norm group_norm batch_norm native_batch_norm"
     ),
+    "loss": _names("cross_entropy cross_entropy_loss nll_loss nll_loss_nd"),
     "NumPy": _names("numpy array tolist"),
 }
 

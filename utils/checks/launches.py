@@ -1,15 +1,24 @@
-"""What a check reads off a kernel's launches: its tile sizes, its traffic, its use of atomics."""
+"""What a check reads off a kernel's launches: its tile sizes, its traffic, its use of atomics.
+
+Where students name and cut their kernels themselves, launches are told apart by the tensors whose memory they touch:
+:func:`halves`, :func:`by_memory`, :func:`outside_limits`, :func:`tile_over` and :func:`tiling_over` need no name.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from utils.checks.cases import Case
 from utils.checks.diagnoses import CaseResult
 from utils.checks.problem import Problem
+from utils.checks.tiling import Tiling
 from utils.checks.traffic import Budget, over_budget
-from utils.kernel_profile import Counters, LaunchProfile, profile_kernel
+from utils.kernel_profile import Counters, LaunchProfile, Profile, profile_kernel
 
 #: A budget as a function of the case and of what the kernel was launched with (:func:`sizes`).
 BudgetOf = Callable[[Case, Mapping[str, Any]], Budget]
@@ -92,3 +101,141 @@ def no_atomics(trial: CaseResult) -> Problem | None:
 def cdiv(a: int, b: int) -> int:
     """Tiles of ``b`` that cover ``a``."""
     return -(-a // b)
+
+
+# ---- launches of kernels whose names are the student's
+
+
+def _arguments_in(launch: LaunchProfile, tensor: torch.Tensor) -> list[str]:
+    """Names of a launch's arguments that lie in a tensor's memory."""
+    home = tensor.untyped_storage().data_ptr()
+    given = {name: getattr(value, "base", value) for name, value in launch.given.items()}
+    return [
+        name
+        for name, value in given.items()
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == home
+    ]
+
+
+def halves(trial: CaseResult, out: torch.Tensor) -> dict[str, list[LaunchProfile]]:
+    """The launches of the ``forward`` pass, up to the last one that stores to ``out``, and of the ``backward`` pass."""
+    launches = trial.profile.launches
+    stored = [
+        number
+        for number, launch in enumerate(launches, start=1)
+        if any(launch.by_argument[name].bytes_stored for name in _arguments_in(launch, out))
+    ]
+    last = max(stored, default=0)
+    return {"forward": launches[:last], "backward": launches[last:]}
+
+
+def by_memory(launches: Sequence[LaunchProfile], tensors: Mapping[str, torch.Tensor]) -> dict[str, Counters]:
+    """What launches do to the memory of each named tensor, and to all other memory, under ``""``."""
+    found = {name: Counters() for name in (*tensors, "")}
+    for launch in launches:
+        owner = {argument: name for name, tensor in tensors.items() for argument in _arguments_in(launch, tensor)}
+        for argument, counters in launch.by_argument.items():
+            found[owner.get(argument, "")].add(counters)
+    return found
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Least and most bytes that launches may load and store, and what to say where they do more or less.
+
+    Attributes:
+        loads, stores: (least, most).
+        one: Bytes of one pass over the tensor; 0 where bytes are to be named, not passes.
+        more: The likely cause of more loads or stores.
+        less: The likely cause of fewer.
+    """
+
+    loads: tuple[float, float] = (0, 0)
+    stores: tuple[float, float] = (0, 0)
+    one: int = 0
+    more: str = ""
+    less: str = ""
+
+
+def outside_limits(
+    half: str, launches: Sequence[LaunchProfile], tensors: Mapping[str, torch.Tensor], limits: Mapping[str, Limits]
+) -> Problem | None:
+    """The first tensor whose memory the launches of a ``half`` load or store more or less than they may, or None.
+
+    The limits of ``""`` hold for all memory that is no named tensor's.
+    """
+    found = by_memory(launches, tensors)
+    for name, limit in limits.items():
+        for verb, (least, most), counted in (
+            ("loaded", limit.loads, found[name].bytes_loaded),
+            ("stored", limit.stores, found[name].bytes_stored),
+        ):
+            if least <= counted <= most:
+                continue
+            wanted = (
+                f"{least:,.0f}"
+                if least == most
+                else f"{least:,.0f} to {most:,.0f}"
+                if least
+                else f"at most {most:,.0f}"
+            )
+            headline = f"{name or 'other memory'}: expected {wanted} bytes {verb} in the {half} pass, got {counted:,}"
+            if limit.one:
+                headline = (
+                    f"{name} is {verb} {counted / limit.one:.1f} times in the {half} pass, expected "
+                    f"{_times(least, most, limit.one)} ({counted:,} bytes, expected {wanted})"
+                )
+            return Problem(headline, limit.more if counted > most else limit.less)
+    return None
+
+
+def _times(least: float, most: float, one: int) -> str:
+    low, high = f"{least / one:.3g}", f"{most / one:.3g}"
+    return low if low == high else f"at most {high}" if least == 0 else f"{low} to {high}"
+
+
+def tile_over(profile: Profile, tensor: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of the largest block of lanes with which a launch loads or stores a tensor; (1, 1) for none."""
+    blocks = [
+        launch.blocks[name]
+        for launch in profile.launches
+        for name in _arguments_in(launch, tensor)
+        if name in launch.blocks
+    ]
+    *rows, columns = max(blocks, key=math.prod, default=()) or (1,)
+    return math.prod(rows), columns
+
+
+def probed_tile(student: Callable[..., Any], args: Sequence[Any], tensor: torch.Tensor) -> tuple[int, int]:
+    """What :func:`tile_over` says of an argument of a function, which is run; (1, 1) if it does not get so far."""
+    try:
+        with profile_kernel(check_races=False) as profile:
+            student(*args)
+    except Exception:  # the check itself runs the function again, and says what is wrong
+        pass
+    return tile_over(profile, tensor)
+
+
+def tiling_over(trials: Sequence[CaseResult], position: int) -> Tiling | None:
+    """Which program wrote which rows of an output (..., col), the one at ``position``, read off what they wrote.
+
+    None where programs do not take whole rows, as many each, one after the other.
+    """
+    trial = trials[0]
+    if trial.profile is None or len(trial.outputs) <= position:
+        return None
+    out, axes = trial.outputs[position], list(trial.case.sizes)
+    width = out.shape[-1] if out.dim() == len(axes) and out.dim() else 1
+    axes = axes[: out.dim()]
+    for launch in trial.profile.launches:
+        for name in _arguments_in(launch, out):
+            wrote = {program: span for (program, written), span in launch.written.items() if written == name}
+            rows = [(program[0], first // width, last // width) for program, (first, last) in wrote.items()]
+            if not rows or tuple(launch.grid[1:]) != (1, 1):
+                continue
+            height = max(last - first + 1 for _, first, last in rows)
+            if all(first == program * height for program, first, _ in rows):
+                leading = axes[:-1] if len(axes) == len(trial.case.sizes) else axes
+                key = "*".join(leading)
+                return Tiling(axes, tiles={key: height}, grid=key) if leading else None
+    return None

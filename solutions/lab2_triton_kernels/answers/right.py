@@ -41,7 +41,8 @@ ANSWERS = Answers(
         x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
         x = tl.load(x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask).to(tl.float32)
         bias = tl.load(bias_ptr + col_offset(column, stride_bias, INT64), mask=column < columns).to(tl.float32)
-        y = tl.maximum(x + bias[None, :], 0.0)
+        y = x + bias[None, :]
+        y = tl.where(y < 0, 0.0, y)
         tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
         """,
         "2.2: bias and ReLU, the launch": """
@@ -65,7 +66,7 @@ ANSWERS = Answers(
             dout = tl.load(dout_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=mask, other=0.0)
             dout = dout.to(tl.float32)
             out = tl.load(out_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0)
-            dx = tl.where(out > 0, dout, 0.0)
+            dx = tl.where(out <= 0, 0.0, dout)
             tl.store(dx_ptr + row[:, None] * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
             sums += dx
         tl.store(partial_ptr + split * columns + column, tl.sum(sums, axis=0), mask=column < columns)
@@ -77,70 +78,6 @@ ANSWERS = Answers(
             ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
         )
         return dx, column_sums(partial, out.dtype)
-        """,
-        "2.3: weighted sum": """
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        total = tl.zeros((ROWS,), dtype=tl.float32)
-        for start in range(0, columns, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            mask = (row[:, None] < num_rows) & (column[None, :] < columns)
-            x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
-            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns, other=0.0)
-            total += tl.sum(x * weight.to(tl.float32)[None, :], axis=1)
-        tl.store(out_ptr + row, total.to(out_ptr.dtype.element_ty), mask=row < num_rows)
-        """,
-        "2.3: weighted sum, the launch": """
-        grid = (triton.cdiv(rows.count, tile.rows),)
-        weighted_sum_kernel[grid](
-            x, weight, out, rows.count, rows.columns, *rows.layout_args, weight.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or weight.stride(0) > 1, num_warps=tile.warps,
-        )
-        return out
-        """,
-        "2.4: gradient of x": """
-        blocks_per_row = tl.cdiv(columns, BLOCK)
-        pid = tl.program_id(0).to(tl.int64)
-        row = pid // blocks_per_row * ROWS + tl.arange(0, ROWS)
-        column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
-        mask = (row[:, None] < num_rows) & (column[None, :] < columns)
-        weight = tl.load(weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns).to(tl.float32)
-        dout = tl.load(dout_ptr + row, mask=row < num_rows).to(tl.float32)
-        dx = dout[:, None] * weight[None, :]
-        tl.store(dx_ptr + row[:, None] * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        """,
-        "2.4: gradient of x, the launch": """
-        grid = (triton.cdiv(dout.numel(), tile.rows) * triton.cdiv(columns, tile.block),)
-        weighted_sum_dx_kernel[grid](
-            dout, weight, dx, dout.numel(), columns, weight.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, INT64=weight.stride(0) > 1, num_warps=tile.warps,
-        )
-        return dx
-        """,
-        "2.4: gradient of the weight, first stage": """
-        blocks_per_row = tl.cdiv(columns, BLOCK)
-        pid = tl.program_id(0).to(tl.int64)
-        split = pid // blocks_per_row
-        column = pid % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
-        sums = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-        for tile in range(0, tiles_per_split):
-            row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
-            mask = (row[:, None] < num_rows) & (column[None, :] < columns)
-            dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)
-            x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-            x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
-            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-            sums += dout[:, None] * x
-        tl.store(partial_ptr + split * columns + column, tl.sum(sums, axis=0), mask=column < columns)
-        """,
-        "2.4: gradient of the weight, the launches": """
-        grid = (splits * triton.cdiv(rows.columns, tile.block),)
-        weighted_sum_dweight_kernel[grid](
-            dout, x, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
-            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
-        )
-        return column_sums(partial, x.dtype)
         """,
         "2.5: softmax of short rows": """
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -1,0 +1,426 @@
+"""The check of exercise 2.3: RMSNorm, forward and backward, in kernels that the student cuts and names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from utils.checks.cases import Case
+from utils.checks.core import Exercise, classic, draw_seed, generator
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
+from utils.checks.hidden import Tolerance, tried
+from utils.checks.huge import everywhere
+from utils.checks.kernel import check_kernel
+from utils.checks.launches import Limits, cdiv, halves, no_atomics, outside_limits, probed_tile, tile_over, tiling_over
+from utils.checks.problem import Problem
+from utils.checks.speed import Speed
+
+from . import shapes
+from .rows import num_rows
+from .steps import ALONE, TWO_AT_ONCE, keeps, step
+
+RMSNorm = Callable[..., torch.Tensor]
+#: Rows of x for one row of partial sums.
+ROWS_A_SUM = 16
+#: What differences of numbers of size 1 may leave of float32's last digit, where nearly nothing is left.
+ROUNDING = 1e-6
+
+
+def _reference(
+    x: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor, eps: float = 1e-6, calls: str = ""
+) -> tuple[torch.Tensor, ...]:
+    """Output and both gradients, in float32 at least, rounded once."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x64, w64, d64 = x.to(wide), weight.to(wide), dout.to(wide)
+    rstd = 1 / torch.sqrt(x64.square().mean(-1, keepdim=True) + eps)
+    normed, scaled = x64 * rstd, d64 * w64
+    dx = rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+    return tuple(y.to(x.dtype) for y in (normed * w64, dx, _flat(d64 * normed).sum(0)))
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(0, -2)
+
+
+# ---- cases
+def _cases(seed: int, height: int = 64) -> list[Case]:
+    """``height``: rows of a tile of the student's kernels where rows are short."""
+    draw = generator(seed)
+    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    ragged = {"row": draw.randint(17, 30), "col": draw.randint(65, 120)}
+    small = {"row": draw.randint(5, 9), "col": draw.randint(20, 60)}
+    tall = {"row": draw.randint(500, 600), "col": 5}
+    return [
+        Case("whole tiles", {"row": 32, "col": 64}, seed=seed),
+        Case("ragged", ragged, seed=seed),
+        Case("one past whole tiles", {"row": height + 1, "col": 33}, seed=seed),
+        Case("longest", {"row": 2, "col": 8192}, fp16, seed=seed),
+        Case("one element", {"row": 1, "col": 1}, seed=seed),
+        Case("one column", {"row": draw.randint(5, 40), "col": 1}, seed=seed),
+        Case("no element", {"row": 0, "col": 7}, seed=seed),
+        Case("ragged", small, fp32, "transposed", seed=seed),
+        Case("ragged", small, fp16, "padded", seed=seed),
+        Case("ragged", small, bf16, "strided", seed=seed),
+        shapes.permuted(seed, draw.randint(20, 50)),
+        Case("wide", {"row": 3, "col": draw.randint(5000, 8000)}, bf16, seed=seed),
+        Case("large eps", small, options={"eps": 0.5}, seed=seed),
+        Case("small values", small, magnitude=1e-3, seed=seed),
+        Case("rows of zeros", small, seed=seed),
+        Case("rows of different scale", ragged, seed=seed),
+        Case("far below zero", small, seed=seed),
+        Case("large values", small, fp16, magnitude=1000.0, seed=seed),
+        Case("tall", tall, bf16, seed=seed),
+        Case("sums that cancel", tall, bf16, seed=seed),
+        Case("gradient of a sum", small, seed=seed),
+        Case("calls", small, options={"calls": TWO_AT_ONCE}, seed=seed),
+        Case("calls", small, options={"calls": ALONE}, seed=seed),
+        *shapes.far(seed, 40),
+    ]
+
+
+def _inputs(case: Case) -> Sequence[torch.Tensor]:
+    x, weight, dout = shapes.tensor(case, "x"), shapes.vector(case, "weight"), shapes.tensor(case, "dout")
+    count = x.shape[0] if x.dim() else 0
+    if case.kind == "rows of zeros":
+        x[::2] = 0
+    if case.kind == "rows of different scale":  # and dout with them, so that dx is of one size
+        scale = 10.0 ** (torch.arange(count, device=x.device) % 5 - 2)[:, None]
+        x *= scale
+        dout *= scale
+    if case.kind == "far below zero":
+        x -= 1000
+    if case.kind == "large values":
+        dout /= case.magnitude  # of size 1, as the weight
+        weight /= case.magnitude
+    if case.kind == "tall":  # all of one sign: a sum in bfloat16 stops where a step is below its last digit
+        x.abs_().add_(1)
+        dout.abs_().add_(1)
+    if (
+        case.kind == "sums that cancel"
+    ):  # whatever rows a program takes, its sum is far larger than what is left at last
+        x /= 128
+        x += 1
+        dout /= 128
+        signs = torch.ones(count).index_fill_(0, torch.arange(count // 2) * 2, -1)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(case.seed))
+        dout += signs[order].to(dout)[:, None]
+    if case.kind == "gradient of a sum":
+        dout = torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape)
+    return x, weight, dout
+
+
+def _huge() -> Sequence[torch.Tensor]:
+    """More than 2^31 elements, all of them one number."""
+    rows, columns = 2**18 + 9, 2**13
+    return everywhere(1.0, rows, columns), everywhere(1.0, columns), everywhere(1.0, rows, columns)
+
+
+# ---- what the kernels move and keep
+def _moves(trial: CaseResult) -> Problem | None:
+    """Each half of a step reads what it needs once and writes its results once."""
+    if trial.case.options.get("calls") or not trial.outputs[0].numel():
+        return None
+    (x, weight, dout), (out, dx, dweight) = trial.args, trial.outputs
+    one, row, column = (t.numel() * t.element_size() for t in (x, x[..., 0], weight))
+    rows, columns = num_rows(trial.case), x.shape[-1]
+    once = Limits(
+        loads=(one, one), one=one,
+        more=classic("a row is on chip after its first load: keep it there for all that is computed of it", 8),
+        less=classic("a copy is read in its place, which moves the tensor two more times: read it where it lies", 8),
+    )  # fmt: skip
+    results = Limits(stores=(one, one), one=one, more=classic("each result is stored once", 8))
+    weights = Limits(
+        loads=(column, max(one, column)), one=column, more=classic("the weight is loaded once per row at most", 8)
+    )
+    passes = halves(trial, out)
+    forward = outside_limits(
+        "forward",
+        passes["forward"],
+        {"x": x, "weight": weight, "out": out},
+        {
+            "x": once,
+            "weight": weights,
+            "out": results,
+            "": Limits(stores=(0, 4 * rows), more=classic("one float32 number per row waits, and nothing else", 8)),
+        },
+    )
+    sums = cdiv(rows, ROWS_A_SUM) * columns * 4
+    return forward or outside_limits(
+        "backward",
+        passes["backward"],
+        {"x": x, "dout": dout, "weight": weight, "dx": dx, "dweight": dweight},
+        {
+            "x": once,
+            "dout": once,
+            "weight": weights,
+            "dx": results,
+            "dweight": Limits(stores=(column, column), one=column, more=classic("each result is stored once", 8)),
+            "": Limits(
+                loads=(0, 16 * row + sums),
+                stores=(0, sums),
+                more=classic(f"more than one row of partial sums for every {ROWS_A_SUM} rows of x", 6),
+            ),
+        },
+    )
+
+
+# ---- the likely causes
+def _tile(e: Evidence) -> tuple[int, int]:
+    """Rows and columns of the block with which the student's kernels load x."""
+    return tile_over(e.trial.profile, e.trial.args[0])
+
+
+def _with_mean(e: Evidence, mean: Callable[[torch.Tensor], torch.Tensor], eps: float | None = None) -> bool:
+    """Whether the output is what another mean of the squares, or another eps, gives."""
+    x, weight, _ = e.args64
+    eps = e.case.options.get("eps", 1e-6) if eps is None else eps
+    return e.difference.name == "out" and e.close(x / torch.sqrt(mean(x.square()) + eps) * weight)
+
+
+def _of_the_tile(e: Evidence) -> torch.Tensor:
+    """The output where the rows of a tile share one mean, of their sums of squares or of all their elements."""
+    x, weight, _ = e.args64
+    flat, eps = _flat(x) if x.dim() > 1 else x[None], e.case.options.get("eps", 1e-6)
+    parts = flat.split(_tile(e)[0])
+    sums = torch.cat([part.square().sum().expand(len(part), 1) for part in parts])
+    return (flat / torch.sqrt(sums / x.shape[-1] + eps) * weight).reshape(x.shape)
+
+
+def _second_term(wrong: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """All outputs with another second term in dx: a function of scaled, normed, weight and dout."""
+
+    def formula(x, weight, dout, eps=1e-6, calls=""):
+        rstd = 1 / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+        normed, scaled = x * rstd, dout * weight
+        dx = rstd * (scaled - wrong(scaled, normed, weight, dout))
+        return normed * weight, dx, _flat(dout * normed).sum(0)
+
+    return formula
+
+
+def _output(wrong: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """All outputs with another forward formula: a function of x, weight and eps."""
+    return lambda x, weight, dout, eps=1e-6, calls="": (
+        wrong(x, weight, eps),
+        *_reference(x, weight, dout, eps)[1:],
+    )
+
+
+def _weights(wrong: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """All outputs with another gradient of the weight: a function of x, normed, weight and dout."""
+
+    def formula(x, weight, dout, eps=1e-6, calls=""):
+        normed = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+        return *_reference(x, weight, dout, eps)[:2], _flat(wrong(x, normed, weight, dout)).sum(0)
+
+    return formula
+
+
+def _ms(x: torch.Tensor) -> torch.Tensor:
+    return x.square().mean(-1, keepdim=True)
+
+
+def _last_tiles(e: Evidence) -> bool:
+    """Whether dweight is the sum over the last tile of every split of rows, whatever the splits."""
+    if e.difference.name != "dweight":
+        return False
+    products, height = _products(e), _tile(e)[0]
+    tiles = [tile.sum(0) for tile in products.split(height)]
+    strides = range(2, len(tiles) + 1)
+    return any(
+        e.close(sum(tiles[min(start + step_, len(tiles)) - 1] for start in range(0, len(tiles), step_)))
+        for step_ in strides
+    )
+
+
+def _products(e: Evidence) -> torch.Tensor:
+    x, _, dout = e.args64
+    eps = e.case.options.get("eps", 1e-6)
+    return _flat(dout * x / torch.sqrt(_ms(x) + eps)) if x.dim() > 1 else (dout * x / torch.sqrt(_ms(x) + eps))[None]
+
+
+def _first_split(e: Evidence) -> bool:
+    """Whether dweight is the sum over the first so many rows."""
+    products = _products(e)
+    return e.difference.name == "dweight" and any(
+        e.close(products[:count].sum(0)) for count in range(1, len(products)) if count % _tile(e)[0] == 0
+    )
+
+
+_MISTAKES = (
+    shapes.FAR,
+    same_as(
+        _second_term(lambda scaled, normed, weight, dout: torch.zeros_like(scaled)),
+        classic("dx takes rstd for a constant: it depends on every x of its row, which is the second term", 1),
+    ),
+    same_as(
+        _second_term(lambda scaled, normed, weight, dout: normed * (scaled * normed).sum(-1, keepdim=True)),
+        classic("dx takes the sum of dout * weight * normed, not its mean over the row", 1),
+    ),
+    same_as(
+        _second_term(lambda scaled, normed, weight, dout: normed * (dout * normed).mean(-1, keepdim=True)),
+        classic("the mean in dx lacks the weight", 1),
+    ),
+    same_as(
+        _second_term(lambda scaled, normed, weight, dout: normed * scaled.mean(-1, keepdim=True)),
+        classic("the mean in dx lacks the factor normed", 1),
+    ),
+    same_as(
+        _second_term(lambda scaled, normed, weight, dout: -normed * (scaled * normed).mean(-1, keepdim=True)),
+        classic("the second term of dx has the wrong sign", 1),
+    ),
+    Diagnosis(
+        lambda e: e.difference.name == "dx" and e.close(_reference(*e.args64)[1] * torch.sqrt(_ms(e.args64[0]) + 1e-6)),
+        classic("dx lacks the factor rstd in front", 1),
+    ),
+    Diagnosis(
+        lambda e: _with_mean(e, lambda s: s.sum(-1, keepdim=True) / _tile(e)[1]),
+        classic("the sum of squares is divided by the width of the tile: a row has `columns` elements", 2),
+    ),
+    same_as(
+        _output(lambda x, weight, eps: x / torch.sqrt(x.square().sum(-1, keepdim=True) + eps) * weight),
+        classic("the squares are summed and not divided by `columns`: this is x over its norm", 2),
+    ),
+    same_as(
+        _output(
+            lambda x, weight, eps: (
+                (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, correction=0, keepdim=True) + eps) * weight
+            )
+        ),
+        classic("the mean of x is subtracted: that is LayerNorm; RMSNorm only scales", 2),
+    ),
+    same_as(
+        _output(lambda x, weight, eps: x / (_ms(x) + eps) * weight),
+        classic("the square root is left out", 2),
+    ),
+    same_as(
+        _output(lambda x, weight, eps: x * torch.sqrt(_ms(x) + eps) * weight),
+        classic("x is multiplied by the root, not divided by it", 2),
+    ),
+    same_as(
+        _output(lambda x, weight, eps: x / (torch.sqrt(_ms(x)) + eps) * weight),
+        classic("eps is added to the root: it belongs to the mean, under the root", 3),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: "eps" in case.options),
+        classic("only another eps fails: take the argument, not a fixed number", 3),
+    ),
+    Diagnosis(lambda e: _with_mean(e, lambda s: s.mean(-1, keepdim=True), eps=0.0), classic("eps is left out", 3)),
+    same_as(_output(lambda x, weight, eps: x / torch.sqrt(_ms(x) + eps)), classic("the weight is left out", 2)),
+    Diagnosis(
+        lambda e: e.difference.name == "out" and e.close(_of_the_tile(e)),
+        classic("all rows of a tile share one sum of squares: sum along axis 1, one number per row", 4),
+    ),
+    same_as(
+        _weights(lambda x, normed, weight, dout: dout * x),
+        classic("dweight holds x itself: the weight multiplies x * rstd", 5),
+    ),
+    same_as(
+        _weights(lambda x, normed, weight, dout: dout * normed * weight),
+        classic("dweight holds the weight: the derivative by the weight is x * rstd", 5),
+    ),
+    same_as(_weights(lambda x, normed, weight, dout: normed), classic("dweight lacks the factor dout", 5)),
+    same_as(_weights(lambda x, normed, weight, dout: dout), classic("dweight lacks the factor x * rstd", 5)),
+    same_as(
+        _weights(lambda x, normed, weight, dout: dout * normed / max(1, len(_flat(x)))),
+        classic("dweight is a mean over rows, not their sum", 5),
+    ),
+    Diagnosis(
+        lambda e: e.difference.name == "dweight" and e.findings("races"),
+        lambda e: classic(
+            f"programs write the same partial sums ({e.findings('races')[0]}): each needs a row of its own", 6
+        ),
+    ),
+    Diagnosis(
+        lambda e: e.difference.name == "dweight" and e.findings("uninitialized_reads"),
+        lambda e: classic(
+            f"partial sums are added up that no program has written ({e.findings('uninitialized_reads')[0]})", 6
+        ),
+    ),
+    Diagnosis(_last_tiles, classic("dweight holds the last tile of each split only: add every tile to the sums", 6)),
+    Diagnosis(_first_split, classic("dweight holds the first rows only: add up the sums of all programs", 6)),
+    Diagnosis(
+        lambda e: e.difference.name == "dweight" and e.only(lambda case: case.kind in ("tall", "sums that cancel")),
+        classic("only sums over many rows are wrong: keep them, and the partial sums, in float32", 7),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.dtype == torch.float16 and case.magnitude > 1),
+        classic("only large float16 values fail: x * x passes 65,504 unless x is float32 before", 7),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: "calls" in case.options),
+        lambda e: classic(f"only {e.case.options['calls']} fails: what a call keeps belongs to its own ctx", 9),
+    ),
+    *shapes.MISTAKES,
+    shapes.too_inaccurate("squares, means and products in float32, and round once when storing", 7),
+)
+
+
+def _stepped(rms_norm: RMSNorm, kept: dict[int, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def run(x, weight, dout, eps=1e-6, calls=""):
+        return step(lambda x, weight: rms_norm(x, weight, eps), (x, weight), dout, calls, kept)
+
+    return run
+
+
+RMS_NORM = Exercise(
+    "2.3",
+    "RMSNorm",
+    points=15,
+    observe=tried(
+        "2.3",
+        "rms_norm",
+        ("out", "dx", "dweight"),
+        lambda seed: [*_cases(seed), *shapes.further(seed)],
+        _inputs,
+        lambda lab: _stepped(lab.rms_norm, {}),
+    ),
+    tolerance=Tolerance(absolute=2e-5),
+)
+
+
+@RMS_NORM.checked_by
+def check_rms_norm(rms_norm: RMSNorm, seed: int | None = None) -> None:
+    """Exercise 2.3: RMSNorm and both its gradients; each pass reads x once, whatever the student's kernels.
+
+    Raises:
+        CheckFailed: the answer is wrong; the text says where and why.
+    """
+    seed, kept = draw_seed(seed), {}
+    run = _stepped(rms_norm, kept)
+    short = _inputs(Case("short rows", {"row": 300, "col": 33}, seed=seed))
+    height, _ = probed_tile(run, short, short[0])
+    check_kernel(
+        RMS_NORM,
+        run,
+        _reference,
+        _cases(seed, min(height, 300)),
+        _inputs,
+        outputs=("out", "dx", "dweight"),
+        atol=ROUNDING,
+        tiling={"out": lambda trials: tiling_over(trials, 0), "dx": lambda trials: tiling_over(trials, 1)},
+        inspections=[
+            lambda trial: keeps(trial, kept, num_rows(trial.case), classic("one number per row is enough", 8)),
+            no_atomics,
+            _moves,
+        ],
+        diagnose=_MISTAKES,
+        huge=_huge,
+        speed=Speed(
+            lambda: (shapes.drawn(2**14, 2**13), shapes.drawn(2**13), shapes.drawn(2**14, 2**13)),
+            _of_pytorch,
+            0.7,
+            "torch.nn.functional.rms_norm, forward and backward",
+            bytes_moved=5 * 2**28,
+            peer_bytes=5 * 2**28,
+        ),
+        seed=seed,
+        notice="two passes forward, three backward: a row is on chip from its first load to its last use",
+    )
+
+
+def _of_pytorch(x: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    out = torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-6)
+    return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
