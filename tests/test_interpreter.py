@@ -408,6 +408,12 @@ def test_a_bad_grid_is_refused_by_value(grid, error, message):
         flag_kernel[grid](torch.zeros(1, dtype=torch.int32), True)
 
 
+def test_warps_are_a_power_of_two_as_on_a_gpu():
+    flag_kernel[(1,)](torch.zeros(1, dtype=torch.int32), True, num_warps=8)
+    with pytest.raises(ValueError, match="flag_kernel: num_warps must be a power of two from 1 to 32, got 7"):
+        flag_kernel[(1,)](torch.zeros(1, dtype=torch.int32), True, num_warps=7)
+
+
 def test_a_list_is_a_grid_as_on_a_gpu():
     out = torch.zeros(1, dtype=torch.int32)
     flag_kernel[[1]](out, True)

@@ -91,10 +91,10 @@ def cross_entropy_backward_kernel(
 
 
 def logit_tile(columns: int) -> tuple[int, int]:
-    """Rows and columns of a tile: a few thousand elements, whole rows where they are short."""
-    most = runtime.pick(cpu=2048, gpu=4096)
-    block = min(most, max(16, triton.next_power_of_2(columns)))
-    return most // block, block
+    """Rows and columns of a tile: whole rows where they are short."""
+    elements = 4096
+    block = min(elements, triton.next_power_of_2(columns))
+    return elements // block, block
 
 
 class CrossEntropy(torch.autograd.Function):

@@ -99,10 +99,10 @@ def rms_norm_backward_kernel(
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and its warps: each thread holds 16 elements, or 32 of short rows."""
-    block = max(16, triton.next_power_of_2(columns))
-    rows = max(1, runtime.pick(cpu=1024, gpu=4096) // block)
-    return rows, block, min(16, max(4, rows * block // 512))
+    """Rows and columns of a tile, and its warps: each thread holds 16 elements."""
+    block = triton.next_power_of_2(columns)
+    rows = max(1, 4096 // block)
+    return rows, block, rows * block // 512
 
 
 class RMSNorm(torch.autograd.Function):

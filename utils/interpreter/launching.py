@@ -155,6 +155,9 @@ def _check_launch(executor: Any, args: tuple, kwargs: dict) -> None:
     for option in kwargs.keys() - set(executor.arg_names) - _OPTIONS:
         known = ", ".join(executor.arg_names)
         raise TypeError(f"{name} has no argument {option!r}, and no launch option is called so; it takes: {known}")
+    warps = kwargs.get("num_warps", 1)
+    if "num_warps" not in executor.arg_names and warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"{name}: num_warps must be a power of two from 1 to 32, got {warps!r}")
 
 
 def _checked_shape(name: str, grid: Any) -> tuple:
