@@ -9,7 +9,8 @@ import pytest
 from lab_answers import answers, exercise, lab_answered, lab_filled, wrong_answer
 
 from solutions import lab5_serving as solution
-from solutions.lab5_serving.exercises import paged
+from solutions.lab5_serving.exercises import engine, paged
+from solutions.lab5_serving.exercises.fake_block_manager import FakeBlockManager
 from solutions.lab5_serving.exercises.kv_cache import check_kv_cache
 from utils.checks.core import CheckFailed
 
@@ -59,3 +60,30 @@ def test_the_batched_twin_of_an_exercise_is_no_answer_to_it(tmp_path):
 def test_a_call_in_place_of_the_function_is_told():
     with pytest.raises(CheckFailed, match="the check takes decode itself, got 3: leave out the parentheses"):
         check_kv_cache(solution.CachedAttention, 3, seed=1)
+
+
+# ---- what an exercise is tried with ----
+def test_the_test_double_of_5_3_has_what_a_scheduler_may_ask_a_block_manager():
+    """A student may call any public method: all but those that are about the blocks of a table."""
+    of_tables = {"table", "slot", "references", "sequence", "fork", "forget", "check"}
+    manager, double = solution.BlockManager(4, 2), FakeBlockManager(4, 2)
+    asked = {name for name in dir(manager) if not name.startswith("_")} - of_tables - {"pool", "sequences"}
+    assert asked <= set(dir(double))
+    double.cached[7] = 5
+    assert len(double.cached_prefix([7, 8, 9])[0]) == 1 and double.allocate("a", [7, 8, 9]) == 2
+
+
+# ---- everything together ----
+@pytest.mark.slow
+@pytest.mark.parametrize("place", answers(LAB).right)
+def test_a_place_left_unfilled_anywhere_in_the_lab_stops_the_engines_check_with_its_own_line(
+    place, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(engine, "WORKLOADS", engine.WORKLOADS[-1:])
+    places = {other: answer for other, answer in answers(LAB).right.items() if other != place}
+    number, title = place.split(": ")
+    with pytest.raises(NotImplementedError, match=rf"^Lab 5, exercise {re.escape(number)}: {title}$") as raised:
+        check("5.7", places, tmp_path)
+    assert re.fullmatch(
+        rf"{re.escape(number)} is not written yet: \w+\.py, line \d+", *raised.value._render_traceback_()
+    )

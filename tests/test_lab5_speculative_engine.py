@@ -50,6 +50,7 @@ def tokens_of(outputs):
 def test_each_request_gets_the_tokens_that_the_target_gives_it_alone(seed):
     prompts, params, settings = workload(seed)
     engine = SpeculativeEngine(tiny(0), related(0, 3.0), **settings)
+    engine.one_by_one = seed % 2 == 0
     ids = [engine.add(prompt, own) for prompt, own in zip(prompts, params)]
     outputs = run(engine)
     for id, prompt, own in zip(ids, prompts, params, strict=True):
@@ -74,6 +75,24 @@ def test_steps_padded_to_the_size_of_a_recorded_one_give_the_same_tokens():
     assert found == plain
     for name, chunk in (("runner", 4), ("draft_runner", 2)):
         assert chunk in {tokens for _, tokens, _ in runners[name].graphs.recorded}, name
+
+
+def test_drafts_verified_one_by_one_or_as_a_batch_give_the_same_tokens():
+    prompts = [[3, 4, 5], [6], [7, 8]]
+    params = [SamplingParams(max_new_tokens=14, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 1.0, 1.0)]
+    found = []
+    for one_by_one in (True, False):
+        engine = SpeculativeEngine(tiny(0), related(0, 2.0), draft_tokens=3, num_blocks=30)
+        engine.one_by_one = one_by_one
+        found.append([generation.tokens for generation in engine.generate(prompts, params)])
+        assert 0 < sum(engine.accepted) < sum(engine.drafted)
+    assert found[0] == found[1]
+
+
+def test_a_runner_brings_the_sizes_of_its_cache_to_the_draft_too():
+    runners = ModelRunner(tiny(0), 12, 4), ModelRunner(related(0, 1.0), 10, 4)
+    engine = SpeculativeEngine(tiny(0), related(0, 1.0), runner=runners[0], draft_runner=runners[1])
+    assert (engine.drafter.manager.num_blocks, engine.drafter.manager.block_size) == (10, 4)
 
 
 def test_a_draft_that_is_always_right_divides_the_steps():
@@ -147,6 +166,7 @@ def test_sampled_text_of_a_batch_has_the_targets_distribution():
     target, draft = small_pair()
     settings = {"max_new_tokens": 3, "ignore_eos": True, "temperature": 2.0, "top_p": 0.9}
     engine = SpeculativeEngine(target, draft, draft_tokens=2, num_blocks=300, max_batch=256)
+    engine.one_by_one = False
     found = torch.zeros(7, 7)
     answers = engine.generate([[4, 5]] * 1000, [SamplingParams(seed=seed, **settings) for seed in range(1000)])
     for answer in answers:  # the first token comes from the prompt's own step: the next two were drafted

@@ -81,7 +81,42 @@ wrong("lse mixes bases", "the logsumexp mixes bases", edits={"tl.log2(d)": "tl.l
 wrong("lse without maximum", "the logsumexp lacks the maximum", edits={"(m + tl.log2(d))": "tl.log2(d)"})
 wrong("lse without sum", "the logsumexp lacks the sum", edits={"(m + tl.log2(d))": "m"})
 
+wrong(
+    "a global",
+    "compiles on no GPU",
+    "LOG2_E",
+    edits={"0.6931471805599453 * (m + tl.log2(d))": "(m + tl.log2(d)) / LOG2_E"},
+)
+
+wrong = functools.partial(ANSWERS.wrong, LOOP)
+wrong(
+    "products as they come",
+    "a GPU rounds a float32 product to TF32",
+    '"classic wrong answers" 8',
+    edits={", input_precision=PRECISION": ""},
+)
+wrong(
+    "values in float32",
+    "got a product of float32",
+    edits={"p.to(v.dtype), v,": "p, v.to(tl.float32),"},
+)
+wrong(
+    "sum of rounded weights",
+    "d adds up p after it was rounded",
+    '"classic wrong answers" 8',
+    edits={"tl.sum(p, axis=1)": "tl.sum(p.to(q.dtype).to(tl.float32), axis=1)"},
+)
+
 wrong = functools.partial(ANSWERS.wrong, PART)
+wrong(
+    "cut by tokens",
+    "a part ends where a tile ends",
+    '"classic wrong answers" 10',
+    edits={
+        "(tiles * part // parts) * BLOCK_N": "length * part // parts",
+        "(tiles * (part + 1) // parts) * BLOCK_N": "length * (part + 1) // parts",
+    },
+)
 wrong(
     "every part has all",
     "tokens are in several parts",

@@ -15,6 +15,16 @@ RESIDUAL, SAMPLE, DROP = (
 wrong = functools.partial(ANSWERS.wrong, RESIDUAL)
 wrong("in float32", "expected torch.float64", edits={".double()": ".float()"})
 wrong(
+    "difference in float32",
+    "before the difference, not its result",
+    edits={
+        "target_probs.double() - draft_probs.double()": "target_probs.float() - draft_probs.float()",
+        "return torch.where(total == 0, target_probs.double(), rest)": (
+            "return torch.where(total == 0, target_probs.float(), rest).double()"
+        ),
+    },
+)
+wrong(
     "not renormalised",
     "is not divided by its sum",
     '"classic wrong answers" 3',

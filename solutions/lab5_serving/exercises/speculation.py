@@ -48,6 +48,9 @@ def _residual(answer: Answer, rng: random.Random) -> None:
             raise CheckMismatch(
                 f"residual gives {dtype}", "expected torch.float64: convert p and q before the difference"
             )
+        if not torch.allclose(got, right, rtol=1e-12, atol=1e-14):
+            headline = f"residual is off by {(got - right).abs().max():.1e}, float64 errs by less than 1e-14"
+            raise CheckMismatch(headline, "convert p and q to float64 before the difference, not its result")
         return
     p64, q64 = p.double(), q.double()
     kept = (p64 - q64).clamp(min=0)
