@@ -154,7 +154,7 @@ class _Run:
         ### BEGIN SOLUTION 4.9: a micro-batch forward
         x = None if self.stage.first else self.received.pop(("activation", i)).requires_grad_()
         y = self.stage(self.tokens[i] if x is None else x, self.targets[i] if self.stage.last else None)
-        end: GradientEdge | Tensor | None = None
+        end = None
         if self.stage.last:
             weight = self.weights[i].to(y.dtype)
             end = torch.where(weight != 0, y, 0) * weight  # a mean over no target is not a number

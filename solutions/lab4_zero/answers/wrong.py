@@ -64,8 +64,9 @@ wrong(
 )
 wrong(
     SCATTER,
-    "chunks of the next rank",
+    "chunks that end one rank early",
     "ring_reduce_scatter is wrong",
+    "another chunk ends here: chunk r is the last one that rank r receives",
     '"classic wrong answers" 3',
     edits={"rank - step - 1": "rank - step", "rank - step - 2": "rank - step - 1"},
 )
@@ -87,6 +88,20 @@ wrong(
     "a message came that is larger than the tensor",
     "collectives.py, line",
     edits={"rank - step - 1": "rank + step + 1"},
+)
+wrong(
+    SCATTER,
+    "not added",
+    "what arrives is not added",
+    '"classic wrong answers" 3',
+    edits={"mine.add_(incoming)": "mine.add(incoming)"},
+)
+wrong(
+    RING,
+    "no reduce-scatter",
+    "2 messages, where a reduce-scatter and an all-gather take 2 (N - 1) = 4",
+    '"classic wrong answers" 3',
+    edits={"reduce_scatter_steps(chunks, group)": "pass"},
 )
 wrong(
     RING,

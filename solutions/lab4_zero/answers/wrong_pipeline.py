@@ -12,7 +12,7 @@ wrong(
     FORWARD,
     "activation without a gradient",
     "NoneType",
-    "has to require a gradient before the forward pass",
+    "it must require a gradient before the forward pass",
     '"classic wrong answers" 1',
     edits={"x.requires_grad = True": "pass"},
     also={BACKWARD: {"torch.zeros_like(x) if x.grad is None else x.grad": "x.grad"}},
@@ -20,7 +20,7 @@ wrong(
 wrong(
     FORWARD,
     "zeros for the stage before",
-    "has to require a gradient before the forward pass",
+    "it must require a gradient before the forward pass",
     '"classic wrong answers" 1',
     edits={"x.requires_grad = True": "pass"},
 )
@@ -35,7 +35,7 @@ wrong(STEP, "nothing exchanged", "KeyError", '"classic wrong answers" 2', edits=
 wrong(
     BACKWARD,
     "gradient left behind",
-    "only a loss starts by itself",
+    "a stage in the middle starts from the gradient that has come",
     '"classic wrong answers" 3',
     edits={"torch.autograd.backward(end, gradient)": "torch.autograd.backward(end)"},
     also={FORWARD: {EDGE: "y"}},
@@ -81,6 +81,19 @@ wrong(
     "the schedule ended before the backward pass of micro-batches",
     '"classic wrong answers" 5',
     edits={"self.in_flight.pop(i)": "self.in_flight[i]"},
+)
+wrong(
+    FORWARD,
+    "loss with its graph",
+    "the loss that is returned has a graph",
+    '"classic wrong answers" 5',
+    edits={"end.detach()": "end"},
+)
+wrong(
+    BACKWARD,
+    "no backward pass",
+    "no backward pass runs through this stage's graph",
+    edits={"torch.autograd.backward(end, gradient)": "pass"},
 )
 wrong(
     FORWARD,

@@ -90,9 +90,16 @@ wrong(
 wrong(
     BEFORE,
     "forward order in the backward pass",
-    "is gathered again in the backward pass, after its own backward",
+    "is gathered again in the backward pass, after it has computed (backward)",
     '"classic wrong answers" 5',
     edits={"k - 1": "k + 1"},
+)
+wrong(
+    BEFORE,
+    "backward order in the forward pass",
+    "block 0 is gathered again in the forward pass, after it has computed (forward)",
+    '"classic wrong answers" 5',
+    edits={"k + 1": "k - 1"},
 )
 wrong(
     HOOKS,
@@ -104,7 +111,7 @@ wrong(
 wrong(
     HOOKS,
     "second forward pass taken for the first",
-    "is gathered again in the backward pass, after its own backward",
+    "is gathered again in the backward pass, after it has computed (backward)",
     '"classic wrong answers" 6',
     edits={
         "forward_pre_hook(before)": (

@@ -237,7 +237,8 @@ def _stuck(scenario: RankScenario, observations: list[RankObservation], waiting:
 
 def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
     """A process that died, or that did not come back."""
-    if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part())):
+    died = "was killed" in run.end  # what it would still have called, nobody knows
+    if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part(), died)):
         details = (apart, run.end, *run.where)
         return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
     cause = (_cause(run.end, run.where, scenario) if scenario else "") or (
@@ -253,13 +254,16 @@ def _call(entry: Entry) -> str:
     return f"{entry.kind} of {entry.elements:,} elements"
 
 
-def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int]) -> str:
-    """The first collective at which ``members`` of the ranks differ, in a sentence; empty if they agree."""
+def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int], died: bool = False) -> str:
+    """The first collective at which ``members`` of the ranks differ, in a sentence; empty if they agree.
+
+    If a rank ``died``, only what all of them have called is compared.
+    """
     calls = [
         [(entry.kind, entry.elements, entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
         for rank in members
     ]
-    for k in range(max(map(len, calls), default=0)):
+    for k in range((min if died else max)(map(len, calls), default=0)):
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])
