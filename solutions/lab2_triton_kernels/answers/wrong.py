@@ -183,7 +183,8 @@ wrong(
     RELU_BACK,
     "tail never written",
     "first mismatch: dx",
-    "never written: a row has triton.cdiv(columns, BLOCK) blocks",
+    "columns of every row are never written",
+    "a row has triton.cdiv(columns, BLOCK) blocks",
     edits={"tl.cdiv(columns, BLOCK)": "tl.maximum(columns // BLOCK, 1)"},
     also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
 )
@@ -459,7 +460,7 @@ wrong(
 wrong(
     DESCRIPTORS,
     "transposed operands forgotten",
-    "their descriptor describes the transpose",
+    "of a column-major operand the descriptor describes the transpose",
     edits={"if A_COL_MAJOR:": "if False:", "if B_COL_MAJOR:": "if False:"},
 )
 wrong(

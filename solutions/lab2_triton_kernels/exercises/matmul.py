@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from utils import runtime
 from utils.checks.cases import Case, Cases, far_fits
 from utils.checks.compiled import Compiled
 from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.hidden import Draw, Observation, Tolerance, normal, tried
 from utils.checks.huge import everywhere
 from utils.checks.kernel import check_kernel
@@ -142,15 +143,15 @@ def _moved(e: Evidence, moves: Mapping[str, int]) -> torch.Tensor:
     return total
 
 
-def _at(tile: torch.Tensor, elements: int) -> torch.Tensor:
-    """What a tile holds whose pointers have moved by so many elements."""
-    memory = tile.as_strided((tile.untyped_storage().nbytes() // tile.element_size(),), (1,), 0).double().cpu()
+def _at(tile: torch.Tensor, elements: int, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """What a tile holds whose pointers have moved by so many elements, or that is read with other strides."""
+    memory = tile.as_strided((tile.untyped_storage().nbytes() // tile.element_size(),), (1,), 0).cpu().double()
     index = (
         tile.storage_offset()
         + elements
         + sum(
             torch.arange(size).view(-1, *[1] * (1 - axis)) * stride
-            for axis, (size, stride) in enumerate(zip(tile.shape, tile.stride()))
+            for axis, (size, stride) in enumerate(zip(tile.shape, strides or tile.stride()))
         )
     )
     inside = (index >= 0) & (index < len(memory))
@@ -177,11 +178,29 @@ def _wrong_moves(e: Evidence) -> str:
     return ""
 
 
+def _with_strides_swapped(e: Evidence, swapped: str) -> torch.Tensor:
+    """The product if one operand is read with its strides the other way round; NaN beyond its memory."""
+    a, b = e.args64[:2]
+    given = e.trial.args["ab".index(swapped)]
+    read = _at(given, 0, given.stride()[::-1])
+    return read @ b if swapped == "a" else a @ read
+
+
+def _stored_transposed(e: Evidence) -> torch.Tensor:
+    """What the output holds if rows and columns are swapped in the store; NaN where nothing comes to lie."""
+    (rows, columns), memory = e.right.shape, torch.full((e.right.numel(),), torch.nan, dtype=torch.float64)
+    index = torch.arange(columns) * columns + torch.arange(rows)[:, None]
+    inside = index < len(memory)
+    memory[index[inside]] = e.right[inside]
+    return memory.view(rows, columns)
+
+
 _TILED_MISTAKES = (
-    same_as(lambda a, b: a @ b.T, classic("this is a @ b.T: the strides of b are swapped", 1)),
-    same_as(lambda a, b: a.T @ b, classic("this is a.T @ b: the strides of a are swapped", 1)),
-    same_as(
-        lambda a, b: (a @ b).T, classic("this is the product transposed: rows and columns are swapped in the store", 1)
+    Diagnosis(lambda e: e.close(_with_strides_swapped(e, "b")), classic("the strides of b are swapped", 1)),
+    Diagnosis(lambda e: e.close(_with_strides_swapped(e, "a")), classic("the strides of a are swapped", 1)),
+    Diagnosis(
+        lambda e: e.close(_stored_transposed(e)),
+        classic("this is the product transposed: rows and columns are swapped in the store", 1),
     ),
     shapes.FAR,
     Diagnosis(_wrong_moves, lambda e: classic(_wrong_moves(e), 3)),
@@ -244,6 +263,8 @@ def _tiled_cases(seed: int, block_m: int, block_k: int, block_n: int) -> list[Ca
     axes = {"m": block_m, "k": block_k, "n": block_n}
     long_sum = ("long sum", {"m": 24, "k": 2048, "n": 40})
     cases = Cases(axes, layouts=("transposed", "padded", "strided"), max_tiles=2, fixed=[long_sum]).draw(seed)
+    whole_steps = {"m": block_m + 5, "k": 2 * block_k, "n": block_n + 7}
+    cases.append(Case("whole steps along K", whole_steps, seed=seed))
     one_more = {"m": block_m + 1, "k": block_k + 1, "n": block_n + 1}
     cases.append(Case("one past whole tiles", one_more, seed=seed))
     cases.append(Case(shapes.SPECIAL, {"m": block_m + 3, "k": block_k + 4, "n": block_n + 5}, seed=seed))
@@ -341,20 +362,31 @@ def _order_cause(e: Evidence) -> str | None:
     return tile_order.cause_of(tile_order.read_off(launch, "c_ptr"))
 
 
-def _swap_tiles(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Tile (i, j) at the place of tile (j, i), for a square grid of square tiles."""
-    count = x.shape[0] // block
-    tiled = x.reshape(count, block, count, block)
-    return tiled.transpose(0, 2).reshape(x.shape)
+def _with_offsets_swapped(e: Evidence, swapped: str) -> torch.Tensor:
+    """The product if the tiles of one operand are loaded from [column, row] in place of [row, column]."""
+    tile = launched([e.trial], DESCRIPTORS)
+    (a, b), sides = e.args64[:2], [tile[f"BLOCK_{axis}"] for axis in "MNK"]
+    room = 2 * max(*sides, *a.shape, *b.shape)
+    a, b = (torch.nn.functional.pad(x, (0, room - x.shape[1], 0, room - x.shape[0])) for x in (a, b))
+    rows, columns, depth = sides
+    c = torch.zeros(room, room, dtype=torch.float64)
+    places = zip((*e.right.shape, e.case.sizes["k"]), sides)
+    for row, column, start in itertools.product(*(range(0, size, side) for size, side in places)):
+        of_a = (start, row) if swapped == "a" else (row, start)
+        of_b = (column, start) if swapped == "b" else (start, column)
+        tile_a = a[of_a[0] : of_a[0] + rows, of_a[1] : of_a[1] + depth]
+        tile_b = b[of_b[0] : of_b[0] + depth, of_b[1] : of_b[1] + columns]
+        c[row : row + rows, column : column + columns] += tile_a @ tile_b
+    return c[: e.right.shape[0], : e.right.shape[1]]
 
 
 _DESCRIPTOR_MISTAKES = (
     Diagnosis(
-        lambda e: e.close(_swap_tiles(e.args64[0], _block_k(e, DESCRIPTORS)) @ e.args64[1]),
+        lambda e: e.case.layout == "contiguous" and e.close(_with_offsets_swapped(e, "a")),
         classic("the offsets of a's tile are swapped: [row, start], rows first", 4),
     ),
     Diagnosis(
-        lambda e: e.close(e.args64[0] @ _swap_tiles(e.args64[1], _block_k(e, DESCRIPTORS))),
+        lambda e: e.case.layout == "contiguous" and e.close(_with_offsets_swapped(e, "b")),
         classic("the offsets of b's tile are swapped: [start, column], rows first", 4),
     ),
     Diagnosis(
@@ -366,11 +398,20 @@ _DESCRIPTOR_MISTAKES = (
         ),
     ),
     *_accumulation(DESCRIPTORS, 5),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.sizes["k"] > _block_k(e, DESCRIPTORS)),
+        classic("right in one step along K, wrong from the second on: look at the tiles' offsets, and at total", 5),
+    ),
 )
 
 
-#: What a descriptor says of an offset -> what to do.
+#: What Triton says of tiles and their offsets -> what to do.
 _RAISED = {
+    "equal reduction dimensions": classic(
+        "tl.dot takes a tile (BLOCK_M, BLOCK_K) of a and one (BLOCK_K, BLOCK_N) of b: of a column-major operand the "
+        "descriptor describes the transpose, and .T turns its tile",
+        4,
+    ),
     "must be 16-byte aligned": classic(
         "a tile's offsets count elements, not tiles: multiply its number by BLOCK_M, BLOCK_N or BLOCK_K", 4
     ),

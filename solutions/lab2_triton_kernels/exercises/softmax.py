@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -100,6 +101,12 @@ def _tile_maximum(e: Evidence) -> bool:
     return bool(bad.any() and bad[below > 110].all() and (below[bad] > 60).all())
 
 
+def _in_some(e: Evidence, applies: Callable[[Evidence], bool]) -> bool:
+    """Whether a rule holds for some failed trial: those of the simplest cases do not fill a program's rows."""
+    failed = (trial for trial in e.trials if trial.wrong)
+    return any(applies(dataclasses.replace(e, trial=trial, difference=trial.wrong[0])) for trial in failed)
+
+
 def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
     numerator = torch.exp(x - x.amax(-1, True))
     return numerator / numerator.sum() if full else torch.full_like(x, torch.nan)  # -inf - (-inf) in rows that are none
@@ -115,7 +122,7 @@ _SHORT_MISTAKES = (
         classic("maximum and sum run over axis 0, the program's rows: a row's columns are axis 1", 3),
     ),
     Diagnosis(
-        lambda e: e.close(_per_tile(e, _shared_sum)),
+        lambda e: _in_some(e, lambda each: each.close(_per_tile(each, _shared_sum))),
         classic("all rows of a program are divided by one sum: sum along axis 1, one number a row", 3),
     ),
     *_common(SHORT, past_the_end=1, no_maximum=2, axis=3, unnormalised=4, precision=5),
