@@ -87,7 +87,7 @@ wrong("source kept", "held by one table less", edits={"self.pool.give_back(old)"
 wrong("not forgotten", "must not be found by its old prefix", edits={"self.pool.forget(sequence.blocks[-1])": "pass"})
 wrong(
     "tokens not kept",
-    "keeps a list of its own",
+    "append adds its tokens to the sequence's own",
     edits={
         "sequence.tokens += tokens": "pass",
         "self.blocks_for(len(sequence.tokens))": "self.blocks_for(len(sequence.tokens) + len(tokens))",
@@ -98,7 +98,7 @@ wrong(
     "mind a length that fills its last block",
     edits={"self.blocks_for(len(sequence.tokens))": "len(sequence.tokens) // self.block_size + 1"},
 )
-wrong("one block at most", "mind a length that fills its last block", edits={"while len(": "if len("})
+wrong("one block at most", "n tokens need ceil(n / block_size) blocks", edits={"while len(": "if len("})
 wrong(
     "always copies",
     "for nothing",

@@ -17,7 +17,7 @@ wrong(
 )
 wrong(
     "a place stays empty",
-    "as soon as there is room",
+    "although there is room for it",
     edits={"self.running) < self.max_batch": "self.running) < self.max_batch - 1"},
 )
 wrong("one newcomer a step", "although there is room for it", edits={"prompts += 1": "break"})

@@ -113,7 +113,7 @@ RULES = (
     _says(Reading(base=math.exp(1 / paged.LN_2)),
           "scale_log2 goes with exp2: with exp the factor log2(e) is one too many", 6),
     _says(Reading(scaled=False), "the scores are not scaled", 6),
-    _says(Reading(divided=False), "the output is not divided by the sum", 7),
+    _says(Reading(divided=False), "the output is not divided by the sum, or the sum stays 0", 7),
     _says(Reading(swapped=True), "keys and values stand in each other's place", 4),
     Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
     Diagnosis(
@@ -134,7 +134,7 @@ RULES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude != 1),
-        classic("only large scores go wrong: subtract the running maximum before the power", 5),
+        classic("only large scores go wrong: a maximum that never falls is subtracted before each power", 5),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == paged.LOW),
