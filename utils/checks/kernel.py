@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from utils import runtime
 from utils.checks import core, cuda_context, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
+from utils.checks.compile_ahead import compile_ahead
 from utils.checks.compiled import Compiled
 from utils.checks.compiled import problem as problem_when_compiled
 from utils.checks.core import Exercise
@@ -107,24 +109,29 @@ def check_kernel(
     seed = core.draw_seed(seed)
     drawn = cases.draw(seed) if isinstance(cases, Cases) else list(cases)
     rules = forbid.Rules() if forbidden is None else forbidden
-    tilings = tiling if isinstance(tiling, Mapping) else dict.fromkeys(outputs, tiling)
     if not drawn:
         raise ValueError(f"{exercise} needs at least one case")
-    if unknown := set(tilings) - set(outputs):
-        raise ValueError(f"tiling names {', '.join(sorted(unknown))}, the outputs are {', '.join(outputs)}")
-
+    tilings = _tilings(tiling, outputs)
     cuda_context.fail_if_lost(exercise)
     names = argument_names(student)
     told = (*diagnose, *symptoms.GENERIC)
+    known: dict[int, tuple[tensors.Target, ...]] = {}  # by the number of the case: all stages have the same inputs
     stages = _stages(rules.kernel)
     while stages:
         stage = stages.pop(0)
         trials: list[CaseResult] = []
-        for case in drawn:
+        if stage.compiled:
+            compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn)
+        for number, case in enumerate(drawn):
             with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
                 args = tuple(inputs(case))
-                wanted = tensors.targets(reference, args, case.options, baseline=baseline, factor=factor, atol=atol)
-                trial = run_case(student, case, args, wanted, outputs, stage.profiled, races, stage.configuration)
+                if number not in known:
+                    known[number] = tensors.targets(
+                        reference, args, case.options, baseline=baseline, factor=factor, atol=atol
+                    )
+                trial = run_case(
+                    student, case, args, known[number], outputs, stage.profiled, races, stage.configuration
+                )
             trials.append(trial)
             if trial.error is None:
                 _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
@@ -136,14 +143,25 @@ def check_kernel(
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)
-            if huge is not None and (found := overflow(student, huge)):
-                core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
-        if stage.profiled and stage.configuration == 0:
+            _stop_at_overflow(exercise, student, huge, seed)
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured = "" if speed is None else _measured(exercise, speed, student)
     lines = (notice, measured, _left_out(cases, drawn))
     core.passed(exercise, "\n  ".join(line for line in lines if line), seed, len(drawn))
+
+
+def _tilings(tiling: TilingOf | Mapping[str, TilingOf] | None, outputs: Sequence[str]) -> Mapping[str, TilingOf | None]:
+    """How the grid covers each output."""
+    tilings = tiling if isinstance(tiling, Mapping) else dict.fromkeys(outputs, tiling)
+    if unknown := set(tilings) - set(outputs):
+        raise ValueError(f"tiling names {', '.join(sorted(unknown))}, the outputs are {', '.join(outputs)}")
+    return tilings
+
+
+def _call(student: Callable[..., Any], inputs: Callable[[Case], Sequence[Any]], case: Case) -> None:
+    """Run the function on a case, whatever it returns."""
+    student(*inputs(case), **case.options)
 
 
 def _stop_at_forbidden(
@@ -186,6 +204,14 @@ def _stop_at_compiler(exercise: Exercise, trials: Sequence[CaseResult], asked: C
         return
     ran = [(trial.case.dtype, launch) for trial in trials for launch in trial.profile.launches]
     if found := problem_when_compiled(asked, ran):
+        core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
+
+
+def _stop_at_overflow(
+    exercise: Exercise, student: Callable[..., Any], huge: Callable[[], Sequence[Any]] | None, seed: int
+) -> None:
+    """Raise if an offset overflows on tensors of more than 2^31 elements."""
+    if huge is not None and (found := overflow(student, huge)):
         core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
 
 

@@ -145,6 +145,8 @@ def _moved(e: Evidence, moves: Mapping[str, int]) -> torch.Tensor:
 
 def _at(tile: torch.Tensor, elements: int, strides: Sequence[int] | None = None) -> torch.Tensor:
     """What a tile holds whose pointers have moved by so many elements, or that is read with other strides."""
+    if tile.untyped_storage().nbytes() > 2**24:
+        raise ValueError("an operand far apart in memory is not looked at in whole")
     memory = tile.as_strided((tile.untyped_storage().nbytes() // tile.element_size(),), (1,), 0).cpu().double()
     index = (
         tile.storage_offset()
@@ -214,7 +216,9 @@ _TILED_MISTAKES = (
         classic("only non-contiguous operands fail: each index has a stride of its own", 1),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.sizes["k"] % _block_k(e, TILED) != 0),
+        lambda e: (
+            e.only(lambda case: case.sizes["k"] % _block_k(e, TILED) != 0) and not e.difference.never_written.any()
+        ),
         classic("only sizes K that are no multiple of BLOCK_K fail: mask both loads along K, with other=0", 2),
     ),
 )
