@@ -115,28 +115,12 @@ def check_kernel(
     cuda_context.fail_if_lost(exercise)
     names = argument_names(student)
     told = (*diagnose, *symptoms.GENERIC)
-    known: dict[int, tuple[tensors.Target, ...]] = {}  # by the number of the case: all stages have the same inputs
+    allowed = functools.partial(tensors.targets, reference, baseline=baseline, factor=factor, atol=atol)
+    known: dict[int, tuple[tensors.Target, ...]] = {}
     stages = _stages(rules.kernel)
     while stages:
         stage = stages.pop(0)
-        trials: list[CaseResult] = []
-        if stage.compiled:
-            compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn)
-        for number, case in enumerate(drawn):
-            with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
-                args = tuple(inputs(case))
-                if number not in known:
-                    known[number] = tensors.targets(
-                        reference, args, case.options, baseline=baseline, factor=factor, atol=atol
-                    )
-                trial = run_case(
-                    student, case, args, known[number], outputs, stage.profiled, races, stage.configuration
-                )
-            trials.append(trial)
-            if trial.error is None:
-                _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
-            elif len(trials) == 1:
-                break  # it will not do better on a harder case
+        trials = _run_cases(exercise, student, drawn, inputs, outputs, allowed, known, stage, rules, races, seed)
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
@@ -157,6 +141,37 @@ def _tilings(tiling: TilingOf | Mapping[str, TilingOf] | None, outputs: Sequence
     if unknown := set(tilings) - set(outputs):
         raise ValueError(f"tiling names {', '.join(sorted(unknown))}, the outputs are {', '.join(outputs)}")
     return tilings
+
+
+def _run_cases(
+    exercise: Exercise,
+    student: Callable[..., Any],
+    drawn: Sequence[Case],
+    inputs: Callable[[Case], Sequence[Any]],
+    outputs: Sequence[str],
+    allowed: Callable[..., tuple[tensors.Target, ...]],
+    known: dict[int, tuple[tensors.Target, ...]],
+    stage: Stage,
+    rules: forbid.Rules,
+    races: bool,
+    seed: int,
+) -> list[CaseResult]:
+    """Run the function on every case; ``known`` keeps what is right by the number of a case, for further stages."""
+    if stage.compiled:
+        compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn)
+    trials: list[CaseResult] = []
+    for number, case in enumerate(drawn):
+        with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
+            args = tuple(inputs(case))
+            if number not in known:
+                known[number] = allowed(args, case.options)
+            trial = run_case(student, case, args, known[number], outputs, stage.profiled, races, stage.configuration)
+        trials.append(trial)
+        if trial.error is None:
+            _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
+        elif len(trials) == 1:
+            break  # it will not do better on a harder case
+    return trials
 
 
 def _call(student: Callable[..., Any], inputs: Callable[[Case], Sequence[Any]], case: Case) -> None:
