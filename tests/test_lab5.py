@@ -10,9 +10,12 @@ from lab_answers import answers, exercise, lab_answered, lab_filled, wrong_answe
 
 from solutions import lab5_serving as solution
 from solutions.lab5_serving.exercises import engine, paged
+from solutions.lab5_serving.exercises.client import Refused, ask
 from solutions.lab5_serving.exercises.fake_block_manager import FakeBlockManager
 from solutions.lab5_serving.exercises.kv_cache import check_kv_cache
 from utils.checks.core import CheckFailed
+from utils.serving import MODELS
+from utils.serving.server import serving
 
 LAB = "lab5_serving"
 SEED = 14
@@ -87,3 +90,14 @@ def test_a_place_left_unfilled_anywhere_in_the_lab_stops_the_engines_check_with_
     assert re.fullmatch(
         rf"{re.escape(number)} is not written yet: \w+\.py, line \d+", *raised.value._render_traceback_()
     )
+
+
+@pytest.mark.slow
+def test_a_client_of_a_lab_whose_kernel_is_not_written_is_told_which(tmp_path):
+    places = {place: answer for place, answer in answers(LAB).right.items() if place != "5.5: merging parts"}
+    sizes = {"num_blocks": 16, "block_size": 8, "max_batch": 2}
+    with lab_filled(LAB, tmp_path, places) as lab:
+        server = importlib.import_module(f"{lab.__name__}.__main__").create_server(MODELS / "draft", **sizes)
+        with serving(server) as url, pytest.raises(Refused, match=r"Lab 5, exercise 5\.5: merging parts") as refused:
+            ask(url, "The whale", max_tokens=3, model="draft")
+    assert refused.value._render_traceback_() == [str(refused.value)]

@@ -27,7 +27,7 @@ RULES = ("alone", "alone_by_drafts", "together", "in_batches", "twice", "togethe
 
 
 def served_model(rng: random.Random) -> Decoder:
-    """Random weights in float32, on the device of the kernels; the past weighs in what comes out."""
+    """Random weights in float32; the past weighs in what comes out."""
     config = ModelConfig(
         family="qwen3", vocab_size=23, hidden_size=24, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1,
         head_dim=16, max_seq_len=64, rope_theta=50.0, qk_norm=True, eos_token_ids=(),
@@ -39,7 +39,7 @@ def served_model(rng: random.Random) -> Decoder:
             torch.nn.init.normal_(layer.self_attn.v_proj.weight, std=0.6)
             torch.nn.init.normal_(layer.self_attn.o_proj.weight, std=0.6)
         torch.nn.init.normal_(model.lm_head.weight, std=1.0)
-    return model.to(runtime.DEVICE).eval()
+    return model.eval()
 
 
 def _gap(model: Decoder, prompt: Sequence[int], text: Sequence[int]) -> float:
@@ -100,6 +100,7 @@ class WholeEngineMachine(Machine):
         with torch.no_grad():
             weight = self.draft.lm_head.weight
             weight += 0.3 * torch.randn(weight.shape, generator=noise).to(weight)
+        self.served, self.drafting = (copy.deepcopy(model).to(runtime.DEVICE) for model in (self.model, self.draft))
         self.rules: list[Call] = [(rule,) for rule in RULES]
         self.seen: Observation = None
 
@@ -132,22 +133,22 @@ class WholeEngineMachine(Machine):
     def together(self) -> None:
         """All prompts at a time in a pool that is too small for them (5.2 to 5.5)."""
         self.shown.append('Engine(model, runner=ModelRunner(model, 9, 4, attention="triton"), max_batch=3, ...)')
-        runner = self._runner(self.model, 9)
-        engine = self.answer["Engine"](self.model, runner=runner, max_batch=3, token_budget=6)
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, max_batch=3, token_budget=6)
         self._generate(engine, runner)
 
     def in_batches(self) -> None:
         """The last two prompts by static batching."""
         self.shown.append('Engine(model, runner=..., scheduler="static") for the last two')
-        runner = self._runner(self.model, 9)
-        engine = self.answer["Engine"](self.model, runner=runner, scheduler="static", max_batch=2)
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, scheduler="static", max_batch=2)
         self._generate(engine, runner, first=2)
 
     def twice(self) -> None:
         """One prompt, whose second answer begins as a fork of the first."""
         self.shown.append("Engine(model, runner=...): a second answer to one prompt, forked after the first token")
-        runner = self._runner(self.model, 9)
-        engine = self.answer["Engine"](self.model, runner=runner, max_batch=2)
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, max_batch=2)
         id = engine.add(self.prompts[1], self.params)
         first = engine.requests[id]
         with self._written(runner):
@@ -167,9 +168,9 @@ class WholeEngineMachine(Machine):
     def together_by_drafts(self) -> None:
         """The same with drafts: all exercises of the lab (but 5.1)."""
         self.shown.append("SpeculativeEngine(model, draft, draft_tokens=3, runner=..., draft_runner=..., ...)")
-        runners = self._runner(self.model, 12), self._runner(self.draft, 12)
+        runners = self._runner(self.served, 12), self._runner(self.drafting, 12)
         engine = self.answer["SpeculativeEngine"](
-            self.model, self.draft, draft_tokens=3, runner=runners[0], draft_runner=runners[1], max_batch=3,
+            self.served, self.drafting, draft_tokens=3, runner=runners[0], draft_runner=runners[1], max_batch=3,
             token_budget=12,
         )  # fmt: skip
         self._generate(engine, *runners)
