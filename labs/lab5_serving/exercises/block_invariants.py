@@ -167,19 +167,24 @@ class BlockInvariants:
             self._check_content(id, known, call, held)
             self._check_found(id, known)
 
-    def check_table(self, id: str, call: str) -> None:
-        """As many blocks as the sequence's tokens need, each of them once."""
+    def check_table(self, id: str, call: str, given: list[int] | None = None) -> None:
+        """As many blocks as the sequence's tokens need, each of them once; ``given`` is the caller's list of tokens."""
         known = self.known[id]
         try:
             table, length = list(self.manager.table(id)), self.manager.length(id)
         except KeyError:
             raise CheckMismatch(f"sequence {id!r} is lost: table({id!r}) raises KeyError") from None
+        if self.manager.sequence(id).tokens is given:
+            cause = "the manager keeps a list of its own: its caller goes on with the one that it gave"
+            raise CheckMismatch(f"the tokens of {id!r} are the list that was given", cause)
         if length != len(known.tokens):
-            cause = "the manager keeps a list of its own, which grows with append"
+            cause = "append adds its tokens to the sequence's own" if call == "append" else ""
             raise CheckMismatch(f"length({id!r}): expected {len(known.tokens)} tokens, got {length}", cause)
         num_blocks, needed = self.manager.num_blocks, -(-length // self.block_size)
         if len(table) != needed:
-            cause = classic("n tokens need ceil(n / block_size) blocks: mind a length that fills its last block", 6)
+            cause = "n tokens need ceil(n / block_size) blocks"
+            if len(table) - needed == (-1 if length % self.block_size else 1):
+                cause = classic(f"{cause}: mind a length that fills its last block", 6)
             raise CheckMismatch(f"{id!r} has {length} tokens: expected {needed} blocks, got {len(table)}", cause)
         if not all(isinstance(block, int) and 0 <= block < num_blocks for block in table):
             raise CheckMismatch(f"the table of {id!r} is {table}", f"blocks are integers from 0 to {num_blocks - 1}")
@@ -249,6 +254,9 @@ class BlockInvariants:
             raise CheckMismatch(f"allocate computes {most - cached} tokens again that are in the cache", cause)
         for position in range(cached):
             there = self.memory.get(self.manager.slot(id, position))
+            if there != histories[position] and cached > found:
+                cause = classic("expected the tokens of whole blocks, those in cached", 7)
+                raise CheckMismatch(f"allocate returns {cached}, {found} tokens are in the cache", cause)
             if there != histories[position]:
                 pending = there is None or any(
                     other.written <= position < len(other.tokens)

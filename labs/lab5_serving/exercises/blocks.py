@@ -15,6 +15,9 @@ from .scenarios import Answer, CheckMismatch
 from .stateful import Call, Machine, Workload, check_workloads
 
 COUNTED = classic("allocate exactly what was counted, after the check has succeeded", 5)
+SHARES = "a fork shares all blocks: whoever writes first copies"
+#: In place of a result: the call refused, as it must.
+REFUSED = object()
 NOTHING = classic("without tokens nothing is written, and nothing is copied", 2)
 FORGOTTEN = classic("a sequence that is freed is forgotten, and no other: only so is a double free an error", 4)
 #: How often each rule is drawn.
@@ -103,12 +106,11 @@ class BlockManagerMachine(Machine):
         size = self.manager.block_size
         found = len(self.manager.cached_prefix(list(tokens))[0]) * size
         cached = self._grow("allocate", id, tokens, self.manager.can_allocate(list(tokens)))
-        self.gave = "refused" if cached is None else cached
-        if cached is not None:
+        self.gave = "refused" if cached is REFUSED else cached
+        if cached is not REFUSED:
             self.known[id] = Known(list(tokens))
-            self.invariants.check_table(id, "allocate")
-            if self.manager.prefix_caching:
-                self.invariants.check_cached(id, cached, found)
+            self.invariants.check_table(id, "allocate", self.given)
+            self.invariants.check_cached(id, cached, found)
             self.known[id].written, table = cached, self.manager.table(id)
             self.invariants.share(table[: cached // size])
             self.invariants.take(table[cached // size :])
@@ -126,8 +128,8 @@ class BlockManagerMachine(Machine):
         partly = len(known.tokens) % self.manager.block_size > 0
         shared = bool(tokens) and partly and self.invariants.holders()[table[-1]] > 1
         copies = self._grow("append", id, tokens, self.manager.can_append(id, len(tokens)))
-        self.gave = "refused" if copies is None else len(copies) if isinstance(copies, list) else repr(copies)
-        if copies is not None:
+        self.gave = "refused" if copies is REFUSED else len(copies) if isinstance(copies, list) else repr(copies)
+        if copies is not REFUSED:
             known.tokens += tokens
             after = self.manager.table(id)
             _check_copies(id, copies, table[-1], after[len(table) - 1], shared, bool(tokens))
@@ -141,16 +143,18 @@ class BlockManagerMachine(Machine):
     def fork(self, parent: str, child: str) -> None:
         """A second sequence with the same tokens: no block is taken."""
         before = self.manager.num_free
-        self.gave = self.call(self.manager.fork, parent, child)
+        self.gave = self.call(self.manager.fork, parent, child, expected=self.answer["OutOfBlocks"])
+        if isinstance(self.gave, Exception):
+            raise CheckMismatch(f"fork raises OutOfBlocks: {self.gave}", SHARES)
         self.known[child] = Known(list(self.known[parent].tokens), self.known[parent].written)
+        self.invariants.check_table(child, "fork")
         mine, theirs = self.manager.sequence(child), self.manager.sequence(parent)
         for name, what in (("blocks", "table"), ("tokens", "list of tokens"), ("digests", "list of digests")):
             if getattr(mine, name) is getattr(theirs, name):
                 cause = classic(f"parent and child share blocks, not the lists: each has a {what} of its own", 2)
                 raise CheckMismatch(f"the child's {what} is the parent's itself", cause)
         if self.manager.num_free != before:
-            cause = "a fork shares all blocks: whoever writes first copies"
-            raise CheckMismatch(f"fork takes {before - self.manager.num_free} blocks", cause)
+            raise CheckMismatch(f"fork takes {before - self.manager.num_free} blocks", SHARES)
         self.invariants.check("fork")
 
     def truncate(self, id: str, length: int) -> None:
@@ -179,15 +183,16 @@ class BlockManagerMachine(Machine):
         self.invariants.check("free")
 
     def _grow(self, name: str, id: str, tokens: list[int], fits: bool) -> object:
-        """What allocate or append returns; None where it refuses as it must, and changes nothing."""
+        """What allocate or append returns; REFUSED where it refuses as it must, and changes nothing."""
         before, given = self.invariants.state(), list(tokens)
+        self.given = given
         result = self.call(getattr(self.manager, name), id, given, expected=self.answer["OutOfBlocks"])
         if isinstance(result, Exception):
             if fits:
                 raise CheckMismatch(f"{name} raises OutOfBlocks although there is room", COUNTED if tokens else NOTHING)
             if self.invariants.state() != before:
                 raise CheckMismatch(f"{name} raises OutOfBlocks after it has changed tables or references", COUNTED)
-            return None
+            return REFUSED
         if not fits:
             raise CheckMismatch(f"{name} takes blocks although can_{name} says that there are too few", COUNTED)
         if given != tokens:
@@ -250,7 +255,6 @@ WORKLOADS = (
         hidden=({"calls": 60}, 3),
     ),
 )
-RAISED = {"OutOfBlocks": COUNTED, "KeyError": FORGOTTEN}
 
 
 @collected
@@ -276,5 +280,5 @@ def check_block_manager(BlockManager: Callable, OutOfBlocks: type[Exception], se
         WORKLOADS,
         seed,
         "every sequence found its own tokens in its slots after every call, and every block came back",
-        RAISED,
+        {},
     )

@@ -11,6 +11,7 @@ import torch
 from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
+from utils.checks.compiled import Compiled
 from utils.checks.core import Exercise, draw_seed
 from utils.checks.hidden import Observation, Tolerance, collected
 from utils.checks.kernel import check_kernel
@@ -18,7 +19,20 @@ from utils.checks.launches import tile_sizes, within
 from utils.checks.speed import Speed
 
 from . import paged
-from .decode_rules import KERNEL, MERGING, PART_RULES, RULES, even, exact, merged, once, output, tables
+from .decode_rules import (
+    KERNEL,
+    MERGING,
+    PART_RULES,
+    RULES,
+    SUM_ERROR,
+    even,
+    exact,
+    float32_sums,
+    merged,
+    once,
+    output,
+    tables,
+)
 from .paged import attention
 
 Tensor = torch.Tensor
@@ -62,15 +76,19 @@ def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]
         for case in paged.drawn(seed + splits, tiles, splits)[chosen]:
             found = package.paged_attention_parts(*paged.inputs(case), splits)
             name = f"paged_attention_parts {_named(case)}, {splits} parts: {case.kind}"
-            for what, value in zip(("merged", "merged logsumexp"), _together(*found)):
-                yield f"{name}, {what}", value
+            whole, logsumexp = _together(*found)
+            yield f"{name}, merged", whole
+            yield f"logsumexp of {name}", logsumexp
     zeros, table = torch.zeros(EVEN_TOKENS // 16, 16, 1, 16), torch.arange(EVEN_TOKENS // 16, dtype=torch.int32)
-    given = [zeros[0, :1], zeros, zeros, table[None], torch.tensor([EVEN_TOKENS], dtype=torch.int32)]
-    _, logsumexps = package.paged_attention_parts(*(x.to(runtime.DEVICE) for x in given), EVEN_PARTS)
-    # every score is 0, so e to the logsumexp is the number of tokens
-    yield "paged_attention_parts: tokens of each part", logsumexps.exp()
+    for tokens in (EVEN_TOKENS, EVEN_TOKENS - 5):
+        given = [zeros[0, :1], zeros, zeros, table[None], torch.tensor([tokens], dtype=torch.int32)]
+        _, logsumexps = package.paged_attention_parts(*(x.to(runtime.DEVICE) for x in given), EVEN_PARTS)
+        # every score is 0, so e to the logsumexp is the number of tokens
+        yield f"paged_attention_parts: tokens of each part of {tokens}", logsumexps.exp().sort().values
 
 
+#: What must hold of the compiled kernel.
+COMPILED = Compiled(tf32=8, wide=8)
 #: A context of so many tokens in as many parts leaves each of them equally many.
 EVEN_PARTS, EVEN_TOKENS = 3, 192
 #: Kinds of cases that hidden cases play with more heads.
@@ -99,7 +117,8 @@ PAGED_DECODE = Exercise(
     tolerances={
         "paged_attention_decode in float16": Tolerance(4e-3),
         "paged_attention_decode in bfloat16": Tolerance(3e-2),
-        "paged_attention_parts in float16": Tolerance(4e-3),
+        "paged_attention_parts in bfloat16": Tolerance(3e-2),
+        "logsumexp of paged_attention_parts": Tolerance(SUM_ERROR, SUM_ERROR),
         "paged_attention_decode with large scores": Tolerance(2e-3),
         f"paged_attention_decode with {paged.LOW}": Tolerance(2e-3),
     },
@@ -130,6 +149,7 @@ def check_paged_decode(
         outputs=("o",),
         inspections=[within(KERNEL, budget) for budget in (exact, output, tables)],
         diagnose=RULES,
+        compiled=COMPILED,
         speed=speed,
         seed=seed,
         notice="each key and each value of every context is read once, for all query heads that share it",
@@ -141,9 +161,15 @@ def check_paged_decode(
         paged.drawn(seed + 1, tiles, splits=3),
         paged.inputs,
         outputs=("o",),
-        inspections=[once, *(within(KERNEL, budget) for budget in (exact, tables)), even],
+        inspections=[
+            once,
+            *(within(KERNEL, budget) for budget in (exact, tables)),
+            even,
+            float32_sums(paged_attention_parts),
+        ],
         forbidden=forbid.Rules(allow=MERGING),
         diagnose=PART_RULES,
+        compiled=COMPILED,
         seed=seed,
         notice="the parts together are the whole, and no token is in two of them",
     )

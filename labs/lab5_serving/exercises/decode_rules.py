@@ -52,7 +52,7 @@ def tables(case: Case, launch: Mapping[str, Any]) -> Budget:
 
 def tile_of(e: Evidence) -> int:
     """Tokens of the tile that the failed case was launched with."""
-    return (launched([e.trial], KERNEL) or {}).get("BLOCK_N", e.case.sizes["tile"])
+    return tile_of_launch(e.trial)
 
 
 def _says(reading: Reading, text: str, number: int) -> Diagnosis:
@@ -113,7 +113,7 @@ RULES = (
     _says(Reading(base=math.exp(1 / paged.LN_2)),
           "scale_log2 goes with exp2: with exp the factor log2(e) is one too many", 6),
     _says(Reading(scaled=False), "the scores are not scaled", 6),
-    _says(Reading(divided=False), "the output is not divided by the sum", 7),
+    _says(Reading(divided=False), "the output is not divided by the sum, or the sum stays 0", 7),
     _says(Reading(swapped=True), "keys and values stand in each other's place", 4),
     Diagnosis(lambda e: _only_small_blocks(e) and not bool(e.got[e.bad].isnan().any()), _SPANS),
     Diagnosis(
@@ -134,7 +134,7 @@ RULES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude != 1),
-        classic("only large scores go wrong: subtract the running maximum before the power", 5),
+        classic("only large scores go wrong: a maximum that never falls is subtracted before each power", 5),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == paged.LOW),
@@ -266,11 +266,11 @@ def once(trial: CaseResult) -> Problem | None:
 
 
 def even(trial: CaseResult) -> Problem | None:
-    """An inspection: no part has two tiles more than another one of the same sequence."""
+    """An inspection: no part has two tiles more than another one of the same sequence, and no tile is in two parts."""
     launch = next((launch for launch in trial.profile.launches if launch.kernel == KERNEL), None)
     if launch is None:
         return None
-    row = trial.case.sizes["D"] * trial.case.element_size
+    row, tile = trial.case.sizes["D"] * trial.case.element_size, launch.scalars["BLOCK_N"]
     read: dict[tuple[int, int], list[int]] = {}
     for (program, name), cell in launch.cells.items():
         if name == "k_cache_ptr":
@@ -278,10 +278,67 @@ def even(trial: CaseResult) -> Problem | None:
             read.setdefault((key_head, sequence), []).append(cell.bytes_loaded // row)
     for (_, sequence), tokens in read.items():
         tokens += [0] * (launch.scalars["parts"] - len(tokens))
-        if max(tokens) - min(tokens) > launch.scalars["BLOCK_N"]:
-            return Problem(
-                f"sequence {sequence}: the parts hold {' '.join(map(str, sorted(tokens)))} tokens, in tiles of "
-                f"{launch.scalars['BLOCK_N']}",
-                classic("the longest part decides how long all take: deal the tiles out evenly, one more at most", 10),
-            )
+        headline = (
+            f"sequence {sequence}: the parts hold {' '.join(map(str, sorted(tokens)))} tokens, in tiles of {tile}"
+        )
+        if max(tokens) - min(tokens) > tile:
+            cause = "the longest part decides how long all take: deal the tiles out evenly, one more at most"
+            return Problem(headline, classic(cause, 10))
+        if sum(-(-count // tile) for count in tokens) > -(-sum(tokens) // tile):
+            cause = "a part ends where a tile ends: whoever cuts within one makes two steps of it"
+            return Problem(headline, classic(cause, 10))
     return None
+
+
+# ---- the logsumexp in 16 bits
+#: How far a logsumexp of float32 sums may be off.
+SUM_ERROR = 1e-5
+
+
+def float32_sums(paged_attention_parts: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[CaseResult], Problem | None]:
+    """An inspection: where the inputs have 16 bits, the logsumexp of a context is still that of float32 sums."""
+
+    def inspect(trial: CaseResult) -> Problem | None:
+        case = trial.case
+        if case.dtype.itemsize != 2:
+            return None
+        found = paged_attention_parts(*trial.args, case.options["num_splits"])[1].double().cpu().logsumexp(-1)
+        exact, rounded = (_logsumexp(trial, tile_of_launch(trial), dtype) for dtype in (None, case.dtype))
+        error = (found - exact)[exact.isfinite()].abs().max().item()
+        if error <= SUM_ERROR:
+            return None
+        cause = "the running sum is float32, as p is before it is rounded for the second product"
+        same = (found - rounded)[exact.isfinite()].abs().max().item() <= SUM_ERROR
+        return Problem(
+            f"the logsumexp of a context is off by {error:.1e}, at most {SUM_ERROR:.0e} is expected of float32 sums",
+            classic(f"d adds up p after it was rounded: {cause}", 8) if same else cause,
+        )
+
+    return inspect
+
+
+def tile_of_launch(trial: CaseResult) -> int:
+    """Tokens of the tile that a case was launched with."""
+    return (launched([trial], KERNEL) or {}).get("BLOCK_N", trial.case.sizes["tile"])
+
+
+def _logsumexp(trial: CaseResult, tile: int, dtype: torch.dtype | None) -> Tensor:
+    """(S, H) of whole contexts in float64; with a ``dtype`` the running sum of each part adds up rounded weights."""
+    q, k_cache, _, tables, lens = (value.cpu() for value in trial.args)
+    parts, (H, D), (size, G) = trial.case.options["num_splits"], q.shape[1:], k_cache.shape[1:3]
+    heads = [h // (H // G) for h in range(H)]
+    out = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
+    for s, n in enumerate(lens.tolist()):
+        slots = torch.tensor([int(tables[s, t // size]) * size + t % size for t in range(n)], dtype=torch.int64)
+        scores = torch.einsum("hd,nhd->hn", q[s].double(), k_cache.double().flatten(0, 1)[slots][:, heads])
+        scores, tiles, found = scores / math.sqrt(D), -(-n // tile), []
+        for part in range(parts):
+            m, d = torch.full((H,), -math.inf, dtype=torch.float64), torch.zeros(H, dtype=torch.float64)
+            for i in range(tiles * part // parts, tiles * (part + 1) // parts):
+                new = torch.maximum(m, scores[:, i * tile : (i + 1) * tile].amax(-1))
+                p = torch.exp(scores[:, i * tile : (i + 1) * tile] - new[:, None])
+                d = d * torch.exp(m - new) + (p if dtype is None else p.to(dtype).double()).sum(-1)
+                m = new
+            found.append(m + d.log())
+        out[s] = torch.stack(found).logsumexp(0)
+    return out

@@ -9,6 +9,7 @@ import torch
 
 from utils.checks.core import classic, listed
 from utils.checks.hidden import Observation
+from utils.serving import Decoder
 
 from .scenarios import CheckMismatch
 from .spied_model import Asked, SpiedModel, tiny_model, without_cache
@@ -71,8 +72,9 @@ def _judge(answer: Answer, model: SpiedModel, prompts: list[list[int]], new: int
     if given != prompts:
         raise CheckMismatch("decode changes the prompts that it is given", "its caller still needs them", where)
     steps = max(map(len, right))
-    _judge_passes(notes.passes, prompts, right, where)
+    _judge_passes(model, notes.passes[:1], prompts, right, where)
     _judge_rows(notes, prompts, where)
+    _judge_passes(model, notes.passes, prompts, right, where)
     longest = max(map(len, prompts))
     allowed = len(prompts) * (longest + steps - 1)
     if notes.tokens > allowed:
@@ -89,7 +91,9 @@ def _judge(answer: Answer, model: SpiedModel, prompts: list[list[int]], new: int
         )
 
 
-def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[list[int]], where: str) -> None:
+def _judge_passes(
+    model: SpiedModel, passes: list[Asked], prompts: list[list[int]], right: list[list[int]], where: str
+) -> None:
     """Each pass has the tokens and the positions that belong there, as far as they are real."""
     longest = max(map(len, prompts))
     for step, asked in enumerate(passes):
@@ -112,7 +116,7 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
                 raise CheckMismatch(
                     f"step {step + 1}: the token of sequence {b} stands at position {listed(at)}, "
                     f"{listed(expected)} {'is' if count == 1 else 'are'} right",
-                    _why_position(at[0], begin, longest + step - 1, passes[step - 1] if step else None, b),
+                    _why_position(at[0], begin, longest + step - 1, passes[step - 1] if step else None, b, len(prompt)),
                     where,
                 )
             found = asked.tokens[b, :count].tolist()
@@ -120,14 +124,15 @@ def _judge_passes(passes: list[Asked], prompts: list[list[int]], right: list[lis
             if found != wanted:
                 raise CheckMismatch(
                     f"step {step + 1} brings token {listed(found)} of sequence {b}, expected {listed(wanted)}",
-                    _why_token(passes[step - 1], b, prompts, step) if step else "",
+                    _why_token(model, passes[step - 1], b, found) if step else "",
                     where,
                 )
 
 
-def _why_position(got: int, expected: int, padded: int, before: Asked | None, b: int) -> str:
+def _why_position(got: int, expected: int, padded: int, before: Asked | None, b: int, count: int) -> str:
     if before is None:
-        return classic("the first token stands at position 0: advance(counts) comes after the model has read", 5)
+        early = classic("the first token stands at position 0: advance(counts) comes after the model has read", 5)
+        return early if got == count else "the first token stands at position 0"
     if got == padded:
         return classic("padding counts as tokens: advance by counts, the real tokens of each sequence", 5)
     if got == int(before.positions[b, 0]) and got != expected:
@@ -139,8 +144,8 @@ def _why_position(got: int, expected: int, padded: int, before: Asked | None, b:
     return classic("the token after n others stands at position n", 1)
 
 
-def _why_token(before: Asked, b: int, prompts: list[list[int]], step: int) -> str:
-    if step == 1 and len(prompts[b]) < max(map(len, prompts)):
+def _why_token(model: SpiedModel, before: Asked, b: int, found: list[int]) -> str:
+    if before.hidden.dim() == 3 and Decoder.logits(model, before.hidden[b, -1]).argmax().item() == found[0]:
         return classic("the next token comes from the last *real* row of each sequence, not from the padded one", 6)
     return "the next token is the likeliest one after the newest"
 

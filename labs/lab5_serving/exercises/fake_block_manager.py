@@ -13,7 +13,7 @@ class FakeBlockManager:
     """A block manager's interface without sharing: each sequence has so many blocks, and a count of tokens.
 
     Attributes:
-        cached: how many tokens of a sequence a prefix in the cache saves, by its id; the owner fills it.
+        cached: how many tokens of a sequence a prefix in the cache saves, by its first token; the owner fills it.
         lengths: tokens of each sequence that have a slot.
         calls: (name, id) of each call that gave or took all blocks of a sequence, in order; cleared by its reader.
     """
@@ -22,7 +22,7 @@ class FakeBlockManager:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.cached: dict[str, int] = {}
+        self.cached: dict[int, int] = {}
         self.lengths: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []
 
@@ -44,6 +44,15 @@ class FakeBlockManager:
         """Tokens of a sequence that have a slot."""
         return self.lengths[id]
 
+    def cached_prefix(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
+        """As many blocks, and digests, as hold the longest known beginning; which ones they are is not known here."""
+        blocks = min(self.cached.get(tokens[0], 0), len(tokens) - 1) // self.block_size if tokens else 0
+        return list(range(blocks)), [b""] * blocks
+
+    def blocks_needed(self, tokens: Sequence[int], cached: Sequence[int]) -> int:
+        """Free blocks that :meth:`allocate` takes: nothing is shared, so all of them."""
+        return self.blocks_for(len(tokens))
+
     def can_allocate(self, tokens: Sequence[int], reserve: int = 0) -> bool:
         """Whether all of ``tokens`` fit beside ``reserve`` blocks."""
         return self.blocks_for(len(tokens)) + reserve <= self.num_free
@@ -56,7 +65,7 @@ class FakeBlockManager:
             raise NoRoom(f"allocate: {len(tokens)} tokens of {id!r} do not fit into {self.num_free} free blocks")
         self.lengths[id] = len(tokens)
         self.calls.append(("allocate", id))
-        return min(self.cached.get(id, 0), len(tokens) - 1) // self.block_size * self.block_size
+        return len(self.cached_prefix(tokens)[0]) * self.block_size
 
     def can_append(self, id: str, count: int = 1) -> bool:
         """Whether ``count`` more tokens fit."""
@@ -76,6 +85,10 @@ class FakeBlockManager:
 
     def commit(self, id: str, computed: int) -> None:
         """Nothing is shared, so nothing is noted."""
+
+    def writes_shared(self, id: str) -> bool:
+        """Nothing is shared."""
+        return False
 
     def free(self, id: str) -> None:
         """Give all blocks of a sequence back."""

@@ -185,7 +185,7 @@ def drawn(seed: int, tiles: Mapping[torch.dtype, int], splits: int | None = None
 
     draw = generator(seed)
     group, odd = draw.choice((2, 3)), draw.choice((20, 24, 40))
-    options = {"num_splits": splits or 1}
+    options, half = {"num_splits": splits or 1}, torch.float16 if splits is None else torch.bfloat16
     base = {"seed": seed, "options": options}
     plans = [
         Case("one sequence", sizes(1, 1, 1, 16, 16), **base),
@@ -194,10 +194,10 @@ def drawn(seed: int, tiles: Mapping[torch.dtype, int], splits: int | None = None
         Case("small blocks", sizes(2, 2, 1, 16, draw.choice((2, 4, 8))), **base),
         Case("no context", sizes(2, 2, 1, 16, 16), **base),
         Case("long and short", sizes(2, 1, 1, 16, 16), **base),
-        Case("ragged", sizes(2, group, 1, 32, 16, torch.float16), torch.float16, **base),
+        Case("ragged", sizes(2, group, 1, 32, 16, half), half, **base),
     ]
     if splits is not None:
-        return plans
+        return [*plans, Case("block boundary", sizes(3, 1, 1, 16, 16), **base)]
     plans += [
         Case("block boundary", sizes(6, 1, 1, 16, 16), **base),
         Case("blocks of one", sizes(1, 2, 1, 16, 1), **base),

@@ -12,11 +12,8 @@ from utils.serving import SamplingParams
 
 from .fake_block_manager import FakeBlockManager
 from .scenarios import Answer, CheckMismatch
-from .schedule_invariants import StateBefore, StepInvariants
+from .schedule_invariants import MOST_STEPS, StateBefore, StepInvariants, play
 from .stateful import Call, Machine, Workload, check_workloads
-
-#: Steps in which right schedulers finish all requests of a run.
-MOST_STEPS = 400
 
 
 class SchedulerMachine(Machine):
@@ -79,9 +76,11 @@ class SchedulerMachine(Machine):
         """A request arrives, some blocks of which may be in the cache; none outgrows the pool."""
         capacity = self.blocks.num_blocks * self.blocks.block_size
         prompt = min(prompt, capacity)
-        new, self.blocks.cached[id] = min(new, capacity + 1 - prompt), saved
+        new, first = min(new, capacity + 1 - prompt), 1000 * int(id[1:])  # no two prompts begin alike
+        self.blocks.cached[first] = saved
         params = SamplingParams(max_new_tokens=new, ignore_eos=True)
-        self.requests[id] = self.answer["Request"](id=id, prompt=list(range(1, prompt + 1)), params=params)
+        tokens = list(range(first, first + prompt))
+        self.requests[id] = self.answer["Request"](id=id, prompt=tokens, params=params)
         self.shown.append(f"add({id}: {prompt} tokens, {new} new)")
         self.scheduler.add(self.requests[id])
         self.seen = None
@@ -114,12 +113,8 @@ class SchedulerMachine(Machine):
             list(map(list, self.blocks.calls)),
             sorted(map(list, self.blocks.lengths.items())),
         ]
-        for request, start, count in step.chunks:
-            request.computed = start + count
-            if request.computed == len(request.tokens):
-                request.append(0, 0.0)
-                if len(request.tokens) >= request.limit:
-                    scheduler.remove(requests.pop(request.id))
+        for request in play(scheduler, step):
+            del requests[request.id]
 
     def finish(self) -> None:
         """Nothing is left: every request has all its tokens, and no block is held."""
@@ -162,8 +157,9 @@ WORKLOADS = (
     _workload("beginnings in the cache", 4, 2, blocks=(12, 60), prompt=(1, 16), cached=True),
     _workload("few blocks", 10, 6, blocks=(16, 24), **SMALL),
     _workload("prompts that may not be split", 6, 2, max_batch=(3, 6), budget=(2, 8), prompt=(4, 14), **WHOLE),
+    _workload("short prompts that may not be split", 5, 2, max_batch=(5, 6), budget=(0, 4), prompt=(2, 5), **WHOLE),
     _workload("clients that give up", 3, 2, blocks=(14, 14), block_size=(2, 2), aborts=0.15),
-    _workload("many blocks", 3, 2, static=True, blocks=(400, 400), budget=(0, 36)),
+    _workload("many blocks", 5, 2, static=True, blocks=(400, 400), budget=(0, 16)),
     _workload("few blocks", 5, 2, static=True, blocks=(12, 16), **(SMALL | {"block_size": (2, 3)})),
     _workload("prompts that may not be split", 0, 2, static=True, **WHOLE),
     _workload("clients that give up", 0, 2, static=True, blocks=(24, 24), aborts=0.15),

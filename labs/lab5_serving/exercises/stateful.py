@@ -20,7 +20,6 @@ from utils.checks.problem import Problem
 
 from .scenarios import Answer, check_written_here, problem_of
 
-CALL_SECONDS = 5.0
 #: Calls that a message shows: the last ones of a run.
 SHOWN = 16
 #: Runs that are played to make a failing one shorter.
@@ -41,7 +40,10 @@ class Machine:
         made: the calls of rules so far.
         shown: the calls of the student's object, as a message shows them, with what they gave.
         error: what ended the run, if anything did.
+        seconds: that a call may take.
     """
+
+    seconds = 5.0
 
     def __init__(self, answer: Answer, key: str) -> None:
         self.answer, self.random = answer, random.Random(key)
@@ -67,7 +69,7 @@ class Machine:
             for call in iter(self.draw, None) if calls is None else calls:
                 if self.is_possible(*call):
                     self.made.append(call)
-                    with deadline(CALL_SECONDS):
+                    with deadline(self.seconds):
                         getattr(self, call[0])(*call[1:])
                     yield call
         except (NotImplementedError, KeyboardInterrupt):
@@ -165,7 +167,7 @@ def check_workloads(
 
 
 def _problem(run: Machine, raised: Mapping[str, str]) -> Problem:
-    return problem_of(run.error, raised, f"the last call did not end in {CALL_SECONDS:.0f} s")
+    return problem_of(run.error, raised, f"the last call did not end in {run.seconds:.0f} s")
 
 
 def _shortest(run: Machine, played: Callable[[list[Call]], Machine], cause: Callable[[Machine], str]) -> Machine:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,10 +22,12 @@ from .stateful import Call, Machine
 
 #: How far apart the two likeliest tokens are at every step of a text, at least: rounding never decides.
 GAP = 1e-2
+#: Each is a call of the run.
+RULES = ("alone", "alone_by_drafts", "together", "in_batches", "twice", "together_by_drafts")
 
 
 def served_model(rng: random.Random) -> Decoder:
-    """Random weights in float32, on the device of the kernels; the past weighs in what comes out."""
+    """Random weights in float32; the past weighs in what comes out."""
     config = ModelConfig(
         family="qwen3", vocab_size=23, hidden_size=24, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1,
         head_dim=16, max_seq_len=64, rope_theta=50.0, qk_norm=True, eos_token_ids=(),
@@ -35,7 +39,7 @@ def served_model(rng: random.Random) -> Decoder:
             torch.nn.init.normal_(layer.self_attn.v_proj.weight, std=0.6)
             torch.nn.init.normal_(layer.self_attn.o_proj.weight, std=0.6)
         torch.nn.init.normal_(model.lm_head.weight, std=1.0)
-    return model.to(runtime.DEVICE).eval()
+    return model.eval()
 
 
 def _gap(model: Decoder, prompt: Sequence[int], text: Sequence[int]) -> float:
@@ -58,8 +62,11 @@ class WatchedRunner:
         """As the runner's own."""
         try:
             return self.runner.run(*arguments, **options)
-        except NotImplementedError as error:
-            self.unwritten = error
+        except Exception as error:
+            reason: BaseException | None = error
+            while reason is not None and not isinstance(reason, NotImplementedError):
+                reason = reason.__cause__  # an error within an interpreted kernel
+            self.unwritten = self.unwritten or reason
             raise
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -68,11 +75,13 @@ class WatchedRunner:
 
 
 class WholeEngineMachine(Machine):
-    """The same prompts decoded one by one, then by the engine on the student's kernels, then by the engine with drafts.
+    """The same prompts decoded one by one, then by engines on the student's kernels, the last one with drafts.
 
     Args:
         new: tokens of each text.
     """
+
+    seconds = 60.0  # a GPU compiles the kernels first
 
     def __init__(self, answer: Answer, key: str, *, new: int = 8) -> None:
         super().__init__(answer, key)
@@ -91,7 +100,8 @@ class WholeEngineMachine(Machine):
         with torch.no_grad():
             weight = self.draft.lm_head.weight
             weight += 0.3 * torch.randn(weight.shape, generator=noise).to(weight)
-        self.rules: list[Call] = [("alone",), ("alone_by_drafts",), ("together",), ("together_by_drafts",)]
+        self.served, self.drafting = (copy.deepcopy(model).to(runtime.DEVICE) for model in (self.model, self.draft))
+        self.rules: list[Call] = [(rule,) for rule in RULES]
         self.seen: Observation = None
 
     def draw(self) -> Call | None:
@@ -123,16 +133,44 @@ class WholeEngineMachine(Machine):
     def together(self) -> None:
         """All prompts at a time in a pool that is too small for them (5.2 to 5.5)."""
         self.shown.append('Engine(model, runner=ModelRunner(model, 9, 4, attention="triton"), max_batch=3, ...)')
-        runner = self._runner(self.model, 9)
-        engine = self.answer["Engine"](self.model, runner=runner, max_batch=3, token_budget=6)
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, max_batch=3, token_budget=6)
         self._generate(engine, runner)
+
+    def in_batches(self) -> None:
+        """The last two prompts by static batching."""
+        self.shown.append('Engine(model, runner=..., scheduler="static") for the last two')
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, scheduler="static", max_batch=2)
+        self._generate(engine, runner, first=2)
+
+    def twice(self) -> None:
+        """One prompt, whose second answer begins as a fork of the first."""
+        self.shown.append("Engine(model, runner=...): a second answer to one prompt, forked after the first token")
+        runner = self._runner(self.served, 9)
+        engine = self.answer["Engine"](self.served, runner=runner, max_batch=2)
+        id = engine.add(self.prompts[1], self.params)
+        first = engine.requests[id]
+        with self._written(runner):
+            while not first.output:
+                engine.step()
+            first.raise_if_failed()
+            second = dataclasses.replace(first, id="second", output=list(first.output))
+            engine.manager.fork(id, "second")
+            engine.scheduler.running.append(second)
+            engine.requests["second"] = second
+            while engine.requests:
+                engine.step()
+            first.raise_if_failed()
+            second.raise_if_failed()
+        self._compare([first.output, second.output], "", [self.right[1]] * 2)
 
     def together_by_drafts(self) -> None:
         """The same with drafts: all exercises of the lab (but 5.1)."""
         self.shown.append("SpeculativeEngine(model, draft, draft_tokens=3, runner=..., draft_runner=..., ...)")
-        runners = self._runner(self.model, 12), self._runner(self.draft, 12)
+        runners = self._runner(self.served, 12), self._runner(self.drafting, 12)
         engine = self.answer["SpeculativeEngine"](
-            self.model, self.draft, draft_tokens=3, runner=runners[0], draft_runner=runners[1], max_batch=3,
+            self.served, self.drafting, draft_tokens=3, runner=runners[0], draft_runner=runners[1], max_batch=3,
             token_budget=12,
         )  # fmt: skip
         self._generate(engine, *runners)
@@ -141,24 +179,30 @@ class WholeEngineMachine(Machine):
         options = {"attention": attention, "fused": False, "cuda_graphs": False}
         return WatchedRunner(self.answer["ModelRunner"](model, num_blocks, 4, **options))
 
-    def _generate(self, engine: Any, *runners: WatchedRunner) -> None:
+    def _generate(self, engine: Any, *runners: WatchedRunner, first: int = 0) -> None:
+        with self._written(*runners):
+            texts = [answer.tokens for answer in engine.generate(self.prompts[first:], self.params)]
+        self._compare(texts, "", self.right[first:])
+        if used := engine.manager.num_used:
+            raise CheckMismatch(f"block leak: {used} blocks in use after the last request")
+
+    @contextmanager
+    def _written(self, *runners: WatchedRunner) -> Iterator[None]:
+        """Where a request fails since a place is not written yet, that is what is said."""
         try:
-            texts = [answer.tokens for answer in engine.generate(self.prompts, self.params)]
+            yield
         except RuntimeError:
             for runner in runners:
                 if runner.unwritten is not None:
                     raise runner.unwritten from None
             raise
-        self._compare(texts, "")
-        if used := engine.manager.num_used:
-            raise CheckMismatch(f"block leak: {used} blocks in use after the last request")
 
-    def _compare(self, texts: list[list[int]], cause: str) -> None:
+    def _compare(self, texts: list[list[int]], cause: str, expected: list[list[int]] | None = None) -> None:
         self.seen = texts = [list(map(int, text)) for text in texts]
-        for number, (text, right) in enumerate(zip(texts, self.right, strict=True)):
+        for number, (text, right) in enumerate(zip(texts, expected or self.right, strict=True)):
             if text != right:
                 raise CheckMismatch(
-                    f"prompt {number + 1} of {len(texts)} continues {' '.join(map(str, text))}, alone and without a "
-                    f"cache {' '.join(map(str, right))}",
+                    f"text {number + 1} of {len(texts)} is {' '.join(map(str, text))}, alone and without a cache "
+                    f"{' '.join(map(str, right))}",
                     cause,
                 )
