@@ -39,7 +39,7 @@ class EngineMachine(Machine):
 
     Args:
         blocks: of the pool, the least and the most.
-        failing: the share of steps before which a request breaks down, or its logits do.
+        failing: the share of steps before which a request fails: no more chunks of it run, or no finite logits.
         roomy: whether no block is ever taken that holds a prefix: then each prefix must be found.
         requests: how many arrive.
     """
@@ -71,7 +71,7 @@ class EngineMachine(Machine):
         if self.engine.has_work and (self.wait > 0 or not self.left):
             self.wait -= 1
             if ids and random.random() < self.failing:
-                return random.choice(("break_down", "go_blind")), random.choice(ids)
+                return random.choice(("stop_running", "lose_logits")), random.choice(ids)
             return ("step",)
         if not self.left:
             return None if self.steps < 0 else ("finish",)
@@ -82,7 +82,7 @@ class EngineMachine(Machine):
 
     def is_possible(self, rule: str, *arguments: Any) -> bool:
         """Only a request that is not finished fails."""
-        if rule in ("break_down", "go_blind"):
+        if rule in ("stop_running", "lose_logits"):
             return arguments[0] in self.engine.requests
         return rule == "add" or self.engine.has_work == (rule == "step")
 
@@ -94,16 +94,16 @@ class EngineMachine(Machine):
         self.engine.add(prompt, params, id=id)
         self.seen = None
 
-    def break_down(self, id: str) -> None:
+    def stop_running(self, id: str) -> None:
         """From now on a request's chunks raise an error."""
         self.shown.append(f"from here on {id} cannot be computed")
-        self.runner.broken.add(id)
+        self.runner.failing.add(id)
         self.seen = None
 
-    def go_blind(self, id: str) -> None:
+    def lose_logits(self, id: str) -> None:
         """From now on a request's logits are no numbers."""
         self.shown.append(f"from here on the logits of {id} are not finite")
-        self.runner.blind.add(id)
+        self.runner.not_finite.add(id)
         self.seen = None
 
     def step(self) -> None:
@@ -142,7 +142,7 @@ class EngineMachine(Machine):
     # ---- what must hold of a request after a step
     def _check_request(self, id: str, request: Any, before: Before, ran: tuple[int, int] | None, mine: list) -> None:
         end = sum(ran) if ran else None
-        if id in self.runner.failed or (id in self.runner.blind and end == len(before.tokens)):
+        if id in self.runner.failed or (id in self.runner.not_finite and end == len(before.tokens)):
             self._check_failed(id, mine)
             return
         if [output for output in mine if output.error]:

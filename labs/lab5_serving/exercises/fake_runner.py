@@ -17,18 +17,18 @@ class FakeRunner:
     Attributes:
         memory: slot -> the token written there.
         ran: (request's id, first token, number of tokens) of each chunk that was computed; cleared by its reader.
-        broken: ids of requests whose chunks cannot be computed.
+        failing: ids of requests whose chunks cannot be computed.
         failed: ids of those that were to be computed alone; cleared by its reader.
-        blind: ids of requests whose logits are not numbers.
+        not_finite: ids of requests whose logits are not numbers.
     """
 
     def __init__(self, num_blocks: int, block_size: int, vocabulary: int) -> None:
         self.num_blocks, self.block_size, self.vocabulary = num_blocks, block_size, vocabulary
         self.memory: dict[int, int] = {}
         self.ran: list[tuple[str, int, int]] = []
-        self.broken: set[str] = set()
+        self.failing: set[str] = set()
         self.failed: set[str] = set()
-        self.blind: set[str] = set()
+        self.not_finite: set[str] = set()
 
     def next_token(self, text: Sequence[int | None]) -> int:
         """The token after a text; what stands in no slot counts as token 0."""
@@ -45,9 +45,9 @@ class FakeRunner:
         """Write the tokens of a step, and return a row of logits for each chunk that ends what its request has.
 
         Raises:
-            ArithmeticError: a broken request is among them; then nothing is written.
+            ArithmeticError: a failing request is among them; then nothing is written.
         """
-        if any(chunk.request.id in self.broken for chunk in step.chunks):
+        if any(chunk.request.id in self.failing for chunk in step.chunks):
             self.failed.update(chunk.request.id for chunk in step.chunks if len(step.chunks) == 1)
             raise ArithmeticError("this request cannot be computed")
         logits = []
@@ -56,7 +56,7 @@ class FakeRunner:
             self.memory.update(zip(slots[start:], request.tokens[start : start + count], strict=True))
             self.ran.append((request.id, start, count))
             if start + count == len(request.tokens):
-                row = torch.full((self.vocabulary,), torch.nan if request.id in self.blind else 0.0)
+                row = torch.full((self.vocabulary,), torch.nan if request.id in self.not_finite else 0.0)
                 row[self.next_token([self.memory.get(slot) for slot in slots])] += 1.0
                 logits.append(row)
         return torch.stack(logits) if logits else torch.empty(0, self.vocabulary)

@@ -125,7 +125,7 @@ class BlockInvariants:
             cause = (
                 ENDS_FIRST if set(blocks) == set(others) else TAKEN if set(blocks) == set(self._free[-count:]) else ""
             )
-            raise CheckMismatch(f"block {wrong} is taken, and it is the turn of {listed(due)}", cause)
+            raise CheckMismatch(f"block {wrong} is taken, expected {listed(due)}", cause)
         self.share(blocks)
         for block in blocks:
             self._forget(block)
