@@ -74,6 +74,12 @@ def test_a_wrong_launch_is_shown_at_the_students_line():
     assert "TypeError" in text and "in student, line " in text and "jit_function[(1,)]" in text
 
 
+def test_what_an_exercise_knows_of_an_exception_comes_before_the_exception():
+    lines = message("add", student=launch(misspelt_kernel), raised={"is not defined": "the stub calls it y_ptr"})
+    first, second = lines.splitlines()[:2]
+    assert first.endswith(": the stub calls it y_ptr") and "NameError: name 'y_ptrs' is not defined" in second
+
+
 def test_an_exception_in_a_later_case_says_which_cases_raise():
     def student(x, y):
         if x.numel() == 0:
