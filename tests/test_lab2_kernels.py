@@ -28,6 +28,10 @@ def draw(*shape, dtype=torch.float32, layout="contiguous", seed=0):
     return cases.with_layout(values, layout)
 
 
+def rms_norm_of_pytorch(x, weight, eps=1e-6):
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
 # ---- right ---------------------------------------------------------------------------------------------------------
 
 
@@ -51,8 +55,10 @@ def test_every_layout_gives_the_same_numbers(layout):
     plain = x.contiguous()
     for function in (lab.gelu, lab.softmax, lab.online_softmax):
         assert torch.equal(function(x), function(plain))
-    for function in (lab.bias_relu, lab.weighted_sum):
+    for function in (lab.bias_relu, lab.rms_norm, lab.weighted_sum):
         assert torch.equal(function(x, vector), function(plain, vector))
+    target = torch.tensor([3, -100, 69], device=x.device)
+    assert torch.equal(lab.cross_entropy(x, target), lab.cross_entropy(plain, target))
     b = draw(70, 40, dtype=dtype, seed=2)
     torch.testing.assert_close(lab.matmul(x, b), lab.matmul(plain, b))
     torch.testing.assert_close(lab.tiled_matmul(x, b), lab.matmul(plain, b))
@@ -68,12 +74,11 @@ def test_an_operand_whose_rows_lie_beyond_2_to_the_31_is_multiplied_from_either_
 
 def test_a_gradient_arrives_in_any_layout():
     x, vector = draw(6, 50), draw(50, seed=1)
+    pairs = ((lab.bias_relu, lambda x, bias: F.relu(x + bias)), (lab.rms_norm, rms_norm_of_pytorch))
     for grad in (torch.ones((), device=runtime.DEVICE).expand(6, 50), draw(50, 6, seed=2).T):
-        mine, theirs = (
-            kernel_errors.with_gradients(function)(x, vector, grad)
-            for function in (lab.bias_relu, lambda x, bias: F.relu(x + bias))
-        )
-        torch.testing.assert_close(mine, theirs)
+        for functions in pairs:
+            mine, theirs = (kernel_errors.with_gradients(function)(x, vector, grad) for function in functions)
+            torch.testing.assert_close(mine, theirs)
     rows = torch.ones((), device=runtime.DEVICE).expand(6)
     mine, theirs = (
         kernel_errors.with_gradients(function)(x, vector, rows)
@@ -92,10 +97,39 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
 
 def test_a_second_derivative_is_refused_rather_than_wrong():
     x, weight = draw(3, 8).requires_grad_(), draw(8, seed=1).requires_grad_()
-    for function in (lab.bias_relu, lab.weighted_sum):
+    target = torch.tensor([0, 7, 2], device=x.device)
+    for function in (lab.bias_relu, lab.rms_norm, lab.weighted_sum, lambda x, _: lab.cross_entropy(x, target)):
         (dx,) = torch.autograd.grad((function(x, weight) ** 2).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             dx.sum().backward()
+
+
+def test_a_loss_and_its_gradient_are_pytorchs_whatever_the_logits_hold():
+    logits = draw(7, 5000)
+    logits[0] = -math.inf
+    logits[1, :4900] = -math.inf
+    logits[2, 1::2] = -math.inf
+    logits[3, 3] = math.inf
+    logits[4, 4] = math.nan
+    logits[5] += 1e5
+    target = torch.tensor([9, 4950, 8, 0, 1, 2, -100], device=logits.device)
+    losses = []
+    for function in (lab.cross_entropy, lambda x, t: F.cross_entropy(x, t, reduction="none")):
+        x = logits.clone().requires_grad_()
+        loss = function(x, target)
+        losses.append((loss.detach(), *torch.autograd.grad(loss.sum(), x)))
+    (mine, dmine), (theirs, dtheirs) = losses
+    torch.testing.assert_close(mine, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dmine[[1, 2, 5, 6]], dtheirs[[1, 2, 5, 6]], rtol=1e-2, atol=1e-6)
+    assert torch.equal(lab.cross_entropy(logits[1:3], target[1:3], ignore_index=8)[1], torch.zeros((), device=x.device))
+
+
+def test_losses_have_the_targets_shape_and_one_number_keeps_its_row():
+    logits, target = draw(2, 3, 9), torch.tensor([[0, 8, 4], [1, 1, -100]], device=runtime.DEVICE)
+    flat = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+    torch.testing.assert_close(lab.cross_entropy(logits, target), flat.view(2, 3))
+    torch.testing.assert_close(lab.cross_entropy(logits[0, 1], target[0, 1]), flat[1])
+    assert lab.cross_entropy(logits.half(), target).dtype == torch.float32
 
 
 def test_large_values_overflow_nowhere():
@@ -181,6 +215,7 @@ def test_tensors_without_elements_give_what_pytorch_gives(shape):
         (lab.online_softmax(x), torch.softmax(x, -1)),
         (lab.bias_relu(x, vector), F.relu(x + vector)),
         (lab.weighted_sum(x, vector), (vector * x).sum(-1)),
+        (lab.rms_norm(x, vector), torch.empty_like(x)),
         (lab.matmul(x, torch.ones(shape[-1], 3, device=runtime.DEVICE)), x @ torch.ones(shape[-1], 3, device=x.device)),
     ):
         assert torch.equal(mine, theirs)
@@ -238,6 +273,11 @@ def test_leading_axes_merge_where_one_stride_describes_them():
         (lambda: lab.matmul(draw(4, 3), draw(2, 3, 5)), ValueError, r"got \(2, 3, 5\)"),
         (lambda: lab.matmul(draw(4, 3), draw(3, 5).bfloat16()), TypeError, "must have a's dtype float32, got bf"),
         (lambda: lab.gelu(torch.zeros(3, device="meta")), ValueError, "x must be on .*, got meta"),
+        (lambda: lab.rms_norm(draw(1, 8193), draw(8193)), ValueError, "x must have at most 8,192 columns, got 8,193"),
+        (lambda: lab.cross_entropy(draw(2, 3), torch.zeros(2)), TypeError, "target must be int64, got float32"),
+        (lambda: lab.cross_entropy(draw(2, 3), torch.zeros(3).long()), ValueError, r"shape \(2,\).*got \(3,\)"),
+        (lambda: lab.cross_entropy(draw(2, 0), torch.zeros(2).long()), ValueError, r"logits \(2, 0\)"),
+        (lambda: lab.cross_entropy(draw(2, 3), torch.zeros(2, device="meta").long()), ValueError, "got meta"),
     ],
 )  # fmt: skip
 def test_what_no_kernel_takes_is_refused_by_value(call, error, text):

@@ -29,7 +29,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
-from utils import runtime  # before triton: it decides between GPU and interpreter
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from .arguments import check_tensor
 from .rows import as_rows, element_offsets
@@ -45,10 +45,10 @@ LARGEST_TILE = 32768
 @triton.jit
 def cross_entropy_kernel(
     x_ptr, target_ptr, loss_ptr, lse_ptr, num_rows, columns, ignore_index, x_layout,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` rows, ``BLOCK`` columns at a time."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     target = tl.load(target_ptr + row, mask=row < num_rows, other=ignore_index)  # (ROWS,)
     counts = target != ignore_index
     maximum = tl.full((ROWS,), -3.4028234663852886e38, tl.float32)  # finite: -inf - (-inf) is NaN
@@ -57,21 +57,21 @@ def cross_entropy_kernel(
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = counts[:, None] & (column[None, :] < columns)
-        x_ptrs = x_ptr + element_offsets(row, column, x_layout, INT64)
+        x_ptrs = x_ptr + element_offsets(row, column, x_layout)
         x = tl.load(x_ptrs, mask=inside, other=-float("inf")).to(tl.float32)  # (ROWS, BLOCK), used once
         larger = tl.maximum(maximum, tl.max(x, axis=1))
         total = total * tl.exp(maximum - larger) + tl.sum(tl.exp(x - larger[:, None]), axis=1)
         chosen += tl.sum(tl.where(column[None, :] == target[:, None], x, 0.0), axis=1)
         maximum = larger
-    lse = maximum + tl.log(total)
-    tl.store(lse_ptr + row, lse, mask=row < num_rows)
-    tl.store(loss_ptr + row, tl.where(counts, lse - chosen, 0.0), mask=row < num_rows)
+    tl.store(lse_ptr + row, maximum + tl.log(total), mask=row < num_rows)
+    loss = maximum - chosen + tl.log(total)  # in this order: far from 0 the logarithm would lose its digits
+    tl.store(loss_ptr + row, tl.where(counts, loss, 0.0), mask=row < num_rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
     x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, num_rows, columns, ignore_index, x_layout,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns; programs are counted along the columns first."""
     blocks_per_row = tl.cdiv(columns, BLOCK)
@@ -82,7 +82,7 @@ def cross_entropy_backward_kernel(
     dloss = tl.load(dloss_ptr + row, mask=row < num_rows)  # (ROWS,)
     counts = target != ignore_index
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-    x_ptrs = x_ptr + element_offsets(row, column, x_layout, INT64)
+    x_ptrs = x_ptr + element_offsets(row, column, x_layout)
     x = tl.load(x_ptrs, mask=inside & counts[:, None]).to(tl.float32)  # (ROWS, BLOCK)
     hit = tl.where(column[None, :] == target[:, None], 1.0, 0.0)
     dx = tl.where(counts[:, None], (tl.exp(x - lse[:, None]) - hit) * dloss[:, None], 0.0)
@@ -102,18 +102,16 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
-        loss = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
-        lse = torch.empty(target.numel(), dtype=torch.float32, device=logits.device)
         target = target.contiguous()  # one number per row: little to copy
+        loss = logits.new_empty(target.shape, dtype=torch.float32)
+        lse = logits.new_empty(target.shape, dtype=torch.float32)
         ctx.save_for_backward(logits, target, lse)
         ctx.ignore_index = ignore_index
-        if loss.numel() == 0:
-            return loss
         x, rows = as_rows(logits)
         height, block = logit_tile(rows.columns)
         cross_entropy_kernel[(triton.cdiv(rows.count, height),)](
             x, target, loss, lse, rows.count, rows.columns, ignore_index, rows.layout_args,
-            ROWS=height, BLOCK=block, INT64=rows.needs_int64, num_warps=8,
+            ROWS=height, BLOCK=block, num_warps=8,
         )  # fmt: skip
         return loss
 
@@ -121,15 +119,13 @@ class CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, target, lse = ctx.saved_tensors
-        dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        if dlogits.numel() == 0:
-            return dlogits, None, None
+        dlogits = logits.new_empty(logits.shape)
         x, rows = as_rows(logits)
         height, block = logit_tile(rows.columns)
         grid = (triton.cdiv(rows.count, height) * triton.cdiv(rows.columns, block),)
         cross_entropy_backward_kernel[grid](
             x, target, lse, dloss.contiguous(), dlogits, rows.count, rows.columns, ctx.ignore_index, rows.layout_args,
-            ROWS=height, BLOCK=block, INT64=rows.needs_int64, num_warps=8,
+            ROWS=height, BLOCK=block, num_warps=8,
         )  # fmt: skip
         return dlogits, None, None
 

@@ -31,11 +31,11 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
-from utils import runtime  # before triton: it decides between GPU and interpreter
+from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from .arguments import check_tensor, check_vector
 from .column_sums import column_sums
-from .rows import as_rows, col_offset, element_offsets
+from .rows import as_rows, element_offsets
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -52,15 +52,15 @@ SPLITS = 528
 @triton.jit
 def rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, rstd_ptr, num_rows, columns, eps, x_layout, stride_weight,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` whole rows, on chip from the load to the store."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-    x_ptrs = x_ptr + element_offsets(row, column, x_layout, INT64)
+    x_ptrs = x_ptr + element_offsets(row, column, x_layout)
     x = tl.load(x_ptrs, mask=inside, other=0.0).to(tl.float32)  # (ROWS, BLOCK), zeros past the end of a row
-    weight_ptrs = weight_ptr + col_offset(column, stride_weight, INT64)
+    weight_ptrs = weight_ptr + column * stride_weight
     weight = tl.load(weight_ptrs, mask=column < columns).to(tl.float32)  # (BLOCK,)
     rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / columns + eps)
     out = x * rstd[:, None] * weight[None, :]
@@ -72,20 +72,20 @@ def rms_norm_kernel(
 @triton.jit
 def rms_norm_backward_kernel(
     dout_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, partial_ptr, num_rows, columns, dout_layout, x_layout, stride_weight,
-    tiles_per_split, ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
+    tiles_per_split, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: a split of ``tiles_per_split`` tiles of ``ROWS`` whole rows; the sums for dweight last."""
     split = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    weight_ptrs = weight_ptr + col_offset(column, stride_weight, INT64)
+    weight_ptrs = weight_ptr + column * stride_weight
     weight = tl.load(weight_ptrs, mask=column < columns, other=0.0).to(tl.float32)  # (BLOCK,), for the whole split
     dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for tile in tl.range(0, tiles_per_split, num_stages=STAGES):  # the next tile is on its way while this one is used
         row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row[:, None] < num_rows) & (column[None, :] < columns)
-        x_ptrs = x_ptr + element_offsets(row, column, x_layout, INT64)
+        x_ptrs = x_ptr + element_offsets(row, column, x_layout)
         x = tl.load(x_ptrs, mask=inside, other=0.0).to(tl.float32)  # (ROWS, BLOCK)
-        dout_ptrs = dout_ptr + element_offsets(row, column, dout_layout, INT64)
+        dout_ptrs = dout_ptr + element_offsets(row, column, dout_layout)
         dout = tl.load(dout_ptrs, mask=inside, other=0.0).to(tl.float32)  # (ROWS, BLOCK)
         rstd = tl.load(rstd_ptr + row, mask=row < num_rows, other=0.0)  # (ROWS,)
         normed = x * rstd[:, None]
@@ -111,15 +111,15 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x_rows, rows = as_rows(x)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        rstd = torch.empty(rows.count, dtype=torch.float32, device=x.device)
+        out = x.new_empty(x.shape)
+        rstd = x.new_empty(rows.count, dtype=torch.float32)
         ctx.save_for_backward(x, weight, rstd)
         if x.numel() == 0:
             return out
         height, block, warps = row_tile(rows.columns)
         rms_norm_kernel[(triton.cdiv(rows.count, height),)](
             x_rows, weight, out, rstd, rows.count, rows.columns, eps, rows.layout_args, weight.stride(0),
-            ROWS=height, BLOCK=block, INT64=rows.needs_int64 or weight.stride(0) > 1, num_warps=warps,
+            ROWS=height, BLOCK=block, num_warps=warps,
         )  # fmt: skip
         return out
 
@@ -127,20 +127,19 @@ class RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dx = x.new_empty(x.shape)
         if x.numel() == 0:
-            return dx, torch.zeros(x.shape[-1], dtype=x.dtype, device=x.device), None
+            return dx, torch.zeros_like(weight), None
         x, rows = as_rows(x)
         dout, dout_rows = as_rows(dout)
         height, block, warps = row_tile(rows.columns)
         tiles = triton.cdiv(rows.count, height)
         tiles_per_split = triton.cdiv(tiles, min(SPLITS, triton.cdiv(rows.count, 16)))
         splits = triton.cdiv(tiles, tiles_per_split)
-        partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=x.device)
-        wide = rows.needs_int64 or dout_rows.needs_int64 or weight.stride(0) > 1
+        partial = x.new_empty(splits, rows.columns, dtype=torch.float32)
         rms_norm_backward_kernel[(splits,)](
             dout, x, weight, rstd, dx, partial, rows.count, rows.columns, dout_rows.layout_args, rows.layout_args,
-            weight.stride(0), tiles_per_split, ROWS=height, BLOCK=block, INT64=wide, STAGES=2, num_warps=warps,
+            weight.stride(0), tiles_per_split, ROWS=height, BLOCK=block, STAGES=2, num_warps=warps,
         )  # fmt: skip
         return dx, column_sums(partial, x.dtype), None
 

@@ -126,7 +126,7 @@ def col_offset(columns, stride_col, INT64: tl.constexpr):
 
 
 @triton.jit
-def element_offsets(row, column, layout, INT64: tl.constexpr):
-    """(ROWS, BLOCK) offsets of a tile's elements; ``layout`` is the tuple ``rows.layout_args``, whole."""
+def element_offsets(row, column, layout):
+    """(ROWS, BLOCK) offsets of a tile's elements, in 64 bits; ``layout`` is the tuple ``rows.layout_args``, whole."""
     start = row_offset(row, layout[0], layout[1], layout[2], layout[3], layout[4])
-    return start[:, None] + col_offset(column, layout[5], INT64)[None, :]
+    return start[:, None] + col_offset(column, layout[5], True)[None, :]

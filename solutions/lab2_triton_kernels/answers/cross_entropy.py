@@ -12,7 +12,7 @@ ANSWERS = Answers(
     {
         KERNELS: """
 @triton.jit
-def losses(x_ptr, t_ptr, loss_ptr, lse_ptr, columns, ignored, layout, WIDTH: tl.constexpr, INT64: tl.constexpr):
+def losses(x_ptr, t_ptr, loss_ptr, lse_ptr, columns, ignored, layout, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     target = tl.load(t_ptr + row)
     lanes = tl.arange(0, WIDTH)
@@ -21,7 +21,7 @@ def losses(x_ptr, t_ptr, loss_ptr, lse_ptr, columns, ignored, layout, WIDTH: tl.
     for start in range(0, columns, WIDTH):
         column = start + lanes
         mask = (column < columns)[None, :]
-        x = tl.load(x_ptr + element_offsets(row, column, layout, INT64), mask=mask, other=-float("inf"))
+        x = tl.load(x_ptr + element_offsets(row, column, layout), mask=mask, other=-float("inf"))
         x = x.to(tl.float32)
         new = tl.maximum(largest, x)
         sums = sums * tl.exp(largest - new) + tl.exp(x - new)
@@ -29,14 +29,14 @@ def losses(x_ptr, t_ptr, loss_ptr, lse_ptr, columns, ignored, layout, WIDTH: tl.
     top = tl.max(largest, axis=1)
     lse = top + tl.log(tl.sum(sums * tl.exp(largest - top[:, None]), axis=1))
     counts = target != ignored
-    place = tl.sum(element_offsets(row, tl.where(counts, target, 0), layout, INT64), axis=1)
+    place = tl.sum(element_offsets(row, tl.where(counts, target, 0), layout), axis=1)
     chosen = tl.load(x_ptr + place).to(tl.float32)
     tl.store(lse_ptr + row, lse)
     tl.store(loss_ptr + row, tl.where(counts, lse - chosen, 0.0))
 
 
 @triton.jit
-def gradient(x_ptr, t_ptr, lse_ptr, d_ptr, dx_ptr, columns, ignored, layout, WIDTH: tl.constexpr, INT64: tl.constexpr):
+def gradient(x_ptr, t_ptr, lse_ptr, d_ptr, dx_ptr, columns, ignored, layout, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     target = tl.load(t_ptr + row)[:, None]
     lse = tl.load(lse_ptr + row)[:, None]
@@ -44,7 +44,7 @@ def gradient(x_ptr, t_ptr, lse_ptr, d_ptr, dx_ptr, columns, ignored, layout, WID
     for start in range(0, columns, WIDTH):
         column = start + tl.arange(0, WIDTH)
         mask = (column < columns)[None, :]
-        x = tl.load(x_ptr + element_offsets(row, column, layout, INT64), mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + element_offsets(row, column, layout), mask=mask, other=0.0).to(tl.float32)
         p = tl.exp(x - lse)
         hit = (column[None, :] == target).to(tl.float32)
         dx = (p - hit) * d
@@ -62,7 +62,7 @@ class Losses(torch.autograd.Function):
         if loss.numel():
             losses[(rows.count,)](
                 x, target, loss, lse, rows.columns, ignored, rows.layout_args,
-                WIDTH=min(1024, triton.next_power_of_2(rows.columns)), INT64=rows.needs_int64,
+                WIDTH=min(1024, triton.next_power_of_2(rows.columns)),
             )
         ctx.save_for_backward(logits, target, lse)
         ctx.ignored = ignored
@@ -77,7 +77,7 @@ class Losses(torch.autograd.Function):
         if dx.numel():
             gradient[(rows.count,)](
                 x, target, lse, dloss.contiguous(), dx, rows.columns, ctx.ignored, rows.layout_args,
-                WIDTH=min(1024, triton.next_power_of_2(rows.columns)), INT64=rows.needs_int64,
+                WIDTH=min(1024, triton.next_power_of_2(rows.columns)),
             )
         return dx, None, None
 """,
@@ -138,11 +138,11 @@ wrong(
         ),
         "loss_ptr, lse_ptr, columns": "loss_ptr, lse_ptr, count, columns",
         "(1, WIDTH)": "(4, WIDTH)",
-        "mask = (column < columns)[None, :]\n        x = tl.load(x_ptr + element_offsets(row, column, layout, INT64), "
+        "mask = (column < columns)[None, :]\n        x = tl.load(x_ptr + element_offsets(row, column, layout), "
         "mask=mask, other=-float": "mask = (row < count)[:, None] & (column < columns)[None, :]\n"
-        "        x = tl.load(x_ptr + element_offsets(row, column, layout, INT64), mask=mask, other=-float",
+        "        x = tl.load(x_ptr + element_offsets(row, column, layout), mask=mask, other=-float",
         NEW: "new = tl.zeros((4, WIDTH), tl.float32) + tl.maximum(tl.max(largest), tl.max(x))",
-        "    place = tl.sum(element_offsets(row, tl.where(counts, target, 0), layout, INT64), axis=1)\n": "",
+        "    place = tl.sum(element_offsets(row, tl.where(counts, target, 0), layout), axis=1)\n": "",
         "sums = tl.full((4, WIDTH), 0.0, tl.float32)": "sums = tl.full((4, WIDTH), 0.0, tl.float32)\n"
         "    found = tl.zeros((4,), tl.float32)",
         CHOSEN: "chosen = found",
@@ -230,7 +230,7 @@ wrong(
         "    for start in range(0, columns, WIDTH):\n        column = start + lanes": (
             "    for start in range(0, columns, WIDTH):\n"
             "        column = start + lanes\n"
-            "        x = tl.load(x_ptr + element_offsets(row, column, layout, INT64),"
+            "        x = tl.load(x_ptr + element_offsets(row, column, layout),"
             ' mask=(column < columns)[None, :], other=-float("inf"))\n'
             "        largest = tl.maximum(largest, x.to(tl.float32))\n"
             "    for start in range(0, columns, WIDTH):\n        column = start + lanes"
@@ -257,7 +257,7 @@ wrong(
             "        if dx.numel():\n"
             "            gradient[(rows.count,)](\n"
             "                x, target, lse, torch.ones_like(lse), dx, rows.columns, ignored, rows.layout_args,\n"
-            f"                WIDTH={WIDTH}, INT64=rows.needs_int64,\n"
+            f"                WIDTH={WIDTH},\n"
             "            )\n"
             "        ctx.dx = dx\n"
             "        ctx.save_for_backward(logits, target, lse)"

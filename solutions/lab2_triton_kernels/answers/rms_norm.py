@@ -12,12 +12,12 @@ ANSWERS = Answers(
     {
         KERNELS: """
 @triton.jit
-def normalise(x_ptr, w_ptr, y_ptr, r_ptr, columns, eps, layout, w_stride, WIDTH: tl.constexpr, INT64: tl.constexpr):
+def normalise(x_ptr, w_ptr, y_ptr, r_ptr, columns, eps, layout, w_stride, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     lanes = tl.arange(0, WIDTH)
     mask = (lanes < columns)[None, :]
-    x = tl.load(x_ptr + element_offsets(row, lanes, layout, INT64), mask=mask, other=0.0).to(tl.float32)
-    w = tl.load(w_ptr + col_offset(lanes, w_stride, INT64), mask=lanes < columns, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + element_offsets(row, lanes, layout), mask=mask, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + lanes * w_stride, mask=lanes < columns, other=0.0).to(tl.float32)
     squares = tl.sum(x * x, axis=1)
     r = tl.rsqrt(squares / columns + eps)
     y = x * r[:, None] * w[None, :]
@@ -28,17 +28,17 @@ def normalise(x_ptr, w_ptr, y_ptr, r_ptr, columns, eps, layout, w_stride, WIDTH:
 @triton.jit
 def gradients(
     g_ptr, x_ptr, w_ptr, r_ptr, dx_ptr, sums_ptr, count, columns, programs, g_layout, layout, w_stride,
-    WIDTH: tl.constexpr, INT64: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     me = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, WIDTH)
     mask = (lanes < columns)[None, :]
-    w = tl.load(w_ptr + col_offset(lanes, w_stride, INT64), mask=lanes < columns, other=0.0).to(tl.float32)[None, :]
+    w = tl.load(w_ptr + lanes * w_stride, mask=lanes < columns, other=0.0).to(tl.float32)[None, :]
     sums = tl.zeros((1, WIDTH), dtype=tl.float32)
     for number in range(me, count, programs):
         row = tl.cast(number, tl.int64) + tl.arange(0, 1)
-        x = tl.load(x_ptr + element_offsets(row, lanes, layout, INT64), mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(g_ptr + element_offsets(row, lanes, g_layout, INT64), mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + element_offsets(row, lanes, layout), mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(g_ptr + element_offsets(row, lanes, g_layout), mask=mask, other=0.0).to(tl.float32)
         r = tl.load(r_ptr + row)[:, None]
         n = x * r
         gw = g * w
@@ -58,9 +58,8 @@ class Normalised(torch.autograd.Function):
         if y.numel():
             x_rows, rows = as_rows(x)
             width = triton.next_power_of_2(rows.columns)
-            wide = rows.needs_int64
             normalise[(rows.count,)](
-                x_rows, weight, y, r, rows.columns, eps, rows.layout_args, weight.stride(0), WIDTH=width, INT64=wide
+                x_rows, weight, y, r, rows.columns, eps, rows.layout_args, weight.stride(0), WIDTH=width
             )
         ctx.save_for_backward(x, weight, r)
         return y
@@ -74,12 +73,12 @@ class Normalised(torch.autograd.Function):
             return dx, torch.zeros(x.shape[-1], dtype=x.dtype, device=x.device), None
         x, rows = as_rows(x)
         g, g_rows = as_rows(g)
-        programs = min(triton.cdiv(rows.count, 16), 128)
+        programs = min(triton.cdiv(rows.count, 16), 512)
         sums = torch.empty(programs, rows.columns, dtype=torch.float32, device=x.device)
         width = triton.next_power_of_2(rows.columns)
         gradients[(programs,)](
             g, x, weight, r, dx, sums, rows.count, rows.columns, programs, g_rows.layout_args, rows.layout_args,
-            weight.stride(0), WIDTH=width, INT64=rows.needs_int64 or g_rows.needs_int64,
+            weight.stride(0), WIDTH=width,
         )
         return dx, column_sums(sums, x.dtype), None
 """,
@@ -183,7 +182,7 @@ wrong(
     "other memory",
     "more than one row of partial sums for every 16 rows",
     number(6),
-    edits={"min(triton.cdiv(rows.count, 16), 128)": "rows.count"},
+    edits={"min(triton.cdiv(rows.count, 16), 512)": "rows.count"},
 )
 # ---- digits
 wrong(
@@ -220,8 +219,7 @@ wrong(
     "x is loaded 2.0 times in the forward pass",
     number(8),
     edits={
-        Y: "x = tl.load(x_ptr + element_offsets(row, lanes, layout, INT64), mask=mask, other=0.0).to(tl.float32)\n    "
-        + Y
+        Y: "x = tl.load(x_ptr + element_offsets(row, lanes, layout), mask=mask, other=0.0).to(tl.float32)\n    " + Y
     },
 )
 wrong(
@@ -259,7 +257,7 @@ wrong(
     KERNELS,
     "weight ignores its stride",
     "only non-contiguous inputs fail",
-    edits={"col_offset(lanes, w_stride, INT64)": "lanes"},
+    edits={"lanes * w_stride": "lanes"},
 )
 wrong(
     KERNELS,

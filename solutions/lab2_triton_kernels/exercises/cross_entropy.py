@@ -142,7 +142,7 @@ def _moves(trial: CaseResult) -> Problem | None:
         {"logits": logits, "loss": loss},
         {
             "logits": once,
-            "loss": Limits(stores=(4 * rows, 4 * rows), one=4 * rows, more=classic("a loss is stored once", 8)),
+            "loss": Limits(stores=(4 * rows, 8 * rows), one=4 * rows, more=classic("a loss is stored once", 8)),
             "": Limits(
                 loads=few,
                 stores=(0, 4 * rows),

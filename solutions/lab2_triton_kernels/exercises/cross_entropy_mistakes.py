@@ -91,14 +91,16 @@ def _lse(e: Evidence) -> torch.Tensor:
 
 
 def _local_columns(e: Evidence) -> bool:
-    """Whether a target is looked for at its number inside every tile."""
+    """Whether a target is looked for at its number inside every tile; lanes past the end are -inf, or left out."""
     x, target, _ = e.args64
     width = _tile(e)
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % width))
-    inside = padded.unflatten(-1, (-1, width)).sum(-2)  # what stands at each place of all tiles, added up
     column = torch.where(_ignored(e) | (target >= width), 0, target)[..., None]
-    found = torch.where(target < width, inside.gather(-1, column)[..., 0], 0)
-    return _loss_is(e, _lse(e) - found)
+    for past_the_end in (-torch.inf, 0.0):
+        padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % width), value=past_the_end)
+        inside = padded.unflatten(-1, (-1, width)).sum(-2)  # what stands at each place of all tiles, added up
+        if _loss_is(e, _lse(e) - torch.where(target < width, inside.gather(-1, column)[..., 0], 0)):
+            return True
+    return False
 
 
 def _one_maximum(e: Evidence) -> bool:
