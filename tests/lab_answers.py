@@ -39,10 +39,16 @@ def exercise(number: str) -> Exercise:
 
 @functools.cache
 def answers(lab: str) -> Answers:
-    """Right and wrong answers to a lab's exercises; of formulas, lab 1, the solution is the right answer."""
-    found = answers_of(f"solutions.{lab}.answers")
-    found.right = found.right or {place.label: place.text for place in places(ROOT / "solutions" / lab)}
-    return found
+    """Right and wrong answers to a lab's exercises."""
+    return answers_of(f"solutions.{lab}.answers")
+
+
+@functools.cache
+def edited(lab: str) -> dict[str, str]:
+    """What a lab's wrong answers are edits of, by place: its right answers, and in lab 1 the solution's own lines."""
+    if lab == LABS[0]:
+        return {place.label: place.text for place in places(ROOT / "solutions" / lab)}
+    return answers(lab).right
 
 
 def wrong_answers(lab: str, number: str = "") -> list[WrongAnswer]:
@@ -87,5 +93,5 @@ def lab_answered(wrong: WrongAnswer, folder: Path) -> Iterator[object]:
     if wrong.functions:
         yield SimpleNamespace(**{**vars(exercise(wrong.exercise).home(solution(lab))), **wrong.functions})
     else:
-        with lab_filled(lab, folder, wrong.filled(answers(lab).right)) as package:
+        with lab_filled(lab, folder, wrong.filled(edited(lab))) as package:
             yield package

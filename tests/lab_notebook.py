@@ -65,11 +65,12 @@ class LabNotebook:
         assert abs(minutes - 60 * promised) <= 15
 
     def assert_task_check_and_notice_follow(self, exercise: str) -> None:
-        """The check comes right after its task, and what to notice right after the check."""
+        """The check comes after its task, and after a cell that profiles what the task is about; then what to notice."""
         text = self.text_of(exercise)
         index = next(i for i, cell in enumerate(self.cells) if cell.source == text)
-        assert self.cells[index + 1] is self.check_cell(exercise)
-        assert self.cells[index + 2].source.startswith("**When it passes, notice.**")
+        follow = [cell for cell in self.cells[index + 1 : index + 4] if not cell.id.startswith("profile-")]
+        assert follow[0] is self.check_cell(exercise)
+        assert follow[1].source.startswith("**When it passes, notice.**")
 
 
 def assert_released_notebook_stops_at_each_check(

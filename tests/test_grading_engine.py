@@ -55,7 +55,7 @@ def test_links_and_pipes_are_ignored_with_a_note(tmp_path):
     (folder / "warp.py").write_text("x = 1\n")
     (folder / "waves.py").symlink_to("/etc/passwd")
     os.mkfifo(folder / "rates.py")
-    (folder / "layer.py").write_bytes(b"#" * (MAX_FILE + 1))
+    (folder / "residual.py").write_bytes(b"#" * (MAX_FILE + 1))
     submission = collect(folder, LAB)
     assert set(submission.files) == {"warp.py"}
     assert sum("was ignored" in note for note in submission.notes) == 3
@@ -66,7 +66,7 @@ def test_zip_members_that_point_out_of_the_zip_are_ignored(tmp_path):
         archive.writestr("warp.py", "x = 1\n")
         archive.writestr("../waves.py", "x = 2\n")
         archive.writestr("/rates.py", "x = 3\n")
-        link = zipfile.ZipInfo("layer.py")
+        link = zipfile.ZipInfo("residual.py")
         link.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(link, "/etc/passwd")
     submission = collect(tmp_path / "eve.zip", LAB)

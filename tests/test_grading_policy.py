@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import synthetic_cohort
 from hostile import HOSTILE, TARGETS, write
-from lab_answers import answers, wrong_answers
+from lab_answers import answers, edited, wrong_answers
 from lab_places import write_lab
 
 from grading.lab import find_lab, lab_names
@@ -31,13 +31,12 @@ def test_every_module_of_the_course_passes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3, 4, 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 def test_every_answer_right_or_wrong_passes(number, tmp_path):
     lab = find_lab(str(number))
-    plain = answers(lab.name).right
-    edited = [wrong for wrong in wrong_answers(lab.name) if wrong.edits]
+    wrong = [wrong.filled(edited(lab.name)) for wrong in wrong_answers(lab.name) if wrong.edits]
     judged = set()
-    for index, places in enumerate([plain, *(wrong.filled(plain) for wrong in edited)]):
+    for index, places in enumerate([answers(lab.name).right, *wrong]):
         write_lab(lab.name, tmp_path / str(index), places)
         for path in sorted((tmp_path / str(index)).glob("*.py")):
             if (text := path.read_bytes()) not in judged:
@@ -69,6 +68,7 @@ x = getattr(3, "real", None)
 class E(ValueError):\n  pass\ndef f(x: "E | None" = None, *, kind: type[BaseException] | None = None) -> dict[str, int]:\n  return {}
 from .rows import as_rows\nfrom . import gelu\nfrom .helper import mine
 if __name__ == "__main__":\n  print(__doc__, __name__)
+if __name__ == "__main__":\n  import sys\n  from utils import roofline\n  print(roofline.matmul(2, 3, 4), sys.argv)
 x = "{0:>8} {name!r} {a.b}"
 # -*- coding: utf-8 -*-\nx = 1
 """.strip().split("\n")  # noqa: E501
@@ -102,6 +102,12 @@ import utils.checks.core
 from utils.operators import softmax
 from utils import runtime\nruntime.sys.exit()
 from .gelu import *
+__name__ = "__main__"\nif __name__ == "__main__":\n  import os
+from .gelu import MAIN as __name__\nif __name__ == "__main__":\n  import os
+match "__main__":\n  case __name__:\n    pass\nif __name__ == "__main__":\n  import os
+def f():\n  global __name__\n  try:\n    raise E\n  except E as __name__:\n    yield
+def f():\n  if __name__ == "__main__":\n    import os
+if __name__ == "__main__":\n  pass\nelse:\n  import os
 from . import os
 from .. import x
 __import__("os")

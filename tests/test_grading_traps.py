@@ -118,7 +118,7 @@ def graded_class(tmp_path_factory) -> tuple[Path, list[Member]]:
     notebook = folder / "correct-with-helpers" / LAB.notebook.name
     notebook.rename(notebook.with_name("my notebook.ipynb"))  # it is missing
     (folder / "bob" / LAB.notebook.name).write_text("{not JSON")
-    (folder / "bob" / "layer.py").write_text("def layer_flops(:\n")
+    (folder / "bob" / "residual.py").write_text("def residual_add(:\n")
     warp = folder / "cyd" / "warp.py"
     warp.write_text(warp.read_text() + WRONG)
     with zipfile.ZipFile(folder / "dan.zip", "w") as archive:
@@ -176,7 +176,7 @@ def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(found):
 @pytest.mark.slow
 def test_a_module_that_is_no_python_costs_its_own_exercises(found):
     by_number = {exercise["number"]: exercise for exercise in found["bob"]["exercises"]}
-    assert by_number["1.10"]["outcome"] == "refused" and "layer.py" in by_number["1.10"]["message"]
+    assert by_number["1.10"]["outcome"] == "refused" and "residual.py" in by_number["1.10"]["message"]
 
 
 @needs_sandbox

@@ -16,17 +16,29 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lab_answers import exercises, notebook
+from lab_answers import answers, exercises, lab_filled, notebook
 
 from grading.lab import find_lab
 from grading.policy.paths import own_of
 from solutions import lab1_roofline as solution
-from solutions.lab1_roofline.exercises import attention, counting, divergence, passes, prediction, rates, rules, sectors
+from solutions.lab1_roofline.exercises import (
+    attention,
+    counting,
+    divergence,
+    passes,
+    prediction,
+    rates,
+    residual,
+    rules,
+    sectors,
+)
 from solutions.lab1_roofline.exercises import operators as lab1_operators
-from utils import hardware, operators, roofline, simt
+from utils import hardware, operators, roofline, runtime, simt
 from utils.checks import attempt, forbidden_modules
 from utils.checks.core import CheckFailed
 from utils.checks.question import Question
+from utils.compile_only import Request, resource_usages
+from utils.kernel_profile import profile_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,7 +68,7 @@ NEARLY_THE_SOLUTION = {
     "1.7": "b // 32",
     "1.8": "-(-a // b)",
     "1.9": "calls itself",
-    "1.10": "twice the forward pass",
+    "1.10": "for each warp of the block",
 }
 
 
@@ -71,7 +83,7 @@ def test_what_nearly_is_the_solution_is_folded_away_behind_a_first_nudge(exercis
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_each_size_and_rate_that_a_function_takes_is_also_tried_where_it_must_be_refused(exercise):
-    others = {"causal", "materialize", "backward", "program", "amounts", "points", "kind", "params"}
+    others = {"causal", "materialize", "mended", "program", "points", "kind", "params"}
     for question in questions_of(exercise):
         parameters = set(question.cases(random.Random(2))[0].arguments)
         assert parameters - others - set(question.refused) == set() or question.name == "predict_operator"
@@ -88,7 +100,9 @@ def questions_of(exercise: str) -> list[Question]:
 def test_every_classic_wrong_answer_that_a_message_points_to_is_in_the_notebook(exercise):
     listed = NOTEBOOK.classic_numbers(exercise)
     pointed_to = {mistake.classic for q in questions_of(exercise) for mistake in q.mistakes} - {0}
-    assert {question.name for question in questions_of(exercise)} == set(EXERCISES[exercise].functions)
+    kernels = {"residual_add"} if exercise == "1.10" else set()  # its check runs a kernel, beside its questions
+    assert {question.name for question in questions_of(exercise)} == set(EXERCISES[exercise].functions) - kernels
+    pointed_to |= set(range(6, 10)) if kernels else set()
     assert listed == list(range(1, len(listed) + 1)) and len(listed) >= 4
     assert pointed_to == set(listed)
 
@@ -290,6 +304,19 @@ def test_measurements_looked_up_are_no_predictions(tmp_path):
     assert "returns the measurements themselves" in text
 
 
+def test_what_stands_under_main_may_compare_with_anything(tmp_path):
+    source = "def f(m, k, n): return 2 * m * k * n\n\nif __name__ == '__main__':\n    from utils import roofline\n"
+    answer = module_from(tmp_path, f"from utils.operators import require_sizes\n{source}").f
+    assert forbidden_modules.imports_of(answer, rules.FORBIDDEN) == []
+    unguarded = source.replace("if __name__ == '__main__'", "if True")
+    assert forbidden_modules.imports_of(module_from(tmp_path, unguarded).f, rules.FORBIDDEN) != []
+
+
+def test_a_program_in_a_message_is_short_enough_to_read():
+    for seed in range(20):
+        assert all(len(case.call("warp_cycles")) < 160 for case in divergence.CYCLES.cases(random.Random(seed)))
+
+
 def test_the_vocabulary_that_a_lab_hands_out_may_be_imported():
     assert forbidden_modules.imports_of(solution.warp_cycles, rules.FORBIDDEN) == []
     assert forbidden_modules.forbidden_imports("from utils.simt import run_warp", rules.FORBIDDEN) == [
@@ -350,6 +377,69 @@ def test_divergence_found_lane_by_lane_equals_the_simulator_with_masks():
         trace = simt.run_warp(case.arguments["program"], case.arguments["warp_size"])
         assert divergence.warp_cycles(**case.arguments) == trace.cycles
         assert divergence.wasted_lane_cycles(**case.arguments) == trace.wasted_lane_cycles
+
+
+@pytest.mark.parametrize("case", residual.SECTORS.cases(random.Random(6)), ids=lambda case: case.call(""))
+def test_the_profiler_counts_the_sectors_of_a_walk_as_its_oracle_does(case, monkeypatch):
+    sizes = case.arguments
+    rows, cols, stride, block = (sizes[name] for name in ("rows", "cols", "stride", "block"))
+    monkeypatch.setattr(solution.residual, "BLOCK", block)
+    x = torch.zeros(rows, stride, device=runtime.DEVICE)[:, :cols]
+    kernel = solution.given_residual_add if sizes["walk"] == "runs" else solution.residual_add
+    with profile_kernel() as profile:
+        kernel(x, x.clone())
+    counted = profile.by_argument["x_ptr"].sectors_loaded
+    expected = residual.walk_sectors(rows, cols, stride, 4, block, sizes["walk"])
+    if sizes["walk"] == "runs":
+        expected += residual.walk_sectors(rows, cols, stride, 4, block, "tiles")
+    assert counted == expected
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_the_profiler_counts_the_bytes_of_a_kernel_as_the_oracle_does(mended):
+    kernel = solution.residual_add if mended else solution.given_residual_add
+    with profile_kernel() as profile:
+        kernel(*torch.zeros(2, 3, 300, device=runtime.DEVICE))
+    assert profile.bytes_moved == residual.residual_add_bytes(3, 300, 4, mended)
+
+
+def test_the_given_kernel_gives_the_right_values():
+    x, r = torch.randn(2, 3, 300).to(runtime.DEVICE)
+    y, sums = solution.given_residual_add(x, r)
+    torch.testing.assert_close(y, x + r)
+    torch.testing.assert_close(sums, (x + r).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (torch.zeros(4), r"x must be a float32 matrix of x's shape, got torch\.float32 \(4,\)"),
+        (torch.zeros(4, 4, dtype=torch.float16), "got torch.float16"),
+        (torch.zeros(4, 5).T, r"neighbours, got strides \(1, 5\)"),
+        (torch.zeros(0, 4), "rows must be at least 1, got 0"),
+        (torch.empty(2**20, 2**12, device="meta"), "2\\*\\*31 elements"),
+    ],
+)
+def test_a_matrix_that_the_kernels_cannot_take_is_refused_on_entry(x, says):
+    for function in (solution.given_residual_add, solution.residual_add):
+        with pytest.raises(ValueError, match=says):
+            function(x, x)
+
+
+def test_the_kernels_of_the_lab_compile_for_ampere_hopper_and_blackwell(tmp_path):
+    pointers = dict.fromkeys(("x_ptr", "residual_ptr", "y_ptr", "sum_ptr"), "*fp32")
+    sizes = dict.fromkeys(("cols", "stride_x", "stride_residual"), "i32")
+    one_column = {name: kind for name, kind in sizes.items() if name != "cols"}
+    with lab_filled("lab1_roofline", tmp_path, answers("lab1_roofline").right) as unusual:
+        home = solution.residual
+        kernels = (home.given_kernel, home.residual_add_kernel, unusual.residual.residual_add_kernel)
+    every = [
+        Request(kernel, {**pointers, **sizes}, {"BLOCK": 128}, capability)
+        for kernel in kernels
+        for capability in (80, 90, 100)
+    ]
+    every += [Request(kernel, {**pointers, **one_column}, {"BLOCK": 128, "cols": 1}, 90) for kernel in kernels]
+    assert all(usage.stack_bytes == 0 for usage in resource_usages(every))
 
 
 def test_no_known_mistake_agrees_with_the_right_answer_everywhere():

@@ -26,6 +26,7 @@ from grading.policy.syntax import (
     is_special,
     text_of,
 )
+from utils.checks.forbidden_modules import is_main_guard
 
 
 @dataclass(frozen=True, order=True)
@@ -80,6 +81,8 @@ class Reader:
     def _visit(self, node: ast.AST, scope: Scope, place: str) -> None:
         if isinstance(node, ast.stmt) and self.released and (place, ast.dump(node)) in self.released:
             return
+        if place == "" and is_main_guard(node):
+            return  # the grader imports a module and nothing may bind `__name__`, so this never runs
         judge = getattr(self, f"_judge_{type(node).__name__.lower()}", None)
         if judge is not None:
             judge(node, scope)
@@ -122,6 +125,16 @@ class Reader:
         self._visit(note, scope, "")
 
     # ---- what may be named: imports, names and attributes
+    def _judge_binding(self, node: ast.AST, name: str | None) -> None:
+        if name is not None and is_special(name) and name not in tables.MAY_BE_SET:
+            self._refuse(node, f"`{name} = ...`", "special names belong to Python: choose another name")
+
+    def _judge_alias(self, node: ast.alias, scope: Scope) -> None:
+        self._judge_binding(node, node.asname)
+
+    def _judge_matchas(self, node: ast.MatchAs, scope: Scope) -> None:
+        self._judge_binding(node, node.name)
+
     def _judge_import(self, node: ast.Import, scope: Scope) -> None:
         for alias in node.names:
             if alias.name.split(".")[0] == self.own.package and not self.paths.allowed(alias.name):
@@ -154,8 +167,7 @@ class Reader:
     def _judge_name(self, node: ast.Name, scope: Scope) -> None:
         name = node.id
         if isinstance(node.ctx, ast.Store | ast.Del):
-            if name.startswith("__") and name.endswith("__") and name not in tables.SPECIAL_NAMES | {"__hash__"}:
-                self._refuse(node, f"`{name} = ...`", "special names belong to Python: choose another name")
+            self._judge_binding(node, name)
             return
         path = scope.path(name)
         if path is None:
@@ -258,6 +270,7 @@ class Reader:
             )
 
     def _judge_excepthandler(self, node: ast.ExceptHandler, scope: Scope) -> None:
+        self._judge_binding(node, node.name)
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
         for kind in kinds:
             if kind is None or (isinstance(kind, ast.Name) and kind.id == "BaseException"):

@@ -143,6 +143,9 @@ INTERNALS = _names(
 
 #: Attributes that give the bare memory of a tensor: allowed only in a lab whose own modules use them.
 BARE_MEMORY = _names("untyped_storage storage typed_storage _cdata share_memory_")
+#: Those that a module may set: not ``__name__``, since nothing under ``if __name__ == "__main__"`` is read.
+MAY_BE_SET = SPECIAL_NAMES - {"__name__"} | {"__hash__"}
+
 
 #: Types whose values are compared and written down as they are: a subclass could say that it equals anything.
 PLAIN_TYPES = _names("bool bytes complex dict float frozenset int list object_ set str tuple Tensor Parameter ndarray")

@@ -1,19 +1,14 @@
-"""The forms an answer can have (a count, a rate, a table of them): what is wrong with a value, and when two agree."""
+"""The forms an answer can have (a count, a rate): what is wrong with a value, and when two agree."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 class AnswerFormat:
     """What a question's answers look like; each subclass is one kind of answer."""
-
-    def for_call(self, arguments: Mapping[str, object]) -> AnswerFormat:
-        """The form that is expected of a call with these arguments."""
-        return self
 
     def problem(self, value: object) -> str:
         """What is wrong with the type of ``value``, as the end of "... returned"; empty when it is an answer at all."""
@@ -125,38 +120,3 @@ class FactorTolerance(Rate):
 
     def like(self, value: object, mistaken: object) -> bool:
         return super().same(value, mistaken)
-
-
-@dataclass(frozen=True)
-class Table(AnswerFormat):
-    """A dictionary with one entry of the same form for each of ``keys``.
-
-    With ``keys_of``, the name of a parameter that is a dictionary itself, the keys due are those of that argument.
-    """
-
-    keys: Sequence[str]
-    entry: AnswerFormat
-    keys_of: str = ""
-
-    def for_call(self, arguments: Mapping[str, object]) -> Table:
-        return replace(self, keys=tuple(arguments[self.keys_of])) if self.keys_of else self
-
-    def problem(self, value: object) -> str:
-        if value is None:
-            return "None: is a `return` missing?"
-        if not isinstance(value, Mapping):
-            return f"a {type(value).__name__}, expected a dict with the keys {', '.join(self.keys)}"
-        if set(value) != set(self.keys):
-            return f"the keys {', '.join(map(repr, value)) or 'none'}, expected {', '.join(map(repr, self.keys))}"
-        for key in self.keys:
-            if problem := self.entry.problem(value[key]):
-                return f"under {key!r} {problem}"
-        return ""
-
-    def same(self, value: object, expected: object) -> bool:
-        return all(self.entry.same(value[key], expected[key]) for key in self.keys)
-
-    def show(self, value: object) -> str:
-        if not isinstance(value, Mapping):
-            return repr(value)
-        return "{" + ", ".join(f"{key!r}: {self.entry.show(entry)}" for key, entry in value.items()) + "}"

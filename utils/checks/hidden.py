@@ -236,15 +236,7 @@ def asked(exercise: str, *questions: Question) -> Callable[[ModuleType, int], Ob
             for case in question.cases(random.Random(f"{seed}/{exercise}/{question.name}")):
                 split = f" with {question.split_by}={case.arguments[question.split_by]}" if question.split_by else ""
                 answer = getattr(package, question.name)(**case.arguments)
-                answers.setdefault(question.name + split, []).append(_table(answer))
+                answers.setdefault(question.name + split, []).append(answer)
         return Observed(answers)
 
     return run
-
-
-def _table(answer: Any) -> Observation:
-    """The sorted keys of a dictionary and their values; anything else as it is."""
-    if not isinstance(answer, Mapping):
-        return answer
-    names = sorted(answer, key=str)
-    return [list(map(str, names)), [answer[name] for name in names]]

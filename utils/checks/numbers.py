@@ -1,4 +1,4 @@
-"""Checks of functions that return numbers: counts of operations and bytes, rates, times, tables of them.
+"""Checks of functions that return numbers: counts of operations and bytes, rates, times.
 
 A :class:`~utils.checks.question.Question` is one function of the student. When the student's values equal a mistake's
 in every case, the message names the mistake; otherwise it shows cases and what the wrong ones have in common.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 from utils.checks.attempt import attempt, tail
 from utils.checks.core import Exercise, draw_seed, fail, generator, passed
 from utils.checks.forbidden_modules import Forbidden, imports_of
-from utils.checks.forms import AnswerFormat, Table
+from utils.checks.forms import AnswerFormat
 from utils.checks.question import Answer, Case, Mistake, Question, Raised
 
 SHOWN_CASES = 3
@@ -79,7 +78,7 @@ def _ask(exercise: Exercise, question: Question, function: Callable, seed: int, 
     problems = [_problem(question, case, value) for case, value in zip(cases, got, strict=True)]
     raised = next((pair for pair in zip(cases, got, strict=True) if isinstance(pair[1], Raised)), None)
     if raised and any(problems):
-        _explain_error(exercise, question, *raised)
+        _explain_error(exercise, question, *raised, seed)
     for case, problem in zip(cases, problems, strict=True):
         if problem:
             special = f"  ({case.tag})" if case.tag else ""
@@ -87,28 +86,28 @@ def _ask(exercise: Exercise, question: Question, function: Callable, seed: int, 
     expected = [question.expected(**case.arguments) for case in cases]
     answers = [Answer(c, g, e, _same(question, c, g, e)) for c, g, e in zip(cases, got, expected, strict=True)]
     if raised and not _explained_by_wrong_values(question, answers):
-        _explain_error(exercise, question, *raised)
+        _explain_error(exercise, question, *raised, seed)
     return answers
 
 
 def _problem(question: Question, case: Case, value: object) -> str:
-    return "" if isinstance(value, Raised) else question.form.for_call(case.arguments).problem(value)
+    return "" if isinstance(value, Raised) else question.form.problem(value)
 
 
 def _explained_by_wrong_values(question: Question, answers: Sequence[Answer]) -> bool:
     """Whether one known mistake leads to all of the answers: the wrong values among them, and the errors too."""
     values_are_wrong = any(not (answer.right or isinstance(answer.got, Raised)) for answer in answers)
-    return values_are_wrong and not isinstance(question.form, Table) and known_mistake(question, answers) is not None
+    return values_are_wrong and known_mistake(question, answers) is not None
 
 
-def _explain_error(exercise: Exercise, question: Question, case: Case, raised: Raised) -> None:
+def _explain_error(exercise: Exercise, question: Question, case: Case, raised: Raised, seed: int) -> None:
     """Fail with the message for an error: the student's lines that raised it, and the mistake that leads to it."""
     outcomes = ((mistake, mistake.outcome(case)) for mistake in question.mistakes)
     cause = next((str(m) for m, outcome in outcomes if isinstance(outcome, Raised) and outcome.like(raised)), "")
     written = case.call(question.name)
-    brief = f"{question.name} {case.brief}" if case.brief else written
     special = f"  ({case.tag})" if case.tag else ""
-    fail(exercise, f"{brief} {raised}{special}", tail(raised.error), cause, written if case.brief else "")
+    again = f"{exercise.rerun(seed)}, case {written}"
+    fail(exercise, f"{written} {raised}{special}", tail(raised.error), cause, again)
 
 
 def _same(question: Question, case: Case, value: object, expected: object) -> bool:
@@ -116,7 +115,7 @@ def _same(question: Question, case: Case, value: object, expected: object) -> bo
         return False
     if value is None or expected is None:
         return value is expected
-    return question.form.for_call(case.arguments).same(value, expected)
+    return question.form.same(value, expected)
 
 
 def _like(form: AnswerFormat, value: object, mistaken: object) -> bool:
@@ -149,9 +148,6 @@ def call(exercise: Exercise, question: Question, function: Callable, case: Case,
 
 def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], seed: int) -> None:
     """Fail with the message for wrong answers: what differs, and why if it can be told."""
-    entry = ""
-    if isinstance(question.form, Table):
-        question, answers, entry = _one_entry(question, answers)
     wrong = [answer for answer in answers if not answer.right]
     details = [
         f"{a.case.brief or a.case.call(question.name)}: {_compared(question.form, a)}"
@@ -162,7 +158,7 @@ def _explain(exercise: Exercise, question: Question, answers: Sequence[Answer], 
         details.append(f"... and {len(wrong) - SHOWN_CASES} more")
     fail(
         exercise,
-        f"{question.name}{entry}: {len(wrong)} of {len(answers)} cases fail{'' if len(wrong) > 1 else 's'}",
+        f"{question.name}: {len(wrong)} of {len(answers)} cases fail{'' if len(wrong) > 1 else 's'}",
         details,
         diagnose(question, answers),
         f"{exercise.rerun(seed)}, case {wrong[0].case.call(question.name)}",
@@ -177,23 +173,10 @@ def _compared(form: AnswerFormat, answer: Answer) -> str:
     return f"got {got}, expected {expected}"
 
 
-def _one_entry(question: Question, answers: Sequence[Answer]) -> tuple[Question, list[Answer], str]:
-    """Of answers that are tables: the question and the answers for the first key under which one is wrong."""
-    form = question.form
-    key = next(k for a in answers for k in a.expected if not form.entry.same(a.got[k], a.expected[k]))
-    mistakes = [Mistake(m.says, lambda m=m, **case: m.computes(**case)[key], m.classic) for m in question.mistakes]
-    narrowed = [
-        Answer(a.case, a.got[key], a.expected[key], form.entry.same(a.got[key], a.expected[key]))
-        for a in answers
-        if key in a.expected
-    ]
-    return replace(question, form=form.entry, mistakes=mistakes), narrowed, f" under {key!r}"
-
-
 def known_mistake(question: Question, answers: Sequence[Answer]) -> Mistake | None:
     """The first known mistake that leads to every one of these answers."""
     for mistake in question.mistakes:
-        if all(_like(question.form.for_call(a.case.arguments), a.got, mistake.outcome(a.case)) for a in answers):
+        if all(_like(question.form, a.got, mistake.outcome(a.case)) for a in answers):
             return mistake
     return None
 
@@ -240,7 +223,7 @@ def _check_refusals(
     refusals += question.also_refused
     for changed, value in refusals:
         bad = Case({**case.arguments, **changed})
-        written = bad.call(question.name)
+        written = (Case(changed) if case.brief else bad).call(question.name)
         named = min(value) if isinstance(value, list) and value else value
         expected = f"expected a ValueError whose message contains {named!r}"
         made = attempt(function, bad.arguments, forbidden)

@@ -17,7 +17,7 @@ class Case:
     """The arguments of one call.
 
     ``tag`` says what is special about it, ``shown`` how to type the arguments where their repr does not do, and
-    ``brief`` what a list of failures calls it where typing it takes too much room.
+    ``brief`` what a message calls it where typing it takes too much room.
     """
 
     arguments: Mapping[str, object]
@@ -26,7 +26,9 @@ class Case:
     brief: str = ""
 
     def call(self, name: str) -> str:
-        """The call as one can type it."""
+        """The call as one can type it; what the function is asked about where that takes too much room."""
+        if self.brief:
+            return f"{name} of {self.brief}"
         written = self.shown or ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
         return f"{name}({written})"
 
@@ -81,7 +83,7 @@ class Question:
         cases: draws the cases from a generator; the smallest first, they are shown first.
         expected: the oracle; takes the arguments of a case.
         mistakes: known misconceptions, most frequent first.
-        form: whether answers are counts, rates or tables.
+        form: whether answers are counts or rates.
         refused: argument values that must raise a ValueError whose text holds the value, by parameter.
         also_refused: the same for several arguments together, or for a second value of one: the arguments that differ
             from a good call's, and the value that the text must hold.

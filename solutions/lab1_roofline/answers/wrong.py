@@ -5,9 +5,7 @@ The few that change what a place does not hold, such as which arguments are refu
 
 from __future__ import annotations
 
-from solutions import lab1_roofline as solution
 from utils.checks.answers import Answers
-from utils.operators import require_sizes
 
 ANSWERS = Answers()
 wrong, wrong_function = ANSWERS.wrong, ANSWERS.wrong_function
@@ -42,6 +40,7 @@ FLOPS, BYTES = "1.2: FLOPs of a matmul", "1.2: bytes of a matmul"
 wrong(FLOPS, "three loops", TWICE, edits={"dot_product_flops(k)": "k"})
 wrong(FLOPS, "textbook additions", "one addition short", edits={"dot_product_flops(k)": "(k + (k - 1))"})
 wrong(FLOPS, "outputs only", "k is left out", edits={"dot_product_flops(k)": "2"})
+wrong(FLOPS, "counted by NumPy", "the int64", "use int", instead="import numpy as np\n\nreturn np.int64(2) * m * k * n")
 wrong(FLOPS, "32 bit", "every other case passes", "beyond 2**53", instead="return 2 * m * k * n % 2**32")
 wrong(BYTES, "inputs only", "output is not written", edits={" + m * n": ""})
 wrong(
@@ -75,6 +74,33 @@ wrong(
 )
 wrong(BYTES, "everything fused", "stayed on the chip", edits={'if method == "fused"': 'if method != "three_pass"'})
 
+wrong(
+    BYTES,
+    "read twice",
+    "fused, it stays on the chip",
+    "4",
+    edits={"matrix + matrix\nelif": "matrix + matrix + matrix\nelif"},
+)
+wrong(
+    BYTES,
+    "statistics in HBM",
+    "they stay on the chip",
+    edits={"3 * matrix + matrix": "4 * matrix + 4 * rows"},
+)
+wrong(
+    BYTES,
+    "three trips of the statistics",
+    "one of the four trips",
+    edits={"row_sum = matrix + rows": "row_sum = matrix"},
+)
+wrong(
+    BYTES,
+    "subtracts and exponentiates at once",
+    "two kernels are taken as one",
+    edits={"exponential = matrix + matrix": "exponential = 0"},
+)
+wrong(FLOPS, "comparisons of a row", "cols - 1 per row", edits={"4 * rows * cols": "rows * (5 * cols - 1)"})
+
 # ---- 1.4 attention ----
 FLOPS, BYTES = "1.4: FLOPs of attention", "1.4: bytes of attention"
 PAIRS, FIRST_AND_LAST = "rows * (seq_k - rows + 1 + seq_k) // 2", "(seq_k - rows + 1 + seq_k)"
@@ -96,6 +122,22 @@ wrong(FLOPS, "scores are not used", "one of the two products is left out", edits
 wrong(FLOPS, "products only", "softmax and the scale are left out", edits={" + 1 + 4": ""})
 wrong(FLOPS, "sees only the past", "diagonal is left out", edits={FIRST_AND_LAST: "(seq_k - rows + seq_k - 1)"})
 wrong(FLOPS, "one head", "heads are not counted", edits={"batch * heads": "batch"})
+COST = "(2 * head_dim + 1 + 4 + 2 * head_dim)"
+in_numpy = {
+    "if causal:": "import numpy as np\n\nif causal:",
+    "batch * heads * pairs": "np.int64(batch * heads) * pairs",
+}
+wrong(FLOPS, "counted by NumPy", "the int64", edits=in_numpy)
+wrong(FLOPS, "triangle of keys", "a triangle of seq_k keys", edits={PAIRS: "seq_k * (seq_k + 1) // 2"})
+wrong(FLOPS, "formula of a square", "as many queries as keys only", edits={PAIRS: "seq_q * (seq_k + 1) // 2"})
+wrong(FLOPS, "always causal", "although causal is False", edits={"if causal:": "if True:"})
+wrong(FLOPS, "what is hidden", "the hidden pairs are counted", edits={PAIRS: f"seq_q * seq_k - {PAIRS}"})
+wrong(FLOPS, "textbook dot products", "an addition of a dot product", edits={"(2 * head_dim +": "(2 * head_dim - 1 +"})
+wrong(FLOPS, "no softmax", "the softmax is left out", edits={" + 4 + 2": " + 2"})
+masked_first = {
+    f"pairs * {COST}": "(pairs * 2 * head_dim + seq_q * seq_k * (5 + 2 * head_dim))",
+}
+wrong(FLOPS, "masks the first product", "only Q K^T is masked", edits=masked_first)
 GAUSS = "seq_q * (seq_k - seq_q + 1 + seq_k) // 2"
 wrong(FLOPS, "Gauss without care", "negative number of keys", edits={PAIRS: GAUSS})
 wrong(BYTES, "scores travel once", "S and P", edits={"4 * seq_q * seq_k": "2 * seq_q * seq_k"})
@@ -112,6 +154,22 @@ wrong(
     "forgets the statistics",
     "log-sum-exp of each query is left out",
     edits={"else:\n    between = 4 * seq_q": "else:\n    between = 0"},
+)
+wrong(
+    BYTES,
+    "maximum and sum",
+    "two numbers are written for each query",
+    edits={"between = 4 * seq_q\n": "between = 8 * seq_q\n"},
+)
+wrong(BYTES, "statistics of keys", "one log-sum-exp per key", edits={"between = 4 * seq_q\n": "between = 4 * seq_k\n"})
+wrong(
+    BYTES,
+    "keys for all heads",
+    "K and V are counted once for all heads",
+    edits={
+        "(2 * seq_q + 2 * seq_k)": "(2 * seq_q)",
+        "(inputs_and_output + between)": "(inputs_and_output + between) + batch * 2 * seq_k * head_dim * element_size",
+    },
 )
 wrong(BYTES, "one length for all", "K and V have seq_k", edits={"2 * seq_k)": "2 * seq_q)"})
 wrong(BYTES, "statistics always", "only the one kernel writes it", edits={"size  #": "size + 4 * seq_q  #"})
@@ -387,64 +445,115 @@ return wasted(program, list(range(warp_size)), warp_size)
 once = {"cycles * (warp_size": "(warp_size"}
 wrong(WASTED, "idle lanes per instruction", "idle lanes are counted once an operation", edits=once)
 
-# ---- 1.10 the operator table ----
-LAYER, SHARES = "1.10: FLOPs of a layer by class", "1.10: shares"
-CONTRACTION, NORMALISATION, ELEMENT_WISE = ("under 'contraction'", "under 'normalisation'", "under 'element-wise'")
-wrong(LAYER, "backward like forward", CONTRACTION, "counted as one product", edits={"*= 3": "*= 2"})
-wrong(LAYER, "forgets attention", CONTRACTION, "Q K^T and P V, are left out", edits={" + attention": ""})
-wrong(LAYER, "one matrix for QKV", CONTRACTION, "one projection", edits={"4 * matmul": "2 * matmul"})
-wrong(LAYER, "narrow feed-forward", CONTRACTION, "hidden wide", edits={"4 * hidden": "hidden"})
-one_matrix = {"batch * heads * seq_len * seq_len": "batch * seq_len * seq_len"}
-wrong(LAYER, "one score matrix", NORMALISATION, "score matrix for each head", edits=one_matrix)
-none = {" + 9 * activations": ""}
-wrong(LAYER, "biases have no gradient", NORMALISATION, "gradients of the biases are left out", edits=none)
-NARROW = "linear 1's bias is taken to be hidden wide"
-wrong(LAYER, "six equal gradients", NORMALISATION, NARROW, edits={"+ 9 *": "+ 6 *"})
-wrong(
-    LAYER,
-    "narrow gradients elsewhere",
-    NORMALISATION,
-    "not with the element-wise operators",
-    edits={"+ 9 *": "+ 4 *", "(6 + 2)": "(6 + 2 + 5)"},
+# ---- 1.10 a kernel, profiled and mended ----
+BYTES, WALK, KERNEL = "1.10: bytes of the kernels", "1.10: sectors of a walk", "1.10: the mended kernel"
+PREDICTED, MENDED = "exercise 1.10 (predictions)", "exercise 1.10 (profile and mend a kernel)"
+
+
+def residual_wrong(place, name, number, *says, **how):
+    """A wrong answer whose message names a classic wrong answer; without a number it names none."""
+    of = f'"classic wrong answers" {number}'
+    wrong(place, name, MENDED if place == KERNEL else PREDICTED, *says, *([of] if number else []), **how)
+
+
+TWO_LOOPS, PASSES = "2 if mended else 4", "(matrices_read + 1)"
+residual_wrong(BYTES, "one loop as in PyTorch", 1, "the second loop's loads are left out", edits={TWO_LOOPS: "2"})
+residual_wrong(BYTES, "nothing mended", 1, "with mended=True, x and residual are read once", edits={TWO_LOOPS: "4"})
+residual_wrong(BYTES, "y is free", 2, "one of the passes is left out", edits={PASSES: "matrices_read"})
+residual_wrong(BYTES, "sums are free", 2, "the sums are left out", edits={" + rows)": ")"})
+residual_wrong(BYTES, "sums of columns", 2, "one sum per column", edits={"+ rows)": "+ cols)"})
+residual_wrong(BYTES, "floats only", 2, "taken to have 4 bytes", edits={"element_size": "4"})
+LANES = 'lane * steps + step if walk == "runs" else step * block + lane'
+residual_wrong(
+    WALK, "always coalesced", 3, "the bytes are divided by 32", instead="return -(-rows * cols * element_size // 32)"
 )
-wrong(
-    LAYER,
-    "every bias alike",
-    ELEMENT_WISE,
-    "linear 1 is taken to be hidden wide",
-    edits={"(9 + 6 + 2)": "(6 + 3 + 2)", "(6 + 2)": "(3 + 2)"},
+residual_wrong(WALK, "walks swapped", 3, "the two walks are swapped", edits={'== "runs"': '== "tiles"'})
+residual_wrong(WALK, "a sector per lane", 4, "one sector per element", instead="return rows * cols")
+residual_wrong(
+    WALK,
+    "each sector once",
+    4,
+    "each step asks for it again",
+    instead="""
+touched = set()
+for row in range(rows):
+    for col in range(cols):
+        first = (row * stride + col) * element_size
+        touched |= {first // 32, (first + element_size - 1) // 32}
+return len(touched)
+""",
 )
-renamed = {"CLASSES": '("contraction", "norm", "element-wise")'}
-wrong(LAYER, "renames a class", "the keys", "'norm'", edits=renamed)
-wrong(LAYER, "norms cost the same backward", "layer norms' backward pass", edits={"2 * 14 *": "2 * 7 *"})
-wrong(SHARES, "percentages", "percentages", edits={"amount / total": "100 * amount / total"})
-wrong(SHARES, "relative to the largest", "divided by the largest", edits={"sum": "max"})
-OWN = "classes of its own"
-three = {
-    "sum(amounts.values())": "sum(amounts[name] for name in CLASSES)",
-    "for name, amount in amounts.items()": "for name in CLASSES",
-    "amount / total": "amounts[name] / total",
-}
-KEY = "raised KeyError: 'contraction'"
-wrong(SHARES, "three classes by name", KEY, OWN, "are written into shares", edits=three)
-wrong(
-    SHARES,
-    "three classes that may be missing",
-    "expected 'convolution', 'pooling'",
-    OWN,
-    instead="return {name: amounts.get(name, 0) / sum(amounts.values()) for name in CLASSES}",
+residual_wrong(
+    WALK,
+    "a request per block",
+    4,
+    "each warp of 32 lanes asks for itself",
+    edits={"range(0, block, 32)": "(0,)", "warp + 32": "block"},
 )
-wrong(
-    SHARES,
-    "the first three entries",
-    "(amounts={'embedding'",
-    "expected 'embedding', 'attention'",
-    OWN,
-    edits={"amounts.items()": "list(amounts.items())[:3]"},
+residual_wrong(WALK, "rows without gaps", 5, "the stride is left out", edits={"row * stride + col": "row * cols + col"})
+residual_wrong(WALK, "every row aligned", 5, "begin where a sector does", edits={"row * stride + col": "col"})
+residual_wrong(
+    WALK,
+    "a stride in bytes",
+    5,
+    "the stride is taken in bytes",
+    edits={"(row * stride + col) * element_size": "row * stride + col * element_size"},
+)
+residual_wrong(WALK, "nothing masked", 5, "lanes beyond the row's end", edits={" if col < cols": ""})
+residual_wrong(WALK, "whole steps only", 5, "the last step is left out", edits={"-(-cols // block)": "cols // block"})
+residual_wrong(WALK, "one program", 5, "one row is counted", edits={"range(rows)": "range(1)"})
+residual_wrong(WALK, "first bytes of lanes", 0, "walk_sectors", edits={"sectors_touched(addresses, element_size)": "1"})
+TILES, STORE, ADD = "lane + step * BLOCK", "tl.store(y_row + col, y, mask=mask)", "row_sum += tl.sum(y)"
+IN_RUNS = "lane * tl.cdiv(cols, BLOCK) + step"
+residual_wrong(KERNEL, "one pass in runs", 7, "sectors loaded", "a whole run apart", edits={TILES: IN_RUNS})
+SECOND_LOOP = """
+for step in range(tl.cdiv(cols, BLOCK)):
+    col = lane + step * BLOCK
+    mask = col < cols
+    y = tl.load(y_row + col, mask=mask, other=0.0)
+    row_sum += tl.sum(y)
+tl.store(sum_ptr"""
+AGAIN = SECOND_LOOP.replace(
+    "y = tl.load(y_row + col, mask=mask, other=0.0)",
+    "y = tl.load(x_row + col, mask=mask, other=0.0) + tl.load(residual_row + col, mask=mask, other=0.0)",
+)
+LAST = {f"    {ADD}\n": "", "\ntl.store(sum_ptr": AGAIN}
+residual_wrong(KERNEL, "two passes in tiles", 6, "x_ptr: expected", "bytes loaded", "second pass", edits=LAST)
+residual_wrong(
+    KERNEL,
+    "given as it is",
+    6,
+    "x_ptr: expected",
+    "second pass",
+    edits={TILES: IN_RUNS, f"    {ADD}\n": "", "\ntl.store(sum_ptr": AGAIN},
+)
+READS_BACK = {f"    {ADD}\n": "", "\ntl.store(sum_ptr": SECOND_LOOP}
+residual_wrong(KERNEL, "reads y back", 6, "y_ptr: expected 0 bytes loaded", "second pass", edits=READS_BACK)
+residual_wrong(KERNEL, "sum of the last step", 8, "only the last step's elements", edits={"row_sum += ": "row_sum = "})
+residual_wrong(KERNEL, "sum of x", 8, "this is the sum of x: add up y", edits={"tl.sum(y)": "tl.sum(x)"})
+UNMASKED = {", mask=mask, other=0.0": ""}
+residual_wrong(KERNEL, "loads without a mask", 9, "out-of-bounds access", edits=UNMASKED)
+residual_wrong(KERNEL, "no other", 9, "a masked load without `other`", edits={", other=0.0": ""})
+residual_wrong(
+    KERNEL,
+    "store without a mask",
+    0,
+    "out-of-bounds accesses",
+    "wrote y_ptr",
+    edits={STORE: "tl.store(y_row + col, y)"},
+)
+residual_wrong(
+    KERNEL, "rows without their stride", 0, "only non-contiguous inputs fail", edits={"* stride_x": "* cols"}
+)
+residual_wrong(
+    KERNEL, "whole steps only", 8, "the last, partial step is left out", edits={"tl.cdiv(cols, BLOCK)": "cols // BLOCK"}
 )
 
 
-@wrong_function("1.10", "layer_flops", "heads=-3", "for an invalid argument", "contains -3")
-def heads_may_be_negative(batch, seq_len, hidden, heads, backward):
-    require_sizes(batch=batch, seq_len=seq_len, hidden=hidden)
-    return solution.layer_flops(batch, seq_len, hidden, abs(heads), backward)
+residual_wrong(KERNEL, "a step per element", 0, "every lane is masked off", edits={"tl.cdiv(cols, BLOCK)": "cols"})
+
+
+@wrong_function("1.10", "residual_add", "no Triton kernel is launched", "reproduce: check_residual_add(")
+def leaves_it_to_pytorch(x, residual):
+    y = x + residual
+    return y, y.sum(1)
