@@ -1,9 +1,8 @@
-"""Lab 1, the roofline: what operators cost, what a GPU allows, and what a warp wastes.
+"""Lab 1, the roofline: what operators cost, what a GPU allows, and what a warp and a kernel waste.
 
 Edit the modules beside this file; the notebook explains the exercises and checks your functions.
 """
 
-from .layer import layer_flops, shares
 from .operators import (
     attention_bytes,
     attention_flops,
@@ -18,5 +17,6 @@ from .operators import (
 )
 from .prediction import measured_bandwidth, measured_peak, operator_cost, predict_operator, predict_seconds
 from .rates import attainable_rate, ridge_point, smallest_compute_bound_batch
+from .residual import given_residual_add, residual_add, residual_add_bytes, walk_sectors
 from .warp import sectors_touched, useful_fraction, warp_cycles, wasted_lane_cycles
 from .waves import last_wave_utilisation, num_tiles, num_waves, tiled_matmul_seconds

@@ -93,6 +93,27 @@ def _rows(seq_q: int, seq_k: int) -> range:
     return range(max(0, seq_q - seq_k), seq_q)
 
 
+def _square_formula(seq_q: int, seq_k: int, causal: bool) -> int:
+    """Half of the square and half of the diagonal, which holds with as many queries as keys."""
+    return seq_q * (seq_k + 1) // 2 if causal else seq_q * seq_k
+
+
+def _triangle_of(side: Callable[[int, int], int]) -> Callable[[int, int, bool], int]:
+    """A triangle of so many rows, whatever else there is."""
+    return lambda seq_q, seq_k, causal: side(seq_q, seq_k) * (side(seq_q, seq_k) + 1) // 2 if causal else seq_q * seq_k
+
+
+def _beside(of_all: Callable[[int], int]) -> Callable[..., int]:
+    """What a pair costs, of which ``of_all`` is paid for hidden pairs too."""
+
+    def flops(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool) -> int:
+        hidden = seq_q * seq_k - visible_pairs(seq_q, seq_k, causal)
+        right = attention_flops(batch, heads, seq_q, seq_k, head_dim, causal)
+        return right + batch * heads * hidden * of_all(head_dim)
+
+    return flops
+
+
 def _negative_rows(seq_q: int, seq_k: int, causal: bool) -> int:
     """The sum of an arithmetic series that lets a query see a negative number of keys."""
     return seq_q * (seq_k - seq_q + 1 + seq_k) // 2 if causal else seq_q * seq_k
@@ -122,15 +143,60 @@ FLOPS = Question(
         ),
         Mistake(
             "a triangle of seq_q queries is taken whatever seq_k is: the last query sees all seq_k keys",
-            _flops_of(lambda seq_q, seq_k, causal: seq_q * (seq_q + 1) // 2 if causal else seq_q * seq_k),
+            _flops_of(_triangle_of(lambda seq_q, seq_k: seq_q)),
             2,
         ),
+        Mistake(
+            "a triangle of seq_k keys is taken whatever seq_q is: with fewer queries its first rows are not there",
+            _flops_of(_triangle_of(lambda seq_q, seq_k: seq_k)),
+            2,
+        ),
+        Mistake(
+            "a triangle with the shorter side is taken: with fewer queries than keys, the first one sees some keys",
+            _flops_of(_triangle_of(min)),
+            2,
+        ),
+        Mistake(
+            "a formula is used that holds with as many queries as keys only: seq_q (seq_k + 1) / 2",
+            _flops_of(_square_formula),
+            2,
+        ),
+        Mistake(
+            "the hidden pairs are counted, not those that the mask leaves",
+            _flops_of(lambda q, k, causal: q * k - visible_pairs(q, k, True) if causal else q * k),
+            1,
+        ),
+        Mistake(
+            "the mask is applied although causal is False",
+            _flops_of(lambda seq_q, seq_k, causal: visible_pairs(seq_q, seq_k, True)),
+            1,
+        ),
+        Mistake(
+            "only Q K^T is masked: a hidden pair needs no scale, no softmax and no P V either",
+            _beside(lambda head_dim: 2 * head_dim + 5),
+            1,
+        ),
+        Mistake("the softmax runs over hidden pairs too: they cost nothing", _beside(lambda head_dim: 4), 1),
+        Mistake("scale and softmax run over hidden pairs too: they cost nothing", _beside(lambda head_dim: 5), 1),
         Mistake(
             "the softmax and the scale are left out: five more operations a pair",
             _flops_of(per_pair=lambda d: 4 * d),
             3,
         ),
-        Mistake("the scale is left out: one more multiplication a pair", _flops_of(per_pair=lambda d: 4 * d + 4), 3),
+        Mistake(
+            "one operation per pair is left out: the scale, one of the softmax's four, or an addition of a dot "
+            "product, whose sum starts at zero",
+            _flops_of(per_pair=lambda d: 4 * d + 4),
+            3,
+        ),
+        Mistake("the softmax is left out: four operations per pair", _flops_of(per_pair=lambda d: 4 * d + 1), 3),
+        Mistake(
+            "Q is scaled, not the scores: one multiplication per score",
+            lambda batch, heads, seq_q, seq_k, head_dim, causal: (
+                batch * heads * (visible_pairs(seq_q, seq_k, causal) * (4 * head_dim + 4) + head_dim * seq_q)
+            ),
+            3,
+        ),
         Mistake(
             "the maximum's comparisons are counted: inside a softmax they are free",
             _flops_of(per_pair=lambda d: 4 * d + 6),
@@ -147,6 +213,7 @@ FLOPS = Question(
             lambda heads, **sizes: attention_flops(heads=1, **sizes),
             5,
         ),
+        Mistake("the sequences of the batch are not counted", lambda **a: attention_flops(**(a | {"batch": 1})), 5),
     ),
     refused={"batch": -2, "heads": -3, "seq_q": -4, "seq_k": -5, "head_dim": -8},
     split_by="causal",
@@ -177,15 +244,40 @@ BYTES = Question(
             6,
         ),
         Mistake("one of the four trips of S and P is left out", _bytes_of(scores=3), 6),
+        Mistake("three of the four trips of S and P are left out", _bytes_of(scores=1), 6),
         Mistake("the score matrices are left out: they go through HBM when materialised", _bytes_of(scores=0), 6),
         Mistake("one score matrix serves all heads: each head has its own", _bytes_of(shared_scores=True), 7),
         Mistake("O is not written", _bytes_of(ends=(1, 2)), 7),
         Mistake("V is not read", _bytes_of(ends=(2, 1)), 7),
         Mistake("Q, K, V and O are all taken to have seq_q rows: K and V have seq_k", _bytes_of(ends=(4, 0)), 7),
+        Mistake("Q, K, V and O are all taken to have seq_k rows: Q and O have seq_q", _bytes_of(ends=(0, 4)), 7),
+        Mistake(
+            "K and V are counted once for all heads: each head has its own",
+            lambda **a: (
+                attention_bytes(**a)
+                - 2 * a["batch"] * (a["heads"] - 1) * a["seq_k"] * a["head_dim"] * a["element_size"]
+            ),
+            7,
+        ),
+        Mistake("the heads are not counted", lambda **a: attention_bytes(**(a | {"heads": 1})), 7),
+        Mistake("the sequences of the batch are not counted", lambda **a: attention_bytes(**(a | {"batch": 1})), 7),
         Mistake("the log-sum-exp of each query is left out", _bytes_of(statistics=0), 8),
         Mistake(
             "a log-sum-exp is counted beside the score matrices too: only the one kernel writes it",
-            lambda **sizes: attention_bytes(**sizes) + 4 * sizes["batch"] * sizes["heads"] * sizes["seq_q"],
+            lambda **sizes: (
+                attention_bytes(**sizes) + 4 * sizes["batch"] * sizes["heads"] * sizes["seq_q"] * sizes["materialize"]
+            ),
+            8,
+        ),
+        Mistake(
+            "two numbers are written for each query: a log-sum-exp holds the maximum and the sum in one",
+            _bytes_of(statistics=8),
+            8,
+        ),
+        Mistake("the log-sum-exp is counted as one byte: it is a float32", _bytes_of(statistics=1), 8),
+        Mistake(
+            "one log-sum-exp per key is counted: there is one per query",
+            lambda **a: attention_bytes(**a) + 4 * a["batch"] * a["heads"] * (a["seq_k"] - a["seq_q"]),
             8,
         ),
         Mistake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from random import Random
 
 from utils.checks.question import Case, Mistake, Question
@@ -12,6 +13,7 @@ from utils.simt import If, Op
 from .rules import asking
 
 Program = Sequence[Op | If]
+MOST_CHARACTERS = 120  # of a drawn program: a person reads it in a message
 DIVERGENT, UNIFORM, NESTED = "lanes that part", "a branch that all lanes take alike", "a branch inside a branch"
 
 
@@ -79,17 +81,17 @@ def _cases(rng: Random) -> list[Case]:
         ([If(even, [a, b], [x]), z], DIVERGENT),
         ([If(few, [a, b]), z], DIVERGENT),
         ([a, b], "no branch"),
-        ([If(Condition("<", 64), [a], [x, y]), z], UNIFORM),
+        ([If(Condition("<", 31), [a], [x]), z], DIVERGENT),  # the last lane alone
+        ([If(Condition("<", 32), [a], [x, y]), z], UNIFORM),
         ([If(Condition("<", 0), [a], [x, y]), z], UNIFORM),
         ([If(few, [If(even, [a], [b])], [x, If(Condition("<", 2), [y], [z])])], NESTED),
         ([If(few, [If(Condition("<", 20), [a], [b, y])], [x]), z], NESTED),
         ([If(even, [If(few, [a], [b, x])]), If(few, [y])], NESTED),
     ]
     cases = [_case(program, tag=tag) for program, tag in fixed]
-    for _ in range(5):
-        program = draw_program(rng, 3, iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 9))
-        cases.append(_case(program, rng.choice((4, 8, 32))))
-    return cases
+    drawn = (draw_program(rng, 3, iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 9)) for _ in count())
+    readable = (p for p in drawn if pseudocode(p).count("if") >= 2 and len(pseudocode(p)) <= MOST_CHARACTERS)
+    return cases + [_case(program, rng.choice((4, 8, 32))) for program in islice(readable, 5)]
 
 
 # ---- the oracle: each lane walks alone, nobody keeps a mask ----

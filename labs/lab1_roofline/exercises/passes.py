@@ -63,10 +63,10 @@ RELU_BYTES = Question(
 
 
 def _pass_table(
-    three_pass: int | None = None, eager: tuple[int, int] | None = None, fused: int = 2
+    three_pass: tuple[int, int] = (4, 0), eager: tuple[int, int] = (8, 4), fused: tuple[int, int] = (2, 0)
 ) -> Callable[..., int]:
-    """A count of softmax bytes from passes over the matrix; those not given are right."""
-    passes = {"fused": (fused, 0), "three_pass": (three_pass or 4, 0), "eager": eager or (8, 4)}
+    """A count of softmax bytes from trips of the matrix and of one element per row; those not given are right."""
+    passes = {"fused": fused, "three_pass": three_pass, "eager": eager}
 
     def moved(rows: int, cols: int, element_size: int, method: str) -> int:
         matrix_passes, statistics = passes[method]
@@ -95,6 +95,19 @@ SOFTMAX_FLOPS = Question(
         Mistake(
             "each row's sum is one addition short: it starts at zero", lambda rows, cols: 4 * rows * cols - rows, 3
         ),
+        *(
+            Mistake(
+                "the comparisons that find the maximum are counted (cols - 1 per row): inside a softmax they are free",
+                lambda rows, cols, sums=sums: 5 * rows * cols - sums * rows,
+                3,
+            )
+            for sums in (1, 2)
+        ),
+        Mistake(
+            "more operations are counted than there are: x - m is computed once, and the maximum is free",
+            lambda rows, cols: 6 * rows * cols,
+            3,
+        ),
         Mistake("one row is counted", lambda rows, cols: 4 * cols, 0),
     ),
     refused={"rows": -4, "cols": -3},
@@ -115,14 +128,24 @@ SOFTMAX_BYTES = Question(
     _softmax_cases,
     softmax_bytes,
     (
-        Mistake("the output is not written", _pass_table(fused=1), 4),
-        Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=6), 5),
+        Mistake("the output is not written", _pass_table(fused=(1, 0)), 4),
+        Mistake("a row is read more than once: fused, it stays on the chip", _pass_table(fused=(3, 0)), 4),
+        Mistake("a row is read more than once: fused, it stays on the chip", _pass_table(fused=(4, 0)), 4),
+        *(
+            Mistake(
+                "the maximum and the sum of a row are counted: they stay on the chip, in one kernel",
+                _pass_table(fused=(2, statistics), three_pass=(4, statistics)),
+                5,
+            )
+            for statistics in (2, 4)
+        ),
+        Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=(6, 0)), 5),
         Mistake(
-            "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=2), 5
+            "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=(2, 0)), 5
         ),
         Mistake(
             "one of four trips is left out: three passes read (the maximum, the sum and the result), one writes",
-            _pass_table(three_pass=3),
+            _pass_table(three_pass=(3, 0)),
             5,
         ),
         Mistake("the row statistics are left out: they too are written and read again", _pass_table(eager=(8, 0)), 6),
@@ -132,12 +155,34 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
+            "three of the four trips of the row statistics are left out: each is written by one kernel and read by "
+            "another",
+            _pass_table(eager=(8, 1)),
+            6,
+        ),
+        Mistake("one of the four trips of the row statistics is left out", _pass_table(eager=(8, 3)), 6),
+        Mistake("one trip of a matrix is left out: each kernel reads all its inputs", _pass_table(eager=(7, 4)), 6),
+        Mistake(
+            "two kernels are taken as one: each of d and e is written by one kernel and read by the next",
+            _pass_table(eager=(6, 4)),
+            6,
+        ),
+        Mistake(
+            "the statistics are counted in 4 bytes: they have element_size, as all else",
+            lambda rows, cols, element_size, method: (
+                _pass_table(eager=(8, 0))(rows, cols, element_size, method) + (16 * rows if method == "eager" else 0)
+            ),
+            7,
+        ),
+        Mistake(
             "the five kernels are counted as if what one writes stayed on the chip for the next",
             _pass_table(eager=(2, 0)),
             6,
         ),
         Mistake(
-            "the kernels' reads are counted, their writes not", _pass_table(fused=1, three_pass=3, eager=(5, 2)), 6
+            "the kernels' reads are counted, their writes not",
+            _pass_table(fused=(1, 0), three_pass=(3, 0), eager=(5, 2)),
+            6,
         ),
         Mistake(
             "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
@@ -149,6 +194,12 @@ SOFTMAX_BYTES = Question(
             _pass_table(eager=(10, 2)),
             6,
         ),
+        Mistake(
+            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            _pass_table(eager=(10, 4)),
+            6,
+        ),
+        Mistake("the kernels' writes are counted, their reads not", _pass_table(eager=(3, 2)), 6),
         *size_mistakes(softmax_bytes, 7),
     ),
     refused={"rows": -4, "cols": -3, "element_size": -2, "method": "online"},

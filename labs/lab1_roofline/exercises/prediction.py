@@ -92,18 +92,18 @@ def _points(rng: Random, dtypes: Sequence[str]) -> list[dict[str, object]]:
 
 def _bandwidth_cases(rng: Random) -> list[Case]:
     drawn = (_points(rng, ["fp32", "bf16"] * rng.randint(2, 4)) for _ in range(5))
-    return [Case({"points": points}, brief=f"of {len(points)} points") for points in drawn]
+    return [Case({"points": points}, brief=f"{len(points)} points") for points in drawn]
 
 
 def _peak_cases(rng: Random) -> list[Case]:
     cases = []
     for dtype, tag in (("fp32", ""), ("bf16", ""), ("fp32", ""), ("bf16", ""), ("fp16", SIXTEEN_BIT)):
         points = _points(rng, ["fp32", "bf16"] * 4)
-        cases.append(Case({"points": points, "dtype": dtype}, tag, brief=f"of 8 points, for {dtype!r}"))
+        cases.append(Case({"points": points, "dtype": dtype}, tag, brief=f"8 points, for {dtype!r}"))
     points = _points(rng, ["fp32"] * 3 + ["fp16"] * 3)
-    cases.append(Case({"points": points, "dtype": "bf16"}, SIXTEEN_BIT, brief="of 6 points, for 'bf16'"))
+    cases.append(Case({"points": points, "dtype": "bf16"}, SIXTEEN_BIT, brief="6 points, for 'bf16'"))
     points = _points(rng, ["fp32"] * 2 + ["bf16", "fp16"] * 3)
-    cases += [Case({"points": points, "dtype": d}, BOTH, brief=f"of 8 points, for {d!r}") for d in ("bf16", "fp16")]
+    cases += [Case({"points": points, "dtype": d}, BOTH, brief=f"8 points, for {d!r}") for d in ("bf16", "fp16")]
     return cases
 
 
@@ -307,6 +307,7 @@ PREDICTION = asking(
     "predicted and measured time",
     10,
     (SECONDS, BANDWIDTH, PEAK, HELD_OUT, BALANCED),
+    builds_on=("1.1", "1.2", "1.3", "1.4"),
     check="check_prediction",
     says="""the model, the measured roofs, and predictions for operators that were measured but not shown.
 

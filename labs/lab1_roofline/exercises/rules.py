@@ -16,9 +16,8 @@ from utils.checks.question import Case, Question
 FORBIDDEN: Forbidden = {
     "utils.operators": frozenset({"require_sizes"}),
     "utils.roofline": frozenset(),
-    "utils.dataflow": frozenset(),
-    "utils.encoder_layer": frozenset(),
     "utils.simt": frozenset({"Op", "If"}),
+    "utils.kernel_profile": frozenset(),
     "utils.records": frozenset(),
     __package__: frozenset({"__call__"}),  # the conditions of the branches that a check hands over
 }
