@@ -353,6 +353,12 @@ wrong(
 )
 wrong(
     ARRIVES,
+    "beyond the last bucket",
+    "IndexError",
+    edits={"self._next < len(self._buckets)": "self._next <= len(self._buckets)"},
+)
+wrong(
+    ARRIVES,
     "one bucket at a time",
     "although the buckets after it were full",
     edits={"while self._next": "if self._next"},
@@ -483,9 +489,41 @@ wrong(
 )
 wrong(
     SHARD,
+    "gradient of the step before",
+    "a gradient of an earlier step is still there",
+    '"classic wrong answers" 7',
+    edits={
+        "tensor.grad = self.gradient[piece.start : piece.stop].to(tensor.dtype) if anyone else None": (
+            "tensor.grad = self.gradient[piece.start : piece.stop].to(tensor.dtype).clone() if anyone else tensor.grad"
+        )
+    },
+)
+wrong(
+    PIECES,
+    "beyond the shard",
+    "does not lie in its shard",
+    '"classic wrong answers" 4',
+    edits={"min(end, last)": "min(end, last + 1)"},
+)
+wrong(
+    SHARD,
     "zeros for unused",
     "unused",
     edits={" if anyone else None": ""},
+)
+wrong(
+    NORM,
+    "norm of bfloat16",
+    "the norm of bfloat16 gradients is a bfloat16, expected float32",
+    '"classic wrong answers" 8',
+    edits={"shard.gradient.float()": "shard.gradient"},
+)
+wrong(
+    NORM,
+    "largest bucket alone",
+    "clip_grad_norm returns",
+    '"classic wrong answers" 8',
+    edits={"sum(shard": "max(shard"},
 )
 wrong(
     NORM,
@@ -738,9 +776,21 @@ wrong(
 wrong(
     SPREAD,
     "full gradients kept",
-    "blocks",
+    "are still there when they are reduced",
     '"classic wrong answers" 1',
     edits={"self.bucket.release()": "self.kept = flat"},
+)
+wrong(
+    SPREAD,
+    "released late",
+    "elements of a block's full gradients are still there when they are reduced",
+    '"classic wrong answers" 1',
+    edits={
+        "self.bucket.release()\n": "\n",
+        "reduce_scatter_mean(mean, flat, self.group).wait()": (
+            "reduce_scatter_mean(mean, flat, self.group).wait(); self.bucket.release()"
+        ),
+    },
 )
 wrong(
     SPREAD,
@@ -877,6 +927,21 @@ wrong(
     "gradient in place",
     "copy_to_tp_region changes the gradient that it is given",
     instead="dist.all_reduce(gradient, group=ctx.group)\nreturn gradient, None",
+)
+wrong(
+    COPY,
+    "gradient as it lies",
+    "the gradient of copy_to_tp_region is wrong",
+    "adds up what lies at the same place in memory",
+    '"classic wrong answers" 9',
+    edits={"gradient.contiguous().clone()": "gradient.clone()"},
+)
+wrong(
+    SUM,
+    "summands as they lie",
+    "the sum of reduce_from_tp_region is wrong",
+    '"classic wrong answers" 9',
+    edits={"x.contiguous().clone()": "x.clone()"},
 )
 wrong(SUM, "ranks of the whole job", GROUP, edits={"(total, group=group)": "(total)"})
 

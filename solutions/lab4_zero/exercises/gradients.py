@@ -203,6 +203,11 @@ def judge_training(
     ``stale`` is what to say when the first loss is right and the second already is not.
     """
     expected, weights = training.trained(len(observations), steps, users, accumulation)
+    for rank, observed in enumerate(observations):
+        for name in ("unused", "frozen"):
+            if not torch.allclose(observed.value["weights"][name].float(), weights[name].float(), rtol=1e-6):
+                cause = "a parameter without gradient on any rank must stay as it is: no weight decay"
+                return Problem(f"after training, {name} on rank {rank} is not as it was", cause)
     losses = [sum(step) / len(step) for step in zip(*(seen.value["losses"] for seen in observations), strict=True)]
     for step, (mine, one) in enumerate(zip(losses, expected, strict=True)):
         if abs(mine - one) > 1e-4 * abs(one) + 1e-7:
@@ -216,7 +221,5 @@ def judge_training(
                 moved = "" if any(not torch.equal(of[name], other[name]) for other in after) else " (all ranks agree)"
                 return Problem(
                     f"after training, {name} on rank {rank} differs from one process by {worst:.2g}{moved}",
-                    "" if not moved else "a parameter without gradient on any rank must stay as it is: no weight decay"
-                    if name in ("unused", "frozen") else "",
-                )  # fmt: skip
+                )
     return None
