@@ -66,6 +66,7 @@ def bias_relu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``relu(x + bias)`` in one pass, differentiable in both.
 
     The gradient of the bias is summed over rows in two stages, without atomics: two runs give the same bits.
+    NaN stays NaN, as in ``torch.relu``, and lets the gradient pass.
 
     Args:
         x: (..., columns) of any strides; float32, float16 or bfloat16.

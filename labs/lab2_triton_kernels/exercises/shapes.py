@@ -10,17 +10,22 @@ from utils import runtime
 from utils.checks.cases import Case, Cases, far_fits
 from utils.checks.core import classic, generator
 from utils.checks.diagnoses import Diagnosis
+from utils.checks.symptoms import inaccurate
 
 #: Kind of the cases whose leading axes no single stride describes.
 PERMUTED = "leading axes swapped"
 #: Kind of the cases whose vector, and the gradient that arrives, repeat one number.
 ZERO_STRIDE = "a vector of stride 0"
+#: Kinds of the cases whose columns, or whose vector's elements, lie 2^30 elements apart.
+FAR_COLUMNS, FAR_VECTOR = "columns far apart", "a vector's elements far apart"
+#: Kind of the cases that hold NaN and infinities.
+SPECIAL = "NaN and infinities"
 
 
 def too_inaccurate(advice: str, number: int) -> Diagnosis:
     """A rule for answers that only shorter types show to be wrong."""
     return Diagnosis(
-        lambda e: e.only(lambda case: case.dtype.itemsize < 4),
+        lambda e: e.only(lambda case: case.dtype.itemsize < 4) and inaccurate(e),
         lambda e: classic(
             f"right in float32, but too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: {advice}", number
         ),
@@ -35,6 +40,10 @@ def tensor(case: Case, name: str) -> torch.Tensor:
     if "batch" in case.sizes:
         larger = case.tensor(name, "row", case.sizes["batch"] + 1, "col", layout="padded")
         return larger[:, 1:].transpose(0, 1)
+    if case.kind == FAR_COLUMNS:
+        return case.tensor(name, "col", "row").transpose(0, 1)
+    if case.kind == FAR_VECTOR:
+        return case.tensor(name, *case.sizes, layout="contiguous")
     return case.tensor(name, *case.sizes)
 
 
@@ -60,6 +69,27 @@ def far(seed: int, col: int) -> list[Case]:
     if not far_fits(torch.float16):
         return []
     return [Case("ragged", {"row": 3, "col": col + 5}, torch.float16, "far", seed=seed)]
+
+
+def far_columns(seed: int) -> list[Case]:
+    """Three columns 2^30 elements apart, where such a tensor can be had."""
+    sizes = {"row": generator(seed).randint(4, 9), "col": 3}
+    return [Case(FAR_COLUMNS, sizes, torch.float16, "far", seed=seed)] if far_fits(torch.float16) else []
+
+
+def far_vector(seed: int) -> list[Case]:
+    """A small matrix and a vector of three elements that lie 2^30 elements apart, where such a one can be had."""
+    sizes = {"row": generator(seed).randint(4, 9), "col": 3}
+    return [Case(FAR_VECTOR, sizes, torch.float16, "far", seed=seed)] if far_fits(torch.float16) else []
+
+
+def boundaries(seed: int, rows: int, columns: int) -> list[Case]:
+    """Matrices that tiles of so many rows and columns cover exactly, among memory of others, and one element more."""
+    whole, beyond = {"row": 2 * rows, "col": 2 * columns}, {"row": rows + 1, "col": columns + 1}
+    return [
+        Case("whole tiles", whole, layout="padded", seed=seed),
+        Case("one past whole tiles", beyond, seed=seed),
+    ]
 
 
 def matrices(seed: int, rows: int, columns: int) -> list[Case]:
@@ -89,17 +119,27 @@ FAR = Diagnosis(
     "convert the index to 64 bits first: row.to(tl.int64)",
 )
 
+FAR_ALONG_A_ROW = Diagnosis(
+    lambda e: e.only(lambda case: case.kind in (FAR_COLUMNS, FAR_VECTOR)),
+    "only columns 2^30 elements apart are wrong: col_offset counts in 32 bits unless INT64 is true; the launch passes "
+    "INT64=rows.needs_int64, and with a vector `or vector.stride(0) > 1`",
+)
+
+ONE_STRIDE = Diagnosis(
+    lambda e: e.only(lambda case: "batch" in case.sizes),
+    "only tensors without one stride from row to row fail, such as x.transpose(0, 1): one stride does not lead to "
+    "every row; where row r starts is row_offset(r, size_1, size_2, stride_0, stride_1, stride_2)",
+)
+
 #: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
 MISTAKES = (
+    FAR_ALONG_A_ROW,
     FAR,
-    Diagnosis(
-        lambda e: e.only(lambda case: "batch" in case.sizes),
-        "only tensors without one stride from row to row fail, such as x.transpose(0, 1): one stride does not lead to "
-        "every row; where row r starts is row_offset(r, size_1, size_2, stride_0, stride_1, stride_2)",
-    ),
+    ONE_STRIDE,
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
-        "only non-contiguous inputs fail: row r starts at row_offset(r, ...), its elements are `stride_col` apart",
+        "only non-contiguous inputs fail: in the input row r starts at row_offset(r, ...) and its elements are "
+        "`stride_col` apart; in the output it starts at r * columns",
     ),
 )
 
@@ -108,6 +148,8 @@ def vector(case: Case, name: str) -> torch.Tensor:
     """One number for each column: a slice with a step where the matrix is a slice, too."""
     if case.kind == ZERO_STRIDE:
         return case.tensor(name, 1).expand(case.sizes["col"])
+    if case.kind == FAR_VECTOR:
+        return case.tensor(name, "col")
     return case.tensor(name, "col", layout="strided" if case.layout == "padded" else "contiguous")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
 from utils.checks.hidden import tried
+from utils.checks.huge import everywhere
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, tile_sizes, within
 from utils.checks.problem import Problem
@@ -27,6 +29,11 @@ LONGEST_ROW = runtime.pick(cpu=1024, gpu=16384)
 Softmax = Callable[[torch.Tensor], torch.Tensor]
 
 
+#: Kinds of cases: rows whose offsets differ by hundreds and more; rows far below 0, down to the lowest numbers.
+OFFSETS, BELOW = "rows of very different offsets", "values far below 0"
+EDGES = (OFFSETS, BELOW, shapes.SPECIAL)
+
+
 def _softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
@@ -36,6 +43,18 @@ def _other_is_zero(e: Evidence, kernel: str) -> torch.Tensor:
     (x,), block = e.args64, launched([e.trial, *e.trials], kernel)["BLOCK"]
     missing = -x.shape[-1] % block
     return torch.softmax(torch.nn.functional.pad(x, (0, missing)), -1)[..., : x.shape[-1]]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def _overflows(e: Evidence) -> bool:
+    """Whether only rows with values whose exponential is no float32 are wrong, and these without exception."""
+    if not e.only(lambda case: case.magnitude != 1 or case.kind in EDGES):
+        return False
+    most, bad = _rows(e.args64[0]).amax(-1), _rows(e.bad).any(-1)
+    return bool(bad.any() and bad[most > 100].all() and (most[bad] > 80).all())
 
 
 def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormalised: int, precision: int):
@@ -56,8 +75,8 @@ def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormal
         ),
         same_as(lambda x: torch.log_softmax(x, -1), classic("this is the logarithm of softmax", unnormalised)),
         Diagnosis(
-            lambda e: e.only(lambda case: case.magnitude != 1),
-            classic("only large values fail: exp overflows unless the row's maximum is subtracted first", no_maximum),
+            _overflows,
+            classic("rows with values above 88 fail: exp overflows unless the row's maximum is subtracted", no_maximum),
         ),
         *shapes.MISTAKES,
         shapes.too_inaccurate("exponentials and their sum need float32; round once, when storing", precision),
@@ -71,8 +90,21 @@ def _per_tile(e: Evidence, of: Callable[[torch.Tensor, bool], torch.Tensor]) -> 
     """What a program that mixes its rows computes: a function of them, and of whether it has as many as it can take."""
     rows = launched([e.trial, *e.trials], SHORT)["ROWS"]
     x = e.args64[0]
-    flat = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    return torch.cat([of(part, len(part) == rows) for part in flat.split(rows)]).reshape(x.shape)
+    return torch.cat([of(part, len(part) == rows) for part in _rows(x).split(rows)]).reshape(x.shape)
+
+
+def _tile_maximum(e: Evidence) -> bool:
+    """Whether the rows are wrong that lie far below the largest value of their program's rows, and no others."""
+    rows = launched([e.trial, *e.trials], SHORT)["ROWS"]
+    below = torch.cat([part.amax() - part.amax(-1) for part in _rows(e.args64[0]).split(rows)])
+    bad = _rows(e.bad).any(-1)
+    return bool(bad.any() and bad[below > 110].all() and (below[bad] > 60).all())
+
+
+def _in_some(e: Evidence, applies: Callable[[Evidence], bool]) -> bool:
+    """Whether a rule holds for some failed trial: those of the simplest cases do not fill a program's rows."""
+    failed = (trial for trial in e.trials if trial.wrong)
+    return any(applies(dataclasses.replace(e, trial=trial, difference=trial.wrong[0])) for trial in failed)
 
 
 def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
@@ -82,15 +114,28 @@ def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
 
 _SHORT_MISTAKES = (
     Diagnosis(
+        _tile_maximum,
+        classic("rows far below their neighbours fail: a program subtracts one maximum from all its rows", 3),
+    ),
+    Diagnosis(
         lambda e: e.close(_per_tile(e, lambda x, full: torch.softmax(x, 0))),
         classic("maximum and sum run over axis 0, the program's rows: a row's columns are axis 1", 3),
     ),
     Diagnosis(
-        lambda e: e.close(_per_tile(e, _shared_sum)),
+        lambda e: _in_some(e, lambda each: each.close(_per_tile(each, _shared_sum))),
         classic("all rows of a program are divided by one sum: sum along axis 1, one number a row", 3),
     ),
     *_common(SHORT, past_the_end=1, no_maximum=2, axis=3, unnormalised=4, precision=5),
 )
+
+
+#: What Triton says of a softmax whose maximum and sum have lost an axis -> what to do.
+_RAISED = {
+    "incompatible dimensions": (
+        "maximum and sum have one number per row, (ROWS,): give them a second axis before they meet the tile, "
+        "tl.max(x, axis=1)[:, None], or keep_dims=True, as in tl.softmax(x, dim=1, keep_dims=True)"
+    ),
+}
 
 
 def _short_cases(seed: int) -> list[Case]:
@@ -98,7 +143,14 @@ def _short_cases(seed: int) -> list[Case]:
         {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
     )
     longest = {"row": 2, "col": LONGEST_ROW}
-    return [*cases.draw(seed), shapes.permuted(seed, 21), *shapes.far(seed, 40), Case("longest", longest, seed=seed)]
+    return [
+        *cases.draw(seed),
+        shapes.permuted(seed, 21),
+        *shapes.far(seed, 40),
+        *shapes.far_columns(seed),
+        *(Case(kind, {"row": 12, "col": 40}, seed=seed) for kind in EDGES),
+        Case("longest", longest, seed=seed),
+    ]
 
 
 def _further(seed: int, least: int, most: int) -> list[Case]:
@@ -109,8 +161,15 @@ def _further(seed: int, least: int, most: int) -> list[Case]:
     return [*cases, *(case for case in shapes.further(seed) if case.sizes["col"] <= most)]
 
 
-def _long_input(case: Case) -> Sequence[torch.Tensor]:
+def _input(case: Case) -> Sequence[torch.Tensor]:
     x = shapes.tensor(case, "x")
+    if case.kind == OFFSETS:  # no row starts with its largest value
+        x += torch.tensor([0.0, 300.0, -300.0, 4e4])[torch.arange(len(x)) % 4, None].to(x.device)
+    if case.kind == BELOW:  # a million, and from one to two times 1e38, below 0
+        x[::2] -= 1e6
+        x[1::2] = -1e38 * (1 + x[1::2].abs().clamp(max=1))
+    if case.kind == shapes.SPECIAL:  # the fourth row alone has a softmax without NaN
+        x[0, 1], x[1, 2], x[2], x[3, 3] = torch.nan, torch.inf, -torch.inf, -torch.inf
     if case.kind == "masked":  # as a causal mask leaves them: one row sees its start only, one its end only
         x[0, 5:] = -torch.inf
         x[1, :-3] = -torch.inf
@@ -118,7 +177,7 @@ def _long_input(case: Case) -> Sequence[torch.Tensor]:
 
 
 def _edge_input(case: Case) -> Sequence[torch.Tensor]:
-    (x,) = _long_input(case)
+    (x,) = _input(case)
     some, slope = x.shape[-1] // 4, torch.linspace(0, 40, x.shape[-1], device=x.device)
     if case.kind == "far below 0":  # a lane that counts as 0 is the maximum
         x -= 90
@@ -152,13 +211,22 @@ def check_softmax_short(softmax: Softmax, seed: int | None = None) -> None:
         softmax,
         _softmax,
         _short_cases(seed),
-        lambda case: (shapes.tensor(case, "x"),),
+        _input,
         tiling=lambda trials: rows_tiling(trials, SHORT),
         inspections=[
             within(SHORT, lambda case, launch: Budget({"x_ptr": every(case)}, {"out_ptr": every(case)}, exact=True))
         ],
         diagnose=_SHORT_MISTAKES,
-        speed=Speed(lambda: (shapes.drawn(2**16, 1000),), _softmax, 0.9, "torch.softmax", bytes_moved=4 * 2**16 * 1000),
+        raised=_RAISED,
+        huge=lambda: (everywhere(1.0, 2**21 + 3, 1024),),
+        speed=Speed(
+            lambda: (shapes.drawn(2**16, 1000),),
+            _softmax,
+            0.75,
+            "torch.softmax",
+            bytes_moved=4 * 2**16 * 1000,
+            peer_bytes=4 * 2**16 * 1000,
+        ),
         seed=seed,
         notice="one read, one write: maximum, exponentials and sum happen between them, on chip",
     )
@@ -201,7 +269,19 @@ def _left_out(**step: bool) -> Callable[[Evidence], bool]:
     return lambda e: e.close(_online(e, **step)) or e.close(_online(e, **step, lanes=True))
 
 
+def _starts_above(e: Evidence) -> bool:
+    """Whether only rows are wrong whose every value is below -60, and at all events those below -1e5."""
+    if not e.only(lambda case: case.kind in (OFFSETS, BELOW)):
+        return False
+    x, bad = _rows(e.args64[0]).amax(-1), _rows(e.bad).any(-1)
+    return bool(bad.any() and bad[x < -1e37].all() and (x[bad] < -60).all())
+
+
 _LONG_MISTAKES = (
+    Diagnosis(
+        _starts_above,
+        classic("rows far below 0 fail: the running maximum starts above their values", 8),
+    ),
     Diagnosis(_left_out(rescale=False), classic("the running sum is not rescaled when a new maximum comes", 1)),
     Diagnosis(
         _left_out(rescale=False, carry=False),
@@ -236,8 +316,11 @@ def _long_cases(seed: int, block: int) -> list[Case]:
     return [
         *cases,
         Case("masked", masked, seed=seed),
+        Case("one past whole tiles", {"row": 3, "col": 2 * block + 1}, seed=seed),
+        *(Case(kind, {"row": 4, "col": 2 * block + 9}, seed=seed) for kind in EDGES),
         shapes.permuted(seed, block + 7),
         *shapes.far(seed, block),
+        *shapes.far_columns(seed),
     ]
 
 
@@ -280,7 +363,7 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
         online_softmax,
         _softmax,
         _long_cases(seed, block),
-        _long_input,
+        _input,
         tiling=_long_tiles,
         inspections=[
             _not_three_reads,
@@ -289,7 +372,15 @@ def check_softmax_long(online_softmax: Softmax, seed: int | None = None) -> None
             ),
         ],
         diagnose=_LONG_MISTAKES,
-        speed=Speed(lambda: (shapes.drawn(512, 2**17),), _softmax, 0.7, "torch.softmax", bytes_moved=3 * 2**27),
+        huge=lambda: (everywhere(1.0, 2**21 + 3, 1024),),
+        speed=Speed(
+            lambda: (shapes.drawn(512, 2**17),),
+            _softmax,
+            0.6,
+            "torch.softmax",
+            bytes_moved=3 * 2**27,
+            peer_bytes=3 * 2**27,
+        ),
         seed=seed,
         notice="two reads instead of three: maximum and sum come out of the same pass",
     )

@@ -37,6 +37,38 @@ def _overlapping(e: Evidence, kernel: str, products: Products) -> torch.Tensor:
     return sum(tile.sum(0) for s in range(len(splits)) for tile in tiles[s : s + most])
 
 
+def _missing(e: Evidence) -> torch.Tensor | None:
+    """Which elements of a matrix are never written, as (rows, columns), if all that is wrong is that."""
+    never = e.difference.never_written
+    if never.dim() < 2 or not never.any() or not bool(never[e.bad].all()):
+        return None
+    return never.flatten(0, -2)
+
+
+def _whole_rows_missing(e: Evidence) -> bool:
+    missing = _missing(e)
+    return missing is not None and bool((missing.all(1) == missing.any(1)).all())
+
+
+def _same_columns_missing(e: Evidence) -> bool:
+    missing = _missing(e)
+    return missing is not None and bool((missing == missing[:1]).all())
+
+
+def _missing_rows(e: Evidence) -> str:
+    rows = _missing(e).all(1).nonzero().flatten().tolist()
+    which = f"{len(rows)} of them, the first is row {rows[0]}"
+    return f"whole rows are never written ({which}): look at which rows a program takes"
+
+
+def _missing_columns(e: Evidence) -> str:
+    columns = _missing(e)[0].nonzero().flatten().tolist()
+    return (
+        f"the same {len(columns)} columns of every row are never written (the first is column {columns[0]}): a row has "
+        "triton.cdiv(columns, BLOCK) blocks, in the grid and in the kernel"
+    )
+
+
 def mistakes(kernel: str, output: str, products: Products, sharing: int, adding: int) -> tuple[Diagnosis, ...]:
     """Rules for the gradient ``output`` that ``kernel`` begins, with their places in the exercise's list.
 
@@ -55,10 +87,11 @@ def mistakes(kernel: str, output: str, products: Products, sharing: int, adding:
         return e.difference.name == output
 
     return (
+        Diagnosis(lambda e: not is_output(e) and _whole_rows_missing(e), _missing_rows),
+        Diagnosis(lambda e: not is_output(e) and _same_columns_missing(e), _missing_columns),
         Diagnosis(
-            lambda e: not is_output(e) and bool(e.difference.never_written[e.bad].all()),
-            "these elements are never written: a row has triton.cdiv(columns, BLOCK) blocks, "
-            "in the grid and in the kernel",
+            lambda e: not is_output(e) and _missing(e) is not None,
+            lambda e: f"{int(_missing(e).sum()):,} elements are never written: no program takes their tiles",
         ),
         Diagnosis(
             lambda e: is_output(e) and races(e),

@@ -114,13 +114,10 @@ def read_off(launch: LaunchProfile, output: str) -> TileOrder:
 
 
 def cause_of(order: TileOrder) -> str | None:
-    """What leads to an order that is not the grouped one, or None when it is."""
+    """What leads to an order that is not the grouped one, '' if that cannot be said, or None when it is."""
     if order.follows(grouped):
         return None
-    known = next((cause for wrong, cause in WRONG_ORDERS if order.follows(wrong)), "")
-    return known or classic(
-        "count within the group: pid_in_group % group_rows goes down, pid_in_group // group_rows goes right", 1
-    )
+    return next((cause for wrong, cause in WRONG_ORDERS if order.follows(wrong)), "")
 
 
 def wrong_order(kernel: str, output: str) -> Callable[[CaseResult], Problem | None]:
