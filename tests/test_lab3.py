@@ -50,9 +50,6 @@ ROUNDED_ELSEWHERE: dict[str, dict[str, dict[str, str]]] = {
     "a sum of rounded probabilities": {
         STEP: {"p = tl.exp2(s - m_ij[:, None])": "p = tl.exp2(s - m_ij[:, None]).to(q.dtype).to(tl.float32)"}
     },
-    "probabilities as they are": {
-        STEP: {'tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")': 'tl.dot(p, v.to(tl.float32), acc, "ieee")'}
-    },
     "a maximum that is too large": {STEP: {"tl.max(s, 1)": "tl.max(s, 1) + 3.3"}},
 }
 
@@ -132,7 +129,7 @@ def test_a_gpu_compiles_a_third_of_the_cases_with_an_anchor_and_all_that_outgrow
     monkeypatch.setattr(operator, "runtime", SimpleNamespace(pick=lambda cpu, gpu: gpu))
     some = operator._anchored_cases(seed, blocks)
     assert set(map(repr, some)) < set(map(repr, everything)) and len(some) < len(everything) / 2
-    assert [case.kind for case in some[-9:]] == [case.kind for case in everything[-9:]]
+    assert [case.kind for case in some[-10:]] == [case.kind for case in everything[-10:]]
 
 
 def take_tiles_of_a_gpu(monkeypatch, lab: ModuleType, capability: tuple[int, int]) -> None:

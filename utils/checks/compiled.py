@@ -42,11 +42,13 @@ class Compiled:
             Such a product is a mistake in every exercise.
         wide: Place of a product that is multiplied in float32 where the case is of 16 bits. None: that is allowed.
         further: Launches that the cases do not make: those of a GPU's tiles.
+        further_cause: Why one of these may not compile where those of the cases do.
     """
 
     tf32: int = 0
     wide: int | None = None
     further: Callable[[], Sequence[Launched]] = tuple
+    further_cause: str = ""
 
 
 def problem(asked: Compiled, launches: Iterable[Launched]) -> Problem | None:
@@ -54,18 +56,22 @@ def problem(asked: Compiled, launches: Iterable[Launched]) -> Problem | None:
 
     Of launches that differ in sizes alone one is compiled. What cannot be sent to the compiler is left out.
     """
-    chosen = _chosen([*launches, *asked.further()])
+    ran, more = list(launches), asked.further()
+    chosen = _chosen([*ran, *more])
+    further = {id(launch) for _, launch in more}
     if not chosen:
         return None
     try:
-        found = readings([request for _, request in chosen])
+        found = readings([request for *_, request in chosen])
     except (CompileError, OSError):  # the compiler itself does not work here: nothing is said about the kernel
         return None
-    problems = (_problem(asked, dtype, reading) for (dtype, _), reading in zip(chosen, found))
+    problems = (
+        _problem(asked, dtype, reading, id(launch) in further) for (dtype, launch, _), reading in zip(chosen, found)
+    )
     return next((problem for problem in problems if problem), None)
 
 
-def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading) -> Problem | None:
+def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading, further: bool) -> Problem | None:
     at = (f"at: {reading.line}",) if reading.line else ()
     if reading.error:
         headline = f"{reading.name} runs in the interpreter, and compiles on no GPU"
@@ -75,7 +81,11 @@ def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading) -> Problem |
                 "an argument, or make it tl.constexpr(...)"
             )
             return Problem(headline, cause, at)
-        return Problem(headline, "", (*at, *reading.error.strip().splitlines()[:4]))
+        said = (*at, *reading.error.strip().splitlines()[:4])
+        if further:
+            some = f"{reading.name} runs in the interpreter, and does not compile for every GPU"
+            return Problem(some, asked.further_cause, said)
+        return Problem(headline, "", said)
     for product in reading.products:
         where = (f"at: {product.line}",) if product.line else ()
         if product.dtype == "f32" and product.precision == "tf32":
@@ -95,7 +105,7 @@ def _numbered(cause: str, place: int) -> str:
     return classic(cause, place) if place else cause
 
 
-def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, Request]]:
+def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, LaunchProfile, Request]]:
     """A request for each launch that brings a kernel, a dtype, a kind of argument or a flag that none before it had."""
     met: set[Any] = set()
     chosen = []
@@ -107,7 +117,7 @@ def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, Request]]:
         what |= {(launch.kernel, name, flag) for name, flag in _flags(request.constexprs)}
         if not what <= met:
             met |= what
-            chosen.append((dtype, request))
+            chosen.append((dtype, launch, request))
     return chosen
 
 

@@ -251,6 +251,7 @@ class Rules:
             from a library, and PyTorch only allocates, copies and views (:data:`BOOKKEEPING`).
         allow: Operators allowed all the same, by the last part of their name: ``("sum",)``.
         largest: Most elements that one allocated tensor may have: a number, or a function of the case.
+        place: Of a larger one, in the list of classic wrong answers; 0 for none.
 
     Raises:
         ValueError: a group is unknown.
@@ -260,6 +261,7 @@ class Rules:
     kernel: bool = True
     allow: Sequence[str] = ()
     largest: int | Callable[[Any], int] | None = None
+    place: int = 0
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -289,9 +291,10 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
     if limit is not None and seen.largest is not None and seen.largest.elements > limit:
         big = seen.largest
         shape = " x ".join(map(str, big.shape)) or "1"
+        cause = "a whole intermediate tensor is written to memory: keep one tile of it on chip at a time"
         return Problem(
             f"largest allocation: expected at most {int(limit):,} elements, got {big.elements:,} ({shape})",
-            "a whole intermediate tensor is written to memory: keep one tile of it on chip at a time",
+            f'{cause}: see "classic wrong answers" {rules.place}' if rules.place else cause,
             (f"by {big.name} in {big.where}",),
         )
     if not rules.kernel:

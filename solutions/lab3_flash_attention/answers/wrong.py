@@ -145,7 +145,8 @@ wrong(BACK, "no delta", "delta is missing", edits={"dp - delta[:, :, queries, No
 wrong(
     BACK,
     "delta of a tile",
-    "what belongs to the whole row",
+    "delta is that of a tile of keys",
+    '"classic wrong answers" 9',
     edits={"delta[:, :, queries, None]": "(p * dp).sum(-1, keepdim=True)"},
 )
 wrong(BACK, "dq not scaled", "dS is not multiplied by the scale", edits={"ds @ k_tile * scale": "ds @ k_tile"})
@@ -158,7 +159,14 @@ wrong(
 wrong(BACK, "dq not added", "only the last tile is left", edits={"dq[:, :, queries] +=": "dq[:, :, queries] ="})
 wrong(BACK, "dv from ds", "dV comes from dS", edits={"p.transpose(-1, -2) @ do_tile": "ds.transpose(-1, -2) @ do_tile"})
 
-wrong(BACK, "dv not transposed", "RuntimeError", edits={"p.transpose(-1, -2) @ do_tile": "p @ do_tile"})
+wrong(
+    BACK,
+    "dv not transposed",
+    "which operand is transposed?",
+    '"classic wrong answers" 12',
+    "RuntimeError",
+    edits={"p.transpose(-1, -2) @ do_tile": "p @ do_tile"},
+)
 
 # ---- 3.3 the forward kernel
 LOOP, LAST = "3.3: one step of the inner loop", "3.3: the end of a row of tiles"
@@ -182,7 +190,8 @@ wrong(LOOP, "maximum not kept", "the running maximum stays where it started", ed
 wrong(
     LOOP,
     "divided in every step",
-    "what is carried from tile to tile",
+    "the accumulator is divided in every step",
+    '"classic wrong answers" 1',
     edits={"        m_i = m_ij\n": "        acc = acc / l_i[:, None]\n        m_i = m_ij\n"},
     also={LAST: {"acc = acc / tl.where(seen, l_i, 1.0)[:, None]": "pass"}},
 )
@@ -247,13 +256,14 @@ wrong(
     "k loaded twice",
     "k_ptr",
     "loaded more than once",
+    '"classic wrong answers" 9',
     edits={"        s = tl.dot(q": "        k = " + f"{K_TILE}\n        s = tl.dot(q"},
 )
 wrong(
     LOOP,
     "no mask on the load",
     "out-of-bounds access",
-    "its mask is missing",
+    "no mask stops it",
     edits={"mask_kv": "mask_d[None, :]"},
 )
 wrong(LAST, "L in base 2", "the logsumexp is in powers of 2", edits={" * 0.6931471805599453": ""})
@@ -275,7 +285,7 @@ wrong(
     edits={"offs_n <= offs_m": "offs_n < offs_m"},
 )
 wrong(VISIBLE, "one too many", "a query sees the key after its own", edits={"offs_n <= offs_m": "offs_n <= 1 + offs_m"})
-wrong(VISIBLE, "top left", "aligned at the top left", edits={"offs_m + Nk - Nq": "offs_m"})
+wrong(VISIBLE, "top left", "aligned at the top left", '"classic wrong answers" 2', edits={"offs_m + Nk - Nq": "offs_m"})
 wrong(
     VISIBLE,
     "no mask",
@@ -283,14 +293,28 @@ wrong(
     edits={"& (offs_n <= offs_m + Nk - Nq)": ""},
     also={SEEN: {"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "Nk"}},
 )
-wrong(VISIBLE, "other way", "only causal attention goes wrong", edits={"offs_n <= offs_m": "offs_n >= offs_m"})
+wrong(
+    VISIBLE,
+    "other way",
+    "the other way round",
+    '"classic wrong answers" 1',
+    edits={"offs_n <= offs_m": "offs_n >= offs_m"},
+)
 wrong(
     SEEN,
     "diagonal skipped",
-    "the block on the diagonal is skipped",
+    "causal_key_range: key_end is wrong",
+    "tiles are left out in which a query sees a key",
+    '"classic wrong answers" 4',
     edits={"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "tl.minimum((start_m + Nk - Nq + 1) // 16 * 16, Nk)"},
 )
-wrong(SEEN, "top left loop", "with Nq != Nk", edits={"start_m + BLOCK_M + Nk - Nq": "start_m + BLOCK_M"})
+wrong(
+    SEEN,
+    "top left loop",
+    "with Nq != Nk",
+    '"classic wrong answers" 2',
+    edits={"start_m + BLOCK_M + Nk - Nq": "start_m + BLOCK_M"},
+)
 wrong(
     SEEN,
     "nothing skipped",
@@ -307,7 +331,9 @@ wrong(
 wrong(
     SEEN,
     "mask only past the end",
-    "the causal mask is missing",
+    "unmasked_end is wrong",
+    "tiles go without the mask that need it",
+    '"classic wrong answers" 4',
     edits={"unmasked_end = tl.minimum(start_m + Nk - Nq + 1, Nk)": "unmasked_end = Nk"},
 )
 wrong(
@@ -422,6 +448,7 @@ wrong(
     "nothing skipped",
     "q_ptr is loaded",
     "times, expected",
+    '"classic wrong answers" 10',
     edits={"tl.maximum(0, start_n - (Nk - Nq)) // BLOCK_M * BLOCK_M": "0 * start_n"},
 )
 wrong(
@@ -513,7 +540,13 @@ wrong(
     "wrong only where one input asks for its gradient",
     edits={DQ_CALL: f"{DQ_CALL} if ctx.needs_input_grad[1] else None"},
 )
-wrong(BACKWARD, "too few gradients", "incorrect number of gradients", edits={"dv, None, None": "dv"})
+wrong(
+    BACKWARD,
+    "too few gradients",
+    "None for causal and scale",
+    "incorrect number of gradients",
+    edits={"dv, None, None": "dv"},
+)
 wrong(
     KEEP,
     "not causal in the backward pass",
@@ -554,6 +587,7 @@ wrong(
     KEEP,
     "keeps the scores",
     "largest allocation: expected at most",
+    '"classic wrong answers" 7',
     edits={"ctx.causal = causal": "ctx.scores = q.new_empty(*q.shape[:3], k.shape[2]); ctx.causal = causal"},
 )
 wrong(
@@ -606,13 +640,15 @@ wrong(
 wrong(
     SEEN,
     "one key too many is seen by all",
-    "tiles that need the mask go without",
+    "unmasked_end is wrong",
+    "tiles go without the mask that need it",
     edits={"start_m + Nk - Nq + 1": "start_m + Nk - Nq + 2"},
 )
 wrong(
     SEEN,
     "one key too few is seen by one",
-    '"classic wrong answers" ',
+    "causal_key_range: key_end is wrong",
+    '"classic wrong answers" 4',
     edits={"start_m + BLOCK_M + Nk": "start_m + BLOCK_M - 1 + Nk"},
 )
 wrong(DELTA, "one number a tile", "all rows of a tile get the same number", edits={"tl.float32), 1)": "tl.float32))"})
@@ -699,7 +735,7 @@ FIRST_SCORES, LOOK = SCORES.format(start_n="0"), "return acc, m_i, l_i, tl.max(b
 wrong(
     ANCHOR,
     "values of the next tile",
-    "a step adds the values of the tile before",
+    "p belongs to the tile before",
     '"classic wrong answers" 1',
     edits={V_ROWS: V_ROWS.replace("start_n", "start_n + BLOCK_N")},
 )
@@ -707,6 +743,7 @@ wrong(
     ANCHOR,
     "last tile too early",
     "it begins at a multiple of BLOCK_N",
+    '"classic wrong answers" 2',
     edits={"(key_end - 1) // BLOCK_N * BLOCK_N": "tl.maximum(key_end - BLOCK_N, 0)"},
 )
 wrong(
@@ -768,14 +805,14 @@ wrong(
 wrong(
     ANCHOR,
     "first tile not masked",
-    "the first tile of scores is masked",
+    "the first tile of scores goes without",
     '"classic wrong answers" 5',
     edits={FIRST_SCORES: FIRST_SCORES.replace("CAUSAL, EVEN_N", "False, EVEN_N")},
 )
 wrong(
     SCORES_OF_A_TILE,
     "no mask",
-    "scores past the last key",
+    "keys past the last one count with score 0",
     '"classic wrong answers" 5',
     edits={MASK.replace("s = ", "return "): "return s"},
 )
