@@ -272,7 +272,7 @@ def _mistakes(kernel: str) -> tuple:
                 _PLACES["empty"],
             ),
         ),
-        *([_BEGIN] if kernel == DKDV else [forward.range_rule(_PLACES["mask"], "key_end", "unmasked_end")]),
+        *([_BEGIN] if kernel == DKDV else [forward.range_rule(_PLACES["mask"], "key_end", "unmasked_end"), _MASKED]),
         Diagnosis(
             lambda e: e.only(causal) and not e.findings("out_of_bounds"),
             classic(
@@ -283,6 +283,14 @@ def _mistakes(kernel: str) -> tuple:
     )
 
 
+_MASKED = Diagnosis(
+    lambda e: not e.only(causal) and e.only(lambda case: causal(case) or case.kind == shapes.LOW),
+    classic(
+        "only tiles that need a mask go wrong, causal ones and the last, ragged one: which are they, and which pairs "
+        "does the mask hide?",
+        _PLACES["mask"],
+    ),
+)
 _BEGIN = Diagnosis(
     lambda e: e.only(lambda case: causal(case) and case.sizes["Nq"] % tiles.blocks_of_rows(e, DKDV) == 0),
     classic(

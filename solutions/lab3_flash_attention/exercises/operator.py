@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, never_launched, no_atomics
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed
+from utils.checks.tensors import difference
 
 from . import forward, gradients, hidden, shapes, tiles, training, walk
 from .anchored import anchored, compiles_anchored
@@ -125,6 +127,14 @@ def _not_causal_forward(e: Evidence) -> bool:
     return e.close(shapes.attention(*e.args64[:3], scale=e.case.options.get("scale"))[e.position])
 
 
+def _forward_alone(e: Evidence) -> bool:
+    """Whether the ``flash_forward`` whose kernel ran gives the right output and logsumexp by itself."""
+    launch = next(launch for launch in e.trial.profile.launches if launch.kernel == forward.FORWARD)
+    options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
+    found = sys.modules[launch.function.__module__].flash_forward(*e.trial.args[:3], **options)
+    return not difference("", found[e.position], e.trial.targets[e.position]).count
+
+
 _RAISED = {
     "incorrect number of gradients": classic(
         "backward returns one gradient for each input of forward, None for causal and scale", 1
@@ -207,7 +217,13 @@ _MISTAKES = (
         classic("only tensors that are not contiguous go wrong: dO may have strides of 0", 3),
     ),
     *tiles.only_where({"heads": 3}),
-    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercise 3.4 first"),
+    Diagnosis(
+        lambda e: not _is_gradient(e) and _forward_alone(e),
+        "flash_forward is right on these inputs: look at what FlashAttention.forward hands to it, and returns",
+    ),
+    Diagnosis(
+        lambda e: not _is_gradient(e), "the forward pass is wrong, and flash_forward by itself is: see exercise 3.4"
+    ),
     Diagnosis(
         _is_gradient,
         "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
@@ -388,7 +404,9 @@ _ANCHOR_MISTAKES = (
     Diagnosis(
         lambda e: e.difference.name == "lse",
         classic(
-            "only the logsumexp goes wrong: l_i is the sum, and m_i has the unit in which the inner loop leaves it", 7
+            "only the logsumexp goes wrong: m_i is the number that was subtracted, in the unit of the inner loop, and "
+            "l_i the sum",
+            7,
         ),
     ),
     Diagnosis(
@@ -406,7 +424,7 @@ _ANCHOR_MISTAKES = (
         classic("a step adds the values of its own tile: p belongs to the tile before", 1),
     ),
     Diagnosis(
-        lambda e: _as(e, values="none of the last"),
+        lambda e: _as(e, values="none of the last") or _as(e, values="none of the last, but its sum"),
         classic("the last tile is missing: its values are added behind the loop", 2),
     ),
     Diagnosis(

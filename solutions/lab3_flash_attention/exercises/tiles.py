@@ -104,13 +104,17 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
         ),
         "negative": Diagnosis(
             _has(shapes.NEGATIVE),
-            "only a negative scale goes wrong: the largest product is then the smallest score, -inf times the scale is "
-            "inf; multiply by the scale before the mask and the maximum",
+            "only a negative scale goes wrong: the largest product is then the smallest score, so the scores are "
+            "multiplied by the scale before the mask and the maximum",
         ),
         "low": Diagnosis(
             _has(shapes.VERY_LOW),
             "only scores far below 0 go wrong: a score that does not count is -inf before the maximum is taken, and no "
             "maximum begins at a number that scores may lie below",
+        ),
+        "maximum": Diagnosis(
+            lambda e: e.only(lambda case: case.magnitude != 1 or case.kind == shapes.VERY_LOW),
+            "only scores far from 0 go wrong: exp overflows or gives 0 unless the running maximum is subtracted first",
         ),
         "strides": Diagnosis(
             not_contiguous,
@@ -120,10 +124,6 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
             lambda e: e.only(lambda case: case.sizes["D"] & (case.sizes["D"] - 1) != 0),
             "only head dimensions that are no power of two go wrong: columns from D to BLOCK_D must be masked, with "
             "other=0.0",
-        ),
-        "maximum": Diagnosis(
-            lambda e: e.only(lambda case: case.magnitude != 1 or case.kind == shapes.VERY_LOW),
-            "only scores far from 0 go wrong: exp overflows or gives 0 unless the running maximum is subtracted first",
         ),
         "precision": Diagnosis(
             lambda e: e.case.layout != "far" and inaccurate(e) and e.only(lambda case: case.dtype.itemsize < 4),

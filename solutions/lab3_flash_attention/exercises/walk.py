@@ -189,7 +189,7 @@ def anchored(
     Args:
         q, k, v, causal, scale, block_m, block_n: As for :func:`walk`.
         values: ``"own"``: a step adds the values of the tile whose scores it computes; ``"early"``: those of the last
-            tile begin ``block_n`` before the last key; ``"none of the last"``.
+            tile begin ``block_n`` before the last key; ``"none of the last"``, with its sum or without.
         unmasked: ``"first"``: the causal mask is missing in the first tile of keys; ``"past the end"``: keys up to a
             whole tile count with score 0, but for a causal mask; ``"all"``: no score is masked.
     """
@@ -216,7 +216,8 @@ def anchored(
         s, place = scores[:, :, rows, : last + block_n], key[: last + block_n]
         m = s.amax(-1, True).clamp(min=_LOWEST)
         p = torch.exp(s - m)
-        taken = p * (place < last) if values == "none of the last" else p
+        taken = p * (place < last) if values.startswith("none of the last") else p
+        p = taken if values == "none of the last" else p
         shift = {"own": block_n * (place < last), "early": (max(key_end - block_n, 0) - last) * (place >= last)}
         o[:, :, rows] = (taken @ v[:, :, place + shift.get(values, 0)]) / p.sum(-1, True).clamp(min=1e-300)
         lse[:, :, rows] = (m + torch.log(p.sum(-1, True)))[..., 0]
