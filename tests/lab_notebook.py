@@ -61,7 +61,7 @@ class LabNotebook:
     def assert_minutes_add_up(self, exercises: Iterable[str]) -> None:
         """The exercises' minutes make the hours that the opening promises, to a quarter of an hour."""
         minutes = sum(int(re.search(r"· (\d+) minutes ·", self.text_of(e)).group(1)) for e in exercises)
-        promised = int(re.search(r"about (\d+) hours", self.opening).group(1))
+        promised = int(re.search(r"about (\d+) hours?", self.opening).group(1))
         assert abs(minutes - 60 * promised) <= 15
 
     def assert_task_check_and_notice_follow(self, exercise: str) -> None:

@@ -302,10 +302,10 @@ class Reader:
         for node in (inner for statement in kernel.body for inner in ast.walk(statement)):
             path = scope.path_of(node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else None
             if path and path.split(".")[0] in ("torch", "numpy", "utils"):
-                why = "a kernel is written in triton.language alone: what it needs is passed to it"
+                why = "a kernel is written in triton.language or Gluon alone: what it needs is passed to it"
                 self._refuse(node, f"`{node.id}` in the kernel `{kernel.name}`", why)
             elif path == LOCAL and self._is_python(node.id, scope):
-                why = "a kernel calls kernels (@triton.jit) and triton.language, and uses tl.constexpr from outside"
+                why = "a kernel calls kernels and triton.language or Gluon, and uses tl.constexpr from outside"
                 self._refuse(node, f"`{node.id}` in the kernel `{kernel.name}`", why)
 
     def _is_python(self, name: str, scope: Scope) -> bool:
@@ -323,4 +323,4 @@ class Reader:
 
 def is_jit(decorator: ast.expr, scope: Scope) -> bool:
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return scope.path_of(called) in ("triton.jit", "triton.runtime.jit")
+    return scope.path_of(called) in ("triton.jit", "triton.runtime.jit", "triton.experimental.gluon.jit")

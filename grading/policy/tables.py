@@ -25,7 +25,11 @@ PACKAGES = _names(
     "torch.autograd.function torch.autograd.graph torch.amp torch.cuda torch.distributed torch.distributed.device_mesh "
     "torch.fft torch.linalg torch.optim torch.optim.lr_scheduler torch.profiler torch.special torch.testing "
     "torch.utils torch.utils.checkpoint torch.version triton triton.language triton.language.math triton.tools "
-    "triton.tools.tensor_descriptor triton.language.extra triton.language.extra.libdevice numpy numpy.linalg utils"
+    "triton.tools.tensor_descriptor triton.language.extra triton.language.extra.libdevice numpy numpy.linalg utils "
+    "triton.experimental triton.experimental.gluon triton.experimental.gluon.language "
+    "triton.experimental.gluon.language.nvidia triton.experimental.gluon.language.nvidia.hopper "
+    "triton.experimental.gluon.language.nvidia.hopper.mbarrier triton.experimental.gluon.language.nvidia.hopper.tma "
+    "triton.experimental.gluon.nvidia triton.experimental.gluon.nvidia.hopper"
 )
 
 #: Modules that stay out of reach although one of the lab's own modules imports them: they lead out of the lab.
@@ -50,7 +54,12 @@ ONLY: Mapping[str, frozenset[str]] = {
     ),
     "time": _names("monotonic perf_counter perf_counter_ns process_time sleep time"),
     "types": _names("EllipsisType GenericAlias MappingProxyType NoneType SimpleNamespace TracebackType UnionType"),
-    "triton": _names("Config autotune cdiv heuristics jit language next_power_of_2 tools"),
+    "triton": _names("Config autotune cdiv experimental heuristics jit language next_power_of_2 tools"),
+    "triton.experimental": _names("gluon"),
+    "triton.experimental.gluon": _names("jit language nvidia"),
+    "triton.experimental.gluon.language.nvidia": _names("hopper"),
+    "triton.experimental.gluon.nvidia": _names("hopper"),
+    "triton.experimental.gluon.nvidia.hopper": _names("TensorDescriptor"),
     "triton.tools": frozenset(),
     "triton.tools.tensor_descriptor": _names("TensorDescriptor"),
     "triton.language.extra": frozenset(),
@@ -134,6 +143,9 @@ SPECIAL_ATTRIBUTES = SPECIAL_METHODS | _names("__class__ __doc__ __name__ __qual
 #: Special names that may stand alone.
 SPECIAL_NAMES = _names("__all__ __author__ __debug__ __doc__ __match_args__ __name__ __slots__ __version__")
 
+#: Those that a module may set: not ``__name__``, since nothing under ``if __name__ == "__main__"`` is read.
+MAY_BE_SET = SPECIAL_NAMES - {"__name__"} | {"__hash__"}
+
 #: Attributes of frames, tracebacks, generators, code, functions and classes: through them one reaches anything.
 INTERNALS = _names(
     "ag_await ag_code ag_frame co_code co_consts co_names cr_await cr_code cr_frame cr_origin ctypes f_back f_builtins "
@@ -143,9 +155,6 @@ INTERNALS = _names(
 
 #: Attributes that give the bare memory of a tensor: allowed only in a lab whose own modules use them.
 BARE_MEMORY = _names("untyped_storage storage typed_storage _cdata share_memory_")
-#: Those that a module may set: not ``__name__``, since nothing under ``if __name__ == "__main__"`` is read.
-MAY_BE_SET = SPECIAL_NAMES - {"__name__"} | {"__hash__"}
-
 
 #: Types whose values are compared and written down as they are: a subclass could say that it equals anything.
 PLAIN_TYPES = _names("bool bytes complex dict float frozenset int list object_ set str tuple Tensor Parameter ndarray")

@@ -18,9 +18,9 @@ from pathlib import Path
 from grading.lab import Lab
 
 #: The module of each lab that a hostile submission does not solve.
-TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py"}
+TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py", 7: "consumer.py"}
 
-#: What a brief submission solves; all other modules are as they were handed out. Lab 1 is brief as a whole.
+#: What a brief submission solves; all other modules are as they were handed out. Labs 1 and 7 are brief as a whole.
 BRIEF: dict[int, tuple[str, ...]] = {
     2: ("bias_relu.py",),
     3: ("flash_forward_simple.py",),
@@ -69,7 +69,7 @@ def hostile(
     tries: str,
     *outcomes: str,
     reason: str,
-    labs: tuple[int, ...] = (1, 2, 3, 4, 5),
+    labs: tuple[int, ...] = (1, 2, 3, 4, 5, 7),
     loses: str = "target",
 ) -> Callable[[Callable[[Path, Lab], None]], Callable[[Path, Lab], None]]:
     """Register a function as a hostile submission."""
