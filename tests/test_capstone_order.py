@@ -6,10 +6,10 @@ import types
 import gluon_emulator
 import pytest
 import torch
-from gluon_machine import Descriptor, Pointer
 
 from utils import reference
 from utils.fingerprint import ROOT
+from utils.gluon.machine import Descriptor, Pointer
 
 pytestmark = pytest.mark.slow
 

@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import cache
 
 
@@ -55,8 +56,9 @@ def source_of(order: dict[str, Any], folder: Path, number: int) -> ASTSource:
             divisible += [(index, i) for i, item in enumerate(kind) if str(item).endswith(":16")]
             kind = tuple("constexpr" if isinstance(item, int) else item.removesuffix(":16") for item in kind)
         signature[name] = kind
-    return ASTSource(
-        getattr(module, order["name"]),
+    kernel = getattr(module, order["name"])
+    return (GluonASTSource if kernel.is_gluon() else ASTSource)(
+        kernel,
         signature=signature,
         constexprs={name: _value(value) for name, value in order["constexprs"].items()} | constants,
         attrs={path: [["tt.divisibility", 16]] for path in divisible},
@@ -120,7 +122,7 @@ def _products(text: str, lines: list[str]) -> list[tuple[str, str, str]]:
             place = places[inner[0]]
         return lines[int(found[1]) - 1].strip()
 
-    dots = re.findall(r"tt\.dot ([^:\n]*): tensor<(?:\d+x)+(\w+)> \* [^\n]* loc\((.*)\)$", text, re.MULTILINE)
+    dots = re.findall(r"tt\.dot (.*?) : tensor<(?:\d+x)+(\w+)> \* .* loc\((.*)\)$", text, re.MULTILINE)
     precisions = (re.search(r"inputPrecision = (\w+)", attributes) for attributes, _, _ in dots)
     return [(dtype, found[1] if found else "ieee", line(place)) for (_, dtype, place), found in zip(dots, precisions)]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.compile_only.source import standalone_source
+from utils.compile_only.source import is_gluon, standalone_source
 
 import triton.language as tl  # isort: skip
 
 #: What Triton compiles for here; 75 (T4) and older are out.
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
 _SCALAR = r"(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))"
-_TYPE = re.compile(rf"\*?{_SCALAR}|tensordesc<{_SCALAR}\[\d+(, \d+)*\]>")
+_TYPE = re.compile(rf"\*?{_SCALAR}|tensordesc<{_SCALAR}\[\d+(, \d+)*\](,NVMMASharedLayout\(.*\))?>")
 _ITEM = re.compile(rf"{_SCALAR}|i32:16|i64:16")
 _ROOT = Path(__file__).resolve().parents[2]
 _CHILD = Path(__file__).resolve().with_name("child.py")
@@ -118,9 +118,10 @@ def resource_usage(
     """Registers, stack and shared memory of ``kernel`` compiled for one GPU architecture.
 
     Args:
-        kernel: A ``@triton.jit`` function, interpreted or compiled, autotuned or not.
+        kernel: A ``@triton.jit`` function, interpreted or compiled, autotuned or not, or a ``@gluon.jit`` one.
         signature: Type of each argument that is no constexpr: ``*fp16`` (a pointer), ``i32``, ``fp32``,
-            ``tensordesc<bf16[128, 64]>`` (a host's tensor descriptor)... Of a tuple those of its items: ``i32:16`` is
+            ``tensordesc<bf16[128, 64]>`` (a host's tensor descriptor, in Gluon with a comma and its layout's repr
+            behind the block)... Of a tuple those of its items: ``i32:16`` is
             a multiple of 16, and a number is a value that is compiled in, as a launch does with 1.
         constexprs: Value of each constexpr argument. Anything that JSON holds, a ``tl`` dtype, or a named tuple of
             these.
@@ -238,7 +239,7 @@ def _order(request: Request) -> dict[str, Any]:
             raise ValueError(f"divisible_by_16 names {name!r}, which is not in the signature or a tuple")
     return {
         "name": function.__name__,
-        "source": standalone_source(function),
+        "source": standalone_source(function, is_gluon(request.kernel)),
         "signature": {name: request.signature.get(name, "constexpr") for name in arguments},
         "constexprs": {name: _as_json(name, value) for name, value in request.constexprs.items()},
         "divisible": [arguments.index(name) for name in aligned],

@@ -19,27 +19,37 @@ import triton.language as tl  # isort: skip
 _CONSTANT = (bool, int, float, str, type(None), tuple)
 
 
-def standalone_source(function: FunctionType) -> str:
+def is_gluon(kernel: Any) -> bool:
+    """Whether a kernel is under ``@gluon.jit``."""
+    return hasattr(kernel, "is_gluon") and kernel.is_gluon()
+
+
+def standalone_source(function: FunctionType, gluon: bool = False) -> str:
     """Source of a module that defines ``function`` under ``@triton.jit`` and needs nothing but Triton.
 
     Functions that it calls come with it, constants with their values, modules as imports.
+
+    Args:
+        gluon: It is under ``@gluon.jit``.
 
     Raises:
         ValueError: The source cannot be found, or the kernel refers to something that is none of these.
     """
     lines = ["import triton", "import triton.language as tl"]
-    _collect(function, lines, set())
+    if gluon:
+        lines.insert(0, "from triton.experimental import gluon")
+    _collect(function, lines, set(), gluon)
     return "\n".join(lines) + "\n"
 
 
-def _collect(function: FunctionType, lines: list[str], done: set[str]) -> None:
+def _collect(function: FunctionType, lines: list[str], done: set[str], gluon: bool) -> None:
     done.add(function.__name__)
     source = _undecorated(function)
     for name in _names(source, set(function.__code__.co_varnames)):
         if name not in done and name in function.__globals__:
             done.add(name)
             _define(name, function.__globals__[name], lines, done, function.__name__)
-    lines += ["", "", "@triton.jit", source]
+    lines += ["", "", "@gluon.jit" if gluon else "@triton.jit", source]
 
 
 def _undecorated(function: FunctionType) -> str:
@@ -74,7 +84,7 @@ def _define(name: str, value: Any, lines: list[str], done: set[str], user: str) 
         if inner.__module__.startswith("triton."):
             lines.insert(0, f"from {inner.__module__} import {inner.__name__} as {name}")
         else:
-            _collect(inner, lines, done)
+            _collect(inner, lines, done, is_gluon(value))
             if inner.__name__ != name:
                 lines.append(f"{name} = {inner.__name__}")
     elif isinstance(value, tl.constexpr):
