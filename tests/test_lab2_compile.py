@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from utils.compile_only import Request, resource_usages
+from utils.compile_only import Request, readings, resource_usages
 
 import triton.language as tl  # isort: skip
 
@@ -200,6 +200,12 @@ def test_a_matrix_product_of_float32_adds_a_sum_for_each_step_to_its_total(tuned
         fused = _count_float32("fma", ptx.read_text())
         assert _count_float32("add", ptx.read_text()) == sums, "the compiler made one chain of the steps' sums"
         assert fused == sums * asked.constexprs["BLOCK_K"]
+
+
+def test_the_compiler_reads_that_no_float32_product_is_rounded_to_tf32(tuned):
+    """As a check asks it, also of products that say how many of them may be added up."""
+    for found in readings(list(matmul_requests(tuned, 90, "fp32"))):
+        assert [(product.dtype, product.precision) for product in found.products] == [("f32", "ieee")], found.name
 
 
 def _count_float32(operation, ptx):
