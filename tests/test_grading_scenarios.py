@@ -152,7 +152,13 @@ NOT_IN_VALUES = {
     "2.1": {"no mask on the load", "reads twice", "finished by PyTorch"},
     "2.2": {"atomics", "bias loaded for each row"},
     "2.3": {"a row of sums for each row", "atomics", "keeps the output", "ready made", "x copied", "x read twice"},
-    "2.4": {"a tile as long as the row", "gradient made forward", "logits copied", "two reads"},
+    "2.4": {
+        "a tile as long as the row",
+        "an address from ignore_index",
+        "gradient made forward",
+        "logits copied",
+        "two reads",
+    },
     "2.5": {"reads twice", "calls PyTorch"},
     "2.6": {"three reads"},
     "2.7": {"32-bit offsets", "a loaded twice", "no other"},
@@ -162,6 +168,13 @@ NOT_IN_VALUES = {
     "3.6": {"nothing skipped"},
     "3.8": {"keeps the scores", "keeps too much", "keeps a copy on ctx"},
     "3.9": {"never tried", "always again", "one limit", "scaled in the exponent alone"},
+    "3.10": {
+        "begins at key 0",
+        "dq begins at key 0",
+        "ends at the last query",
+        "begins a tile early",
+        "ends a tile late",
+    },
 }
 #: These write outside of their tensors, into the memory of whoever runs them: no test does.
 WRITE_ANYWHERE = {

@@ -123,3 +123,10 @@ def col_offset(columns, stride_col, INT64: tl.constexpr):
     if INT64:
         columns = columns.to(tl.int64)
     return columns * stride_col
+
+
+@triton.jit
+def element_offsets(row, column, layout):
+    """(ROWS, BLOCK) offsets of a tile's elements, in 64 bits; ``layout`` is the tuple ``rows.layout_args``, whole."""
+    start = row_offset(row, layout[0], layout[1], layout[2], layout[3], layout[4])
+    return start[:, None] + col_offset(column, layout[5], True)[None, :]

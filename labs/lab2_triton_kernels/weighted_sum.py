@@ -1,4 +1,4 @@
-"""The weighted sum of each row, and its backward pass (exercises 2.3 and 2.4)."""
+"""The weighted sum of each row, and its backward pass: given, as lecture 04 derives them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ def weighted_sum_kernel(
 
     ``columns`` is known to the compiler, which then knows how often the loop turns, as ``torch.compile`` does.
     """
-    raise NotImplementedError("Lab 2, exercise 2.3: weighted sum")
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)  # each lane adds up its own columns; they meet at the end
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        weight_ptrs = weight_ptr + col_offset(column, stride_weight, INT64)
+        weight = tl.load(weight_ptrs, mask=column < columns, other=0.0, eviction_policy="evict_last")  # (BLOCK,)
+        inside = (row[:, None] < num_rows) & (column[None, :] < columns)
+        x_ptrs = x_row[:, None] + col_offset(column, stride_col, INT64)[None, :]
+        x = tl.load(x_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")  # (ROWS, BLOCK), never again
+        total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
+    tl.store(out_ptr + row, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=row < num_rows)
 
 
 @triton.jit
@@ -34,7 +45,17 @@ def weighted_sum_dx_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns of dx. It reads no x: this kernel only writes."""
-    raise NotImplementedError("Lab 2, exercise 2.4: gradient of x")
+    blocks_per_row = tl.cdiv(columns, BLOCK)
+    row = (tl.program_id(0) // blocks_per_row).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
+    inside = (row[:, None] < num_rows) & (column[None, :] < columns)
+    weight = tl.load(  # (BLOCK,)
+        weight_ptr + col_offset(column, stride_weight, INT64), mask=column < columns, other=0.0
+    )
+    dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0)  # (ROWS,)
+    dx = dout.to(tl.float32)[:, None] * weight.to(tl.float32)[None, :]  # d(sum_j w_j x_ij) / dx_ij = w_j
+    dx_ptrs = dx_ptr + row[:, None] * columns + column[None, :]
+    tl.store(dx_ptrs, dx.to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -47,7 +68,20 @@ def weighted_sum_dweight_kernel(
 
     Each lane adds up its own rows. The lanes of a column meet at the end, the splits in :func:`column_sums`.
     """
-    raise NotImplementedError("Lab 2, exercise 2.4: gradient of the weight, first stage")
+    blocks_per_row = tl.cdiv(columns, BLOCK)
+    split = (tl.program_id(0) // blocks_per_row).to(tl.int64)
+    column = tl.program_id(0) % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
+    dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for tile in tl.range(0, tiles_per_split, num_stages=STAGES):  # the next tiles are on their way while one is added
+        row = (split * tiles_per_split + tile) * ROWS + tl.arange(0, ROWS)
+        dout = tl.load(dout_ptr + row, mask=row < num_rows, other=0.0).to(tl.float32)  # (ROWS,)
+        x_row = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+        inside = (row[:, None] < num_rows) & (column[None, :] < columns)
+        x = tl.load(
+            x_row[:, None] + col_offset(column, stride_col, INT64)[None, :], mask=inside, other=0.0
+        )  # (ROWS, BLOCK)
+        dweight += dout[:, None] * x.to(tl.float32)  # d(sum_j w_j x_ij) / dw_j = x_ij
+    tl.store(partial_ptr + split * columns + column, tl.sum(dweight, axis=0), mask=column < columns)
 
 
 class WeightedSum(torch.autograd.Function):
@@ -61,7 +95,11 @@ class WeightedSum(torch.autograd.Function):
             return out.zero_()
         x, rows = as_rows(x)
         tile = tuning.weighted_sum(rows.columns)
-        raise NotImplementedError("Lab 2, exercise 2.3: weighted sum, the launch")
+        weighted_sum_kernel[(triton.cdiv(rows.count, tile.rows),)](
+            x, weight, out, rows.count, rows.columns, *rows.layout_args, weight.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64 or weight.stride(0) > 1, num_warps=tile.warps,
+        )  # fmt: skip
+        return out
 
     @staticmethod
     @once_differentiable
@@ -79,7 +117,12 @@ def _dx(dout: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
         return dx
     columns = x.shape[-1]
     tile = tuning.weighted_sum_dx(columns)
-    raise NotImplementedError("Lab 2, exercise 2.4: gradient of x, the launch")
+    grid = (triton.cdiv(dout.numel(), tile.rows) * triton.cdiv(columns, tile.block),)
+    weighted_sum_dx_kernel[grid](
+        dout, weight, dx, dout.numel(), columns, weight.stride(0),
+        ROWS=tile.rows, BLOCK=tile.block, INT64=weight.stride(0) > 1, num_warps=tile.warps,
+    )  # fmt: skip
+    return dx
 
 
 def _dweight(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +133,11 @@ def _dweight(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     tile = tuning.weighted_sum_dweight(rows.columns)
     splits, tiles_per_split = tuning.row_splits(rows.count, rows.columns, tile)
     partial = torch.empty(splits, rows.columns, dtype=torch.float32, device=x.device)
-    raise NotImplementedError("Lab 2, exercise 2.4: gradient of the weight, the launches")
+    weighted_sum_dweight_kernel[(splits * triton.cdiv(rows.columns, tile.block),)](
+        dout, x, partial, rows.count, rows.columns, *rows.layout_args, tiles_per_split,
+        ROWS=tile.rows, BLOCK=tile.block, INT64=rows.needs_int64, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return column_sums(partial, x.dtype)
 
 
 def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

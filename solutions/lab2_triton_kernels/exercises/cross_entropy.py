@@ -42,6 +42,7 @@ def _cases(seed: int, height: int = 64, width: int = 1024) -> list[Case]:
         Case("whole tiles", {"row": 16, "col": 128}, seed=seed),
         Case("ragged", ragged, seed=seed),
         Case("one past whole tiles", {"row": height + 1, "col": 33}, seed=seed),
+        Case("whole tiles", {"row": 3, "col": width}, seed=seed),
         Case("one past whole tiles", {"row": 3, "col": width + 1}, seed=seed),
         Case("one element", {"row": 1, "col": 1}, seed=seed),
         Case("one column", {"row": draw.randint(5, 20), "col": 1}, seed=seed),
@@ -57,7 +58,7 @@ def _cases(seed: int, height: int = 64, width: int = 1024) -> list[Case]:
         Case("far below zero", small, seed=seed),
         Case("a large vocabulary", {"row": 2, "col": 50_304 - draw.randint(0, 60)}, bf16, seed=seed),
         Case(EVERY_KIND, {"row": 6, "col": long}, seed=seed),
-        Case("tall", {"row": draw.randint(150, 250), "col": 5}, fp16, seed=seed),
+        Case("tall", {"row": draw.randint(100, 150), "col": 5}, fp16, seed=seed),
         Case("gradient of a sum", small, seed=seed),
         Case("calls", small, options={"calls": TWO_AT_ONCE}, seed=seed),
         *shapes.far(seed, 40),
@@ -182,6 +183,10 @@ CROSS_ENTROPY = Exercise(
         lambda lab: _stepped(lab.cross_entropy, {}),
     ),
     tolerance=Tolerance(absolute=2e-5),
+    tolerances={  # a logsumexp of -1e5 has steps of 0.008
+        "loss of cross_entropy, far below zero": Tolerance(absolute=0.02),
+        "dlogits of cross_entropy, far below zero": Tolerance(relative=0.02),
+    },
 )
 
 
@@ -195,7 +200,7 @@ def check_cross_entropy(cross_entropy: CrossEntropy, seed: int | None = None) ->
     seed, kept = draw_seed(seed), {}
     run = _stepped(cross_entropy, kept)
     short, long = (
-        _inputs(Case("a shape", {"row": row, "col": col}, seed=seed)) for row, col in ((300, 33), (1, LARGEST_TILE + 1))
+        _inputs(Case("a shape", {"row": row, "col": col}, seed=seed)) for row, col in ((2, 33), (1, LARGEST_TILE + 1))
     )
     height, width = probed_tile(run, short, short[0])[0], probed_tile(run, long, long[0])[1]
     check_kernel(

@@ -35,7 +35,7 @@ def _cases(seed: int, height: int = 64) -> list[Case]:
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     ragged = {"row": draw.randint(17, 30), "col": draw.randint(65, 120)}
     small = {"row": draw.randint(5, 9), "col": draw.randint(20, 60)}
-    tall = {"row": draw.randint(500, 600), "col": 5}
+    tall = {"row": draw.randint(280, 320), "col": 5}
     return [
         Case("whole tiles", {"row": 32, "col": 64}, seed=seed),
         Case("ragged", ragged, seed=seed),
@@ -182,7 +182,7 @@ def check_rms_norm(rms_norm: RMSNorm, seed: int | None = None) -> None:
     """
     seed, kept = draw_seed(seed), {}
     run = _stepped(rms_norm, kept)
-    short = _inputs(Case("short rows", {"row": 300, "col": 33}, seed=seed))
+    short = _inputs(Case("short rows", {"row": 2, "col": 33}, seed=seed))
     height, _ = probed_tile(run, short, short[0])
     check_kernel(
         RMS_NORM,
