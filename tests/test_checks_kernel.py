@@ -170,10 +170,14 @@ def test_kernels_run_in_the_interpreter_first_and_in_a_gpu_session_then_compiled
     assert (kernel._stages(True), kernel._stages(False)) == ([Stage(True), Stage(False, compiled=True)], [Stage(False)])
 
 
-def test_a_right_kernel_runs_each_case_in_both_stages(two_stages, capsys):
+def test_a_right_kernel_runs_each_case_in_the_interpreter_and_compiled_those_that_bring_something_new(
+    two_stages, monkeypatch, capsys
+):
     student = Recorded()
+    monkeypatch.setattr(kernel, "for_gpu", lambda trials, others: range(0, len(trials), 2))
     check("add", student=student)
-    assert len(student.sizes) == 2 * student.first and student.sizes[: student.first] == student.sizes[student.first :]
+    interpreted, compiled = student.sizes[: student.first], student.sizes[student.first :]
+    assert compiled == interpreted[::2]
     assert f"all {student.first} cases pass" in capsys.readouterr().out
 
 

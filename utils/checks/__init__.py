@@ -6,7 +6,7 @@ To change a check of a kernel, in the order in which it runs (``kernel``):
 - what is forbidden: ``forbid`` (operators), ``library_use`` and ``forbidden_modules`` (imports)
 - values: ``tensors``; the map of tiles in a message: ``tiling``
 - accesses out of bounds, races and bytes: ``traffic``, ``launches``; memory that nobody wrote: ``uninitialized``
-- whether the kernels compile, and how a GPU rounds their products: ``compiled``
+- whether the kernels compile, and how a GPU rounds their products: ``compiled``; which cases a GPU runs: ``gpu_cases``
 - time on a GPU: ``speed``
 - the words: ``symptoms`` (likely causes in every exercise), ``diagnoses`` (rules of an exercise's own),
   ``explanations`` (the message as a whole)

@@ -17,6 +17,7 @@ from utils.checks.compiled import problem as problem_when_compiled
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
+from utils.checks.gpu_cases import for_gpu
 from utils.checks.huge import overflow
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
@@ -73,7 +74,8 @@ def check_kernel(
 
     In a GPU session all of this happens twice: first each case runs in the interpreter under the profiler, which
     carries out no access out of bounds, and only a function that is right there on every case runs compiled. A wrong
-    kernel is thus told the same on every machine, and does not take the GPU from the student's Python process. Each
+    kernel is thus told the same on every machine, and does not take the GPU from the student's Python process. Compiled
+    it runs on the cases that bring something new (:mod:`utils.checks.gpu_cases`). Each
     configuration of an autotuned kernel is tried, since the GPU runs them all; the budget holds for the first.
 
     Args:
@@ -118,9 +120,11 @@ def check_kernel(
     allowed = functools.partial(tensors.targets, reference, baseline=baseline, factor=factor, atol=atol)
     known: dict[int, tuple[tensors.Target, ...]] = {}
     stages = _stages(rules.kernel)
+    numbers: Sequence[int] = range(len(drawn))
     while stages:
         stage = stages.pop(0)
-        trials = _run_cases(exercise, student, drawn, inputs, outputs, allowed, known, stage, rules, races, seed)
+        some = {number: drawn[number] for number in (numbers if stage.compiled else range(len(drawn)))}
+        trials = _run_cases(exercise, student, some, inputs, outputs, allowed, known, stage, rules, races, seed)
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
@@ -128,6 +132,7 @@ def check_kernel(
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)
             _stop_at_overflow(exercise, student, huge, seed)
+            numbers = for_gpu(trials, others=compiled is None)
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured = "" if speed is None else _measured(exercise, speed, student)
@@ -146,7 +151,7 @@ def _tilings(tiling: TilingOf | Mapping[str, TilingOf] | None, outputs: Sequence
 def _run_cases(
     exercise: Exercise,
     student: Callable[..., Any],
-    drawn: Sequence[Case],
+    drawn: Mapping[int, Case],
     inputs: Callable[[Case], Sequence[Any]],
     outputs: Sequence[str],
     allowed: Callable[..., tuple[tensors.Target, ...]],
@@ -156,11 +161,11 @@ def _run_cases(
     races: bool,
     seed: int,
 ) -> list[CaseResult]:
-    """Run the function on every case; ``known`` keeps what is right by the number of a case, for further stages."""
+    """Run the function on cases by their numbers; ``known`` keeps what is right by number, for further stages."""
     if stage.compiled:
-        compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn)
+        compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn.values())
     trials: list[CaseResult] = []
-    for number, case in enumerate(drawn):
+    for number, case in drawn.items():
         with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
             args = tuple(inputs(case))
             if number not in known:

@@ -91,7 +91,8 @@ def stepping(attention: Attention, flash_attention: Attention, kept: dict[int, K
         outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
         arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
         asking = [x for x in (q, k, v) if x.requires_grad]
-        given = iter(torch.autograd.grad(outputs, asking, arriving, allow_unused=True))
+        with torch.autograd.set_multithreading_enabled(False):  # on this thread, where a check compiles ahead
+            given = iter(torch.autograd.grad(outputs, asking, arriving, allow_unused=True))
         found = (next(given) if x.requires_grad else None for x in (q, k, v))
         dq, dk, dv = (torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found))
         if lse is None:
