@@ -65,7 +65,7 @@ class LabNotebook:
         assert abs(minutes - 60 * promised) <= 15
 
     def assert_task_check_and_notice_follow(self, exercise: str) -> None:
-        """The check comes after its task, and after a cell that profiles what the task is about; then what to notice."""
+        """The check follows the task (and a cell that profiles what it is about); then what to notice."""
         text = self.text_of(exercise)
         index = next(i for i, cell in enumerate(self.cells) if cell.source == text)
         follow = [cell for cell in self.cells[index + 1 : index + 4] if not cell.id.startswith("profile-")]

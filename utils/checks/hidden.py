@@ -163,7 +163,7 @@ def leaves_alone(function: Callable[..., Any], *tensors: torch.Tensor, **options
 
 
 def guarded(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with the same strides inside of a larger tensor of NaN, or of -77: whatever is read past its edges shows."""
+    """``x`` with the same strides inside of a larger tensor of NaN, or of -77: a read past its edges shows."""
     once = x[tuple(slice(None, 1 if stride == 0 else None) for stride in x.stride())]
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) if x.numel() else 0
     gap = math.nan if x.dtype.is_floating_point else -77
