@@ -44,8 +44,8 @@ LARGEST_TILE = 32768
 ### BEGIN SOLUTION 2.4: cross-entropy, your kernels and what launches them
 @triton.jit
 def cross_entropy_kernel(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, num_rows, columns, ignore_index, x_layout,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, target_ptr, loss_ptr, lse_ptr, num_rows, columns,
+    ignore_index, x_layout, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` rows, ``BLOCK`` columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -70,8 +70,8 @@ def cross_entropy_kernel(
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, num_rows, columns, ignore_index, x_layout,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, num_rows, columns,
+    ignore_index, x_layout, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of ``ROWS`` rows and ``BLOCK`` columns; programs are counted along the columns first."""
     blocks_per_row = tl.cdiv(columns, BLOCK)

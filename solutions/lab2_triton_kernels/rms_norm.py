@@ -51,8 +51,8 @@ SPLITS = 528
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, rstd_ptr, num_rows, columns, eps, x_layout, stride_weight,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, rstd_ptr, num_rows, columns,
+    eps, x_layout, stride_weight, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` whole rows, on chip from the load to the store."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
