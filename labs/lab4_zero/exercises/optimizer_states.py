@@ -37,7 +37,8 @@ def play_step(
 ) -> dict:
     """One step of SGD."""
     tiny, rank = training.model(), dist.get_rank(group.get("group"))
-    optimizer = answer["Zero1Optimizer"](tiny.parameters(), torch.optim.SGD, lr=1.0, **group)
+    buckets = {} if clip is None else {"bucket_bytes": 400}
+    optimizer = answer["Zero1Optimizer"](tiny.parameters(), torch.optim.SGD, lr=1.0, **buckets, **group)
     with record_collectives() as ledger, record_waits() as waits:
         tiny(*training.rows(0, rank)).backward()
         norm = None if clip is None else float(optimizer.clip_grad_norm(clip))
@@ -55,6 +56,8 @@ def _piece_problem(optimizer: object, rank: int) -> str:
         flat, covered = torch.arange(bucket.numel), 0
         parameters, shard = [view.flatten() for view in bucket.views(flat)], bucket.shard(flat, rank)
         for piece in bucket.pieces(rank):
+            if not 0 <= piece.start <= piece.stop <= len(shard):
+                return f"{piece} of rank {rank} does not lie in its shard of {len(shard)} elements"
             here = shard[piece.start : piece.stop]
             there = parameters[piece.parameter][piece.offset : piece.offset + len(here)]
             if not torch.equal(here, there):
@@ -97,7 +100,12 @@ def _play_bfloat16(answer: Mapping[str, Callable], training: TinyTraining, steps
         tiny(*training.rows(step, rank, dtype=torch.bfloat16)).backward()
         optimizer.step()
     weights = tiny_models.weights(tiny)
-    return {"weights": weights, "dtypes": recorded.dtypes(), "moved": moved(start, weights, start)}
+    tiny(*training.rows(steps, rank, dtype=torch.bfloat16)).backward()
+    norm = optimizer.clip_grad_norm(1e9)
+    return {
+        "weights": weights, "dtypes": recorded.dtypes(), "moved": moved(start, weights, start),
+        "norm": str(norm.dtype).removeprefix("torch."),
+    }  # fmt: skip
 
 
 def moved(
@@ -226,8 +234,11 @@ def _judge_bfloat16(observations: Sequence[RankObservation], training: TinyTrain
             far = moved(start, observed.value["weights"], size)
             return Problem(
                 f"{steps} small steps move rank {rank}'s bfloat16 weights by {far:.2g}, not by {right:.2g}",
-                classic(cause, 9),
+                classic(cause, 9) if far < right / 2 else "",
             )
+        if observed.value["norm"] != "float32":
+            cause = classic("squares of 16-bit gradients are added up in float32, or the sum keeps 8 bits", 8)
+            return Problem(f"the norm of bfloat16 gradients is a {observed.value['norm']}, expected float32", cause)
     return None
 
 

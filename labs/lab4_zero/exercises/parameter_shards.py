@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw
 from utils.checks.problem import Problem
-from utils.distributed import record_collectives
+from utils.distributed import calls, record_collectives
 
 from . import tiny_models
 from .distributed_check import DistributedCheck, in_group
@@ -50,11 +50,17 @@ def _play_step(
 ) -> dict:
     """One step of SGD; the ledger counts from the first forward pass."""
     rank = dist.get_rank(group.get("group"))
-    sharded = sharded_by(answer, training.model(rank), **group)
+    tiny, left = training.model(rank), [0]
+
+    def heard(call: calls.Call) -> None:
+        if call.kind == "reduce_scatter":  # of a block that has let go of its gradients, while other blocks have none
+            left.append(sum(p.grad.numel() for p in tiny.blocks.parameters() if p.grad is not None))
+
+    sharded = sharded_by(answer, tiny, **group)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
     kept = sum(p.numel() for p in sharded.parameters() if p.requires_grad)
     before = [p.detach().clone() for p in sharded.parameters()]
-    with record_collectives() as ledger, record_waits() as waits:
+    with record_collectives() as ledger, record_waits() as waits, calls.listen(heard):
         loss = sharded(*training.rows(0, rank), sometimes=rank in users)
         forward = ledger.elements("all_gather")
         loss.backward()
@@ -70,6 +76,7 @@ def _play_step(
         "moved": moved,
         "unwaited": waits.missing(ledger.count()),
         "count": ledger.count(),
+        "left": max(left),
     }
 
 
@@ -101,7 +108,12 @@ def play_training(answer: Mapping[str, Callable], training: TinyTraining, **step
 def _judge_step(
     observations: Sequence[RankObservation], training: TinyTraining, users: tuple[int, ...]
 ) -> Problem | None:
-    return judge_waits(observations, _judge_values(observations, training, users))
+    problem = judge_waits(observations, _judge_values(observations, training, users))
+    left = observations[0].value["left"]
+    if problem is None and left:
+        cause = classic("once they are in the flat tensor, the parameters' own gradients are released", 1)
+        return Problem(f"{left} elements of a block's full gradients are still there when they are reduced", cause)
+    return problem
 
 
 def _judge_values(
@@ -121,25 +133,28 @@ def _judge_values(
         if observed.value["kept"] > share + 30:
             return Problem(
                 f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about {share:,}",
-                classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
+                classic("a rank keeps its shard of every unit, and nothing else between the steps", 1)
+                if observed.value["kept"] == psi
+                else classic("the pieces of a shard overlap, or reach beyond their parameters", 5),
             )
         same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
         if observed.value["moved"] and same:
             return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
     if problem := judge_steps(weights_of(observations), reference, _NUMBERS):
         return problem
-    return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"])
+    padding = len(observations) * (training.layers + 1)  # at most, of all units
+    return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"], padding)
 
 
-def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | None:
+def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int, padding: int) -> Problem | None:
     reduced, scattered, gathered = (kinds.get(kind, 0) for kind in ("all_reduce", "reduce_scatter", "all_gather"))
     if reduced > psi // 2:
         cause = classic("each rank needs the mean of its shard alone: a reduce-scatter sends half as much", 6)
         return Problem(f"{reduced:,} elements are all-reduced in a step, the model has {psi:,}", cause)
-    if not psi <= scattered <= psi + 60:
+    if not psi <= scattered <= psi + padding:
         cause = classic("each unit's gradient is reduce-scattered once a backward pass", 6)
         return Problem(f"{scattered:,} elements are reduce-scattered in a step, expected {psi:,} and padding", cause)
-    if forward < psi - 60 or gathered > 2 * psi + 100:
+    if forward < psi - 60 or gathered > 2 * (psi + padding):
         cause = classic("weights are gathered once in the forward pass and once in the backward pass: 2 Psi", 7)
         return Problem(f"{gathered:,} elements are all-gathered in a step, expected about {2 * psi:,}", cause)
     if gathered < 1.5 * psi:

@@ -22,20 +22,23 @@ from .scenarios import RankObservation, RankScenario
 #: The orders that are run, whatever exercise 4.8 says.
 _ORDERS = {"1f1b": schedules.one_f_one_b, "gpipe": schedules.gpipe}
 _NO_GRADIENT = classic(
-    "the activation that has come is a leaf of this stage's graph, and has to require a gradient before the forward "
-    "pass: what it gets is what the stage before waits for",
+    "the activation that has come is a leaf of the stage's graph: it must require a gradient before the forward pass, "
+    "and what it gets is for the stage before",
     1,
 )
 _NOT_MADE = classic(
     "what an exchange sends is in self.made, and what an action needs in self.received, by (content, micro-batch)", 2
 )
-_NOT_FREED = classic("a micro-batch leaves in_flight when it goes backward", 5)
+_NOT_FREED = classic("every F has its B, in which the micro-batch leaves in_flight", 5)
 _RAISED = {
-    "NoneType": _NO_GRADIENT,
-    "KeyError": _NOT_MADE,
+    ("NoneType", "x.grad"): _NO_GRADIENT,
+    "KeyError: (": _NOT_MADE,
     "the schedule ended before": _NOT_FREED,
+    "tied.grad": "no gradient has reached the embedding, or the head: no backward pass runs through this stage's graph",
     "grad can be implicitly created only": classic(
-        "a stage in the middle starts from the gradient that has come; only a loss starts by itself", 3
+        "without a gradient a backward pass starts from one number, the loss; a stage in the middle starts from the "
+        "gradient that has come",
+        3,
     ),
     "Mismatch in shape": classic("an action is about its own micro-batch: B i goes backward through F i's graph", 6),
 }
@@ -49,6 +52,7 @@ class Batch:
         order: a key of ``_ORDERS``.
         empty: rows whose targets are all left out: the first ones.
         scale: factor of the loss.
+        frozen: whether the first stage has nothing to train (of three stages: the embeddings, and the first block).
     """
 
     seed: int
@@ -57,6 +61,7 @@ class Batch:
     order: str = "1f1b"
     empty: int = 0
     scale: float = 1.0
+    frozen: bool = False
 
     @property
     def config(self) -> gpt.GPTConfig:
@@ -65,7 +70,10 @@ class Batch:
 
     def model(self) -> gpt.GPT:
         """The whole model."""
-        return gpt.GPT(self.config, seed=self.seed)
+        model = gpt.GPT(self.config, seed=self.seed)
+        for part in (model.embedding, model.positions, model.blocks[0]) if self.frozen else ():
+            part.requires_grad_(False)
+        return model
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Tokens and targets of six rows; some targets of the last row do not count."""
@@ -109,7 +117,7 @@ def _play(answer: Mapping[str, Callable], batch: Batch) -> dict[str, Any]:
     loss = pipeline.step(*batch.rows(), micro_batches=batch.micro_batches, scale=batch.scale)
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in stage.named_parameters()}
     return {
-        "loss": None if loss is None else float(loss), "gradients": gradients, "peak": pipeline.peak_in_flight,
+        "loss": None if loss is None else float(loss.detach()), "gradients": gradients, "peak": pipeline.peak_in_flight,
         "inputs": living.inputs, "outputs": living.outputs, "graph": loss is not None and loss.requires_grad,
     }  # fmt: skip
 
@@ -129,14 +137,15 @@ def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | N
         most = batch.micro_batches if batch.order == "gpipe" else most
         if seen["peak"] != most:
             return Problem(f"stage {rank} held {seen['peak']} micro-batches at once, expected {most}", _NOT_FREED)
+        if seen["graph"]:
+            return Problem("the loss that is returned has a graph", classic("detach what is added up", 5))
         if seen["inputs"] > most:
             cause = classic("an activation is taken out of self.received: it lives until its backward pass", 5)
             return Problem(f"stage {rank} keeps {seen['inputs']} inputs at once, {most} are in flight", cause)
         if seen["outputs"] and rank < len(observations) - 1:
-            cause = classic("the next stage has the output: the graph needs its edge alone (get_gradient_edge)", 5)
+            cause = "the output is sent without its graph (detach), and the graph needs no more than its edge"
+            cause = classic(f"{cause} (get_gradient_edge)", 5)
             return Problem(f"stage {rank} still holds {seen['outputs']} outputs of earlier forward passes", cause)
-        if seen["graph"]:
-            return Problem("the loss that is returned has a graph", "detach what is added up: its graph is done with")
     return None
 
 
@@ -204,10 +213,13 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         "three stages, 1F1B": usual,
         "three stages, GPipe": replace(usual, order="gpipe"),
         "a micro-batch without targets": replace(usual, empty=2, scale=0.5),
+        "a first stage that is frozen": replace(usual, frozen=True),
     }
     if draw is not None:
         batches = {
-            f"Pipeline, {name}": replace(batch, layers=draw.between(3, 4), micro_batches=draw.between(4, 6))
+            f"Pipeline, {name}": replace(
+                batch, layers=3 + (draw.between(0, 1) and not batch.frozen), micro_batches=draw.between(4, 6)
+            )
             for name, batch in batches.items()
         }
         batches["Pipeline of two micro-batches"] = replace(usual, micro_batches=2)

@@ -37,7 +37,9 @@ _CRASH = classic(
     3,
 )
 _TOO_FAR = classic("one block ahead: the one that computes, and the one after it", 4)
-_BACKWARDS = classic("the backward pass goes from the last block to the first: the next one is k - 1", 5)
+_DIRECTION = classic(
+    "the next block is k + 1 in the forward pass and k - 1 in the backward pass, and after the last there is none", 5
+)
 _RECOMPUTED = classic(
     "in the backward pass a checkpointed block first computes a second time: its weights stay for its own backward, "
     "and the next block is k - 1 then too",
@@ -120,8 +122,8 @@ def _unready(log: Log) -> Problem | None:
 
 
 def _out_of_turn(log: Log, checkpointed: bool) -> Problem | None:
-    """The first that goes wrong of two: a block that is gathered although the backward pass has done with it, or memory
-    of others than the block that computes and the next one."""
+    """The first that goes wrong of two: a block that is gathered although the pass has done with it, or memory of
+    others than the block that computes and the next one."""
     name, done = "forward", set()
     for (what, k), held in zip(log.events, log.held, strict=True):
         if what == "turn":
@@ -129,9 +131,9 @@ def _out_of_turn(log: Log, checkpointed: bool) -> Problem | None:
                 when = "between the passes" if name == "forward" else "after the backward pass"
                 return Problem(f"the weights of {len(held)} blocks have memory {when}: {_listed(held)}", _KEPT)
             name, done = "backward", set()
-        elif what == "start" and name == "backward" and k in done:
-            cause = _RECOMPUTED if checkpointed else _BACKWARDS
-            return Problem(f"block {k} is gathered again in the backward pass, after its own backward", cause)
+        elif what == "start" and k in done:
+            cause = _RECOMPUTED if checkpointed and name == "backward" else _DIRECTION
+            return Problem(f"block {k} is gathered again in the {name} pass, after it has computed ({name})", cause)
         elif what in ("forward", "backward"):
             if len(held) > 2:
                 cause = _KEPT if done & set(held) else _TOO_FAR

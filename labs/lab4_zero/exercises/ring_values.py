@@ -147,14 +147,22 @@ def _cause_of_counts(counts: list[int], name: str, marks: str, position: int, si
     if name == "ring_all_reduce" and marks.count(".") == 1 and marks[position] == ".":
         return classic("only the rank's own chunk is complete: the second round, the all-gather, is missing", 4)
     if not counts:
-        return classic("memory that no message has filled, or a chunk that is overwritten while it is still sent", 3)
+        return ""
     if messages < size - 1:
         return classic(f"a step too few: {messages} messages, where a chunk takes N - 1 = {size - 1} to go round", 3)
+    if name == "ring_all_reduce" and messages < 2 * (size - 1):
+        return classic(
+            f"{messages} messages, where a reduce-scatter and an all-gather take 2 (N - 1) = {2 * (size - 1)}", 3
+        )
     if any(count > 1 for count in counts):
         where = "in the all-gather chunks are copied, not added" if name == "ring_all_reduce" else "a step too many"
         return classic(f"a value is added more than once: {where}, or a chunk goes round too far", 3)
     if sum(counts) == 1 and not counts[position]:
         return classic("nothing is added: what arrives belongs on top of the rank's own values", 3)
-    return classic(
-        "a rank's values are missing: a step too few, or another chunk than the one that arrived is sent on", 3
-    )
+    if name == "ring_reduce_scatter" and sum(counts) == 1:
+        return classic(
+            "the rank's own values alone, after N - 1 steps: what arrives is not added, or another chunk ends "
+            "here: chunk r is the last one that rank r receives",
+            3,
+        )
+    return classic("a rank's values are missing: another chunk than the one that arrived is sent on", 3)

@@ -86,9 +86,9 @@ def _play_layer(answer: Mapping[str, Callable], name: str, layers: Layers) -> di
     }  # fmt: skip
 
 
-def _play_operators(answer: Mapping[str, Callable], layers: Layers) -> dict[str, Any]:
+def _play_operators(answer: Mapping[str, Callable], layers: Layers, transposed: bool = False) -> dict[str, Any]:
     """What the two operators give, where an answer has them by their names, and whether they change what they are
-    given."""
+    given; with ``transposed`` of tensors that lie transposed in memory on every second rank."""
     known = getattr(answer["RowParallelLinear"].forward, "__globals__", {})
     known = {**getattr(answer["ColumnParallelLinear"].forward, "__globals__", {}), **known}
     found: dict[str, Any] = {"changed": {}, "results": {}}
@@ -96,6 +96,8 @@ def _play_operators(answer: Mapping[str, Callable], layers: Layers) -> dict[str,
         if not callable(operator := known.get(name)):
             continue
         x, gradient = (layers.normal(number + dist.get_rank(), layers.width) for number in (0, 3))
+        if transposed and dist.get_rank() % 2:
+            x, gradient = (value.transpose(0, 2).contiguous().transpose(0, 2) for value in (x, gradient))
         given = {"x": (x, x.clone()), "the gradient": (gradient, gradient.clone())}
         x.requires_grad_()
         y = operator(x)
@@ -159,12 +161,24 @@ def _collectives(forward: int, backward: int) -> str:
     return f"{forward} collective{'' if forward == 1 else 's'} forward, {backward} backward"
 
 
-def _judge_operators(observations: Sequence[RankObservation], layers: Layers) -> Problem | None:
+def _judge_operators(
+    observations: Sequence[RankObservation], layers: Layers, transposed: bool = False
+) -> Problem | None:
     for rank, observed in enumerate(observations):
         changed = [what for what, is_so in observed.value["changed"].items() if is_so]
         if changed:
             cause = "a collective works in place, and autograd may still need what it handed over: all-reduce a clone"
             return Problem(f"{changed[0]}that it is given, on rank {rank}", classic(cause, 9))
+    sums = {}
+    for first, (name, k) in {0: ("reduce_from_tp_region", 0), 3: ("copy_to_tp_region", 1)}.items():
+        sums[name] = k, sum(layers.normal(first + rank, layers.width) for rank in range(len(observations)))
+    for rank, observed in enumerate(observations) if transposed else ():
+        for name, found in observed.value["results"].items():
+            k, right = sums[name]
+            if not _close(found[k], right):
+                what = "gradient" if k else "sum"
+                cause = "an all-reduce adds up what lies at the same place in memory: give it a contiguous clone"
+                return Problem(f"the {what} of {name} is wrong on rank {rank}", classic(cause, 9))
     return None
 
 
@@ -304,6 +318,8 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         replace(mlp, name="TensorParallelMLP of two features: the last rank has none", stuck=classic(few, 8),
                 arguments={"layers": replace(usual, inner=2)}),
         scenario("what the operators are given", _play_operators, _judge_operators, "results"),
+        scenario("operators on tensors that lie otherwise on some ranks", _play_operators, _judge_operators, "results",
+                 transposed=True),
         in_group(mlp, 11),
     ]  # fmt: skip
 

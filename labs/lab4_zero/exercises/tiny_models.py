@@ -46,7 +46,7 @@ class TinyModel(nn.Module):
         watch: called with "forward" when the last block starts, and with "backward" when the gradient of the first
             block's input is known: nearly at the end of the backward pass.
         used_first: whether the parameter that some ranks use comes before the first block, not after the last: its
-            gradient, of the first bucket, is then one of the last to be known.
+            gradient, of the first bucket, is then one of the last to be known, and none is unused.
         checkpointed: whether the blocks keep their inputs alone, and compute a second time in the backward pass.
     """
 
@@ -75,7 +75,7 @@ class TinyModel(nn.Module):
         if self.watch is not None and h.requires_grad:
             h.register_hook(lambda gradient: self.watch("backward"))
         if sometimes and self.used_first:
-            h = h * (1 + self.spare.sometimes)
+            h = h * (1 + self.spare.sometimes) + self.unused.mean()
         for block in self.blocks:
             if self.watch is not None and block is self.blocks[-1]:
                 self.watch("forward")
@@ -151,14 +151,15 @@ class TinyTraining:
     ) -> tuple[list[float], dict[str, Tensor]]:
         """Losses (means over the ranks) and the final weights of one process, after steps of AdamW.
 
-        With ``accumulation`` the mean gradients of so many passes add up before each step.
+        With ``accumulation`` the mean gradients of so many passes add up before each step; ``users`` as in
+        :func:`train`.
         """
         model = self.model()
         optimizer, losses = torch.optim.AdamW(trainable(model).values(), **ADAMW), []
         for step in range(steps):
             sums: dict[str, Tensor | None] = {}
             for micro in range(accumulation):
-                found = self.reference(ranks, step * accumulation + micro, users, model)
+                found = self.reference(ranks, step * accumulation + micro, () if step % 2 else users, model)
                 losses.append(sum(found.losses) / ranks)
                 sums = {name: added(sums.get(name), gradient) for name, gradient in found.mean.items()}
             for name, parameter in trainable(model).items():
@@ -171,12 +172,16 @@ def train(
     training: TinyTraining, forward: Callable[..., Tensor], step: Callable[[], object],
     clear: Callable[[], object] = lambda: None, *, steps: int, users: tuple[int, ...], accumulation: int = 1,
 ) -> list[float]:  # fmt: skip
-    """Take steps on this rank, each after so many backward passes; the loss of each pass."""
+    """Take steps on this rank, each after so many backward passes; the loss of each pass.
+
+    In every second step no rank uses the parameter that ``users`` use.
+    """
     rank, losses = dist.get_rank(), []
     for number in range(steps):
         clear()
         for micro in range(accumulation):
-            loss = forward(*training.rows(number * accumulation + micro, rank), sometimes=rank in users)
+            sometimes = rank in users and number % 2 == 0
+            loss = forward(*training.rows(number * accumulation + micro, rank), sometimes=sometimes)
             loss.backward()
             losses.append(float(loss.detach()))
         step()

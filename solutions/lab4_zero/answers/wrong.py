@@ -353,6 +353,13 @@ wrong(
 )
 wrong(
     ARRIVES,
+    "full with one missing",
+    "every bucket was sent, but before this gradient was there",
+    '"classic wrong answers" 8',
+    edits={"self._missing[self._next] == 0": "self._missing[self._next] <= 1"},
+)
+wrong(
+    ARRIVES,
     "beyond the last bucket",
     "IndexError",
     edits={"self._next < len(self._buckets)": "self._next <= len(self._buckets)"},
@@ -728,6 +735,13 @@ wrong(
     "not gathered again",
     "a weight is used while its memory is freed",
     edits={BEFORE_BACKWARD: "pass"},
+)
+wrong(
+    WHEN,
+    "the module's own gathered twice",
+    "elements are all-gathered in a step",
+    '"classic wrong answers" 7',
+    edits={"if part is not self.module:": "if True:"},
 )
 wrong(
     WHEN,

@@ -18,7 +18,7 @@ from utils.distributed.calls import Call
 
 from . import tiny_models
 from .distributed_check import DistributedCheck, in_group
-from .gradients import judge_gradients, judge_training
+from .gradients import SAYINGS, judge_gradients, judge_training
 from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining, added
 from .waits import record_waits
@@ -166,6 +166,11 @@ def _judge_backward(
         told = f"{seen['unwaited']} of {seen['count']} all-reduces are never waited for"
         found = (problem.headline, *problem.details) if problem else ()
         return Problem(told, _WAIT, found)
+    if problem and SAYINGS["own"] in problem.cause and seen["kinds"].get("all_reduce", 0) >= training.psi:
+        cause = (
+            "every bucket was sent, but before this gradient was there: a bucket is full when no gradient is missing"
+        )
+        return replace(problem, cause=classic(cause, 8))
     problem = problem or _judge_traffic(seen, training.psi, len(names))
     if problem or bucket_bytes > 4 * training.psi:
         return problem

@@ -168,13 +168,15 @@ def _cause(said: str, where: Sequence[str], scenario: RankScenario, alone: bool 
     for words, cause in scenario.raised.items():
         if all(word in text for word in ((words,) if isinstance(words, str) else words)):
             return cause
-    return scenario.sizes if not alone and any(word in said for word in _SIZES) else ""
+    own_output = "Mismatch in shape" in said  # of a gradient and what it is of, not of what ranks share
+    return scenario.sizes if not alone and not own_output and any(word in said for word in _SIZES) else ""
 
 
 def _cause_apart(scenario: RankScenario, called: Sequence[Sequence[Entry | Call]]) -> str:
     """The likely cause when the ranks call different collectives."""
     of_members = [called[rank] for rank in scenario.taking_part()]
-    return (scenario.apart(of_members) if scenario.apart else "") or scenario.stuck or _TOGETHER
+    stuck = "" if callable(scenario.stuck) else scenario.stuck
+    return (scenario.apart(of_members) if scenario.apart else "") or stuck or _TOGETHER
 
 
 def _problem(scenario: RankScenario, observations: list[RankObservation]) -> Problem | None:
@@ -231,14 +233,18 @@ def _stuck(scenario: RankScenario, observations: list[RankObservation], waiting:
         details.append(
             f"rank {rank}: {'waits' if observed.fault else 'done'} after {len(observed.entries)} calls, {last}{line}"
         )
-    cause = _cause_apart(scenario, [observed.entries for observed in observations]) if apart else scenario.stuck
+    cause = scenario.stuck
+    if apart:
+        cause = _cause_apart(scenario, [observed.entries for observed in observations])
+    elif callable(cause):
+        entries = [observations[rank].entries for rank in scenario.taking_part()]
+        cause = cause([of_one[-1].kind if of_one else "" for of_one in entries])
     return Problem(headline, cause, (*details, *([apart] if apart else [])))
 
 
 def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
     """A process that died, or that did not come back."""
-    died = "was killed" in run.end  # what it would still have called, nobody knows
-    if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part(), died)):
+    if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part(), True)):
         details = (apart, run.end, *run.where)
         return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
     cause = (_cause(run.end, run.where, scenario) if scenario else "") or (
@@ -254,16 +260,16 @@ def _call(entry: Entry) -> str:
     return f"{entry.kind} of {entry.elements:,} elements"
 
 
-def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int], died: bool = False) -> str:
+def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int], cut_short: bool = False) -> str:
     """The first collective at which ``members`` of the ranks differ, in a sentence; empty if they agree.
 
-    If a rank ``died``, only what all of them have called is compared.
+    Of a run that was ``cut_short`` only what all of them have called is compared.
     """
     calls = [
         [(entry.kind, entry.elements, entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
         for rank in members
     ]
-    for k in range((min if died else max)(map(len, calls), default=0)):
+    for k in range((min if cut_short else max)(map(len, calls), default=0)):
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])

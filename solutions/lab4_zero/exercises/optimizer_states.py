@@ -234,7 +234,7 @@ def _judge_bfloat16(observations: Sequence[RankObservation], training: TinyTrain
             far = moved(start, observed.value["weights"], size)
             return Problem(
                 f"{steps} small steps move rank {rank}'s bfloat16 weights by {far:.2g}, not by {right:.2g}",
-                classic(cause, 9),
+                classic(cause, 9) if far < right / 2 else "",
             )
         if observed.value["norm"] != "float32":
             cause = classic("squares of 16-bit gradients are added up in float32, or the sum keeps 8 bits", 8)

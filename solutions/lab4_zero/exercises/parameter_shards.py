@@ -133,25 +133,28 @@ def _judge_values(
         if observed.value["kept"] > share + 30:
             return Problem(
                 f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about {share:,}",
-                classic("a rank keeps its shard of every unit, and nothing else between the steps", 1),
+                classic("a rank keeps its shard of every unit, and nothing else between the steps", 1)
+                if observed.value["kept"] == psi
+                else classic("the pieces of a shard overlap, or reach beyond their parameters", 5),
             )
         same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
         if observed.value["moved"] and same:
             return Problem(f"rank {rank}'s shards were stepped, the gathered weights are the old ones", _STALE)
     if problem := judge_steps(weights_of(observations), reference, _NUMBERS):
         return problem
-    return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"])
+    padding = len(observations) * (training.layers + 1)  # at most, of all units
+    return _judge_kinds(observations[0].value["kinds"], psi, observations[0].value["forward"], padding)
 
 
-def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int) -> Problem | None:
+def _judge_kinds(kinds: Mapping[str, int], psi: int, forward: int, padding: int) -> Problem | None:
     reduced, scattered, gathered = (kinds.get(kind, 0) for kind in ("all_reduce", "reduce_scatter", "all_gather"))
     if reduced > psi // 2:
         cause = classic("each rank needs the mean of its shard alone: a reduce-scatter sends half as much", 6)
         return Problem(f"{reduced:,} elements are all-reduced in a step, the model has {psi:,}", cause)
-    if not psi <= scattered <= psi + 60:
+    if not psi <= scattered <= psi + padding:
         cause = classic("each unit's gradient is reduce-scattered once a backward pass", 6)
         return Problem(f"{scattered:,} elements are reduce-scattered in a step, expected {psi:,} and padding", cause)
-    if forward < psi - 60 or gathered > 2 * psi + 100:
+    if forward < psi - 60 or gathered > 2 * (psi + padding):
         cause = classic("weights are gathered once in the forward pass and once in the backward pass: 2 Psi", 7)
         return Problem(f"{gathered:,} elements are all-gathered in a step, expected about {2 * psi:,}", cause)
     if gathered < 1.5 * psi:

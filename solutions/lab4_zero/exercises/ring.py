@@ -19,6 +19,12 @@ from .ring_values import SMALL_STEP, Reduction, close, explained, in_the_group, 
 from .scenarios import RankObservation, RankScenario
 
 _DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
+
+
+def _stuck(last: Sequence[str]) -> str:
+    return _DEADLOCK if set(last) == {"send"} else ""
+
+
 _DIRECT = classic(
     "in a ring a rank sends to its right neighbour alone and receives from the left one: chunks are passed on", 8
 )
@@ -173,7 +179,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
             _judge,
             {"name": name, "reductions": reductions, "seed": seed},
             ranks,
-            stuck=_DEADLOCK,
+            stuck=_stuck,
             sizes=classic(SMALL_STEP, 5),
             same_calls=False,
             to_itself=_TO_ITSELF,

@@ -29,7 +29,8 @@ class RankScenario:
         arguments: of both.
         ranks: how many there are.
         members: the ranks that take part, in a group of their own; () for all.
-        stuck: the likely cause when ranks wait for one another in vain.
+        stuck: the likely cause when ranks wait for one another in vain; or a function that says it, or nothing, from
+            the last kind of call on each rank.
         raised: words of an exception, and perhaps of the student's lines that led to it, that must all be there -> its
             likely cause.
         sizes: the likely cause if an exception speaks of sizes; on a single rank, which has everything, there is none.
@@ -46,7 +47,7 @@ class RankScenario:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 3
     members: tuple[int, ...] = ()
-    stuck: str = ""
+    stuck: str | Callable[[Sequence[str]], str] = ""
     raised: Mapping[str | tuple[str, ...], str] = field(default_factory=dict)
     sizes: str = ""
     same_calls: bool = True
