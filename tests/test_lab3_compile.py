@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import re
 
 import pytest
@@ -158,6 +159,32 @@ def test_the_simple_forward_kernel_fits_an_sm(tuned):
         requests.append(Request(simple, signature, constants, capability, config.warps, config.stages, pointers))
     for asked, used in zip(requests, resource_usages(requests), strict=True):
         assert not used.spills and used.shared_bytes <= SHARED_MEMORY[asked.capability], used
+
+
+#: Kernels of the sliding window: the (B, H, N, D) tensors that each takes, its other arguments, and its table.
+WINDOW_KERNELS = {
+    "window_forward_kernel": ("q k v o", {"lse_ptr": "*fp32", "scale_log2": "fp32"}, "forward"),
+    "window_dkdv_kernel": ("q k v do dk dv", {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32"}, "dkdv"),
+    "window_dq_kernel": ("q k v do dq", {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32"}, "dq"),
+}
+
+
+@pytest.mark.slow
+def test_the_kernels_of_the_sliding_window_fit_an_sm(tuned):
+    requests = []
+    for name, (tensors, others, table) in WINDOW_KERNELS.items():
+        for capability, dtype in (*itertools.product(CAPABILITIES, ("bf16",)), (MEASURED, "fp32")):
+            with_anchor = (False,) if table == "forward" else ()
+            tile = getattr(tuned, table)(64, DTYPES[dtype], True, divmod(capability, 10), False, *with_anchor)
+            signature = {f"{x}_ptr": f"*{dtype}" for x in tensors.split()} | others
+            signature |= {f"stride_{x}": ("i32:16", "i32:16", "i32:16", 1) for x in tensors.split()}
+            signature |= {"Nq": "i32", "Nk": "i32", "window": "i32"}
+            constants = {"HEAD_DIM": 64, "BLOCK_D": 64, "BLOCK_M": tile.m, "BLOCK_N": tile.n}
+            pointers = [argument for argument in signature if argument.endswith("_ptr")]
+            own = kernel("window", name)
+            requests.append(Request(own, signature, constants, capability, tile.warps, tile.stages, pointers))
+    for asked, used in zip(requests, resource_usages(requests), strict=True):
+        assert used.registers * used.threads <= 65536 and used.shared_bytes <= SHARED_MEMORY[asked.capability], used
 
 
 @pytest.mark.slow

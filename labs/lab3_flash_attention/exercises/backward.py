@@ -11,6 +11,7 @@ import torch
 
 from utils import runtime
 from utils.checks.cases import Case
+from utils.checks.compiled import Compiled
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
 from utils.checks.hidden import tried
@@ -19,6 +20,7 @@ from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
 from utils.checks.traffic import Budget, Passes
 
 from . import forward, gradients, hidden, shapes, tiles
+from .hopper import DESCRIBED, launched_on_hopper
 from .shapes import FP16, sizes
 
 DELTA, DKDV, DQ = "delta_kernel", "dkdv_kernel", "dq_kernel"
@@ -124,7 +126,7 @@ def _with_dlse(seed: int) -> list[Case]:
 ATTENTION_DELTA = Exercise(
     "3.5",
     "delta",
-    points=6,
+    points=3,
     observe=tried(
         "3.5",
         "attention_delta",
@@ -202,6 +204,11 @@ def _cases(seed: int, block_m: int, block_n: int) -> list[Case]:
     keys = block_n + draw.randint(2, block_n)
     last_of_its_tile = sizes(1, 1, 1, keys - block_n + block_m - 1, keys, 16)
     masked.append(Case("first query is its tile's last", last_of_its_tile, options=options, seed=seed))
+    # of the first tile of keys and the second of queries, one pair is hidden: the last key from the first query
+    pair = sizes(1, 1, 1, block_m + 2, block_n, 16)
+    # of the first tile of queries and the first of keys, the same
+    corner = sizes(1, 1, 1, block_m, block_m + block_n - 2, 16)
+    masked += [Case("one pair hidden", named, options=options, seed=seed) for named in (pair, corner)]
     return gradients.without_large_scores([*without, *masked])
 
 
@@ -265,22 +272,33 @@ def _mistakes(kernel: str) -> tuple:
                 _PLACES["empty"],
             ),
         ),
+        *([_BEGIN] if kernel == DKDV else [forward.range_rule(_PLACES["mask"], "key_end", "unmasked_end"), _MASKED]),
         Diagnosis(
-            lambda e: e.only(lambda case: case.kind == "whole query tiles"),
-            classic(
-                "only queries that fill their tiles go wrong: `begin` is no multiple of BLOCK_M, so that the last tile "
-                "passes the end, which EVEN_M promises it does not",
-                _PLACES["mask"],
-            ),
-        ),
-        Diagnosis(
-            lambda e: e.only(lambda case: bool(case.options.get("causal"))) and not e.findings("out_of_bounds"),
+            lambda e: e.only(causal) and not e.findings("out_of_bounds"),
             classic(
                 "only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
                 _PLACES["mask"],
             ),
         ),
     )
+
+
+_MASKED = Diagnosis(
+    lambda e: not e.only(causal) and e.only(lambda case: causal(case) or case.kind == shapes.LOW),
+    classic(
+        "only tiles that need a mask go wrong, causal ones and the last, ragged one: which are they, and which pairs "
+        "does the mask hide?",
+        _PLACES["mask"],
+    ),
+)
+_BEGIN = Diagnosis(
+    lambda e: e.only(lambda case: causal(case) and case.sizes["Nq"] % tiles.blocks_of_rows(e, DKDV) == 0),
+    classic(
+        "only queries that fill their tiles go wrong: `begin` is no multiple of BLOCK_M, so that the last tile passes "
+        "the end, which EVEN_M promises it does not",
+        _PLACES["mask"],
+    ),
+)
 
 
 def _queries_read(case: Case, block_m: int, block_n: int) -> tuple[int, int]:
@@ -323,6 +341,11 @@ def _dq_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     )
 
 
+def causal(case: Case) -> bool:
+    """Whether a case has a causal mask."""
+    return bool(case.options.get("causal"))
+
+
 def _asked(function: Gradients, kernel: str, block_m: int, block_n: int) -> tuple[int, int]:
     """The tile, (queries, keys), with which a part of the backward pass launches its kernel."""
     q, k, v = forward.small()
@@ -331,10 +354,22 @@ def _asked(function: Gradients, kernel: str, block_m: int, block_n: int) -> tupl
     return found["BLOCK_M"], found["BLOCK_N"]
 
 
+def _compiled(function: Gradients, kernel: str) -> Compiled:
+    """What is asked of a kernel of the backward pass when it is compiled, with the tiles of a Hopper GPU too."""
+    q, k, v = forward.small(shapes.BF16)
+    row = torch.zeros(q.shape[:3], device=q.device)
+    return Compiled(
+        tf32=_PLACES["precision"],
+        wide=_PLACES["precision"],
+        further=lambda: launched_on_hopper(_with_scale(function), (q, k, v, q, row, row), kernel, of=function),
+        further_cause=classic(DESCRIBED, {DKDV: 11, DQ: 10}[kernel]),
+    )
+
+
 FLASH_DKDV = Exercise(
     "3.6",
     "dK and dV",
-    points=16,
+    points=14,
     observe=tried(
         "3.6",
         "flash_dkdv",
@@ -366,9 +401,14 @@ def check_dkdv(flash_dkdv: Gradients, seed: int | None = None) -> None:
         outputs=("dk", "dv"),
         atol=gradients.ROUNDING,
         tiling={"dk": of_keys, "dv": of_keys},
-        inspections=[no_atomics, within(DKDV, _dkdv_budget), tiles.one_launch(DKDV, "dk_ptr", "dv_ptr")],
+        inspections=[
+            no_atomics,
+            tiles.numbered(within(DKDV, _dkdv_budget), 10),
+            tiles.one_launch(DKDV, "dk_ptr", "dv_ptr"),
+        ],
         forbidden=forward.RULES,
         diagnose=_mistakes(DKDV),
+        compiled=_compiled(flash_dkdv, DKDV),
         seed=seed,
         notice="a program owns its keys and walks over queries: no two programs write the same element",
     )
@@ -377,7 +417,7 @@ def check_dkdv(flash_dkdv: Gradients, seed: int | None = None) -> None:
 FLASH_DQ = Exercise(
     "3.7",
     "dQ",
-    points=10,
+    points=7,
     builds_on=("3.4",),
     observe=tried(
         "3.7",
@@ -414,6 +454,7 @@ def check_dq(flash_dq: Gradients, seed: int | None = None) -> None:
         inspections=[no_atomics, within(DQ, _dq_budget), tiles.one_launch(DQ, "dq_ptr")],
         forbidden=forward.RULES,
         diagnose=_mistakes(DQ),
+        compiled=_compiled(flash_dq, DQ),
         seed=seed,
         notice="the scores are computed a third time: two more products a tile, and no two programs share a row of dQ",
     )

@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from utils import runtime
 from utils.checks import forbid
 from utils.checks.cases import Case
-from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import CaseResult, Diagnosis
+from utils.checks.compiled import Compiled
+from utils.checks.core import Exercise, classic, draw_seed, fail, generator
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.hidden import Observation, Tolerance, tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, launched, tile_sizes, within
@@ -22,7 +23,7 @@ from utils.checks.problem import Problem
 from utils.checks.speed import Speed
 from utils.checks.traffic import Budget, Passes
 
-from . import hidden, mistakes, shapes, tiles
+from . import hidden, key_range, mistakes, shapes, tiles
 from .shapes import sizes
 
 SIMPLE, FORWARD = "flash_forward_simple_kernel", "flash_forward_kernel"
@@ -120,11 +121,51 @@ def skips_blocks(kernel: str, place: int = 3) -> Callable[[CaseResult], Problem 
 
 _FORWARD_MISTAKES = (
     *tiles.only_where({"empty": 8}),
-    *mistakes.forward(lambda e: tiles.blocks(e, SIMPLE), sums=1, scale=2, mask=3, last=3, heads=5, lse=4, empty=8),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == shapes.VERY_LOW and case.sizes["Nk"] % _key_tile(e) != 0),
+        classic(
+            "only scores far below 0 beside a ragged last tile go wrong: a key past the end counts more than they do, "
+            "unless its score is -inf before the maximum is taken",
+            3,
+        ),
+    ),
+    *mistakes.forward(
+        lambda e: tiles.blocks(e, SIMPLE),
+        sums=1,
+        scale=2,
+        mask=3,
+        corner=3,
+        range=3,
+        last=3,
+        heads=5,
+        lse=4,
+        empty=8,
+    ),
     *tiles.only_where(
-        {"scale": 2, "negative": 2, "heads": 5, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}
+        {"scale": 2, "negative": 2, "heads": 5, "low": 1, "strides": 6, "head_dim": 6, "maximum": 1, "precision": 7}
     ),
 )
+
+
+def _key_tile(e: Evidence) -> int:
+    return tiles.blocks(e, SIMPLE)["block_n"]
+
+
+def range_rule(place: int | None = None, *numbers: str) -> Diagnosis:
+    """A rule: ``causal_key_range`` of the package that launched the kernel returns wrong ``numbers``, by name."""
+
+    def found(e: Evidence) -> Problem | None:
+        launches = e.trial.profile.launches if e.trial.profile is not None else ()
+        asked = next((key_range.function_of(launch.function) for launch in launches if launch.function), None)
+        return key_range.problem(asked, e.case.seed, numbers) if asked and e.case.options.get("causal") else None
+
+    def cause(e: Evidence) -> str:
+        problem = found(e)
+        words = "; ".join((f"causal_key_range: {problem.headline}", *problem.details))
+        words = f"{words}; {problem.cause}" if problem.cause else words
+        return words if place is None else classic(words.split(': see "classic')[0], place)
+
+    return Diagnosis(found, cause)
 
 
 def _causal_mistakes(kernel: str) -> tuple[Diagnosis, ...]:
@@ -135,20 +176,28 @@ def _causal_mistakes(kernel: str) -> tuple[Diagnosis, ...]:
         ),
         *tiles.only_where({"negative": 6}),
         *tiles.only_where({"empty": 5}),
-        *mistakes.forward(lambda e: tiles.blocks(e, kernel), sums=6, scale=6, mask=1, last=4, heads=6, lse=6, empty=5),
+        range_rule(None, "key_end", *(["unmasked_end"] if kernel == FORWARD else [])),
+        *mistakes.forward(
+            lambda e: tiles.blocks(e, kernel),
+            sums=6,
+            scale=6,
+            mask=1,
+            corner=2,
+            range=4,
+            last=6,
+            heads=6,
+            lse=6,
+            empty=5,
+        ),
         Diagnosis(
             lambda e: e.only(lambda case: case.sizes["Nq"] != case.sizes["Nk"]),
             classic("only Nq != Nk goes wrong: the last query sees the last key, j <= i + Nk - Nq", 2),
         ),
         Diagnosis(
             lambda e: e.only(lambda case: bool(case.options.get("causal"))),
-            classic(
-                "only causal attention goes wrong: is every block that is partly visible masked, and every block that "
-                "some query sees in the loop?",
-                4,
-            ),
+            "only causal attention goes wrong, and causal_key_range returns what it should: look at attention_mask",
         ),
-        *tiles.only_where({"maximum": 6, "precision": 6}),
+        *tiles.only_where({"low": 5, "maximum": 6, "precision": 6}),
     )
 
 
@@ -167,7 +216,7 @@ def large(causal: bool, head_dim: int = 64, seq_len: int = TIMED) -> tuple[Any, 
 FLASH_FORWARD = Exercise(
     "3.3",
     "forward kernel",
-    points=18,
+    points=12,
     observe=tried(
         "3.3",
         "flash_forward_simple",
@@ -199,9 +248,10 @@ def check_flash_forward(flash_forward_simple: Forward, seed: int | None = None) 
         shapes.qkv,
         outputs=("o", "lse"),
         tiling=tiling(SIMPLE),
-        inspections=[within(SIMPLE, _budget), alone(SIMPLE)],
+        inspections=[tiles.numbered(rule, 9) for rule in (within(SIMPLE, _budget), alone(SIMPLE))],
         forbidden=RULES,
         diagnose=_FORWARD_MISTAKES,
+        compiled=Compiled(tf32=10, wide=10),
         speed=Speed(lambda: large(False), flash_peer, 0.5, "PyTorch's FlashAttention-2"),
         seed=seed,
         notice="q is read once, o written once; k and v are read once for each tile of queries; no score is stored",
@@ -238,7 +288,8 @@ def _observe_causal(package: ModuleType, seed: int) -> dict[str, Observation]:
         "flash_forward": lambda s: hidden.further(s, causal=True),
     }
     every = [tried("3.4", name, ("o", "lse"), cases, shapes.qkv)(package, seed) for name, cases in of.items()]
-    return every[0] | every[1]
+    ranges = key_range.answers(key_range.function_of(package.flash_forward_simple), key_range.calls(seed))
+    return every[0] | every[1] | {"causal_key_range": [number for pair in ranges for number in pair]}
 
 
 FLASH_CAUSAL = Exercise(
@@ -268,6 +319,9 @@ def check_flash_causal(flash_forward_simple: Forward, flash_forward: Forward, se
     notice = "nearly half of the blocks of a square are never read"
     speed = Speed(lambda: large(True), flash_peer, 0.5, "PyTorch's FlashAttention-2")
     _check_causal(FLASH_CAUSAL, flash_forward_simple, SIMPLE, cases, speed, seed, notice)
+    if found := key_range.problem(key_range.function_of(flash_forward_simple), seed):
+        part = FLASH_CAUSAL.part("causal, the keys that a tile sees")
+        fail(part, found.headline, found.details, found.cause, part.rerun(seed))
     cases = causal_cases(seed, *blocks_of(flash_forward, *small(), kernel=FORWARD))
     cases = [case for case in cases if case.kind in _AT_THE_DIAGONAL]
     notice = (

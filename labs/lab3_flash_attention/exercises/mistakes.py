@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from utils.checks.core import classic
-from utils.checks.diagnoses import Diagnosis, Evidence
+from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
+from utils.checks.tensors import agrees
 
+from . import shapes
 from .walk import walk
 
 #: ``block_m`` and ``block_n`` of the answer that a rule looks at.
@@ -52,13 +54,44 @@ def rules(
         def applies(e: Evidence) -> bool:
             if not mistake.where(e):
                 return False
-            options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
-            ways = ({name: value(e) if callable(value) else value for name, value in w.items()} for w in mistake.ways)
-            return not mistake.ways or any(e.close(compute(e, **options, **way)) for way in ways)
+            return not mistake.ways or any(explains(e, lambda e, way=way: computed(e, way)) for way in mistake.ways)
 
         return Diagnosis(applies, classic(mistake.cause, places[mistake.place]))
 
+    def computed(e: Evidence, way: Mapping[str, Any]) -> torch.Tensor:
+        options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
+        return compute(e, **options, **{name: value(e) if callable(value) else value for name, value in way.items()})
+
     return tuple(map(rule, mistakes))
+
+
+def explains(e: Evidence, computed: Callable[[Evidence], torch.Tensor]) -> bool:
+    """Whether a wrong formula gives the answer in the first failed case, and in others that fail besides it.
+
+    Those have its mask, or none as it has: what becomes of hidden pairs depends on how the mistake is made.
+    """
+    return e.close(computed(e)) and all(_fits(other, computed(other)) for other in _others(e))
+
+
+def _others(e: Evidence, most: int = 3) -> list[Evidence]:
+    """The same output in further failed cases of float32, of other kinds, the last first; none that holds NaN."""
+    found: dict[str, Evidence] = {}
+    for trial in e.trials[::-1]:
+        if trial is e.trial or not trial.differences or trial.case.dtype != torch.float32 or trial.case.magnitude != 1:
+            continue
+        if causal(trial) != causal(e) or trial.case.kind in (*found, e.case.kind, shapes.LOW, shapes.VERY_LOW):
+            continue
+        difference = trial.differences[e.position]
+        if difference.count and not bool(difference.got.isnan().any()):
+            found[trial.case.kind] = Evidence(trial, difference, e.position, e.trials, e.reference, None, e.names)
+    return list(found.values())[:most]
+
+
+def _fits(e: Evidence, candidate: torch.Tensor) -> bool:
+    """Whether the answer is about another tensor, be that right or wrong."""
+    size = candidate[candidate.isfinite()].abs().max() / e.right[e.right.isfinite()].abs().max().clamp(min=1e-9)
+    allowed = 4 * e.difference.allowed * max(1.0, size.item())
+    return bool(agrees(e.got, candidate.double(), allowed, e.difference.dtype).all())
 
 
 def forward(blocks: BlocksOf, **places: int) -> tuple[Diagnosis, ...]:
@@ -67,8 +100,9 @@ def forward(blocks: BlocksOf, **places: int) -> tuple[Diagnosis, ...]:
     Args:
         blocks: The answer's tile sizes.
         places: Where the exercise's list tells of ``sums`` (what is carried from tile to tile), ``scale`` (and powers
-            of 2), ``mask`` (the causal one), ``last`` (the last tile of keys, and what lies past the end), ``heads``
-            (shared ones), ``lse`` and ``empty`` (queries that see no key).
+            of 2), ``mask`` (the causal one), ``corner`` (one that is aligned at the top left), ``last`` (the last tile
+            of keys, and what lies past the end), ``range`` (causal tiles that are read, or masked), ``heads`` (shared
+            ones), ``lse`` and ``empty`` (queries that see no key).
     """
 
     def compute(e: Evidence, **way: Any) -> torch.Tensor:
@@ -83,7 +117,7 @@ def scaled(e: Evidence) -> float:
     return e.case.sizes["D"] ** 0.5 if given is None else 1 / given
 
 
-def causal(e: Evidence) -> bool:
+def causal(e: Evidence | CaseResult) -> bool:
     """Whether the case has a causal mask."""
     return bool(e.case.options.get("causal"))
 
@@ -165,6 +199,12 @@ _SUMS = (
         "each tile of keys is a softmax of its own: maximum and sum belong to the whole row",
         [{"each_tile": True}],
     ),
+    Mistake(
+        "sums",
+        "the accumulator is divided in every step: what is carried is a plain sum, and the division comes once, at the "
+        "end",
+        [{"divide": "each"}],
+    ),
     Mistake("sums", "only the last tile of keys counts: add to sum and accumulator", [{"last_tile": True}]),
     Mistake("sums", "the accumulator is not divided by the running sum at the end", [{"divide": False}]),
 )
@@ -173,7 +213,7 @@ _SCALE = (
     Mistake(
         "scale",
         "the scale 1/sqrt(D) is applied twice, or the scores are divided by D",
-        [{"factor": lambda e: 1 / scaled(e)}],
+        [{"factor": lambda e: 1 / scaled(e)}, {"factor": lambda e: scaled(e) / e.case.sizes["D"]}],
     ),
     Mistake(
         "scale",
@@ -195,12 +235,18 @@ _MASK = (
     ),
     Mistake(
         "mask",
+        "the causal mask is the other way round: query i sees key j if j <= i + Nk - Nq",
+        [{"shift": "reversed"}],
+        causal,
+    ),
+    Mistake(
+        "corner",
         "the causal mask is aligned at the top left: with Nq != Nk the last query sees the last key, j <= i + Nk - Nq",
         [{"shift": "top left", "leave_out": tiles} for tiles in ("", "top left", "square", "unseen")],
         causal,
     ),
     Mistake(
-        "mask",
+        "corner",
         "the blocks that are skipped are those of a square mask: with Nq != Nk the last block that a query tile "
         "sees lies Nk - Nq keys further",
         [{"leave_out": "top left"}, {"leave_out": "square"}],
@@ -225,20 +271,20 @@ _MASK = (
         where=_only_blind,
     ),
     Mistake(
-        "last",
+        "range",
         "the last query of a tile lacks its last key: key_end is start_m + BLOCK_M + Nk - Nq",
         [{"leave_out": "short"}],
         causal,
     ),
     Mistake(
-        "last",
+        "range",
         "tiles that need the mask go without: query `start_m` sees the keys before unmasked_end, start_m + 1 + Nk - Nq;"
         " a tile needs a mask if it ends after that, start_n + BLOCK_N > unmasked_end",
         [{"unmasked": to} for to in ("key", "last query", "next query tile", "key tile")],
         causal,
     ),
     Mistake(
-        "mask",
+        "range",
         "the block on the diagonal is skipped: its lower half is visible",
         [{"leave_out": "diagonal"}],
         causal,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 
 from utils import runtime
 from utils.checks.cases import Case
+from utils.checks.compiled import Compiled
 from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.hidden import Observation, tried
@@ -21,100 +24,17 @@ from utils.checks.kernel import check_kernel
 from utils.checks.launches import launched, never_launched, no_atomics
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed
+from utils.checks.tensors import difference
 
-from . import forward, gradients, hidden, shapes, tiles, walk
+from . import forward, gradients, hidden, shapes, tiles, training, walk
 from .anchored import anchored, compiles_anchored
+from .hopper import DESCRIBED, launched_on_hopper
+from .mistakes import explains
 from .shapes import sizes
 
 Tensor = torch.Tensor
 Attention = Callable[..., Any]
 _OUTPUTS = ("o", "lse", "dq", "dk", "dv")
-
-
-def _reference(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor, causal: bool = False, scale: float | None = None,
-    upstream: str = "both", asks: str = "qkv",
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Output, logsumexp and gradients by autograd through plain attention; zeros for inputs that do not ask for one."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    shared = q.shape[1] // max(1, k.shape[1])
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q @ k.repeat_interleave(shared, 1).transpose(-1, -2) * factor).to(wide)
-    if causal:
-        seen = shapes.visible(q.shape[2], k.shape[2], device=q.device)
-        # rows that see nothing: finite scores, and a weight of zero for all that follows
-        some = seen.any(-1)
-        scores = scores.masked_fill(~(seen | ~some[:, None]), -torch.inf)
-    else:
-        some = torch.ones(q.shape[2], dtype=torch.bool, device=q.device)
-    lse = torch.logsumexp(scores, -1)
-    p = torch.where(some[:, None], torch.softmax(scores, -1), 0.0).to(q.dtype)
-    o = p @ v.repeat_interleave(shared, 1)
-    loss = o.new_zeros((), dtype=wide)
-    if upstream in ("both", "o"):
-        loss = loss + (o.to(wide) * do.to(wide)).sum()
-    if upstream in ("both", "lse"):
-        loss = loss + (lse * torch.where(some, dlse.to(wide), 0.0)).sum()
-    found = torch.autograd.grad(loss, (q, k, v), allow_unused=True)
-    found = [torch.zeros_like(x) if g is None or n not in asks else g for n, x, g in zip("qkv", (q, k, v), found)]
-    return o.detach(), torch.where(some, lse, -torch.inf).detach(), *found
-
-
-def _run(attention: Attention, flash_attention: Attention, kept: list[int]) -> Attention:
-    """One step of training through an operator: output, logsumexp and the three gradients.
-
-    ``kept`` receives the elements that each call keeps for its backward pass.
-    """
-
-    def run(q, k, v, do, dlse, causal=False, scale=None, upstream="both", asks="qkv"):
-        q, k, v = (x.detach().requires_grad_(name in asks) for name, x in zip("qkv", (q, k, v)))
-        if upstream == "timed":
-            return torch.autograd.grad(flash_attention(q, k, v, causal, scale), (q, k, v), do)
-        held: dict[int, int] = {}
-
-        def pack(x: Tensor) -> Tensor:
-            held[x.untyped_storage().data_ptr()] = x.numel()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            if upstream == "o":
-                o, lse = flash_attention(q, k, v, causal, scale), None
-            else:
-                o, lse = attention(q, k, v, causal, scale)
-        kept.append(sum(held.values()) + _beside(o))
-        outputs = [x for x, name in ((o, "o"), (lse, "lse")) if upstream in ("both", name)]
-        arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
-        asking = [x for x in (q, k, v) if x.requires_grad]
-        given = iter(torch.autograd.grad(outputs, asking, arriving, allow_unused=True))
-        found = (next(given) if x.requires_grad else None for x in (q, k, v))
-        dq, dk, dv = (torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found))
-        if lse is None:
-            with torch.no_grad():
-                lse = attention(q, k, v, causal, scale)[1]
-        return o.detach(), lse.detach(), dq, dk, dv
-
-    return run
-
-
-def _beside(o: Tensor) -> int:
-    """Elements of the tensors that wait for the backward pass as attributes of ctx, past ``save_for_backward``."""
-    waiting = {
-        x.untyped_storage().data_ptr(): x.numel()
-        for x in torch.utils._pytree.tree_leaves(dict(getattr(o.grad_fn, "__dict__", {})))
-        if isinstance(x, Tensor)
-    }
-    return sum(waiting.values())
-
-
-def _inputs(case: Case) -> tuple[Tensor, ...]:
-    q, k, v, do = shapes.with_do(case)
-    if case.kind == "gradient of a sum":
-        do = torch.ones((), dtype=q.dtype, device=q.device).expand(q.shape)
-    dlse = case.tensor("dlse", "B", "Hq", "Nq", dtype=torch.float32, layout="contiguous")
-    if case.kind == "no gradient where no key":
-        dlse[:, :, : case.sizes["Nq"] - case.sizes["Nk"]] = torch.nan
-    return q, k, v, do, dlse
 
 
 def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
@@ -139,6 +59,7 @@ def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
         ("gradient of a sum", square, {"upstream": "o"}, {}),
         *((f"only {name} asks", square, {"asks": name}, {}) for name in "qkv"),
         ("each its own strides", square, {"causal": True}, {"layout": shapes.MIXED}),
+        ("two forward passes", square, {"between": True}, {}),
         ("float16", shared, {"causal": True}, {"dtype": shapes.FP16}),
         ("bfloat16", shared, {}, {"dtype": shapes.BF16}),
     ]
@@ -206,7 +127,28 @@ def _not_causal_forward(e: Evidence) -> bool:
     return e.close(shapes.attention(*e.args64[:3], scale=e.case.options.get("scale"))[e.position])
 
 
+def _forward_alone(e: Evidence) -> bool:
+    """Whether the ``flash_forward`` whose kernel ran gives the right output and logsumexp by itself."""
+    launch = next(launch for launch in e.trial.profile.launches if launch.kernel == forward.FORWARD)
+    options = {name: value for name, value in e.case.options.items() if name in ("causal", "scale")}
+    found = sys.modules[launch.function.__module__].flash_forward(*e.trial.args[:3], **options)
+    return not difference("", found[e.position], e.trial.targets[e.position]).count
+
+
+_RAISED = {
+    "incorrect number of gradients": classic(
+        "backward returns one gradient for each input of forward, None for causal and scale", 1
+    )
+}
 _MISTAKES = (
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("between"))),
+        classic(
+            "only a forward pass that another one follows goes wrong: what it keeps belongs to its own ctx, and is "
+            "overwritten elsewhere",
+            8,
+        ),
+    ),
     Diagnosis(
         lambda e: e.only(lambda case: len(case.options.get("asks", "qkv")) == 1),
         classic("wrong only where one input asks for its gradient: needs_input_grad is in the order of the inputs", 1),
@@ -275,7 +217,13 @@ _MISTAKES = (
         classic("only tensors that are not contiguous go wrong: dO may have strides of 0", 3),
     ),
     *tiles.only_where({"heads": 3}),
-    Diagnosis(lambda e: not _is_gradient(e), "the forward pass is wrong already: finish exercise 3.4 first"),
+    Diagnosis(
+        lambda e: not _is_gradient(e) and _forward_alone(e),
+        "flash_forward is right on these inputs: look at what FlashAttention.forward hands to it, and returns",
+    ),
+    Diagnosis(
+        lambda e: not _is_gradient(e), "the forward pass is wrong, and flash_forward by itself is: see exercise 3.4"
+    ),
     Diagnosis(
         _is_gradient,
         "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
@@ -284,31 +232,11 @@ _MISTAKES = (
 )
 
 
-def _keeps(kept: list[int]) -> Callable[[CaseResult], Problem | None]:
-    """An inspection: what a call keeps is q, k, v, o and the logsumexp."""
-
-    def inspect(trial: CaseResult) -> Problem | None:
-        case = trial.case
-        queries, keys = case.numel("B", "Hq", "Nq", "D"), case.numel("B", "Hkv", "Nk", "D")
-        needed, most = 2 * queries + 2 * keys + case.numel("B", "Hq", "Nq"), max(kept, default=0)
-        if case.kind != "shared heads" or not kept or trial.error is not None:
-            return None
-        largest = kept[_cases(case.seed).index(case)] if len(kept) >= len(_cases(case.seed)) else most
-        if largest <= needed:
-            return None
-        return Problem(
-            f"{largest:,} elements are kept for the backward pass, {needed:,} are needed: q, k, v, o and the logsumexp",
-            classic("the backward pass computes the probabilities again: nothing else has to wait for it", 7),
-        )
-
-    return inspect
-
-
 def _observe_operator(package: ModuleType, seed: int) -> dict[str, Observation]:
     def run(lab: ModuleType) -> Attention:
-        return _run(lab.flash_attention_with_lse, lab.flash_attention, [])
+        return training.stepping(lab.flash_attention_with_lse, lab.flash_attention, {})
 
-    observed = tried("3.8", "flash_attention_with_lse", _OUTPUTS, lambda s: _cases(s, 9, 14), _inputs, run)(
+    observed = tried("3.8", "flash_attention_with_lse", _OUTPUTS, lambda s: _cases(s, 9, 14), training.inputs, run)(
         package, seed
     )
     q, k, v = (x.detach() for x in shapes.qkv(Case("one gradient", sizes(1, 1, 1, 12, 12, 16), seed=seed)))
@@ -336,20 +264,22 @@ def check_flash_attention(
         CheckFailed: the answer is wrong; the text says where and why.
     """
     seed = draw_seed(seed)
-    kept: list[int] = []
+    kept: dict[int, training.Kept] = {}
     tiling = forward.tiling(forward.FORWARD)
     check_kernel(
         FLASH_ATTENTION,
-        _run(flash_attention_with_lse, flash_attention, kept),
-        _reference,
+        training.stepping(flash_attention_with_lse, flash_attention, kept),
+        training.reference,
         _cases(seed),
-        _inputs,
+        training.inputs,
         outputs=_OUTPUTS,
         atol=gradients.ROUNDING,
         tiling={**tiling, "dq": tiling["o"]},
-        inspections=[no_atomics, _keeps(kept)],
-        forbidden=forward.RULES,
+        inspections=[no_atomics, training.keeps_little(kept), training.notices_changes(flash_attention_with_lse, kept)],
+        forbidden=replace(forward.RULES, place=7),
         diagnose=_MISTAKES,
+        raised=_RAISED,
+        compiled=None,
         speed=Speed(_training_step, _peer_step, 0.5, "PyTorch's FlashAttention-2, forward and backward"),
         seed=seed,
         notice="five tensors wait for the backward pass, and none of them has Nq x Nk elements",
@@ -407,6 +337,8 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     return [
         *runtime.pick(cpu=former, gpu=former[seed % 3 :: 3]),
         Case("a tile without keys", blind, options={"causal": True}, seed=seed),
+        # the first tile of queries ends where the first key begins
+        Case("no key by one", sizes(1, 1, 1, 2 * block_m + 3, block_m + 3, 16), options={"causal": True}, seed=seed),
         Case(shapes.LOW, sizes(1, 1, 1, *past[torch.float32], 16), seed=seed),
         *(Case(kind, sizes(1, 2, 1, *past[dtype], 16), dtype, seed=seed) for kind, dtype in kinds),
     ]
@@ -458,16 +390,13 @@ def _why(case: Case, read: int, once: int, least: int) -> str:
     return classic("some rows are computed again although nothing outgrew their anchor", 4)
 
 
-def _without_last_tile(e: Evidence) -> bool:
-    """Whether an output is that of all tiles of keys but the last, which of one tile leaves nothing."""
-    block_n = tiles.blocks(e, forward.FORWARD)["block_n"]
-    q, k, v = e.args64[:3]
-    left = (k.shape[2] - 1) // block_n * block_n
-    if e.case.options.get("causal"):
-        return False
-    if not left:
-        return e.difference.name == "o" and not bool(e.got.count_nonzero())
-    return e.close(shapes.attention(q, k[:, :, :left], v[:, :, :left], **e.case.options)[e.position])
+def _as(e: Evidence, **mistake: Any) -> bool:
+    """Whether the answer is that of the anchored loop with a mistake, see :func:`walk.anchored`."""
+
+    def computed(e: Evidence) -> Tensor:
+        return walk.anchored(*e.args64[:3], **e.case.options, **mistake, **tiles.blocks(e, forward.FORWARD))[e.position]
+
+    return explains(e, computed)
 
 
 _OUTGROWN = (*shapes.GROWTHS, shapes.LARGE, shapes.TOGETHER)
@@ -475,7 +404,9 @@ _ANCHOR_MISTAKES = (
     Diagnosis(
         lambda e: e.difference.name == "lse",
         classic(
-            "only the logsumexp goes wrong: l_i is the sum, and m_i has the unit in which the inner loop leaves it", 7
+            "only the logsumexp goes wrong: m_i is the number that was subtracted, in the unit of the inner loop, and "
+            "l_i the sum",
+            7,
         ),
     ),
     Diagnosis(
@@ -485,26 +416,43 @@ _ANCHOR_MISTAKES = (
         ),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.kind == shapes.LOW),
+        lambda e: e.only(lambda case: case.kind in (shapes.LOW, shapes.VERY_LOW)),
         classic("only low scores go wrong: the anchor is each row's own maximum over its first tile", 3),
     ),
-    Diagnosis(_without_last_tile, classic("the last tile is missing: its values are added behind the loop", 2)),
-    *tiles.only_where({"negative": 6, "empty": 5}),
     Diagnosis(
-        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
-        classic("only causal attention goes wrong: the first tile of scores is masked as all others are", 5),
+        lambda e: _as(e, values="own"),
+        classic("a step adds the values of its own tile: p belongs to the tile before", 1),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
+        lambda e: _as(e, values="none of the last") or _as(e, values="none of the last, but its sum"),
+        classic("the last tile is missing: its values are added behind the loop", 2),
+    ),
+    Diagnosis(
+        lambda e: _as(e, values="early"),
         classic(
-            "only a last tile that keys do not fill goes wrong: it begins at a multiple of BLOCK_N (2), and its scores "
-            "past the last key are -inf",
-            5,
+            "the values of the last tile are taken from key_end - BLOCK_N on: it begins at a multiple of BLOCK_N", 2
         ),
     ),
     Diagnosis(
+        lambda e: _as(e, unmasked="first"),
+        classic("the first tile of scores goes without the causal mask", 5),
+    ),
+    Diagnosis(
+        lambda e: _as(e, unmasked="past the end") or _as(e, unmasked="all"),
+        classic("keys past the last one count with score 0, which is -inf", 5),
+    ),
+    *tiles.only_where({"negative": 6, "empty": 5}),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+        classic("only causal attention goes wrong: the mask, or the tiles that the loop takes", 5),
+    ),
+    Diagnosis(
+        lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
+        "only a last tile that keys do not fill goes wrong: where does it begin, and which of its scores count?",
+    ),
+    Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),
-        classic("only rows of more than one tile go wrong: a step adds the values of the tile before", 1),
+        "only rows of more than one tile go wrong: which tile's values does a step add, and which scores come next?",
     ),
 )
 
@@ -577,6 +525,12 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         inspections=[_moved(tuning), forward.alone(forward.FORWARD)],
         forbidden=forward.RULES,
         diagnose=_ANCHOR_MISTAKES,
+        compiled=Compiled(
+            tf32=11,
+            wide=11,
+            further=lambda: launched_on_hopper(tried, forward.small(shapes.BF16), forward.FORWARD, of=flash_attention),
+            further_cause=classic(DESCRIBED, 12),
+        ),
         seed=seed,
         notice="a row's first maximum serves for all of it; a row that outgrows it is computed again",
     )
@@ -590,6 +544,7 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
             outputs=("o",),
             tiling={"o": tiling["o"]},
             forbidden=forward.RULES,
+            compiled=None,
             speed=Speed(
                 lambda head_dim=head_dim: forward.large(True, head_dim),
                 forward.flash_peer,

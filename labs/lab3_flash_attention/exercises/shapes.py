@@ -35,6 +35,9 @@ LARGE = "large values"
 TOGETHER = "outgrown together"
 #: Kind of the cases whose scores all lie near -105: e^-L overflows where a key past the end counts with score 0.
 LOW = "low scores"
+#: Kind of the cases whose scores are all -30,000, so that P is exact: whatever a masked score or a maximum begins with
+#: in place of -inf is larger.
+VERY_LOW = "very low scores"
 #: Kind of the cases with a scale below 0, for which the largest product is the smallest score.
 NEGATIVE = "negative scale"
 
@@ -82,6 +85,9 @@ def qkv(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         v /= 1000
     if case.kind == LOW:  # every score is shifted alike, so that the softmax stays
         q[..., 0], k[..., 0] = 105.0 * case.sizes["D"] ** 0.5, -1.0
+    if case.kind == VERY_LOW:
+        q.zero_(), k.zero_()
+        q[..., 0], k[..., 0] = case.sizes["D"] ** 0.5, -30_000.0
     if case.kind == DRIFTING:
         q /= 16
         half = case.sizes["Nk"] // 2
@@ -193,6 +199,7 @@ def drawn(seed: int, block_m: int, block_n: int, **options: object) -> list[Case
         Case("one element", sizes(1, 1, 1, 1, 1, 16), **base),
         Case("no element", sizes(0, 2, 2, few, many, 16), **base),
         Case(GROWING, sizes(1, 1, 1, few, 3 * block_n + 5, 16), **base),
+        *(Case(VERY_LOW, sizes(1, 1, 1, block_m, keys, 16), **base) for keys in (many, 2 * block_n)),
         Case("odd head dimension", uneven, magnitude=12.0, **base),
         Case("given scale", sizes(1, 1, 1, few, many, 16), seed=seed, options={**options, "scale": 0.37}),
         Case(NEGATIVE, sizes(1, 1, 1, few, many, 16), seed=seed, options={**options, "scale": -0.29}),

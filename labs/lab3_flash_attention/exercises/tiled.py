@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from utils.checks.cases import Case
-from utils.checks.core import Exercise, draw_seed, generator
+from utils.checks.core import Exercise, classic, draw_seed, generator
 from utils.checks.diagnoses import CaseResult
 from utils.checks.forbid import Rules
 from utils.checks.hidden import tried
@@ -72,7 +72,7 @@ def _tiles(axes: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
 _MISTAKES = (
     *mistakes.forward(
         lambda e: {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]},
-        sums=1, scale=2, mask=3, last=4, heads=5, lse=6, empty=7,
+        sums=1, scale=2, mask=3, corner=3, range=3, last=4, heads=5, lse=6, empty=7,
     ),
     *tiles.only_where({"empty": 7, "scale": 2, "heads": 5, "precision": 8, "maximum": 1}),
 )  # fmt: skip
@@ -86,6 +86,8 @@ def _backward_blocks(e: Any) -> dict[str, int]:
     return {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]}
 
 
+_SHAPES = classic("the shapes of a product, or of what is added, do not fit: which operand is transposed?", 12)
+_RAISED = dict.fromkeys(("Expected size for first two dimensions", "must match the size of tensor"), _SHAPES)
 _BACKWARD_MISTAKES = (
     *tiles.only_where({"empty": 7}),
     *gradients.mistakes(_backward_blocks, delta=9, scale=10, sums=11, mask=3, heads=5, softmax=12, products=12, do=5),
@@ -153,6 +155,7 @@ def check_tiled_attention(
         tiling={"dq": _tiles("b h row col")},
         forbidden=rules,
         diagnose=_BACKWARD_MISTAKES,
+        raised=_RAISED,
         seed=seed,
         notice="the probabilities were computed again from the logsumexp, a tile at a time",
     )

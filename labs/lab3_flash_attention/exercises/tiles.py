@@ -9,6 +9,7 @@ from utils.checks.core import classic
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence
 from utils.checks.launches import launched
 from utils.checks.problem import Problem
+from utils.checks.symptoms import inaccurate
 from utils.checks.tiling import Tiling
 from utils.kernel_profile import LaunchProfile
 
@@ -85,7 +86,7 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
     """Rules that look at which cases fail, with their places in the exercise's list.
 
     ``numbers`` holds places for ``strides``, ``heads``, ``head_dim``, ``precision``, ``maximum``, ``scale``,
-    ``negative`` and ``empty``; a rule whose place is missing is left out.
+    ``negative``, ``low`` and ``empty``; a rule whose place is missing is left out.
     """
     rules = {
         "empty": Diagnosis(
@@ -103,8 +104,17 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
         ),
         "negative": Diagnosis(
             _has(shapes.NEGATIVE),
-            "only a negative scale goes wrong: the largest product is then the smallest score, -inf times the scale is "
-            "inf; multiply by the scale before the mask and the maximum",
+            "only a negative scale goes wrong: the largest product is then the smallest score, so the scores are "
+            "multiplied by the scale before the mask and the maximum",
+        ),
+        "low": Diagnosis(
+            _has(shapes.VERY_LOW),
+            "only scores far below 0 go wrong: a score that does not count is -inf before the maximum is taken, and no "
+            "maximum begins at a number that scores may lie below",
+        ),
+        "maximum": Diagnosis(
+            lambda e: e.only(lambda case: case.magnitude != 1 or case.kind == shapes.VERY_LOW),
+            "only scores far from 0 go wrong: exp overflows or gives 0 unless the running maximum is subtracted first",
         ),
         "strides": Diagnosis(
             not_contiguous,
@@ -115,12 +125,8 @@ def only_where(numbers: Mapping[str, int]) -> tuple[Diagnosis, ...]:
             "only head dimensions that are no power of two go wrong: columns from D to BLOCK_D must be masked, with "
             "other=0.0",
         ),
-        "maximum": Diagnosis(
-            lambda e: e.only(lambda case: case.magnitude != 1),
-            "only large scores go wrong: exp overflows unless the running maximum is subtracted first",
-        ),
         "precision": Diagnosis(
-            lambda e: e.case.layout != "far" and e.only(lambda case: case.dtype.itemsize < 4),
+            lambda e: e.case.layout != "far" and inaccurate(e) and e.only(lambda case: case.dtype.itemsize < 4),
             lambda e: (
                 f"right in float32, too inaccurate in {str(e.case.dtype).removeprefix('torch.')}: scores, maximum, sum "
                 "and accumulator are float32; only what tl.dot multiplies is rounded"
@@ -161,6 +167,16 @@ def one_launch(kernel: str, *stored: str) -> Callable[[CaseResult], Problem | No
                     f"only {' and '.join(stored)} leave the kernel: scores and probabilities stay on chip",
                 )
         return None
+
+    return inspect
+
+
+def numbered(inspection: Callable[[CaseResult], Problem | None], place: int) -> Callable[[CaseResult], Problem | None]:
+    """An inspection whose problem has a place in the exercise's list."""
+
+    def inspect(trial: CaseResult) -> Problem | None:
+        found = inspection(trial)
+        return found and Problem(found.headline, classic(found.cause or "the budget is exact", place), found.details)
 
     return inspect
 

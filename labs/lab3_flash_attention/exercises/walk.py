@@ -45,7 +45,7 @@ def walk(
     padded: bool = False,
     leave_out: str = "",
     unmasked: str = "",
-    divide: bool = True,
+    divide: bool | str = True,
     heads: str = "group",
     value_heads: str = "",
     lse: str = "",
@@ -59,7 +59,8 @@ def walk(
         carry: Whether the maximum is that of all tiles so far, or of the tile alone.
         each_tile: Each tile is a softmax of its own, and their outputs add up.
         last_tile: Sum and accumulator hold the last tile only.
-        shift: Query i sees keys up to i + Nk - Nq + shift; ``"top left"`` up to i, ``"none"`` every key.
+        shift: Query i sees keys up to i + Nk - Nq + shift; ``"top left"`` up to i, ``"none"`` every key,
+            ``"reversed"`` keys from i + Nk - Nq on, of the tiles that it should see.
         padded: Keys past the end, up to a whole tile, count with score 0.
         leave_out: ``"ragged"`` the last, ragged tile of keys; ``"last"`` the last tile; ``"diagonal"`` tiles in which
             a query of the tile does not see every key; ``"top left"`` tiles past the diagonal of a square, and
@@ -69,7 +70,7 @@ def walk(
         unmasked: By how many keys the tiles that need no mask are taken to reach too far: ``"key"`` by one, ``"last
             query"`` to what the last query of the tile sees, ``"next query tile"`` to what the query after it sees,
             ``"key tile"`` by one less than a tile of keys.
-        divide: Whether the accumulator is divided by the sum.
+        divide: Whether the accumulator is divided by the sum; ``"each"``: after each tile, and not at the end.
         heads, value_heads: Which head of k (and v) a query head reads; see :func:`shared`.
         lse: What stands for the logsumexp: ``"sum"`` without the maximum, ``"max"`` without the sum, ``"base 2"``,
             ``"log2 sum"`` (maximum natural, sum in base 2), ``"plain max"`` (maximum in base 2, sum natural),
@@ -85,7 +86,9 @@ def walk(
     if not padded:
         scores[..., num_keys:] = -math.inf
     if causal and shift != "none":
-        seen = torch.nn.functional.pad(_visible(num_queries, num_keys, shift), (0, missing), value=padded)
+        visible = _reversed(num_queries, num_keys, block_m, block_n) if shift == "reversed" else None
+        visible = _visible(num_queries, num_keys, shift) if visible is None else visible
+        seen = torch.nn.functional.pad(visible, (0, missing), value=padded)
         if unmasked:
             seen = seen | _without_mask(num_queries, num_keys, unmasked, block_m, block_n)
         scores = scores.masked_fill(~seen, -math.inf)
@@ -106,8 +109,10 @@ def walk(
         taken = _taken(leave_out, start, num_queries, num_keys, block_m, block_n)
         total = torch.where(taken, kept * old_total + weight.sum(-1, True), total)
         output = torch.where(taken, kept * old_output + weight @ tile, output)
+        if divide == "each":
+            output = torch.where(total > 0, output / total, output)
         maximum = torch.where(taken, new, maximum)
-    if divide and not each_tile:
+    if divide is True and not each_tile:
         output = torch.where(total > 0, output / total, 0.0)
     return output, _logsumexp(maximum, total, lse)[..., 0]
 
@@ -115,6 +120,13 @@ def walk(
 def _visible(num_queries: int, num_keys: int, shift: int | str) -> torch.Tensor:
     """Bool (Nq, Nk): query i sees keys up to i + Nk - Nq + shift, or with ``"top left"`` up to i."""
     return shapes.visible(num_queries, num_keys, num_queries - num_keys if shift == "top left" else shift)
+
+
+def _reversed(num_queries: int, num_keys: int, block_m: int, block_n: int) -> torch.Tensor:
+    """Bool (Nq, Nk): a query sees its own key and later ones, as far as its tile of queries reads keys."""
+    i, j = torch.arange(num_queries)[:, None], torch.arange(num_keys)[None, :]
+    key_end = i // block_m * block_m + block_m + num_keys - num_queries
+    return (j >= i + num_keys - num_queries) & (j // block_n * block_n < key_end)
 
 
 def _without_mask(num_queries: int, num_keys: int, unmasked: str, block_m: int, block_n: int) -> torch.Tensor:
@@ -160,6 +172,58 @@ def _logsumexp(maximum: torch.Tensor, total: torch.Tensor, variant: str) -> torc
     }[variant]
 
 
+def anchored(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    *,
+    block_m: int,
+    block_n: int,
+    values: str = "",
+    unmasked: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and logsumexp of the anchored loop of exercise 3.9.
+
+    Args:
+        q, k, v, causal, scale, block_m, block_n: As for :func:`walk`.
+        values: ``"own"``: a step adds the values of the tile whose scores it computes; ``"early"``: those of the last
+            tile begin ``block_n`` before the last key; ``"none of the last"``, with its sum or without.
+        unmasked: ``"first"``: the causal mask is missing in the first tile of keys; ``"past the end"``: keys up to a
+            whole tile count with score 0, but for a causal mask; ``"all"``: no score is masked.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    missing = -num_keys % block_n
+    k, v = shared(q, k), torch.nn.functional.pad(shared(q, v), (0, 0, 0, missing + block_n))
+    scores = torch.nn.functional.pad(q @ k.transpose(-1, -2) * scale, (0, missing))
+    key = torch.arange(num_keys + missing)
+    seen = key[None, :] <= torch.arange(num_queries)[:, None] + num_keys - num_queries if causal else key[None, :] >= 0
+    if unmasked == "first":
+        seen = seen | (key[None, :] < block_n)
+    if unmasked in ("", "first"):
+        seen = seen & (key[None, :] < num_keys)
+    if unmasked != "all":
+        scores = scores.masked_fill(~seen, -math.inf)
+    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=q.dtype)
+    for start in range(0, num_queries, block_m):
+        rows = slice(start, start + block_m)
+        key_end = min(num_keys, start + block_m + num_keys - num_queries) if causal else num_keys
+        if key_end <= 0:
+            continue
+        last = (key_end - 1) // block_n * block_n
+        s, place = scores[:, :, rows, : last + block_n], key[: last + block_n]
+        m = s.amax(-1, True).clamp(min=_LOWEST)
+        p = torch.exp(s - m)
+        taken = p * (place < last) if values.startswith("none of the last") else p
+        p = taken if values == "none of the last" else p
+        shift = {"own": block_n * (place < last), "early": (max(key_end - block_n, 0) - last) * (place >= last)}
+        o[:, :, rows] = (taken @ v[:, :, place + shift.get(values, 0)]) / p.sum(-1, True).clamp(min=1e-300)
+        lse[:, :, rows] = (m + torch.log(p.sum(-1, True)))[..., 0]
+    return o, lse
+
+
 def gradients(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -187,7 +251,8 @@ def gradients(
     Args:
         q, k, v, do: As for :func:`walk`, and the gradient of the output; float64.
         delta: ``"none"`` leaves it out, ``"added"`` adds it, ``"of dP"`` takes the mean of dP's row instead,
-            ``"after"`` subtracts it from P * dP, ``"no p"`` forgets the factor P, ``"lse"`` takes the logsumexp off.
+            ``"after"`` subtracts it from P * dP, ``"no p"`` forgets the factor P, ``"lse"`` takes the logsumexp off,
+            ``"tile"`` takes the sum of P * dP over one tile of keys.
         ds_scale: How often dS is multiplied by the scale.
         score_factor: Multiplies the scores that P is recomputed from.
         softmax: ``"no lse"``: P = exp(S); ``"base 2"``: P = 2^(S - L); ``"natural lse"``: P = 2^(log2(e) S - L);
@@ -214,7 +279,9 @@ def gradients(
     if dlse is not None:
         row = row - dlse[..., None]
     row = torch.where(torch.arange(row.shape[2])[:, None] < blind, 0.0, row)
-    ds = _grad_scores(p, do @ v.transpose(-1, -2), row, finite[..., None], delta)
+    grad_p = do @ v.transpose(-1, -2)
+    row = _of_tiles(p * grad_p, block_n) if delta == "tile" else row
+    ds = _grad_scores(p, grad_p, row, finite[..., None], "" if delta == "tile" else delta)
     of_queries, of_keys = _kept(q.shape[2], block_m, rows)[:, None], _kept(k.shape[2], block_n, rows)
     dq = (ds * of_keys) @ k * scale**ds_scale
     dk = (ds * of_queries).transpose(-1, -2) @ q * scale**ds_scale
@@ -250,6 +317,12 @@ def _grad_scores(
         "no p": lambda: grad_p - delta,
         "lse": lambda: p * (grad_p - lse),
     }[variant]()
+
+
+def _of_tiles(x: torch.Tensor, block: int) -> torch.Tensor:
+    """The sum of x over the tile of ``block`` columns that an element lies in, in x's shape."""
+    tiles = torch.nn.functional.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block)).sum(-1)
+    return tiles.repeat_interleave(block, -1)[..., : x.shape[-1]]
 
 
 def _kept(length: int, block: int, rows: str) -> torch.Tensor:

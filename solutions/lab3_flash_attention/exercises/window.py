@@ -140,16 +140,13 @@ def check_window_attention(
     q, k, v = forward.small()
     o, lse = attention(q, k, v)
     cases = _cases(seed, _tiles_of(window_attention, (q, k, v, 1)))
-    few, large = cases[4].sizes, cases[4].options
-    growing = [
-        Case(shapes.GROWING, few, options=large, seed=seed),
-        Case("ragged", few, options=large, seed=seed, magnitude=12.0),
-    ]
+    ragged = {"sizes": cases[4].sizes, "options": cases[4].options, "seed": seed}
+    scores = [Case(shapes.GROWING, **ragged), Case(shapes.LOW, **ragged), Case("ragged", magnitude=12.0, **ragged)]
     check_kernel(
         WINDOW.part("sliding window, forward"),
         window_attention,
         attention,
-        [*cases, *growing],
+        [*cases, *scores],
         shapes.qkv,
         outputs=_FORWARD,
         tiling={name: _rows_of(name) for name in _FORWARD},
