@@ -10,13 +10,14 @@ import torch
 from lab_places import ROOT
 
 from utils import notebooks
+from utils.kernel_profile import profile_kernel
 from utils.write_here import compare
 
 #: Cell -> cells before it that its check uses, besides the imports.
 USES = {"write-keep-s1-cell": ["b1f2dbc9"]}
 #: Cell -> an edit that makes its answer wrong, and what is said then.
 WRONG = {
-    "write-kahan-cell": (("addend = value - lost", "addend = value"), "case 1: expected 5000, got 2048"),
+    "write-kahan-cell": (("addend = value + lost", "addend = value"), "case 1: expected 5000, got 2048"),
     "write-keep-s1-cell": (('memory.read("s1")\n', 'memory.read("s1")\n    memory.read("y")\n'), "expected 6, got 7"),
     "write-add-bias-cell": (("mask=column < columns", "mask=None"), "outside of its shape"),
     "write-log-softmax-cell": (('other=float("-inf")', "other=0.0"), "case 1: element (0, 0): expected"),
@@ -92,3 +93,12 @@ def test_an_unwritten_cell_says_so_its_answer_passes_and_a_wrong_one_is_told(id_
 def test_a_difference_is_said_in_words(got, expected, words, capsys):
     compare(lambda: got, lambda: expected, [()])
     assert words in capsys.readouterr().out
+
+
+def test_an_error_a_missing_launch_and_the_arguments_are_said(capsys):
+    compare(lambda n: [][n], lambda n: n, [(3,)])
+    compare(lambda x: x, lambda x: x, [(torch.ones(2),)], profiler=profile_kernel)
+    assert capsys.readouterr().out.splitlines() == [
+        "✗ <lambda>, case 1 (3,): IndexError: list index out of range",
+        "✗ <lambda>, case 1: it launched no kernel",
+    ]

@@ -35,14 +35,28 @@ def compare(
         try:
             with profiler() as profile:
                 got = yours(*case)
+            problem = _found(profile) or _difference(got, reference(*case), tolerance)
         except NotImplementedError:
             print(f"{name}: not written yet")
             return
-        found = str(profile.findings[0]) if profile and profile.findings else ""
-        if problem := _difference(got, reference(*case), tolerance) or found:
-            print(f"✗ {name}, case {number}: {problem}")
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            print(f"✗ {name}, case {number}{_shown(case)}: {problem}")
             return
     print(f"✓ {name}: all {number} cases agree")
+
+
+def _found(profile: Any) -> str:
+    """What the profiler found, if the function ran under it: a fault, or that no kernel was launched."""
+    if profile is None:
+        return ""
+    return str(profile.findings[0]) if profile.findings else "" if profile.launches else "it launched no kernel"
+
+
+def _shown(case: Sequence[Any]) -> str:
+    """The arguments of a case, if they are numbers."""
+    return f" {tuple(case)}" if all(isinstance(value, int | float) for value in case) else ""
 
 
 def _difference(got: Any, expected: Any, tolerance: float) -> str:
