@@ -86,8 +86,7 @@ def walk(
     if not padded:
         scores[..., num_keys:] = -math.inf
     if causal and shift != "none":
-        visible = _reversed(num_queries, num_keys, block_m, block_n) if shift == "reversed" else None
-        visible = _visible(num_queries, num_keys, shift) if visible is None else visible
+        visible = _visible(num_queries, num_keys, shift, block_m, block_n)
         seen = torch.nn.functional.pad(visible, (0, missing), value=padded)
         if unmasked:
             seen = seen | _without_mask(num_queries, num_keys, unmasked, block_m, block_n)
@@ -109,16 +108,17 @@ def walk(
         taken = _taken(leave_out, start, num_queries, num_keys, block_m, block_n)
         total = torch.where(taken, kept * old_total + weight.sum(-1, True), total)
         output = torch.where(taken, kept * old_output + weight @ tile, output)
-        if divide == "each":
-            output = torch.where(total > 0, output / total, output)
+        output = torch.where((total > 0) & (divide == "each"), output / total, output)
         maximum = torch.where(taken, new, maximum)
     if divide is True and not each_tile:
         output = torch.where(total > 0, output / total, 0.0)
     return output, _logsumexp(maximum, total, lse)[..., 0]
 
 
-def _visible(num_queries: int, num_keys: int, shift: int | str) -> torch.Tensor:
-    """Bool (Nq, Nk): query i sees keys up to i + Nk - Nq + shift, or with ``"top left"`` up to i."""
+def _visible(num_queries: int, num_keys: int, shift: int | str, block_m: int, block_n: int) -> torch.Tensor:
+    """Bool (Nq, Nk): query i sees keys up to i + Nk - Nq + shift, or as :func:`walk` says of another ``shift``."""
+    if shift == "reversed":
+        return _reversed(num_queries, num_keys, block_m, block_n)
     return shapes.visible(num_queries, num_keys, num_queries - num_keys if shift == "top left" else shift)
 
 
