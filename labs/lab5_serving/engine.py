@@ -112,7 +112,7 @@ class Engine:
         prompt = check_prompt(self.model, prompt)
         limit = min(len(prompt) + params.max_new_tokens, self.model.config.max_seq_len)
         request = self.request_type(id, prompt, params, self.clock() if arrival is None else arrival, limit)
-        self.scheduler.refuse_if_hopeless(request)  # who can never be served is told so, also when the queue is full
+        self.scheduler.refuse_if_hopeless(request)  # also when the queue is full
         if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting:
             raise EngineFull(f"{len(self.scheduler.waiting)} requests wait, and no more than {self.max_waiting} may")
         self.scheduler.add(request)
@@ -139,10 +139,10 @@ class Engine:
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; what it brought each request that got a token or ended. Nothing to do: an empty list.
+        """Run one step; what it produced for each request that got a token or ended; an empty list if idle.
 
-        The scheduler chooses, :meth:`_run` computes. A request that fails there or in :meth:`_choose` stands in
-        ``failed`` (its id, and what went wrong) and ends by :meth:`_end` with the reason "error"; the others go on.
+        The scheduler chooses, :meth:`_run` computes. A request that fails there or in :meth:`_choose` is in
+        ``failed`` (its id -> what went wrong) and ends by :meth:`_end` with the reason "error"; the others go on.
         What was run is ``computed``, and committed to the manager. A chunk that ``samples`` gets a token, which
         :meth:`_accept` appends.
         """

@@ -52,7 +52,7 @@ wrong(
 wrong = functools.partial(ANSWERS.wrong, SAMPLING)
 wrong(
     "all of the step",
-    "a request amid its prompt gets no token",
+    "a request in the middle of its prompt gets no token",
     '"classic wrong answers" 3',
     edits={"chunk.samples and ": ""},
 )

@@ -20,9 +20,9 @@ VOCABULARY, END = 31, 7
 
 COUNTED = classic("what was run is computed now: request.computed is first + count", 1)
 COMMITTED = classic("commit tells the manager which tokens are written, so that others find their blocks", 2)
-AMID = classic("a request amid its prompt gets no token: only chunks that sample do", 3)
-FAILED = classic("who fails ends with the reason 'error', and stands in no other step; the others go on", 4)
-NEXT = "who has all its tokens run gets the next one: its chunk stands in sampling, and _accept appends the token"
+AMID = classic("a request in the middle of its prompt gets no token: only chunks that sample do", 3)
+FAILED = classic("a request that fails ends with the reason 'error' and is in no other step; the others go on", 4)
+NEXT = "a request with all tokens computed gets its next one: its chunk is in sampling, and _accept appends it"
 APPENDED = classic("_accept appends a token, ends a request that has all of its own, and gives the output", 5)
 
 
@@ -190,7 +190,7 @@ class EngineMachine(Machine):
         found = len(self.engine.manager.cached_prefix([*request.tokens[:end], 0])[0])
         if found != end // size:
             raise CheckMismatch(
-                f"{end} tokens of {id} are computed: expected {end // size} blocks that others find, got {found}",
+                f"{end} tokens of {id} are computed: expected others to find {end // size} of its blocks, got {found}",
                 COMMITTED,
             )
 
