@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from utils.checks.cases import Case
+from utils.checks.compiled import Compiled
 from utils.checks.core import Exercise, draw_seed, generator
 from utils.checks.diagnoses import CaseResult
 from utils.checks.hidden import Observation, tried
@@ -153,6 +154,7 @@ def check_window_attention(
         inspections=[no_atomics, moved],
         forbidden=forward.RULES,
         diagnose=window_mistakes.RULES,
+        compiled=Compiled(tf32=window_mistakes.BEFORE),
         seed=seed,
         notice="a tile of queries reads as many keys at the end of a long row as at its beginning",
     )
@@ -168,6 +170,7 @@ def check_window_attention(
         inspections=[no_atomics, moved],
         forbidden=forward.RULES,
         diagnose=window_mistakes.RULES,
+        compiled=Compiled(tf32=window_mistakes.BEFORE),
         seed=seed,
         notice="a key is seen by `window` queries: its gradients end where the window does",
     )
