@@ -79,8 +79,7 @@ def walk(
     """
     scale = (1 / math.sqrt(q.shape[-1]) if scale is None else scale) * factor
     k, v = shared(q, k, heads), shared(q, v, value_heads or heads)
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    missing = -num_keys % block_n
+    num_queries, num_keys, missing = q.shape[2], k.shape[2], -k.shape[2] % block_n
     scores = torch.nn.functional.pad(q @ k.transpose(-1, -2) * scale, (0, missing))
     v = torch.nn.functional.pad(v, (0, 0, 0, missing))
     if not padded:
@@ -194,8 +193,7 @@ def anchored(
             whole tile count with score 0, but for a causal mask; ``"all"``: no score is masked.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    missing = -num_keys % block_n
+    num_queries, num_keys, missing = q.shape[2], k.shape[2], -k.shape[2] % block_n
     k, v = shared(q, k), torch.nn.functional.pad(shared(q, v), (0, 0, 0, missing + block_n))
     scores = torch.nn.functional.pad(q @ k.transpose(-1, -2) * scale, (0, missing))
     key = torch.arange(num_keys + missing)
