@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from utils.checks.hidden import Observation, Tolerance
-from utils.checks.student_files import LoadedFiles, folders_of, not_written, notebook_shell, quiet_autoreload
+from utils.checks.student_files import LoadedFiles, folders_of, not_written, notebook_shell, set_up_autoreload
 
 
 class CheckFailed(AssertionError):
@@ -75,7 +75,7 @@ class Exercise:
         It fails if a file of the lab is not what is loaded, and a notebook shows a place that is still to be filled in
         one line.
         """
-        quiet_autoreload()
+        set_up_autoreload()
         loaded = LoadedFiles(check.__module__.partition(".exercises")[0])
 
         @functools.wraps(check)

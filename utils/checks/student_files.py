@@ -67,13 +67,18 @@ def notebook_shell() -> Any:
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
-def quiet_autoreload() -> None:
-    """Let the check alone tell, in one line, of a file that cannot be loaded: autoreload shows two tracebacks."""
+def set_up_autoreload() -> None:
+    """Have autoreload load a changed file as a whole, and leave it to the check to say that a file cannot be loaded.
+
+    It would replace single functions, whose lines a compiler then looks for elsewhere, and show two tracebacks.
+    """
     shell = notebook_shell()
     for callback in shell.events.callbacks.get("pre_run_cell", ()) if shell else ():
         reloader = getattr(getattr(callback, "__self__", None), "_reloader", None)
         if reloader is not None:
             reloader.hide_errors = True
+            if hasattr(reloader, "deduper_reloader"):
+                reloader.deduper_reloader.enabled = False
 
 
 class LoadedFiles:
@@ -109,11 +114,13 @@ class LoadedFiles:
 
         Autoreload changes some objects and makes others anew; an older one then stays wherever it was imported.
         """
-        home = getattr(value, "__module__", None)
-        if not isinstance(home, str) or home.rpartition(".")[0] != self.package or not callable(value):
+        written = getattr(value, "fn", value)  # ``fn`` of a kernel
+        home = getattr(written, "__module__", None)
+        if not isinstance(home, str) or home.rpartition(".")[0] != self.package or not callable(written):
             return value
-        found = vars(sys.modules.get(home, object)).get(getattr(value, "__name__", None))
-        return found if type(found) is type(value) and found.__module__ == home else value
+        found = vars(sys.modules.get(home, object)).get(getattr(written, "__name__", None))
+        same = type(found) is type(value) and getattr(found, "fn", found).__module__ == home
+        return found if same else value
 
     def refresh(self, *spaces: dict[str, Any]) -> None:
         """Put the current objects in place of older ones, in the package's modules and in ``spaces``."""

@@ -66,15 +66,15 @@ def rules(
 
 
 def explains(e: Evidence, computed: Callable[[Evidence], torch.Tensor]) -> bool:
-    """Whether a wrong formula gives the answer in the first failed case, and in others that fail besides it.
+    """Whether a wrong formula gives the answer in the first failed case, and in others that fail or pass besides it.
 
     Those have its mask, or none as it has: what becomes of hidden pairs depends on how the mistake is made.
     """
-    return e.close(computed(e)) and all(_fits(other, computed(other)) for other in _others(e))
+    return e.close(computed(e)) and all(_fits(other, computed(other)) for other in (*_others(e), *_others(e, False)))
 
 
-def _others(e: Evidence, most: int = 3) -> list[Evidence]:
-    """The same output in further failed cases of float32, of other kinds, the last first; none that holds NaN."""
+def _others(e: Evidence, failed: bool = True, most: int = 3) -> list[Evidence]:
+    """The same output in further cases of float32 that fail (or pass), of other kinds; none with NaN."""
     found: dict[str, Evidence] = {}
     for trial in e.trials[::-1]:
         if trial is e.trial or not trial.differences or trial.case.dtype != torch.float32 or trial.case.magnitude != 1:
@@ -82,7 +82,8 @@ def _others(e: Evidence, most: int = 3) -> list[Evidence]:
         if causal(trial) != causal(e) or trial.case.kind in (*found, e.case.kind, shapes.LOW, shapes.VERY_LOW):
             continue
         difference = trial.differences[e.position]
-        if difference.count and not bool(difference.got.isnan().any()):
+        ragged = trial.case.kind == "ragged" or trial.args[1].shape[-2] % 16 > 0
+        if bool(difference.count) == failed and (failed or ragged) and not bool(difference.got.isnan().any()):
             found[trial.case.kind] = Evidence(trial, difference, e.position, e.trials, e.reference, None, e.names)
     return list(found.values())[:most]
 

@@ -138,6 +138,14 @@ MISTAKES = (
     shapes.FAR,
     Diagnosis(_only_ignored, classic("only rows that are ignored are wrong: their loss and their gradient are 0", 5)),
     Diagnosis(_past_the_end, classic("lanes past the end of a row count as 0: give them other=-inf", 3)),
+    Diagnosis(
+        lambda e: _left_out(rescale=False)(e) and _left_out(rescale=False, carry=False)(e),
+        classic(
+            "the running sum is not rescaled when a larger maximum comes, or each tile has a maximum of its own: carry "
+            "the largest so far, and rescale the sum",
+            1,
+        ),
+    ),
     Diagnosis(_left_out(rescale=False), classic("the running sum is not rescaled when a larger maximum comes", 1)),
     Diagnosis(
         _left_out(rescale=False, carry=False),

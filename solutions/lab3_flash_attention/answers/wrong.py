@@ -471,7 +471,7 @@ wrong(
 wrong(
     DKDV,
     "last step only",
-    "only the last tile is left",
+    "wrong from the second tile on",
     edits={"do, dv, input": "do, tl.zeros_like(dv), input", "q, dk, input": "q, tl.zeros_like(dk), input"},
 )
 wrong(
