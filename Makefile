@@ -77,7 +77,7 @@ check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not slow"
 
 # Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
@@ -87,10 +87,10 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
-	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder; fi
+	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
@@ -98,7 +98,7 @@ test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Tri
 	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
 	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)
-	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m compat
+	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m compat
 
 labs: $(VENV)/.lab  ## generate labs/ from solutions/
 	$(BIN)/python -m grading.release

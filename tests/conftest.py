@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +33,20 @@ LONGEST = (
 )
 
 
+#: Files whose tests are shared out exercise by exercise: one worker would be left alone with them.
+BY_EXERCISE = ("test_exercises", "test_grading_scenarios")
+#: The exercise that a test is for, as its parameters tell: a number, a place, or the name of a wrong answer.
+NUMBER = re.compile(r"\[(\d\.\d+)\b")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; the others as they were found."""
+    """The longest files first; one worker takes all tests of a file, or of an exercise."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        number = NUMBER.search(item.name) if item.path.stem in BY_EXERCISE else None
+        item.add_marker(pytest.mark.xdist_group(item.path.stem + (f" {number[1]}" if number else "")))
 
 
 def chromium() -> str | None:

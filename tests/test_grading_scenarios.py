@@ -153,7 +153,6 @@ NOT_IN_VALUES = {
     "2.1": {
         "no mask on the load",
         "reads twice",
-        "finished by PyTorch",
         "constant of five digits",
         "rows of the output in 32 bits",
     },
