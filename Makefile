@@ -77,7 +77,7 @@ check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not slow"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not thorough"
 
 # Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
@@ -87,10 +87,10 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
-	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder; fi
+	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
@@ -98,7 +98,7 @@ test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Tri
 	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
 	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)
-	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m compat
+	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m compat
 
 labs: $(VENV)/.lab  ## generate labs/ from solutions/
 	$(BIN)/python -m grading.release
@@ -109,7 +109,7 @@ grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grad
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
 test-grading: $(VENV)/.test  ## a class of sixty submissions a lab, forty of them hostile: each gets the grade that it must get [LABS="lab1 lab2"]
-	MLF_DEVICE=cpu GRADING_IN_FULL=1 $(BIN)/python -m pytest -q tests/test_grading_scenarios*.py
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m thorough
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
 mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 import utils.runtime  # first: it decides before Triton is imported
 
@@ -39,14 +40,24 @@ BY_EXERCISE = ("test_exercises", "test_grading_scenarios")
 NUMBER = re.compile(r"\[(\d\.\d+)\b")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+class ByFileOrExercise(LoadFileScheduling):
+    """One worker takes all tests of a file, or of an exercise in a file that is shared out by exercises."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        number = NUMBER.search(nodeid) if Path(file).stem in BY_EXERCISE else None
+        return f"{file} {number[1]}" if number else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """What ``--dist loadfile`` means here."""
+    return ByFileOrExercise(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; one worker takes all tests of a file, or of an exercise."""
+    """The longest files first; the others as they were found."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
-    for item in items:
-        number = NUMBER.search(item.name) if item.path.stem in BY_EXERCISE else None
-        item.add_marker(pytest.mark.xdist_group(item.path.stem + (f" {number[1]}" if number else "")))
 
 
 def chromium() -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from lab_answers import right_for, wrong_answers
+from lab_answers import is_repeated, right_for, wrong_answers
 from lab_places import write_lab
 
 from solutions import lab4_zero as solution
@@ -26,6 +26,7 @@ from solutions.lab4_zero.exercises import (
 )
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from solutions.lab4_zero.exercises.scenarios import ScenarioRun
+from utils.checks.answers import WrongAnswer
 from utils.checks.core import CheckFailed
 
 LAB = "lab4_zero"
@@ -61,23 +62,28 @@ def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iter
         yield answers
 
 
-def _variants(number: str) -> dict[str, dict[str, str]]:
-    """Name -> the places as filled: the plain answer, each wrong answer, each place left out."""
+def _variants(number: str, wrong_ones: Sequence[WrongAnswer]) -> dict[str, dict[str, str]]:
+    """Name -> the places as filled: these wrong answers, and with the first of all the plain one and each place left
+    out."""
     plain = right_for(number)
-    wrong = {str(wrong): wrong.filled(plain) for wrong in wrong_answers(LAB, number) if not wrong.functions}
+    wrong = {str(wrong): wrong.filled(plain) for wrong in wrong_ones if not wrong.functions}
+    if wrong_answers(LAB, number)[0] not in wrong_ones:
+        return wrong
     places = [label for label in plain if label.split(":")[0] == number]
     without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
     return {"plain": plain, **wrong, **without}
 
 
 @cache
-def played(exercise: str) -> tuple[dict[str, ScenarioRun], dict[str, str]]:
+def played(exercise: str, repeated: bool = False) -> tuple[dict[str, ScenarioRun], dict[str, str]]:
     """What was seen of all answers to an exercise, of each up to the scenario that ends its check; and what the check
-    says of each answer that a single rank is enough to refuse."""
+    says of each answer that a single rank is enough to refuse. ``repeated``: of the wrong answers that are
+    :func:`.lab_answers.is_repeated`, in place of all others."""
     check, seen, alone = CHECKS[exercise], {}, {}
     scenarios = check.scenarios(SEED)
-    with functions_of(exercise, _variants(exercise)) as answers:
-        answers |= {str(wrong): wrong.functions for wrong in wrong_answers(LAB, exercise) if wrong.functions}
+    wrong_ones = [wrong for wrong in wrong_answers(LAB, exercise) if is_repeated(wrong) == repeated]
+    with functions_of(exercise, _variants(exercise, wrong_ones)) as answers:
+        answers |= {str(wrong): wrong.functions for wrong in wrong_ones if wrong.functions}
         for name, answer in answers.items():
             try:
                 check.alone(answer, scenarios[0], SEED)
@@ -103,11 +109,11 @@ def _passes(exercise: str, so_far: ScenarioRun) -> bool:
     return True
 
 
-def judge(exercise: str, name: str) -> None:
+def judge(exercise: str, name: str, repeated: bool = False) -> None:
     """Let an exercise's check judge what was seen of an answer.
 
     Raises:
         CheckFailed, NotImplementedError: as the exercise's check.
     """
     check = CHECKS[exercise]
-    check.judge(played(exercise)[0][name], check.scenarios(SEED), SEED)
+    check.judge(played(exercise, repeated)[0][name], check.scenarios(SEED), SEED)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pytest
 from lab_notebook import LabNotebook
 from lab_places import ROOT, lab_with
 
@@ -18,6 +20,7 @@ from utils.checks.answers import Answers, WrongAnswer, answers_of
 from utils.checks.core import Exercise, exercises_of
 
 LABS = sorted(path.name for path in (ROOT / "solutions").glob("lab*_*"))
+CLASSIC = re.compile(r'"classic wrong answers" \d+')
 _numbers = itertools.count()
 
 
@@ -54,6 +57,35 @@ def edited(lab: str) -> dict[str, str]:
 def wrong_answers(lab: str, number: str = "") -> list[WrongAnswer]:
     """The wrong answers to a lab's exercises, or to one of them."""
     return [wrong for wrong in answers(lab).wrong_answers if number in ("", wrong.exercise)]
+
+
+#: Their checks run many kernels, or ranks: of these, `make test` tries one wrong answer for each classic number.
+HEAVY = (
+    *("2.2", "2.3", "2.4", "3.2", "3.3", "3.4", "3.6", "3.7", "3.8", "3.9", "3.10"),
+    *("4.1", "4.3", "4.4", "4.5", "4.6", "4.7", "4.9", "4.10"),
+)
+
+
+@functools.cache
+def _first_of_each_number(number: str) -> set[str]:
+    """Names of the wrong answers that are the first to be told a classic number, or none."""
+    first: dict[str, str] = {}
+    for wrong in wrong_answers(lab_of(number), number):
+        first.setdefault(next(filter(CLASSIC.search, wrong.says), ""), str(wrong))
+    return set(first.values())
+
+
+def is_repeated(wrong: WrongAnswer) -> bool:
+    """Whether a wrong answer to a heavy exercise is told what an earlier one is told: `make test-grading` tries it."""
+    return wrong.exercise in HEAVY and str(wrong) not in _first_of_each_number(wrong.exercise)
+
+
+def tried(wrong_answers: Iterable[WrongAnswer], *marks: pytest.MarkDecorator) -> list:
+    """Parameters of a test, with these marks; those that are repeated belong to the thorough tests."""
+    return [
+        pytest.param(wrong, id=str(wrong), marks=(*marks, pytest.mark.thorough) if is_repeated(wrong) else marks)
+        for wrong in wrong_answers
+    ]
 
 
 def wrong_answer(number: str, name: str) -> WrongAnswer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from lab4_played import CHECKS, LAB, SEED, judge, played
-from lab_answers import answers, notebook, wrong_answers
+from lab_answers import answers, is_repeated, notebook, tried, wrong_answers
 
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from solutions.lab4_zero.exercises.scenarios import RankScenario
@@ -46,10 +46,10 @@ def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message
         judge(place.split(":")[0], f"without {place}")
 
 
-@pytest.mark.parametrize("wrong", [w for w in wrong_answers(LAB) if w.exercise in CHECKS], ids=str)
+@pytest.mark.parametrize("wrong", tried(w for w in wrong_answers(LAB) if w.exercise in CHECKS))
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
     with pytest.raises(CheckFailed) as failed:
-        judge(wrong.exercise, str(wrong))
+        judge(wrong.exercise, str(wrong), is_repeated(wrong))
     check_message(str(failed.value), wrong.exercise, wrong.says)
     if not wrong.functions:
         assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))
@@ -59,7 +59,7 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
 def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
     """A check runs its first scenario on one rank before it starts any process; a failure there is reported at once."""
     says = {str(wrong): wrong.says for wrong in wrong_answers(LAB, exercise)}
-    for name, text in played(exercise)[1].items():
+    for name, text in played(exercise, False)[1].items():
         check_message(text, exercise, says[name])
 
 

@@ -23,8 +23,12 @@ import triton.language as tl  # isort: skip
 # Lab 3, exercise 3.10: your kernels
 
 
-def check_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> None:
-    """Refuse what no function here can take: as :func:`.arguments.check_attention`, shared heads, and a bad window."""
+def check_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> int:
+    """The window, at most all keys; refuses what no function here can take.
+
+    Raises:
+        TypeError, ValueError: as :func:`.arguments.check_attention`; shared heads; a window that is no integer above 0.
+    """
     check_attention(q, k, v)
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"k and v must have q's {q.shape[1]} heads, got {k.shape[1]}")
@@ -32,6 +36,7 @@ def check_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int)
         raise TypeError(f"window must be an integer, got {type(window).__name__}")
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
+    return min(window, max(1, k.shape[2]))
 
 
 def window_attention(
@@ -52,7 +57,7 @@ def window_attention(
     Raises:
         TypeError, ValueError: as :func:`check_window`.
     """
-    check_window(q, k, v, window)
+    window = check_window(q, k, v, window)
     scale = softmax_scale(scale, q.shape[3])
     raise NotImplementedError("Lab 3, exercise 3.10: the forward pass")
 
@@ -77,6 +82,6 @@ def window_attention_backward(
     Raises:
         TypeError, ValueError: as :func:`check_window`.
     """
-    check_window(q, k, v, window)
+    window = check_window(q, k, v, window)
     scale = softmax_scale(scale, q.shape[3])
     raise NotImplementedError("Lab 3, exercise 3.10: the backward pass")

@@ -121,7 +121,7 @@ class _Run:
 
     Attributes:
         tokens, targets: of each micro-batch, (rows, N).
-        weights: each micro-batch's share of the batch's loss, scalars: a micro-batch without targets has 0.
+        weights: each micro-batch's share of the batch's loss, float64 scalars: a micro-batch without targets has 0.
         loss: what the step returns; on the last stage the sum of the weighted losses so far, without a graph.
         in_flight: micro-batch -> (x, end), from its forward pass to its backward pass and no longer. x is the stage's
             input, None if that is tokens; end is where the backward pass starts: the weighted loss on the last stage,
@@ -212,10 +212,12 @@ class _Run:
         """Wait until everything is sent.
 
         Raises:
-            RuntimeError: the order left a micro-batch without its backward pass.
+            RuntimeError: the order left a micro-batch without its backward pass, or what came lies there still.
         """
         if self.in_flight:
             raise RuntimeError(f"the schedule ended before the backward pass of micro-batches {sorted(self.in_flight)}")
+        if self.received:
+            raise RuntimeError(f"the step ended with {', '.join(map(str, self.received))} still in received")
         for work, _ in self.sending:
             work.wait()
         self.sending.clear()

@@ -65,6 +65,13 @@ def _kinds(case: Case) -> dict[int, str]:
     return kinds if len(kinds) == 3 else {}
 
 
+def stored_by(case: Case, launch: LaunchProfile) -> set[str]:
+    """The kinds of tensors that a launch stores: ``queries``, ``keys`` or ``rows``."""
+    kinds, counted = _kinds(case), launch.by_argument
+    found = {kinds.get(math.prod(shape)) for name, shape, _ in launch.tensors if counted[name].bytes_stored}
+    return found - {None}
+
+
 def moved(trial: CaseResult) -> Problem | None:
     """An inspection: each launch reads what its programs own once, and of the other axis the tiles in the window."""
     kinds = _kinds(trial.case)
@@ -75,7 +82,7 @@ def moved(trial: CaseResult) -> Problem | None:
 def _too_much(case: Case, kinds: Mapping[int, str], launch: LaunchProfile) -> Problem | None:
     counted, tile = launch.by_argument, tile_of(launch)
     of = {name: (kinds.get(math.prod(shape)), math.prod(shape) * kind.itemsize) for name, shape, kind in launch.tensors}
-    stored = {kind for name, (kind, _) in of.items() if counted[name].bytes_stored}
+    stored = stored_by(case, launch)
     owns = {"queries": bool(stored & {"queries", "rows"}), "keys": "keys" in stored}
     for name, (kind, once) in of.items():
         if kind is None:

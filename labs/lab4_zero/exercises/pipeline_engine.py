@@ -29,11 +29,17 @@ _NO_GRADIENT = classic(
 _NOT_MADE = classic(
     "what an exchange sends is in self.made, and what an action needs in self.received, by (content, micro-batch)", 2
 )
+_LEFT = classic("what an action has used is taken out of self.received (pop): else it lives until the step's end", 5)
 _NOT_FREED = classic("every F has its B, in which the micro-batch leaves in_flight", 5)
 _RAISED = {
     ("NoneType", "x.grad"): _NO_GRADIENT,
     "KeyError: (": _NOT_MADE,
     "the schedule ended before": _NOT_FREED,
+    "the step ended with": _LEFT,
+    "'str' object has no attribute 'kind'": classic("an Action is a tuple too: ask whether an item is one first", 2),
+    "gradient edge for a Tensor that does not": (
+        "a stage that is frozen, or stands behind frozen ones alone, has no graph: its micro-batch's end is None"
+    ),
     "tied.grad": "no gradient has reached the embedding, or the head: no backward pass runs through this stage's graph",
     "grad can be implicitly created only": classic(
         "without a gradient a backward pass starts from one number, the loss; a stage in the middle starts from the "
@@ -140,7 +146,7 @@ def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | N
         if seen["graph"]:
             return Problem("the loss that is returned has a graph", classic("detach what is added up", 5))
         if seen["inputs"] > most:
-            cause = classic("an activation is taken out of self.received: it lives until its backward pass", 5)
+            cause = classic("an input lives from its F to its B, and no longer", 5)
             return Problem(f"stage {rank} keeps {seen['inputs']} inputs at once, {most} are in flight", cause)
         if seen["outputs"] and rank < len(observations) - 1:
             cause = "the output is sent without its graph (detach), and the graph needs no more than its edge"
@@ -152,7 +158,7 @@ def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | N
 def _judge_loss(got: float | None, batch: Batch, right: float) -> Problem | None:
     if got is not None and abs(got - right) <= 1e-5 * abs(right):
         return None
-    cause = ""
+    cause = "" if got is not None else classic("on the last stage self.loss adds up the weighted losses", 4)
     if got is not None and got != got:
         cause = classic(
             "a micro-batch without targets has a mean over nothing, which is not a number: it counts as 0", 4

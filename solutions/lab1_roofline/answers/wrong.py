@@ -467,6 +467,13 @@ LANES = 'lane * steps + step if walk == "runs" else step * block + lane'
 residual_wrong(
     WALK, "always coalesced", 3, "the bytes are divided by 32", instead="return -(-rows * cols * element_size // 32)"
 )
+residual_wrong(
+    WALK,
+    "each row coalesced",
+    4,
+    "a sector counts once in all",
+    instead="return rows * -(-cols * element_size // 32)",
+)
 residual_wrong(WALK, "walks swapped", 3, "the two walks are swapped", edits={'== "runs"': '== "tiles"'})
 residual_wrong(WALK, "a sector per lane", 4, "one sector per element", instead="return rows * cols")
 residual_wrong(
@@ -530,6 +537,13 @@ residual_wrong(
 READS_BACK = {f"    {ADD}\n": "", "\ntl.store(sum_ptr": SECOND_LOOP}
 residual_wrong(KERNEL, "reads y back", 6, "y_ptr: expected 0 bytes loaded", "second pass", edits=READS_BACK)
 residual_wrong(KERNEL, "sum of the last step", 8, "only the last step's elements", edits={"row_sum += ": "row_sum = "})
+residual_wrong(
+    KERNEL,
+    "y with x's stride",
+    8,
+    "y has no gaps between its rows",
+    edits={"y_ptr + row * cols": "y_ptr + row * stride_x"},
+)
 residual_wrong(KERNEL, "sum of x", 8, "this is the sum of x: add up y", edits={"tl.sum(y)": "tl.sum(x)"})
 UNMASKED = {", mask=mask, other=0.0": ""}
 residual_wrong(KERNEL, "loads without a mask", 9, "out-of-bounds access", edits=UNMASKED)

@@ -311,6 +311,18 @@ def _only_ragged_sums(e: Evidence) -> bool:
     return e.position == 1 and e.only(lambda case: case.sizes["col"] % BLOCK != 0)
 
 
+def _stored_by_the_stride_of_x(e: Evidence) -> bool:
+    """What is in y is what belongs there, for rows that begin where x's would."""
+    x, y = e.trial.args[0], sum(e.args64)
+    if e.position != 0 or x.stride(0) == y.shape[1]:
+        return False
+    at = (torch.arange(len(y))[:, None] * x.stride(0) + torch.arange(y.shape[1])).flatten()
+    inside = at < y.numel()
+    written = torch.full((y.numel(),), torch.nan, dtype=y.dtype).index_put((at[inside],), y.flatten()[inside])
+    never = e.difference.never_written.flatten()
+    return torch.equal(never, written.isnan()) and torch.allclose(e.got.flatten()[~never], written[~never], atol=1e-5)
+
+
 def _masked_lanes_in_sum(e: Evidence) -> bool:
     """NaN, though no lane left its tensor: what masked loads bring without `other`."""
     return _only_ragged_sums(e) and bool(e.got.isnan().all()) and not e.findings("out_of_bounds")
@@ -321,6 +333,9 @@ def _unmasked_loads(e: Evidence) -> bool:
 
 
 _MISTAKES = (
+    Diagnosis(
+        _stored_by_the_stride_of_x, classic("y has no gaps between its rows: its row begins at row * cols, not x's", 8)
+    ),
     Diagnosis(_partial_step_missing, classic("the last, partial step is left out: cols / BLOCK is rounded up", 8)),
     same_as(_of_step(-1), classic("only the last step's elements are in the sum: add each step's to the total", 8)),
     same_as(_of_step(0), classic("only the first step's elements are in the sum: add each step's to the total", 8)),

@@ -22,7 +22,7 @@ from utils.kernel_profile import profile_kernel
 from . import forward, gradients, hidden, shapes, window_mistakes
 from .shapes import sizes
 from .window_mistakes import OF_QUERIES, attention, attention_gradients
-from .window_traffic import moved, tile_of
+from .window_traffic import moved, stored_by, tile_of
 
 Attention = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -95,13 +95,15 @@ def _exact(case: Callable[..., Case], found: Sequence[tuple[int, int]]) -> Itera
 
 
 def _rows_of(output: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
-    """The tiles of an output, from the first launch whose tile is known."""
+    """The tiles of an output, from the launch that stores it, or else the first whose tile is known."""
     axis, noun = (0, "query tile") if output in OF_QUERIES else (1, "key tile")
     axes = "b h row" if output == "lse" else "b h row col"
 
     def tiling(trials: Sequence[CaseResult]) -> Tiling | None:
         launches = trials[0].profile.launches if trials[0].profile is not None else ()
-        found = next((pair for launch in launches if (pair := tile_of(launch))), None)
+        own = "queries" if axis == 0 else "keys"
+        storing_first = sorted(launches, key=lambda launch: own not in stored_by(trials[0].case, launch))
+        found = next((pair for launch in storing_first if (pair := tile_of(launch))), None)
         return found and Tiling(axes, tiles={"b": 1, "h": 1, "row": found[axis]}, noun=noun)
 
     return tiling
@@ -156,7 +158,7 @@ def check_window_attention(
         diagnose=window_mistakes.RULES,
         compiled=Compiled(tf32=window_mistakes.BEFORE),
         seed=seed,
-        notice="a tile of queries reads as many keys at the end of a long row as at its beginning",
+        notice="once the window is full, every tile of queries reads equally many keys, however long the row",
     )
     check_kernel(
         WINDOW.part("sliding window, backward"),

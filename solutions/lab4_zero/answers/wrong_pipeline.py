@@ -106,9 +106,39 @@ wrong(
 wrong(
     FORWARD,
     "inputs kept",
+    "stage 1 keeps",
     "inputs at once",
     '"classic wrong answers" 5',
+    edits={"self.in_flight[i] = (x, end)": "self.in_flight[i] = (x, end); self.made[None, i] = x"},
+)
+wrong(
+    FORWARD,
+    "activation left in received",
+    "the step ended with ('activation', 0)",
+    "is taken out of self.received (pop)",
+    '"classic wrong answers" 5',
     edits={'self.received.pop(("activation", i))': 'self.received["activation", i]'},
+)
+wrong(
+    BACKWARD,
+    "gradient left in received",
+    "the step ended with ('gradient', 0)",
+    "is taken out of self.received (pop)",
+    '"classic wrong answers" 5',
+    edits={'self.received.pop(("gradient", i))': 'self.received["gradient", i]'},
+)
+wrong(
+    FORWARD,
+    "an edge of a frozen stage",
+    "its micro-batch's end is None",
+    edits={" if y.requires_grad else None": ""},
+)
+wrong(
+    FORWARD,
+    "no loss",
+    "on the last stage self.loss adds up the weighted losses",
+    '"classic wrong answers" 4',
+    edits={"self.loss = ": "_ = "},
 )
 wrong(
     BACKWARD,
