@@ -467,13 +467,6 @@ LANES = 'lane * steps + step if walk == "runs" else step * block + lane'
 residual_wrong(
     WALK, "always coalesced", 3, "the bytes are divided by 32", instead="return -(-rows * cols * element_size // 32)"
 )
-residual_wrong(
-    WALK,
-    "each row coalesced",
-    4,
-    "a sector counts once in all",
-    instead="return rows * -(-cols * element_size // 32)",
-)
 residual_wrong(WALK, "walks swapped", 3, "the two walks are swapped", edits={'== "runs"': '== "tiles"'})
 residual_wrong(WALK, "a sector per lane", 4, "one sector per element", instead="return rows * cols")
 residual_wrong(
