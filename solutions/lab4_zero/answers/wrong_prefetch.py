@@ -120,6 +120,13 @@ wrong(
     },
 )
 wrong(
+    START,
+    "asks for what is pending alone",
+    "is gathered again in the backward pass, while it has its weights",
+    '"classic wrong answers" 7',
+    edits={"if not self.has_memory:": "if self.pending is None:"},
+)
+wrong(
     ARRIVE,
     "gathered again",
     "block 0 is gathered 2 times in the forward pass",

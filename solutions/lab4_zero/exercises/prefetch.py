@@ -124,7 +124,7 @@ def _unready(log: Log) -> Problem | None:
 def _out_of_turn(log: Log, checkpointed: bool) -> Problem | None:
     """The first that goes wrong of two: a block that is gathered although the pass has done with it, or memory of
     others than the block that computes and the next one."""
-    name, done = "forward", set()
+    name, done, held_before = "forward", set(), ()
     for (what, k), held in zip(log.events, log.held, strict=True):
         if what == "turn":
             if held:
@@ -133,6 +133,8 @@ def _out_of_turn(log: Log, checkpointed: bool) -> Problem | None:
             name, done = "backward", set()
         elif what == "start" and k in done:
             cause = _RECOMPUTED if checkpointed and name == "backward" else _DIRECTION
+            if k in held_before:
+                return Problem(f"block {k} is gathered again in the {name} pass, while it has its weights", _AGAIN)
             return Problem(f"block {k} is gathered again in the {name} pass, after it has computed ({name})", cause)
         elif what in ("forward", "backward"):
             if len(held) > 2:
@@ -142,6 +144,7 @@ def _out_of_turn(log: Log, checkpointed: bool) -> Problem | None:
                 )
             if what == name:
                 done.add(k)
+        held_before = held
     return None
 
 

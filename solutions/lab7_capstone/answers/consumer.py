@@ -80,6 +80,8 @@ wrong("one tile too few", {"range(num_tiles)": "range(num_tiles - 1)"}, "stores 
 wrong("starts anew", {"use_acc=i > 0": "use_acc=False"}, "product 1 does not add to the sum", classic=6)
 wrong("never starts to add", {"use_acc=i > 0": "use_acc=i > 1"}, "product 1 does not add", classic=6)
 wrong("result thrown away", {ISSUE: ISSUE.removeprefix("acc = ")}, "product 1 does not add", classic=6)
+wrong("what the wait returns is thrown away", {DONE: DONE.removeprefix("acc = ")}, "does not compile it for sm_90",
+      "keep what warpgroup_mma_wait returns")  # fmt: skip
 wrong("last product not waited for", {LAST: "pass"}, "is read (.to) while a product that adds to it is under way",
       classic=7)  # fmt: skip
 wrong("one product under way at the end", {LAST: LAST.replace("0", "1")}, "is read (.to) while", classic=7)

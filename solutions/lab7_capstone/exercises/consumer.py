@@ -121,6 +121,12 @@ def _emulate(multiply: Multiply, case: Case, order: dict[str, int]) -> Problem |
 
 
 # ---- what a GPU makes of it ----
+_UNDER_WAY = (
+    "what warpgroup_mma returns is a sum under way, which has a type of its own, and a name in a loop keeps its type: "
+    "keep what warpgroup_mma_wait returns, acc = warpgroup_mma_wait(1, [acc])"
+)
+
+
 def _request(launch: Launch) -> Request:
     types = {
         name: f"tensordesc<bf16{list(given.block_shape)},{given.layout!r}>" if hasattr(given, "layout") else "i32"
@@ -143,7 +149,8 @@ def compiled(launch: Launch) -> Problem | None:
             return Problem(headline, "", tuple(said[:4]))
         of_ptxas = [line for line in said if line.startswith("ptxas")]
         at = [f"at: {reading.line}"] if reading.line else []
-        return Problem(headline, "", (*at, *(reading.error.strip().splitlines()[:4] or of_ptxas or said[:4])))
+        cause = _UNDER_WAY if "changed type" in reading.error and "warpgroup_mma_accumulator" in reading.error else ""
+        return Problem(headline, cause, (*at, *(reading.error.strip().splitlines()[:4] or of_ptxas or said[:4])))
     if used.spills:
         headline = f"the compiled kernel spills: {used.stack_bytes} bytes of local memory per thread, expected 0"
         return Problem(headline)
