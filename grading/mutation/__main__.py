@@ -1,12 +1,13 @@
 """``python -m grading.mutation lab3 [--only 3.1 3.3] [--every 10]``: every mutant of a lab's solutions, and a report.
 
-With all exercises and all mutants it is written to ``solutions/LAB/answers/mutants.md``; otherwise it is printed. The
-exit status is 0 if no mutant survived.
+The report on each exercise is written as soon as its last mutant is done, to ``solutions/LAB/answers/mutants/3.1.md``;
+with ``--every`` it is printed. The exit status is 0 if no mutant survived.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -24,19 +25,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side (default: %(default)s)")
     given = parser.parse_args(arguments)
     try:
-        lab, results = find_lab(given.lab).name, []
-        for result in run(given.lab, given.only, given.jobs, given.every):
-            results.append(result)
-            if result.fate in ("survived", "wide"):
-                print(f"{result.fate}: {result.file}:{result.line}: {result.before} → {result.after}", flush=True)
+        lab = find_lab(given.lab).name
+        known, holes = equivalents(lab), 0
+        results = run(given.lab, given.only, given.jobs, given.every)
+        for number, of_one in itertools.groupby(results, key=lambda result: result.place.split(":")[0]):
+            found = []
+            for result in of_one:
+                found.append(result)
+                if fate(result, known) in ("survived", "wide"):
+                    holes += 1
+                    print(f"{result.fate}: {result.file}:{result.line}: {result.before} → {result.after}", flush=True)
+            if given.every > 1:
+                print(page(lab, number, found))
+            else:
+                print(f"{number}: {len(found)} mutants: {write(lab, number, found)}", flush=True)
     except ValueError as error:
         parser.error(str(error))
-    if given.only or given.every > 1:
-        print(page(lab, results))
-    else:
-        print(f"{len(results)} mutants: {write(lab, results)}")
-    known = equivalents(lab)
-    return int(any(fate(result, known) in ("survived", "wide") for result in results))
+    return int(holes > 0)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What became of a lab's mutants, as a page that an instructor reads: ``solutions/LAB/answers/mutants.md``.
+"""What became of an exercise's mutants, as a page to be read: ``solutions/LAB/answers/mutants/3.1.md``.
 
-A mutant that nothing tells from the solution is either **equivalent**, with the reason in ``equivalent.toml`` beside
-the page, or **survived**: a hole in the check.
+A mutant that nothing tells from the solution is either **equivalent**, with the reason in the lab's
+``equivalent.toml``, or **survived**: a hole in the check.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -50,31 +50,27 @@ def fate(result: Result, known: dict[tuple[str, str, str], str]) -> str:
     return "equivalent" if result.fate == "survived" and told in known else result.fate
 
 
-def page(lab: str, results: Sequence[Result]) -> str:
-    """The report in Markdown: a table by exercise, the survivors, the equivalents, and each mutant that was caught."""
+def page(lab: str, number: str, results: Sequence[Result]) -> str:
+    """The report on an exercise in Markdown: counts, survivors, equivalents, and each mutant that was caught."""
     known = equivalents(lab)
-    by_exercise: dict[str, list[Result]] = defaultdict(list)
-    for result in sorted(results, key=lambda r: ([int(n) for n in r.place.split(":")[0].split(".")], r.file, r.line)):
-        by_exercise[result.place.split(":")[0]].append(result)
+    found = sorted(results, key=lambda result: (result.file, result.line))
+    count = Counter(fate(result, known) for result in found)
+    real = len(found) - count["equivalent"]
+    score = (real - count["wide"] - count["survived"]) / real
+    classic = sum(bool(CLASSIC.search(result.said)) for result in found)
     lines = [
-        f"# Mutants of {lab}", "",
-        f"Each solution with one small mistake in it, against the exercise's check and hidden cases (seeds "
+        f"# Mutants of exercise {number}", "",
+        f"The solution with one small mistake in it, against the check and the hidden cases (seeds "
         f"{', '.join(map(str, SEEDS))}). What passes there meets {len(WIDE)} more seeds. Written by `make mutate`.", "",
-        f"| exercise | mutants | {' | '.join(FATES.values())} | score | told a classic number |",
-        "|" + "---:|" * (len(FATES) + 4),
+        "| | mutants |", "|---|---:|", *(f"| {words} | {count[name]} |" for name, words in FATES.items()),
+        f"| **all** | **{len(found)}** |", f"| score: caught, of those that are not equivalent | {score:.1%} |",
+        f"| told a classic number | {classic} |",
     ]  # fmt: skip
-    for number, found in by_exercise.items():
-        count = Counter(fate(result, known) for result in found)
-        real = len(found) - count["equivalent"]
-        score = (real - count["wide"] - count["survived"]) / real
-        classic = sum(bool(CLASSIC.search(result.said)) for result in found)
-        cells = [number, str(len(found)), *(str(count[name]) for name in FATES), f"{score:.1%}", str(classic)]
-        lines.append(f"| {' | '.join(cells)} |")
     for title, wanted in (("Survivors", ("survived", "wide")), ("Equivalent", ("equivalent",))):
         lines += ["", f"## {title}", ""]
-        found = [result for result in results if fate(result, known) in wanted]
-        lines += [_line(r) + _because(known.get((r.place, r.before, r.after), "")) for r in found] or ["None."]
-    return "\n".join([*lines, *_caught(by_exercise, known)]) + "\n"
+        some = [result for result in found if fate(result, known) in wanted]
+        lines += [_line(r) + _because(known.get((r.place, r.before, r.after), "")) for r in some] or ["None."]
+    return "\n".join([*lines, "", "## Caught", "", *_caught(found, known)]) + "\n"
 
 
 def _line(result: Result) -> str:
@@ -89,18 +85,17 @@ def _code(text: str) -> str:
     return text.replace("`", "'") or "nothing"
 
 
-def _caught(by_exercise: dict[str, list[Result]], known: dict[tuple[str, str, str], str]) -> Iterable[str]:
-    for number, found in by_exercise.items():
-        yield from ("", f"## Caught: {number}", "")
-        for result in found:
-            if fate(result, known) in ("check", "error", "timeout", "hidden"):
-                headline = result.said.split("\n")[0] if result.said else FATES[result.fate]
-                numbers = "".join(f" [classic {n}]" for n in CLASSIC.findall(result.said))
-                yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}{numbers}"
+def _caught(found: Sequence[Result], known: dict[tuple[str, str, str], str]) -> Iterable[str]:
+    for result in found:
+        if fate(result, known) in ("check", "error", "timeout", "hidden"):
+            headline = result.said.split("\n")[0] if result.said else FATES[result.fate]
+            numbers = "".join(f" [classic {n}]" for n in CLASSIC.findall(result.said))
+            yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}{numbers}"
 
 
-def write(lab: str, results: Sequence[Result]) -> Path:
-    """Write the page; where it is."""
-    path = ROOT / "solutions" / lab / "answers" / "mutants.md"
-    path.write_text(page(lab, results), encoding="utf-8")
+def write(lab: str, number: str, results: Sequence[Result]) -> Path:
+    """Write the page of an exercise; where it is."""
+    path = ROOT / "solutions" / lab / "answers" / "mutants" / f"{number}.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(page(lab, number, results), encoding="utf-8")
     return path

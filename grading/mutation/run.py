@@ -204,10 +204,12 @@ def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: 
         for exercise in exercises.values():
             if not _in_a_process(600, _expected, exercise, lab, Path(scratch), (*SEEDS, *WIDE)):
                 raise RuntimeError(f"the hidden cases of {exercise} do not run on the solution")
+        filled = [place for place in places(ROOT / "solutions" / lab) if place.number in exercises]
+        filled.sort(key=lambda place: list(exercises).index(place.number))
         _JOBS[:] = [
             (exercises[place.number], lab, place, mutant, text, Path(scratch))
-            for place in places(ROOT / "solutions" / lab) if place.number in exercises
+            for place in filled
             for mutant, text in list(mutants_of(lab, place))[::every]
-        ]  # fmt: skip
+        ]
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=50) as pool:
             yield from pool.imap(_numbered, range(len(_JOBS)))
