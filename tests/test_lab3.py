@@ -82,7 +82,7 @@ def test_what_is_kept_in_16_bits_between_the_steps_is_named_on_every_seed(name, 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if place else []) for place, name in enumerate(ROUNDED_ELSEWHERE)],
+    [pytest.param(name, marks=[pytest.mark.thorough] if place else []) for place, name in enumerate(ROUNDED_ELSEWHERE)],
 )
 def test_what_is_rounded_where_only_a_product_takes_it_passes_on_every_seed(name, tmp_path, drifting_alone, capsys):
     answer = WrongAnswer("3.3", name, (), ROUNDED_ELSEWHERE[name]).filled(answers(LAB).right)
@@ -92,7 +92,7 @@ def test_what_is_rounded_where_only_a_product_takes_it_passes_on_every_seed(name
     assert capsys.readouterr().out.count("✓ exercise 3.3 (") == 6
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["one key too few is seen by one", "top left loop", "one query too late"])
 def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
     assert_named(name, tmp_path, (21, 29))
@@ -102,9 +102,9 @@ def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
     ("name", "kind"),
     [
         ("sum alone looked at", shapes.LARGE),
-        pytest.param("sum alone looked at, and for infinity", shapes.LARGE, marks=pytest.mark.slow),
-        pytest.param("first column alone looked at", shapes.LARGE, marks=pytest.mark.slow),
-        pytest.param("output compared with plus infinity", shapes.LARGE, marks=pytest.mark.slow),
+        pytest.param("sum alone looked at, and for infinity", shapes.LARGE, marks=pytest.mark.thorough),
+        pytest.param("first column alone looked at", shapes.LARGE, marks=pytest.mark.thorough),
+        pytest.param("output compared with plus infinity", shapes.LARGE, marks=pytest.mark.thorough),
         ("output alone looked at", shapes.TOGETHER),
     ],
 )
@@ -141,14 +141,16 @@ def take_tiles_of_a_gpu(monkeypatch, lab: ModuleType, capability: tuple[int, int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize(
+    "capability", [(9, 0), *(pytest.param(c, marks=pytest.mark.thorough) for c in ((8, 0), (10, 0)))]
+)
 def test_the_anchored_loop_passes_with_the_tiles_of_a_gpu(capability, monkeypatch, capsys):
     take_tiles_of_a_gpu(monkeypatch, solution, capability)
     run_check("3.9", solution, 39)  # found tiles that held all keys of a case in which some must outgrow the first
     assert capsys.readouterr().out.count("✓ exercise 3.9 (") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["sum alone looked at, and for infinity", "always again", "never tried"])
 def test_an_anchored_loop_that_is_wrong_is_named_with_the_tiles_of_a_gpu(name, tmp_path, monkeypatch):
     wrong = next(wrong for wrong in wrong_answers(LAB) if wrong.name == name)

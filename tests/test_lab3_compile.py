@@ -134,7 +134,7 @@ def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability,
     assert_fit([request(tuned, name, capability, "bf16", 128, True, group=4, whole=False)])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_no_kernel_of_float32_spills(tuned, capability, name):
@@ -187,7 +187,7 @@ def test_the_kernels_of_the_sliding_window_fit_an_sm(tuned):
         assert used.registers * used.threads <= 65536 and used.shared_bytes <= SHARED_MEMORY[asked.capability], used
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_kernel_of_tensors_without_descriptors_spills(tuned, name):
     cases = [(D, causal) for D in (60, 100, 180) for causal in masks(MEASURED)]

@@ -57,6 +57,9 @@ CASES = {
 GATHERED = ("nothing gathered ahead", "two blocks gathered ahead", "root kept")
 #: Every case on two and three ranks; four, which take longest on few cores, leave out what three have shown.
 RUNS = [(name, size) for size in (2, 3, 4) for name in CASES if size < 4 or name not in (*GATHERED, "float64")]
+each_run = pytest.mark.parametrize(
+    ("name", "world_size"), [pytest.param(*run, marks=pytest.mark.thorough if run[1] == 4 else ()) for run in RUNS]
+)
 #: Cases in which two ranks compute bit for bit what one process does that adds the two halves' gradients. Not the
 #: clipped ones (the norm is a sum over shards, in another order), nor where each micro-batch is reduced by itself.
 EXACT = ("plain", *GATHERED, "blocks checkpointed", "untied")
@@ -126,7 +129,7 @@ def expected_of(case: Case, summands: int = 1) -> Run:
 
 # ---- the same training ----
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "world_size"), RUNS)
+@each_run
 def test_ten_steps_equal_those_of_one_process(name, world_size):
     runs = [rank.run for rank in seen(world_size)[name]]
     tolerance = TOLERANCE if CASES[name].dtype == torch.float32 else 1e-13
@@ -150,7 +153,7 @@ def test_how_parameters_are_gathered_does_not_change_a_bit(name, world_size):
 
 # ---- bytes ----
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "world_size"), RUNS)
+@each_run
 def test_the_ledger_counts_two_gathers_and_one_reduction_of_every_unit(name, world_size):
     case = CASES[name]
     passes = STEPS * case.accumulation

@@ -159,8 +159,9 @@ class Engine:
         self._count(step, start)
         ### BEGIN SOLUTION 5.7: count and commit
         for request, first, count in step.chunks:
-            request.computed = first + count
-            self.manager.commit(request.id, min(request.computed, len(request.tokens)))
+            if request.id not in failed:
+                request.computed = first + count
+                self.manager.commit(request.id, min(request.computed, len(request.tokens)))
         ### END SOLUTION
         ### BEGIN SOLUTION 5.7: who gets a token
         sampling = [chunk for chunk in step.chunks if chunk.samples and chunk.request.id not in failed]

@@ -114,7 +114,7 @@ wrong(
 wrong(
     FORWARD,
     "activation left in received",
-    "the step ended with ('activation', 0)",
+    "entries in received: ('activation', 0)",
     "is taken out of self.received (pop)",
     '"classic wrong answers" 5',
     edits={'self.received.pop(("activation", i))': 'self.received["activation", i]'},
@@ -122,7 +122,7 @@ wrong(
 wrong(
     BACKWARD,
     "gradient left in received",
-    "the step ended with ('gradient', 0)",
+    "entries in received: ('gradient', 0)",
     "is taken out of self.received (pop)",
     '"classic wrong answers" 5',
     edits={'self.received.pop(("gradient", i))': 'self.received["gradient", i]'},

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -35,7 +38,6 @@ _RAISED = {
     ("NoneType", "x.grad"): _NO_GRADIENT,
     "KeyError: (": _NOT_MADE,
     "the schedule ended before": _NOT_FREED,
-    "the step ended with": _LEFT,
     "'str' object has no attribute 'kind'": classic("an Action is a tuple too: ask whether an item is one first", 2),
     "gradient edge for a Tensor that does not": (
         "a stage that is frozen, or stands behind frozen ones alone, has no graph: its micro-batch's end is None"
@@ -115,16 +117,32 @@ class Living:
         self.inputs, self.outputs = max(self.inputs, alive["inputs"]), max(self.outputs, alive["outputs"])
 
 
+@contextmanager
+def _watched(pipeline: type) -> Iterator[set[tuple[str, int]]]:
+    """What is still in ``received`` when a step ends, of a pipeline of this class."""
+    module, left = sys.modules[pipeline.__module__], set()
+
+    class Watched(module._Run):
+        def finish(self) -> None:
+            left.update(self.received)
+            super().finish()
+
+    with mock.patch.object(module, "_Run", Watched):
+        yield left
+
+
 def _play(answer: Mapping[str, Callable], batch: Batch) -> dict[str, Any]:
     rank, stages = dist.get_rank(), dist.get_world_size()
     stage = answer["split_gpt"](batch.model(), stages)[rank]
     living = Living(stage)
     pipeline = answer["Pipeline"](stage, schedule=batch.actions)
-    loss = pipeline.step(*batch.rows(), micro_batches=batch.micro_batches, scale=batch.scale)
+    with _watched(answer["Pipeline"]) as left:
+        loss = pipeline.step(*batch.rows(), micro_batches=batch.micro_batches, scale=batch.scale)
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in stage.named_parameters()}
     return {
         "loss": None if loss is None else float(loss.detach()), "gradients": gradients, "peak": pipeline.peak_in_flight,
         "inputs": living.inputs, "outputs": living.outputs, "graph": loss is not None and loss.requires_grad,
+        "left": sorted(left),
     }  # fmt: skip
 
 
@@ -145,6 +163,11 @@ def _judge(observations: Sequence[RankObservation], batch: Batch) -> Problem | N
             return Problem(f"stage {rank} held {seen['peak']} micro-batches at once, expected {most}", _NOT_FREED)
         if seen["graph"]:
             return Problem("the loss that is returned has a graph", classic("detach what is added up", 5))
+        if seen["left"]:
+            first = ", ".join(map(repr, seen["left"][0]))
+            return Problem(
+                f"stage {rank} ends its step with {len(seen['left'])} entries in received: ({first}), ...", _LEFT
+            )
         if seen["inputs"] > most:
             cause = classic("an input lives from its F to its B, and no longer", 5)
             return Problem(f"stage {rank} keeps {seen['inputs']} inputs at once, {most} are in flight", cause)
