@@ -108,7 +108,7 @@ grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grad
 	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
-test-grading: $(VENV)/.test  ## a class of sixty submissions a lab, forty of them hostile: each gets the grade that it must get [LABS="lab1 lab2"]
+test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 120 submissions per lab, most of them hostile [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m thorough
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
