@@ -217,6 +217,7 @@ def test_submissions_in_the_place_of_the_graders_own_copies_are_refused(tmp_path
     assert "holds this grader's own copies" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_cannot_start_leaves_its_submissions_to_the_next_run(tmp_path):
     pending = "{'bob': (Path('.'), '1'), 'ada': (Path('.'), '2')}"
     code = (

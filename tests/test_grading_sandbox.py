@@ -69,6 +69,7 @@ def test_code_finds_the_submission_and_the_course_and_nothing_else_and_writes_li
     assert (submission / "lab9_x" / "answer.py").read_text() == "ANSWER = 42\n"
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("source", "reason"),

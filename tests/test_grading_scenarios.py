@@ -221,6 +221,7 @@ WRITE_ANYWHERE = {
 }
 
 
+@pytest.mark.slow
 def test_lab_1s_wrong_answers_are_told_apart_where_values_show_them(tmp_path):
     unseen: dict[str, set[str]] = {}
     for wrong in wrong_answers(LAB1):

@@ -107,6 +107,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", UNUSUAL)
 def test_an_unusual_right_answer_passes(what, tmp_path):
     place, edits = UNUSUAL[what]

@@ -80,6 +80,7 @@ def test_what_is_kept_in_16_bits_between_the_steps_is_named_on_every_seed(name, 
     assert_named(name, tmp_path, range(1, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.thorough] if place else []) for place, name in enumerate(ROUNDED_ELSEWHERE)],
@@ -98,6 +99,7 @@ def test_a_loop_that_leaves_out_a_tile_is_named_on_every_seed(name, tmp_path):
     assert_named(name, tmp_path, (21, 29))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

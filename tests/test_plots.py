@@ -116,6 +116,7 @@ def decode(data):
 # ---- the look ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWERS.values(), ids=DRAWERS)
 def test_every_drawer_gives_a_small_opaque_figure_with_alternative_text_from_its_data(draw, texts):
     fig = draw()
