@@ -57,6 +57,7 @@ def assert_agrees(number: str, package: object, seed: int) -> None:
     assert difference(exercise(number), expected_of(number, seed), given) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", exercises(LAB1))
 def test_lab_1s_solution_agrees_with_itself_on_several_seeds(number):
     for seed in range(20):

@@ -159,6 +159,7 @@ def functions(tree: ast.AST, within: str = "") -> dict[str, ast.FunctionDef]:
     return found
 
 
+@pytest.mark.slow
 def test_every_function_with_a_solution_is_a_stub_that_raises_and_keeps_only_what_surrounds_the_solution():
     stubs = 0
     for name in solution_lines():
