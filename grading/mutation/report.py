@@ -88,9 +88,9 @@ def _code(text: str) -> str:
 def _caught(found: Sequence[Result], known: dict[tuple[str, str, str], str]) -> Iterable[str]:
     for result in found:
         if fate(result, known) in ("check", "error", "timeout", "hidden"):
-            headline = result.said.split("\n")[0] if result.said else FATES[result.fate]
-            numbers = "".join(f" [classic {n}]" for n in CLASSIC.findall(result.said))
-            yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}{numbers}"
+            headline, *told = result.said.split("\n") if result.said else [FATES[result.fate]]
+            causes = [_code(line.strip())[:200] for line in told if "likely cause" in line or CLASSIC.search(line)]
+            yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}" + "".join(f" ({c})" for c in causes[:1])
 
 
 def write(lab: str, number: str, results: Sequence[Result]) -> Path:
