@@ -20,7 +20,7 @@ import hostile.notebooks
 import hostile.ready_made
 import hostile.tampering  # noqa: F401
 from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
-from lab_answers import answers, wrong_answers
+from lab_answers import answers, edited, wrong_answers
 from lab_places import write_lab
 
 from grading.lab import Lab
@@ -274,7 +274,7 @@ def _neighbours(path: Path, lab: Lab) -> frozenset[str]:
 
 def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
     """Plain answers with the edits of each of the chosen."""
-    places = answers(lab.name).right
+    places = edited(lab.name)
     for answer in chosen:
         places = answer.filled(places)
     _write(lab, folder, places)
