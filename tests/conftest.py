@@ -49,6 +49,7 @@ class ByFileOrExercise(LoadFileScheduling):
         return f"{file} {number[1]}" if number else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """What ``--dist loadfile`` means here."""
     return ByFileOrExercise(config, log)
