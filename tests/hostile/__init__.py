@@ -31,6 +31,7 @@ BRIEF: dict[int, tuple[str, ...]] = {
 #: The modules without which an exercise scores nothing although it is not written in them.
 NEEDS = {
     "3.2": ("merge.py",),
+    "5.7": ("paged_decode.py", "merge.py"),
     "3.9": ("flash_attention.py", "flash_backward.py", "flash_forward_simple.py"),
 }
 
