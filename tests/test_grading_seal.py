@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import math
 import random
 import re
@@ -20,6 +21,7 @@ import utils.checks.numbers as numbers
 from grading.seal import SealBroken, _behind, snapshot
 from solutions.lab1_roofline.exercises.rates import check_ridge
 from utils import runtime
+from utils.interpreter import interpret_launches
 from utils.kernel_profile import profile_kernel
 
 
@@ -112,6 +114,27 @@ def test_checks_and_kernels_leave_it_whole(seal, capsys):
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     seal.verify()
     assert x.sum() == 16
+
+
+def test_the_names_that_the_interpreter_lends_a_kernels_module_leave_it_whole_and_no_others(tmp_path, monkeypatch):
+    """Triton's interpreter puts its own names beside a kernel that it runs for the first time; a check may hold one."""
+    path = tmp_path / "with_a_kernel.py"
+    path.write_text(
+        "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef one(x_ptr):\n    tl.store(x_ptr, 1.0)\n"
+    )
+    spec = importlib.util.spec_from_file_location("utils.with_a_kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "utils.with_a_kernel", module)
+    spec.loader.exec_module(module)
+    seal, before = snapshot(), len(vars(module))
+    x = torch.zeros(1, device=runtime.DEVICE)
+    with interpret_launches():
+        module.one[(1,)](x)
+    assert x.item() == 1 and (len(vars(module)) > before or not runtime.INTERPRET)
+    seal.verify()
+    module.print = anything
+    with pytest.raises(SealBroken, match=r"utils\.with_a_kernel\.print"):
+        seal.verify()
 
 
 def test_an_object_that_refuses_to_be_looked_at_is_kept_as_it_is():
