@@ -10,6 +10,7 @@ from utils.checks.compiled import Compiled
 from utils.checks.core import CheckFailed, Exercise
 from utils.checks.forbid import Rules
 from utils.checks.kernel import check_kernel
+from utils.compile_only import process
 from utils.runtime import DEVICE
 
 import triton  # isort: skip
@@ -108,6 +109,7 @@ def test_further_launches_are_compiled_with_those_of_the_cases():
 
 
 def test_where_the_compiler_itself_fails_nothing_is_said_of_the_kernel(monkeypatch, capsys):
-    monkeypatch.setattr("utils.compile_only.resources._CHILD", "/nowhere/child.py")
+    process.end()
+    monkeypatch.setattr(process, "_CHILD", "/nowhere/child.py")
     check("global")
     assert "✓" in capsys.readouterr().out

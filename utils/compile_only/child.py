@@ -1,4 +1,4 @@
-"""The process that compiles for :mod:`utils.compile_only`: orders on standard input, answers on standard output.
+"""The process that compiles for :mod:`utils.compile_only`: a line of orders comes in, a line of answers goes out.
 
 It imports nothing of the course, so that Triton is here as on a GPU, whatever the course's runtime decided.
 """
@@ -147,15 +147,22 @@ def _resources(cubin: Path) -> tuple[int, int, int]:
     return int(fields["REG"]), int(fields["STACK"]), int(fields["SHARED"])
 
 
+def answer(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
+    """What the compiler says of an order."""
+    try:
+        with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope():
+            return (read_one if order["read"] else compile_one)(order, folder, number)
+    except Exception as error:  # whatever the compiler raises is the answer
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def main() -> None:
-    answers = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, order in enumerate(json.load(sys.stdin)):
-            try:
-                answers.append((read_one if order["read"] else compile_one)(order, Path(folder), number))
-            except Exception as error:  # whatever the compiler raises is the answer
-                answers.append({"error": f"{type(error).__name__}: {error}"})
-    print(json.dumps(answers))
+    with open(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what the compiler prints is no answer
+        for line in sys.stdin:
+            with tempfile.TemporaryDirectory() as folder:
+                found = [answer(order, Path(folder), number) for number, order in enumerate(json.loads(line))]
+            print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
+from utils.compile_only.process import CompileError, ask
 from utils.compile_only.source import is_gluon, standalone_source
 
 import triton.language as tl  # isort: skip
@@ -23,12 +19,6 @@ CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)
 _SCALAR = r"(i1|[iu](8|16|32|64)|fp(16|32|64)|bf16|fp8e(4nv|5|4b15))"
 _TYPE = re.compile(rf"\*?{_SCALAR}|tensordesc<{_SCALAR}\[\d+(, \d+)*\](,NVMMASharedLayout\(.*\))?>")
 _ITEM = re.compile(rf"{_SCALAR}|i32:16|i64:16")
-_ROOT = Path(__file__).resolve().parents[2]
-_CHILD = Path(__file__).resolve().with_name("child.py")
-
-
-class CompileError(RuntimeError):
-    """A kernel does not compile; the text is the compiler's."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ def resource_usages(requests: Sequence[Request]) -> list[ResourceUsage]:
         TypeError, ValueError, CompileError: As :func:`resource_usage`, for the first request that fails.
     """
     results = []
-    for request, answer in zip(requests, _answers([_order(request) for request in requests])):
+    for request, answer in zip(requests, ask([_order(request) for request in requests])):
         if "error" in answer:
             name = _function(request.kernel).__name__
             raise CompileError(f"{name} does not compile for sm_{request.capability}: {answer['error']}")
@@ -167,27 +157,11 @@ def readings(requests: Sequence[Request]) -> list[Reading]:
         CompileError: The compiler fails otherwise than by not understanding a kernel.
     """
     results = []
-    for request, answer in zip(requests, _answers([{**_order(request), "read": True} for request in requests])):
+    for request, answer in zip(requests, ask([{**_order(request), "read": True} for request in requests])):
         if "products" not in answer:
             raise CompileError(f"{_function(request.kernel).__name__} cannot be read: {answer['error']}")
         results.append(Reading(**{**answer, "products": tuple(Product(*found) for found in answer["products"])}))
     return results
-
-
-def _answers(orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the child process says of each order."""
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-P", str(_CHILD)],  # by its path: as a module it would import the course's runtime first
-        input=json.dumps(orders),
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise CompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _function(kernel: Any) -> Any:

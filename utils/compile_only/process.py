@@ -1,0 +1,104 @@
+"""The process that compiles, kept from one order to the next: to start one takes longer than to read a kernel."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CHILD = Path(__file__).resolve().with_name("child.py")
+_lock = threading.Lock()
+_kept: Compiler | None = None
+
+
+class CompileError(RuntimeError):
+    """A kernel does not compile; the text is the compiler's."""
+
+
+class Compiler:
+    """One such process, of one environment; a process that was forked from its owner's has to start its own."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Start it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.owner, self.env = os.getpid(), dict(env)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (it lives as long as the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)],  # by its path: as a module it would import the course's runtime first
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=self.env,
+            text=True,
+        )
+
+    def serves(self, env: Mapping[str, str]) -> bool:
+        """Whether this process may go on with it, in this environment."""
+        return self.owner == os.getpid() and self.env == env and self._process.poll() is None
+
+    def ask(self, orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What it says of each order.
+
+        Raises:
+            CompileError: it ended instead.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(orders) + "\n")
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._process.wait()
+            self._errors.seek(0)
+            raise CompileError(f"the compiler's process failed:\n{self._errors.read()[-4000:]}")
+        return json.loads(answer)
+
+    def end(self) -> None:
+        """End it, if it is this process's own."""
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+
+def ask(orders: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a compiler's process says of each order.
+
+    Raises:
+        CompileError: the process ended instead.
+        OSError: it cannot be started.
+    """
+    global _kept
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    with _lock:
+        if _kept is None or not _kept.serves(env):
+            end()
+            _kept = Compiler(env)
+        try:
+            return _kept.ask(orders)
+        except BaseException:  # an answer that nobody has read must not be taken for the next one
+            end()
+            raise
+
+
+@atexit.register
+def end() -> None:
+    """End the process that is kept, if there is one."""
+    global _kept
+    if _kept is not None:
+        _kept.end()
+    _kept = None
