@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checked_kernels import EXERCISES, check, message, scale
+from checked_kernels import EXERCISES, add, check, message, scale
 
 from utils import runtime
 from utils.checks import cases as cases_module
@@ -49,6 +49,21 @@ def test_a_stub_inside_a_compiled_kernel_is_recognised_where_the_compiler_stops(
 
     with pytest.raises(NotImplementedError, match="Lab 2, exercise 1: write the kernel"):
         check("add", student=student)
+
+
+def test_cases_run_on_one_thread_and_the_others_come_back():
+    before, seen = torch.get_num_threads(), set()
+
+    def student(x, y):
+        seen.add(torch.get_num_threads())
+        return add(x, y)
+
+    torch.set_num_threads(before + 1)
+    try:
+        check("add", student=student)
+        assert seen == {1} and torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_exception_of_a_library_is_not_taken_for_a_stub():

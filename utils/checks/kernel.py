@@ -166,7 +166,7 @@ def _run_cases(
         compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn.values())
     trials: list[CaseResult] = []
     for number, case in drawn.items():
-        with cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
+        with tensors.one_thread(), cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
             args = tuple(inputs(case))
             if number not in known:
                 known[number] = allowed(args, case.options)

@@ -81,7 +81,7 @@ def targets(
     """
     if not factor >= 1 or not atol >= 0:
         raise ValueError(f"factor must be at least 1 and atol not negative, got {factor} and {atol}")
-    with _one_thread():
+    with one_thread():
         return _targets(reference, args, dict(options or {}), baseline or reference, factor, atol)
 
 
@@ -109,7 +109,7 @@ def _targets(
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Many operators on small tensors: waiting for other threads would cost more than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
