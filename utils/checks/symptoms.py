@@ -369,10 +369,7 @@ GENERIC: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         lambda e: _first_tile_right(e),
-        lambda e: (
-            f"the first tile along {_first_tile_right(e)} is right and each later one is wrong: {_CARRY}, "
-            "or an offset that grows with the tile index is wrong"
-        ),
+        lambda e: f"the first tile along {_first_tile_right(e)} is right and each later one is wrong",
     ),
     Diagnosis(_option, lambda e: "only cases with {}={} fail".format(*_option(e))),
     Diagnosis(
