@@ -51,6 +51,22 @@ def test_a_stored_notebook_was_executed_whole_and_keeps_the_rules(path):
     assert notebooks.problems(path) == []
 
 
+#: Lines of code that a lecture leaves open, at most: what is drawn, tabulated and asserted is folded.
+OPEN_LINES = {"04_triton": 600}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/[!.]*.ipynb")), ids=lambda path: path.stem)
+def test_a_lecture_folds_what_a_reader_can_do_without(path):
+    count = 0
+    for cell in notebooks.code_cells(notebooks.read(path)):
+        folded, tags = notebooks.is_folded(cell), notebooks.tags(cell)
+        assert folded or not {"setup", "write-here-check"} & set(tags), cell.id
+        assert not (folded and "write-here" in tags), f"{cell.id}: a reader writes in it"
+        assert folded or not cell.source.startswith(("plots.", "fig", "display(")), f"{cell.id} only draws"
+        count += 0 if folded else sum(bool(line.strip()) for line in cell.source.splitlines())
+    assert 50 < count <= OPEN_LINES.get(path.stem, 400)
+
+
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_a_notebook_has_one_title_and_its_links_lead_somewhere(path):
     text = "\n".join(cell.source for cell in notebooks.read(path).cells if cell.cell_type == "markdown")

@@ -75,12 +75,12 @@ def test_a_page_begins_with_its_title():
         prose.under_title("text", "BAR")
 
 
-def test_code_is_folded_unless_it_is_short_or_a_kernel():
-    assert not cells.folded("x = 1\nassert x == 1")
-    assert cells.folded("import torch\nfrom utils import plots")
-    assert cells.folded("plots.show(fig)")
-    assert cells.folded("\n".join(f"x{k} = {k}" for k in range(40)))
-    assert not cells.folded("@triton.jit\ndef kernel(x_ptr):\n" + "    pass\n" * 40)
+def test_code_that_a_notebook_folds_is_folded_on_its_page(tmp_path):
+    figures = cells.Figures(tmp_path, "figures", "x")
+    for metadata, expected in (({}, []), ({"jupyter": {"source_hidden": True}}, ["hide-input"])):
+        cell = nbformat.v4.new_code_cell("x = 1", metadata=metadata)
+        (made,) = notebooks._code(cell, figures, "02")
+        assert made.metadata["tags"] == expected
 
 
 def test_a_figure_is_a_file_with_alternative_text_and_a_size(tmp_path):
@@ -106,12 +106,17 @@ def test_a_figure_that_speaks_of_dark_and_light_stays_as_it_was_drawn(tmp_path):
 def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     stream = {"output_type": "stream", "name": "stdout", "text": "<script>alert(1)</script>\n"}
     assert "<script>" not in cells.as_html(stream, None)
-    line = '<div style="border:1px"><span style="color:#009E73">✓</span> x</div>'
+    line = '<details style="border:1px"><summary><span style="color:#009E73">✓</span> x</summary>y</details>'
     claim = {
         "output_type": "display_data",
         "data": {"text/html": line, "application/vnd.making-llms-fast.claim+json": {}},
     }
-    assert cells.as_html(claim, cells.Figures(None, "", "")) == '<div class="course-claim"><span>✓</span> x</div>'
+    shown = '<details class="course-claim"><summary><span>✓</span> x</summary>y</details>'
+    assert cells.as_html(claim, cells.Figures(None, "", "")) == shown
+    assert cells.all_html([stream, claim], None).endswith(shown)
+    two = cells.all_html([claim, claim, stream], None)
+    assert two.startswith('<details class="course-claims">') and two.count(shown) == 2
+    assert "2 figures hold</summary>" in two and two.endswith("</pre>")
 
 
 @pytest.mark.slow

@@ -125,6 +125,11 @@ def tags(cell: NotebookNode) -> list[str]:
     return list(cell.metadata.get("tags", []))
 
 
+def is_folded(cell: NotebookNode) -> bool:
+    """Whether the cell's code is hidden until it is asked for, in JupyterLab and on the site."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     """The code cells that hold code."""
     return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
@@ -146,7 +151,7 @@ def stamp(path: Path) -> bool:
     if len(cells) != 1:
         raise NotebookError(f"{path}: needs exactly one code cell tagged 'setup', has {len(cells)}")
     cell = cells[0]
-    changed = cell.source != setup_source(path) or not cell.metadata.get("jupyter", {}).get("source_hidden")
+    changed = cell.source != setup_source(path) or not is_folded(cell)
     if changed:
         cell.source = setup_source(path)
         cell.metadata["jupyter"] = {"source_hidden": True}  # plumbing: there to run, folded away while reading

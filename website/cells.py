@@ -1,19 +1,17 @@
-"""A notebook's cells as the site shows them: figures as files, code folded where a reader can do without."""
+"""A notebook's cells as the site shows them: figures as files, side by side what two machines give."""
 
 from __future__ import annotations
 
 import base64
 import html
+import itertools
 import re
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Code longer than this is folded, unless it is a kernel: that is what a reader came for.
-LONGEST_OPEN = 14
-_DRAWS = re.compile(r"plots\.|animation\(|\bax\.|fig\b|plt\.")
-
+from utils.claims import MIME
 
 #: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
 _SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
@@ -24,15 +22,6 @@ _SHADED = re.compile(r"\b(?:causal_tile_map|pipeline_timeline|sm_waves)\(")
 def names_a_shade(*texts: str) -> bool:
     """Whether the code of a figure or the text around it speaks of dark and light."""
     return any(_SHADES.search(text) or _SHADED.search(text) for text in texts)
-
-
-def folded(source: str) -> bool:
-    """Whether the page shows the code only on demand: imports, drawing, long checks."""
-    lines = [line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    imports = sum(line.startswith(("import ", "from ", "%", "sys.path")) for line in lines)
-    if "@triton.jit" in source:
-        return False
-    return len(lines) > LONGEST_OPEN or imports > len(lines) / 2 or bool(_DRAWS.search(source))
 
 
 class Figures:
@@ -82,7 +71,7 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
     if "text/html" in data:
         markup = "".join(data["text/html"])
         if any("claim+json" in kind for kind in data):
-            return re.sub(r' style="[^"]*"', "", markup).replace("<div>", '<div class="course-claim">', 1)
+            return re.sub(r' style="[^"]*"', "", markup).replace("<details>", '<details class="course-claim">', 1)
         return table_box(markup).replace("<figure data-mlf", f'<figure class="{figures.kind}" data-mlf')
     if "image/png" in data:
         about = output.get("metadata", {}).get("image/png", {})
@@ -107,8 +96,15 @@ def table_box(markup: str) -> str:
 
 
 def all_html(outputs: Sequence[dict[str, Any]], figures: Figures) -> str:
-    """A cell's outputs as HTML, "" if they say nothing."""
-    return "\n".join(part for output in outputs if (part := as_html(output, figures)))
+    """A cell's outputs as HTML, "" if they say nothing; claims in a row become one line that opens."""
+    parts = []
+    for are_claims, some in itertools.groupby(outputs, key=lambda output: MIME in output.get("data", {})):
+        shown = [part for output in some if (part := as_html(output, figures))]
+        if are_claims and len(shown) > 1:
+            summary = f'<summary><span class="course-holds">✓</span> {len(shown)} figures hold</summary>'
+            shown = [f'<details class="course-claims">{summary}', *shown, "</details>"]
+        parts += shown
+    return "\n".join(parts)
 
 
 def tabs(sides: Iterable[tuple[str, str]], group: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import nbformat
 
-from utils.notebooks import tags
+from utils.notebooks import is_folded, tags
 from website import laptop
-from website.cells import Figures, all_html, folded, names_a_shade, tabs
+from website.cells import Figures, all_html, names_a_shade, tabs
 from website.places import labs, launches, lectures, on_github, page_of
 from website.prose import (
     anchor_equations,
@@ -62,7 +62,7 @@ def _is_text(cell: Any) -> bool:
 
 def _code(cell: Any, figures: Figures, name: str) -> list[Any]:
     made = nbformat.v4.new_code_cell(cell.source)
-    made.metadata["tags"] = ["hide-input"] if folded(cell.source) else []
+    made.metadata["tags"] = ["hide-input"] if is_folded(cell) else []
     shown = all_html(cell.outputs, figures)
     if laptop.GPU_OUTPUT not in tags(cell):
         made.outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})] if shown else []

@@ -95,15 +95,18 @@ class Claim:
         return " · ".join(parts)
 
     def to_html(self) -> str:
-        """The same line for a notebook page; it inherits the page's colours, so that it reads on light and dark."""
+        """One line for a notebook page, which opens to what is expected and where it is from.
+
+        It inherits the page's colours, so that it reads on light and dark.
+        """
         held = self.expected_text + (f" {self.tolerance_text}" if self.tolerance else "")
         small = " · ".join(html.escape(text) for text in (f"expected {held}", self.source, self.id) if text)
         sign, colour = ("✓", "#009E73") if self.holds else ("✗", "#E69F00")
         return (
-            f'<div style="border-left:3px solid {colour};padding:2px 0 2px 10px;margin:2px 0;line-height:1.45">'
-            f'<span style="color:{colour};font-weight:bold">{sign}</span> {html.escape(self.statement or self.id)}: '
-            f"<strong>{html.escape(self.computed_text)}</strong><br>"
-            f'<small style="opacity:.75">{small}</small></div>'
+            f'<details style="border-left:3px solid {colour};padding:1px 0 1px 10px;margin:2px 0;line-height:1.4">'
+            f'<summary style="cursor:pointer;list-style:none"><span style="color:{colour};font-weight:bold">{sign}'
+            f"</span> {html.escape(self.statement or self.id)}: <strong>{html.escape(self.computed_text)}</strong>"
+            f'</summary><small style="opacity:.75">{small}</small></details>'
         )
 
     def to_json(self) -> dict[str, Any]:
