@@ -279,3 +279,12 @@ def test_each_collective_is_a_frame_and_the_alternative_text_says_who_holds_what
     assert "all-reduce: ranks hold 0 | 0; 1 | 1 before and 01 | 01; 01 | 01 after" in drawn.alt
     assert "2 of 4 chunks hold something else afterwards" in drawn.html
     assert len(drawn.html) < 100_000
+
+
+def test_rails_join_the_cards_of_equal_number_and_the_rates_are_those_given():
+    fig = plots.rails_plot(4, 450e9, 50e9, title="Two machines")
+    (ax,) = fig.axes
+    written = [text.get_text() for text in ax.texts]
+    assert [written.count(f"GPU {k}") for k in range(5)] == [2, 2, 2, 2, 0] and written.count("card") == 8
+    assert "NVLink: each GPU sends 450 GB/s" in written and "network: each\ncard sends\n50 GB/s" in written
+    assert "Two machines of 4 GPUs" in fig.alt and "50 GB/s" in fig.alt

@@ -166,6 +166,7 @@ REFUSED = {
     "bubble": (drawn(plots.bubble_plot, {"one stage": {4: 0.0}}), "'one stage' must be positive, got 0"),
     "formulas": (drawn(plots.bubble_plot, {"a": {4: 0.1}}, formulas={"1F1B": {}}), "formulas for 1F1B"),
     "curves": (drawn(plots.memory_over_ranks, {name: {1: 1} for name in "abcde"}), "between 1 and 4, got 5"),
+    "one GPU a machine": (drawn(plots.rails_plot, 1, 450e9, 50e9), "gpus must be between 2 and 16, got 1"),
     "flat mesh": (drawn(plots.mesh_plot, [[0, 1], [2, 3]]), r"got shape \(2, 2\)"),
     "rank twice": (drawn(plots.mesh_plot, [[[0, 1], [1, 2]]]), "must be distinct numbers"),
     "span": (drawn(plots.overlap_timeline, [("a", "x", 2, 1)]), "span 'a' on 'x' needs start <= end, got 2 to 1"),

@@ -40,6 +40,7 @@ from utils.transformer_math import (
     trainable_parameters,
     training_flops,
     training_seconds,
+    two_level_seconds,
 )
 
 SEED = 20265
@@ -317,6 +318,16 @@ def test_a_ring_takes_one_latency_a_step_and_the_bandwidth_of_its_volume():
     assert ring_seconds("all_reduce", 8_000_000, 4, 1e9) == pytest.approx(0.012)
     assert ring_seconds("all_reduce", 0, 4, 1e9, latency=1e-6) == pytest.approx(6e-6)
     assert ring_seconds("all_gather", 0, 4, 1e9, latency=1e-6) == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_two_levels_send_an_eighth_over_a_card_and_are_one_level_where_there_is_one(kind):
+    both = two_level_seconds(kind, 8e9, machines=4, gpus=8, inside=math.inf, network=1e9)
+    assert both == pytest.approx(ring_seconds(kind, 1e9, 4, 1e9))
+    assert two_level_seconds(kind, 8e9, 1, 8, 2e9, 1.0) == pytest.approx(ring_seconds(kind, 8e9, 8, 2e9))
+    assert two_level_seconds(kind, 8e9, 4, 1, 1.0, 2e9) == pytest.approx(ring_seconds(kind, 8e9, 4, 2e9))
+    with pytest.raises(ValueError, match="kind must be one of"):
+        two_level_seconds("broadcast", 1, 2, 2, 1.0, 1.0)
 
 
 def test_a_tensor_parallel_block_all_reduces_four_activations():

@@ -2,6 +2,7 @@
 
 from utils.plots.animate import Animation, animate, sm_waves_animation
 from utils.plots.bars import class_shares, memory_bars
+from utils.plots.cluster import rails_plot
 from utils.plots.collectives import collective_animation, contributions, moves_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import label_points

@@ -12,6 +12,7 @@ from utils.transformer_math.communication import (
     ring_volume,
     tensor_parallel_volume,
     tokens_to_hide,
+    two_level_seconds,
 )
 from utils.transformer_math.flops import forward_flops, rule_of_thumb, training_flops, training_seconds
 from utils.transformer_math.memory import (

@@ -39,6 +39,27 @@ def ring_seconds(kind: str, size_bytes: int, world_size: int, bandwidth: float, 
     return ring_volume(kind, size_bytes, world_size) / bandwidth + steps * latency
 
 
+def two_level_seconds(kind: str, size_bytes: float, machines: int, gpus: int, inside: float, network: float) -> float:
+    """Seconds of a collective in two levels, one after the other: inside of each machine, and over the network.
+
+    Inside, a machine's GPUs leave each other an equal part of the tensor (reduce-scatter) or collect it (all-gather);
+    over the network, each GPU exchanges its part with those that have the same place in the other machines (a *rail*),
+    over a card of its own. So a card carries ``1 / gpus`` of what it would in one ring through all GPUs.
+
+    Args:
+        kind: ``"all_reduce"``, ``"reduce_scatter"`` or ``"all_gather"``.
+        size_bytes: of the full tensor.
+        machines, gpus: how many machines, and how many GPUs with a card each in one.
+        inside: bytes/s that a GPU sends to others of its machine.
+        network: bytes/s that a card sends.
+
+    Raises:
+        ValueError: another kind.
+    """
+    within = ring_volume(kind, size_bytes, gpus) / inside
+    return within + ring_volume(kind, size_bytes / gpus, machines) / network
+
+
 def communication_volume(parameters: int, world_size: int, stage: int) -> dict[str, float]:
     """Elements that each rank sends in a step of data-parallel training, by the kind of collective.
 
