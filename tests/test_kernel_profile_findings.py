@@ -130,6 +130,24 @@ def test_a_lane_that_a_mask_leaves_out_is_nan_unless_other_says_what_it_is(n, ot
 
 
 @triton.jit
+def one_lane_kernel(x_ptr, out_ptr, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    if BLOCK == 0:  # a scalar
+        tl.store(out_ptr, tl.load(x_ptr + n, mask=n < n, other=OTHER))
+    else:
+        lane = n + tl.arange(0, BLOCK)
+        tl.store(out_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + lane, mask=lane < n, other=OTHER))
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize(("other", "value"), [(0.0, 0.0), (2.5, 2.5), (None, float("nan"))])
+def test_a_single_lane_that_is_left_out_is_what_other_says_too(block, other, value):
+    out = torch.ones(max(1, block))
+    with profile_kernel():
+        one_lane_kernel[(1,)](torch.ones(4), out, 4, OTHER=other, BLOCK=block)
+    torch.testing.assert_close(out, torch.full_like(out, value), equal_nan=True)
+
+
+@triton.jit
 def mixed_kernel(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     pointers = tl.where(offsets % 2 == 0, x_ptr + offsets, y_ptr + offsets)

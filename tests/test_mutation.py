@@ -69,7 +69,7 @@ def test_a_reordered_save_for_backward_is_kept_by_hand():
 
 @pytest.mark.slow
 def test_a_sample_of_mutants_is_caught_by_the_checks():
-    found = [*run("lab1", ["1.1", "1.8"], jobs=1, every=8), *run("lab3", ["3.1"], jobs=1, every=12)]
+    found = [*run("lab1", ["1.1", "1.8"], jobs=1, sample=8), *run("lab3", ["3.1"], jobs=1, sample=10)]
     known = {**report.equivalents("lab1_roofline"), **report.equivalents("lab3_flash_attention")}
     assert len(found) > 20
     assert not [result for result in found if report.fate(result, known) in ("survived", "wide", "timeout")]
@@ -86,9 +86,11 @@ def test_the_report_counts_an_equivalent_apart_and_names_survivors(tmp_path, mon
         '[[mutant]]\nplace = "3.1: merge"\nbefore = "a < b"\nafter = "b > a"\nreason = "the same comparison"\n'
     )
     monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "mutants_in_all", lambda lab, number: 1_200)
     told = 'exercise 3.1 (merge): wrong\n  the maximum: see "classic wrong answers" 2'
     found = [result("survived", "b > a"), result("survived", "a <= b"), result("check", "a > b", told)]
     text = report.write("lab3", "3.1", found).read_text()
+    assert "in it (3 of 1,200 mutants, drawn at random), against" in text
     for row in (
         "caught by the check | 1",
         "equivalent | 1",
@@ -108,5 +110,6 @@ def test_an_equivalent_without_a_reason_is_refused(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "equivalent.toml").write_text('[[mutant]]\nplace = "p"\nbefore = "a"\nafter = "b"\nreason = " "\n')
     monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "mutants_in_all", lambda lab, number: 1_200)
     with pytest.raises(ValueError, match="has no reason"):
         report.equivalents("lab3")

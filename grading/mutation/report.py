@@ -14,6 +14,7 @@ from pathlib import Path
 
 from grading.lab import ROOT
 from grading.mutation.run import SEEDS, WIDE, Result
+from grading.mutation.run import count as mutants_in_all
 
 #: What may become of a mutant, in the order of the table's columns.
 FATES = {
@@ -57,11 +58,14 @@ def page(lab: str, number: str, results: Sequence[Result]) -> str:
     count = Counter(fate(result, known) for result in found)
     real = len(found) - count["equivalent"]
     score = (real - count["wide"] - count["survived"]) / real
+    total = mutants_in_all(lab, number)
     classic = sum(bool(CLASSIC.search(result.said)) for result in found)
     lines = [
         f"# Mutants of exercise {number}", "",
-        f"The solution with one small mistake in it, against the check and the hidden cases (seeds "
-        f"{', '.join(map(str, SEEDS))}). What passes there meets {len(WIDE)} more seeds. Written by `make mutate`.", "",
+        f"The solution with one small mistake in it{_drawn(len(found), total)}, against the check and the hidden "
+        f"cases (seeds {', '.join(map(str, SEEDS))}). What passes there meets {len(WIDE)} more seeds. Written by "
+        "`make mutate`.",
+        "",
         "| | mutants |", "|---|---:|", *(f"| {words} | {count[name]} |" for name, words in FATES.items()),
         f"| **all** | **{len(found)}** |", f"| score: caught, of those that are not equivalent | {score:.1%} |",
         f"| told a classic number | {classic} |",
@@ -71,6 +75,10 @@ def page(lab: str, number: str, results: Sequence[Result]) -> str:
         some = [result for result in found if fate(result, known) in wanted]
         lines += [_line(r) + _because(known.get((r.place, r.before, r.after), "")) for r in some] or ["None."]
     return "\n".join([*lines, "", "## Caught", "", *_caught(found, known)]) + "\n"
+
+
+def _drawn(taken: int, total: int) -> str:
+    return "" if taken == total else f" ({taken} of {total:,} mutants, drawn at random)"
 
 
 def _line(result: Result) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import sys
@@ -183,14 +185,20 @@ def _numbered(index: int) -> Result:
     return _one(_JOBS[index])
 
 
-def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: int = 1) -> Iterator[Result]:
+def count(lab: str, number: str) -> int:
+    """How many mutants an exercise has."""
+    found = places(ROOT / "solutions" / lab)
+    return sum(len(list(mutants_of(lab, place))) for place in found if place.number == number)
+
+
+def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, sample: int | None = None) -> Iterator[Result]:
     """Yield what became of each mutant of a lab's solutions, exercise by exercise.
 
     Args:
         lab_name: ``"lab3"``.
         only: exercises; all by default.
         jobs: processes side by side.
-        every: take each mutant (1), every second one (2), ...
+        sample: take at most so many of an exercise, drawn at random, the same ones each time; None: all.
 
     Raises:
         ValueError: there is no such lab or exercise.
@@ -206,10 +214,16 @@ def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, every: 
                 raise RuntimeError(f"the hidden cases of {exercise} do not run on the solution")
         filled = [place for place in places(ROOT / "solutions" / lab) if place.number in exercises]
         filled.sort(key=lambda place: list(exercises).index(place.number))
-        _JOBS[:] = [
-            (exercises[place.number], lab, place, mutant, text, Path(scratch))
-            for place in filled
-            for mutant, text in list(mutants_of(lab, place))[::every]
-        ]
+        _JOBS.clear()
+        for number, some in itertools.groupby(filled, key=lambda place: place.number):
+            found = [
+                (exercises[number], lab, place, mutant, text, Path(scratch))
+                for place in some
+                for mutant, text in mutants_of(lab, place)
+            ]
+            taken = range(len(found))
+            if sample is not None:
+                taken = sorted(random.Random(number).sample(taken, min(sample, len(found))))
+            _JOBS.extend(found[k] for k in taken)
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=50) as pool:
             yield from pool.imap(_numbered, range(len(_JOBS)))

@@ -46,7 +46,7 @@ def check_kernel(
     diagnose: Sequence[Diagnosis | tuple] = (),
     raised: Mapping[str, str] | None = None,
     compiled: Compiled | None = _COMPILED,
-    huge: Callable[[], Sequence[Any]] | None = None,
+    huge: Callable[[], Sequence[Any]] | Sequence[Callable[[], Sequence[Any]]] = (),
     speed: Speed | None = None,
     seed: int | None = None,
     races: bool = True,
@@ -96,8 +96,8 @@ def check_kernel(
         raised: Words of an exception -> what a student reads who has met it.
         compiled: What must hold of the kernels when they are compiled, which is looked at without a GPU too; by default
             that they can be, and that no float32 product is rounded to TF32. None for kernels of other exercises.
-        huge: Makes arguments with more than 2^31 elements. In the interpreter the last program of each launch runs on
-            them, whose offsets must not overflow (:mod:`utils.checks.huge`).
+        huge: Makes arguments with more than 2^31 elements, or several functions that do. In the interpreter the last
+            program of each launch runs on them, whose offsets must not overflow (:mod:`utils.checks.huge`).
         speed: What it is timed against on a GPU.
         seed: Draws the cases; a fresh one by default.
         races: Whether programs that touch each other's memory are looked for.
@@ -131,7 +131,7 @@ def check_kernel(
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)
-            _stop_at_overflow(exercise, student, huge, seed)
+            _stop_at_overflow(exercise, student, [huge] if callable(huge) else huge, seed)
             numbers = for_gpu(trials, others=compiled is None)
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
@@ -228,11 +228,12 @@ def _stop_at_compiler(exercise: Exercise, trials: Sequence[CaseResult], asked: C
 
 
 def _stop_at_overflow(
-    exercise: Exercise, student: Callable[..., Any], huge: Callable[[], Sequence[Any]] | None, seed: int
+    exercise: Exercise, student: Callable[..., Any], huge: Sequence[Callable[[], Sequence[Any]]], seed: int
 ) -> None:
     """Raise if an offset overflows on tensors of more than 2^31 elements."""
-    if huge is not None and (found := overflow(student, huge)):
-        core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
+    for inputs in huge:
+        if found := overflow(student, inputs):
+            core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
 
 
 def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> str:

@@ -19,6 +19,7 @@ from utils.interpreter.bfloat16 import narrow
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
+from triton.language.semantic import TritonSemantic  # isort: skip
 from triton.runtime import interpreter as upstream  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
@@ -89,6 +90,7 @@ class _State:
         self.interpreting = 0  # how many blocks of utils.interpreter.interpreted_kernel are open
         self.launched = False
         self.atomic = False
+        self.other = False  # whether the load that runs says what stands where its mask leaves a lane out
         self.large: dict[int, torch.UntypedStorage] | None = None  # by address, in a block of last_programs
 
 
@@ -140,6 +142,7 @@ def install() -> None:
     upstream._implicit_cvt = _observed_address(upstream._implicit_cvt)
     builder.set_grid_dim = _then(builder.set_grid_dim, lambda *grid: state.observer.grid(grid))
     builder.set_grid_idx = _then(builder.set_grid_idx, lambda *index: state.observer.program(index))
+    TritonSemantic._load_legacy = _noted_other(TritonSemantic._load_legacy)
     builder.create_masked_load = _observed_load(builder.create_masked_load)
     builder.create_masked_store = _observed_store(builder.create_masked_store)
     builder.create_atomic_rmw = _observed_rmw(builder.create_atomic_rmw)
@@ -241,6 +244,20 @@ def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: 
     )
 
 
+def _noted_other(load: Callable) -> Callable:
+    """Upstream asks ``if other``, so that an ``other`` of one element, 0, would be taken for none."""
+
+    @functools.wraps(load)
+    def _load_legacy(self: Any, ptr: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        state.other = other is not None
+        try:
+            return load(self, ptr, mask, other, *args, **kwargs)
+        finally:
+            state.other = False
+
+    return _load_legacy
+
+
 def _observed_load(load: Callable) -> Callable:
     @functools.wraps(load)
     def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +266,7 @@ def _observed_load(load: Callable) -> Callable:
         asked = _mask_of(mask)
         real, allowed, poison = _access(ptrs, asked, True, False, state.atomic)
         result = load(self, real, allowed, other, *args, **kwargs)
-        if other is None and not asked.all():  # upstream has zeros there; on a GPU it may be anything
+        if other is None and not state.other and not asked.all():  # upstream has zeros there, a GPU anything
             unasked = ~np.broadcast_to(asked, result.data.shape)
             poison = unasked if poison is None else poison | unasked
         if poison is not None:

@@ -109,7 +109,7 @@ def _cases(seed: int, rows: int, columns: int) -> list[Case]:
     """All that is tried; in a GPU session the tall cases alone have several tiles in a split, and are few."""
     few = {"row": 5, "col": columns // 2 + 3}
     tall = [Case("tall", {"row": 600, "col": 5}, seed=seed)] if runtime.INTERPRET else []
-    cancelling = {"row": runtime.pick(cpu=2001, gpu=140_001), "col": 5}
+    cancelling = {"row": runtime.pick(cpu=2001, gpu=20_001), "col": 5}
     return [
         *shapes.matrices(seed, rows, columns),
         *shapes.boundaries(seed, rows, columns),

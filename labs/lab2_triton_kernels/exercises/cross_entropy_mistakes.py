@@ -110,6 +110,12 @@ def _one_maximum(e: Evidence) -> bool:
     return several and apart and not bool((e.got == torch.inf).any())
 
 
+def _nan_is_computed(e: Evidence) -> bool:
+    """Whether a loss is NaN that was written, from numbers that were there to be read."""
+    strange = e.findings("out_of_bounds") or e.findings("uninitialized_reads")
+    return not strange and bool((e.got.isnan() & e.right.isfinite() & ~e.difference.never_written).any())
+
+
 def _bad_rows(e: Evidence) -> set[int]:
     bad = e.bad if e.difference.name == "loss" else e.bad.any(-1)
     return set(bad.flatten().nonzero().flatten().tolist())
@@ -161,7 +167,7 @@ MISTAKES = (
         classic("a tile that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite number", 2),
     ),
     Diagnosis(
-        lambda e: bool((e.got.isnan() & e.right.isfinite()).any()) and e.difference.name == "loss",
+        lambda e: e.difference.name == "loss" and _nan_is_computed(e),
         classic("NaN comes of -inf - (-inf), where a maximum starts at -inf, or of -inf times 0", 2),
     ),
     Diagnosis(_one_maximum, classic("all rows of a tile share one maximum: take it along axis 1, one per row", 7)),

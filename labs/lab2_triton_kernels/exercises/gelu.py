@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from utils import runtime
 from utils.checks.cases import Case, Cases
 from utils.checks.core import Exercise, classic, draw_seed
 from utils.checks.diagnoses import CaseResult, Diagnosis, Evidence, same_as
@@ -112,7 +113,10 @@ _SEVERAL_ROWS = Diagnosis(
 def _cases(seed: int, block: int) -> list[Case]:
     flat = Cases({"n": block}, layouts=("strided", "offset"), count=2, magnitude=30.0, zero=True)
     edges = [Case(kind, {"n": block // 2 + 3}, seed=seed) for kind in (SMALL, LARGEST)]
-    edges += shapes.boundaries(seed, 1, block)
+    edges += [
+        *shapes.boundaries(seed, 1, block),
+        Case("one past a block", {"row": 3, "col": block + 1}, layout="padded", seed=seed),
+    ]
     return [*flat.draw(seed), *shapes.views(seed, block), *edges, *shapes.far(seed, block)]
 
 
@@ -133,6 +137,11 @@ def _inputs(case: Case) -> tuple[torch.Tensor, ...]:
 def _huge() -> tuple[torch.Tensor, ...]:
     """Rows with a gap between elements, which all lie in the same memory: 1030 x 2^21, more than 2^31 elements."""
     return (everywhere(1.0, 2060).contiguous()[::2].expand(2**21 + 3, 1030),)
+
+
+def _long() -> tuple[torch.Tensor, ...]:
+    """A contiguous tensor of more than 2^31 elements, whose memory nothing fills."""
+    return (torch.empty(2**31 + 9, dtype=torch.float16, device=runtime.DEVICE),)
 
 
 GELU = Exercise(
@@ -168,7 +177,7 @@ def check_gelu(gelu: Callable[[torch.Tensor], torch.Tensor], seed: int | None = 
             )
         ],
         diagnose=(*_GELU_MISTAKES, shapes.FAR, shapes.ONE_STRIDE, _SEVERAL_ROWS, *shapes.MISTAKES),
-        huge=_huge,
+        huge=(_huge, _long),
         speed=Speed(
             lambda: (shapes.drawn(2**26),),
             _gelu,

@@ -35,6 +35,8 @@ FP16, BF16 = torch.float16, torch.bfloat16
 CANCELLING = "sums that cancel"
 #: Kinds of the cases whose columns of a and rows of b, or rows of a and columns of b, lie 2^30 elements apart.
 FAR_INNER, FAR_OUTER = "inner axes far apart", "outer axes far apart"
+#: Kind of the case that a descriptor can describe though the steps along K end one element past a whole one.
+ONE_MORE_STEP = "one past whole steps along K"
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor, group: int = 1) -> torch.Tensor:
@@ -250,7 +252,7 @@ def _grouped_program(group: int) -> Callable[[Mapping[str, int], Mapping[str, in
 def _operands(case: Case) -> Sequence[torch.Tensor]:
     if case.kind == FAR_OUTER:
         return case.tensor("a", "m", "k"), case.tensor("b", "n", "k").T
-    if case.kind == FAR_INNER:
+    if case.kind in (FAR_INNER, ONE_MORE_STEP):
         return case.tensor("a", "k", "m").T, case.tensor("b", "k", "n")
     a, b = case.tensor("a", "m", "k"), case.tensor("b", "k", "n")
     if case.kind == shapes.SPECIAL:
@@ -438,6 +440,7 @@ def _descriptor_cases(tile: Mapping[str, Any], seed: int) -> list[Case]:
         Case("short", dict.fromkeys("mkn", 8), seed=seed),
         Case("ragged", sizes, layout="transposed", seed=seed),
         Case("odd", odd, seed=seed),
+        Case(ONE_MORE_STEP, {**sizes, "k": sides["k"] + 1}, seed=seed),
         Case("ragged", sizes, FP16, seed=seed),
         Case("ragged", sizes, BF16, "transposed", seed=seed),
         Case("long sum", long_sum, FP16, seed=seed),

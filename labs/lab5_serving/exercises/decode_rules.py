@@ -71,13 +71,14 @@ def _block_of_the_tile(e: Evidence) -> bool:
 
 
 def _only_small_blocks(e: Evidence) -> bool:
-    """Whether tiles that lie in one block are right, several of them too, and those of several blocks are not."""
+    """Whether tiles that lie in one block are right, several of them too, and no tile of several blocks is."""
 
     def spans(case: Case) -> bool:
         return case.sizes["block"] < case.sizes["tile"] and max(paged.lengths(case)) > case.sizes["block"]
 
-    right = [trial.case for trial in e.trials if not trial.failed and not spans(trial.case)]
-    return e.only(spans) and any(max(paged.lengths(case)) > case.sizes["tile"] for case in right)
+    right = [trial.case for trial in e.trials if not trial.failed]
+    several = any(max(paged.lengths(case)) > case.sizes["tile"] for case in right)
+    return several and e.only(spans) and not any(map(spans, right))
 
 
 _SPANS = classic("a tile spans several blocks: each token has an entry of its own, t // block_size", 1)

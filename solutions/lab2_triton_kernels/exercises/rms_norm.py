@@ -57,6 +57,7 @@ def _cases(seed: int, height: int = 64) -> list[Case]:
         Case("large values", small, fp16, magnitude=1000.0, seed=seed),
         Case("tall", tall, bf16, seed=seed),
         Case("sums that cancel", tall, bf16, seed=seed),
+        Case("one row of sums for every 16", {"row": 32, "col": draw.randint(2050, 2200)}, seed=seed),
         Case("gradient of a sum", small, seed=seed),
         Case("calls", small, options={"calls": TWO_AT_ONCE}, seed=seed),
         Case("calls", small, options={"calls": ALONE}, seed=seed),
@@ -150,6 +151,18 @@ def _moves(trial: CaseResult) -> Problem | None:
     )
 
 
+def _wide_sums(trial: CaseResult) -> Problem | None:
+    """What a kernel of the backward pass leaves for another one is float32."""
+    results = {value.untyped_storage().data_ptr() for value in trial.outputs}
+    for launch in halves(trial, trial.outputs[0])["backward"]:
+        for name, value in launch.given.items():
+            stored = isinstance(value, torch.Tensor) and launch.by_argument[name].bytes_stored
+            if stored and value.dtype.itemsize == 2 and value.untyped_storage().data_ptr() not in results:
+                headline = f"{launch.kernel} stores partial sums as {str(value.dtype).removeprefix('torch.')} ({name})"
+                return Problem(headline, classic("partial sums are sums, too: float32 until the last one is added", 7))
+    return None
+
+
 def _stepped(rms_norm: RMSNorm, kept: dict[int, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(x, weight, dout, eps=1e-6, calls=""):
         return step(lambda x, weight: rms_norm(x, weight, eps), (x, weight), dout, calls, kept)
@@ -197,6 +210,7 @@ def check_rms_norm(rms_norm: RMSNorm, seed: int | None = None) -> None:
             lambda trial: keeps(trial, kept, num_rows(trial.case), classic("one number per row is enough", 8)),
             no_atomics,
             _moves,
+            _wide_sums,
         ],
         diagnose=MISTAKES,
         huge=_huge,
