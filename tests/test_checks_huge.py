@@ -1,9 +1,15 @@
 """Offsets beyond 2^31 are seen in tensors that take addresses and no memory: the last program runs alone."""
 
+import time
+
+import pytest
 import torch
 
 from utils import interpreter
+from utils.checks.cases import Case
+from utils.checks.core import Exercise
 from utils.checks.huge import everywhere, overflow
+from utils.checks.kernel import check_kernel
 from utils.kernel_profile import profile_kernel
 
 import triton  # isort: skip
@@ -57,3 +63,39 @@ def test_where_the_addresses_cannot_be_had_nothing_is_said():
         raise MemoryError
 
     assert overflow(student, lambda: (everywhere(0.0, 4),)) is None
+
+
+@triton.jit
+def few_programs_kernel(x_ptr, rows, columns, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    for _row in range(rows):
+        tl.load(x_ptr + column, mask=column < columns)
+
+
+def few_programs(x):
+    few_programs_kernel[(1,)](x, *x.shape, BLOCK=64)
+    return x.new_empty(x.shape)
+
+
+def test_a_program_that_would_take_minutes_is_stopped():
+    began = time.monotonic()
+    with pytest.raises(interpreter.TimeIsUp):
+        overflow(few_programs, lambda: (tall((2**26 + 3, 33)),), seconds=0.2)
+    assert time.monotonic() - began < 5
+    assert overflow(copy_rows(wide=True), lambda: (tall((2**26 + 3, 33)),)) is None  # the next one has its own time
+
+
+def test_a_check_says_that_it_did_not_wait_for_the_last_program(monkeypatch, capsys):
+    def out_of_time(*_):
+        raise interpreter.TimeIsUp
+
+    monkeypatch.setattr("utils.checks.kernel.overflow", out_of_time)
+    check_kernel(
+        Exercise("1.1", "copy"),
+        copy_rows(wide=True),
+        lambda x: x.clone(),
+        [Case("whole", {"row": 2, "col": 33})],
+        lambda case: (case.tensor("x", "row", "col"),),
+        huge=lambda: (tall((4, 33)),),
+    )
+    assert "not tested to the end" in capsys.readouterr().out

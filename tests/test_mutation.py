@@ -113,3 +113,13 @@ def test_an_equivalent_without_a_reason_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "mutants_in_all", lambda lab, number: 1_200)
     with pytest.raises(ValueError, match="has no reason"):
         report.equivalents("lab3")
+
+
+def test_a_variable_is_taken_for_its_neighbours_where_mutants_are_few():
+    found = {m.after for m in mutants("total = first * torch.sum(second)\n", names=True) if m.operator == "other name"}
+    assert found == {
+        "total = total * torch.sum(second)",
+        "total = second * torch.sum(second)",
+        "total = first * torch.sum(first)",
+    }
+    assert not [m for m in mutants("total = first * second\n") if m.operator == "other name"]

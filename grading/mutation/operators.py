@@ -46,6 +46,16 @@ class Source:
         for line in self.text.encode().splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        names = sorted(
+            (n for n in ast.walk(self.tree) if isinstance(n, ast.Name)), key=lambda n: (n.lineno, n.col_offset)
+        )
+        self.variables = list(dict.fromkeys(n.id for n in names if self._is_variable(n)))
+
+    def _is_variable(self, name: ast.Name) -> bool:
+        """Whether a name stands for a value, as far as the text shows: it is not called, and no module's name."""
+        parent = self.parents.get(name)
+        called = isinstance(parent, ast.Call) and parent.func is name
+        return not called and not _module(name) and not (isinstance(parent, ast.Attribute) and name.id[0].isupper())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Where a node begins and ends, in bytes of the text."""
@@ -305,6 +315,14 @@ EXPRESSIONS: tuple[Operator, ...] = (
 )  # fmt: skip
 
 
+def other_name(node: ast.AST, source: Source) -> Iterator[str]:
+    """A variable that is taken for the one named before it, or after it, in the text."""
+    if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)) or node.id not in source.variables:
+        return
+    place = source.variables.index(node.id)
+    yield from source.variables[max(0, place - 1) : place] + source.variables[place + 1 : place + 2]
+
+
 # ---- statements ----
 REMOVED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.For, ast.If, ast.With, ast.Delete, ast.Raise,
            ast.Assert, ast.Continue, ast.Break)  # fmt: skip
@@ -362,8 +380,12 @@ def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 # ---- all of them ----
-def mutants(text: str) -> list[Mutant]:
+def mutants(text: str, names: bool = False) -> list[Mutant]:
     """Every mutant of a solution's text, each text once, in the order of the lines.
+
+    Args:
+        text: Of the solution, or of a part of it.
+        names: Whether variables are taken for one another as well: where the other mistakes are few.
 
     Raises:
         SyntaxError: the text is no Python.
@@ -371,8 +393,9 @@ def mutants(text: str) -> list[Mutant]:
     source = Source(text)
     found: dict[str, Mutant] = {}
     lines = source.text.splitlines()
+    operators = (*EXPRESSIONS, statement, *((other_name,) if names else ()))
     for node in ast.walk(source.tree):
-        for operator in (*EXPRESSIONS, statement):
+        for operator in operators:
             for instead in operator(node, source) if hasattr(node, "lineno") else ():
                 changed = source.replaced(node, instead)
                 if _parses(changed):

@@ -7,6 +7,7 @@ end that process, or never end. What it prints is dropped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import itertools
@@ -42,6 +43,8 @@ from utils.checks.core import CheckFailed, Exercise
 SEEDS = (3, 11)
 #: Seeds of the wide search that a survivor meets besides.
 WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
+#: An exercise with fewer mutants than these has variables taken for one another, too.
+ENOUGH = 60
 #: Seconds that a mutant may take on one seed.
 LIMIT = 60.0
 #: Bytes of memory that a mutant may fill (a submission: ``Limits`` in grading/watcher.py).
@@ -66,10 +69,18 @@ class Result:
     seconds: float
 
 
+@functools.cache
+def _few(lab: str, number: str) -> bool:
+    """Whether an exercise has fewer mutants than :data:`ENOUGH` as long as no variable is taken for another."""
+    return (
+        sum(len(mutants(place.text)) for place in places(ROOT / "solutions" / lab) if place.number == number) < ENOUGH
+    )
+
+
 def mutants_of(lab: str, place: Place) -> Iterator[tuple[Mutant, str]]:
     """The mutants of a place, each with the whole text of its module."""
     lines = (ROOT / "solutions" / lab / f"{place.module}.py").read_text(encoding="utf-8").splitlines()
-    for mutant in mutants(place.text):
+    for mutant in mutants(place.text, names=_few(lab, place.number)):
         inside = textwrap.indent(mutant.text, place.indent).splitlines()
         yield mutant, "\n".join([*lines[: place.first], *inside, *lines[place.last :]]) + "\n"
 

@@ -15,22 +15,30 @@ from utils import runtime
 from utils.checks.problem import Problem
 from utils.checks.traffic import OVERFLOW
 
+#: What the last programs may take: few do not share out the work, and each of them walks through many rows.
+SECONDS = 15.0
+
 
 def everywhere(number: float, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     """A tensor that holds one number in each element, in the memory of one."""
     return torch.full((1,), number, dtype=dtype, device=runtime.DEVICE).expand(shape)
 
 
-def overflow(student: Callable[..., Any], inputs: Callable[[], Sequence[torch.Tensor]]) -> Problem | None:
+def overflow(
+    student: Callable[..., Any], inputs: Callable[[], Sequence[torch.Tensor]], seconds: float = SECONDS
+) -> Problem | None:
     """What goes wrong in the last programs of a function's launches on tensors that are huge; None where nothing does.
 
     Also None where this machine does not have the addresses.
+
+    Raises:
+        TimeIsUp: the last programs take longer than ``seconds``.
     """
     from utils.interpreter import last_programs
     from utils.kernel_profile import profile_kernel
 
     try:
-        with last_programs(), profile_kernel(check_races=False, check_uninitialized=False) as profile:
+        with last_programs(seconds), profile_kernel(check_races=False, check_uninitialized=False) as profile:
             args = tuple(inputs())
             student(*args)
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:

@@ -18,12 +18,17 @@ from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
 from utils.checks.gpu_cases import for_gpu
-from utils.checks.huge import overflow
+from utils.checks.huge import SECONDS, overflow
 from utils.checks.problem import Problem
 from utils.checks.speed import Speed, run_speed
 from utils.checks.stage import Stage
 from utils.checks.trials import argument_names, run_case
 
+#: Of programs that are too few to be tried on tensors of more than 2^31 elements.
+UNFINISHED = (
+    f"offsets beyond 2^31 were not tested to the end: on so large a tensor your last program alone takes over "
+    f"{SECONDS:.0f} s here; more programs, with fewer rows each, would also keep a GPU busy"
+)
 #: What holds of every kernel when it is compiled.
 _COMPILED = Compiled()
 
@@ -121,6 +126,7 @@ def check_kernel(
     known: dict[int, tuple[tensors.Target, ...]] = {}
     stages = _stages(rules.kernel)
     numbers: Sequence[int] = range(len(drawn))
+    unfinished = ""
     while stages:
         stage = stages.pop(0)
         some = {number: drawn[number] for number in (numbers if stage.compiled else range(len(drawn)))}
@@ -131,12 +137,12 @@ def check_kernel(
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
         if stage.profiled and stage.configuration == 0:
             _stop_at_compiler(exercise, trials, compiled, seed)
-            _stop_at_overflow(exercise, student, [huge] if callable(huge) else huge, seed)
+            unfinished = _stop_at_overflow(exercise, student, [huge] if callable(huge) else huge, seed)
             numbers = for_gpu(trials, others=compiled is None)
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured = "" if speed is None else _measured(exercise, speed, student)
-    lines = (notice, measured, _left_out(cases, drawn))
+    lines = (notice, measured, _left_out(cases, drawn), unfinished)
     core.passed(exercise, "\n  ".join(line for line in lines if line), seed, len(drawn))
 
 
@@ -229,11 +235,18 @@ def _stop_at_compiler(exercise: Exercise, trials: Sequence[CaseResult], asked: C
 
 def _stop_at_overflow(
     exercise: Exercise, student: Callable[..., Any], huge: Sequence[Callable[[], Sequence[Any]]], seed: int
-) -> None:
-    """Raise if an offset overflows on tensors of more than 2^31 elements."""
+) -> str:
+    """Raise if an offset overflows on tensors of more than 2^31 elements; returns what was not tried of them."""
+    from utils.interpreter import TimeIsUp
+
     for inputs in huge:
-        if found := overflow(student, inputs):
+        try:
+            found = overflow(student, inputs)
+        except TimeIsUp:
+            return UNFINISHED
+        if found:
             core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
+    return ""
 
 
 def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> str:

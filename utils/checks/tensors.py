@@ -212,7 +212,9 @@ def wrong_form(name: str, got: Any, target: Target, inputs: Mapping[str, torch.T
             f"expected {name}.shape {_shape(target.shape)}, got {_shape(shape)}", _shape_cause(shape, target.shape)
         )
     if got.dtype != target.dtype:
-        cause = "allocate the output in the input's dtype; compute in float32 and convert when storing"
+        narrow = target.dtype.is_floating_point and target.dtype.itemsize < 4
+        later = "; compute in float32 and convert when storing" if narrow else ""
+        cause = f"allocate it with dtype=torch.{_dtype(target.dtype)}{later}"
         return Problem(f"expected {name}.dtype {_dtype(target.dtype)}, got {_dtype(got.dtype)}", cause)
     device = next((value.device for value in inputs.values()), got.device)
     if got.device != device:

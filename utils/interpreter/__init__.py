@@ -14,7 +14,7 @@ from __future__ import annotations
 from utils import device  # first of all: it decides between GPU and interpreter, before Triton is imported
 from utils.interpreter.interpreted_kernel import Tuning, configuration, interpret_launches
 from utils.interpreter.launching import last_programs
-from utils.interpreter.observation import Access, Argument, Launch, Observer, in_launch, observe
+from utils.interpreter.observation import Access, Argument, Launch, Observer, TimeIsUp, in_launch, observe
 from utils.interpreter.patches import apply_patches, patches
 
 if device.INTERPRET:

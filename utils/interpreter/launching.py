@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 import reprlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,18 +33,24 @@ _OPTIONS = {
 
 
 @contextmanager
-def last_programs() -> Iterator[None]:
+def last_programs(seconds: float = math.inf) -> Iterator[None]:
     """Inside the block a launch runs the last program of its grid alone, which sees the grid as it is.
 
     So a tensor may be too large to be computed: what of it is not touched takes addresses and no memory. On a GPU such
     tensors are not copied, neither to the host nor back; what one launch writes, the next one in the block reads.
+
+    Args:
+        seconds: For all launches together, where they are observed.
+
+    Raises:
+        TimeIsUp: they take longer.
     """
     state = observation.state
-    outer, state.large = state.large, {}
+    outer, state.large, state.until = state.large, {}, time.monotonic() + seconds
     try:
         yield
     finally:
-        state.large = outer
+        state.large, state.until = outer, math.inf
 
 
 class _Last:

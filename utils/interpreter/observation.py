@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,9 +94,14 @@ class _State:
         self.atomic = False
         self.other = False  # whether the load that runs says what stands where its mask leaves a lane out
         self.large: dict[int, torch.UntypedStorage] | None = None  # by address, in a block of last_programs
+        self.until = math.inf  # when such a block's time is up, on the clock of time.monotonic
 
 
 state = _State()
+
+
+class TimeIsUp(BaseException):
+    """A launch inside of ``last_programs`` did not end in its time; no ``except Exception`` on the way stops this."""
 
 
 def in_launch() -> bool:
@@ -235,6 +242,8 @@ def _mask_of(mask: Any) -> np.ndarray:
 
 
 def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: bool) -> tuple[Any, Any, Any]:
+    if time.monotonic() > state.until:
+        raise TimeIsUp
     itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     real, allowed, poison = state.observer.access(Access(pointers.data, mask, itemsize, reads, writes, atomic))
     return (
