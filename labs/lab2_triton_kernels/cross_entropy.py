@@ -21,7 +21,8 @@ dlogits   the logits' shape and dtype, without gaps                          -, 
 
 Between the two passes wait ``logits``, ``target`` and one float32 number per row; the gradient is made in the backward
 pass. Logits of a row that is ignored need not be read; reading ``x[t]`` again costs one element. A logit may be -inf:
-it adds nothing to the sum. Which program takes what, how many there are, and the tile: all that is yours.
+it adds nothing to the sum. ``target`` and ``dloss`` may be copied, which costs a few bytes per row. Which program takes
+what, how many there are, and the tile: all that is yours.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ dweight   (columns,), x's dtype                                              -, 
 ========  =================================================================  =========================
 
 Between the two passes wait ``x``, ``weight`` and one float32 number per row. Partial sums of dweight: float32, at most
-one row of them for every 16 rows of x (and one at least), written once and read once. No atomics: two runs give the
-same bits. Which program takes which rows, how many there are, and the tile: all that is yours.
+ceil(rows / 16) rows of them, written once and read once. No atomics: two runs give the same bits. Which program
+takes which rows, how many there are, and the tile: all that is yours.
 """
 
 from __future__ import annotations

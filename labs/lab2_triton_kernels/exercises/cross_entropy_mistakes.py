@@ -110,6 +110,15 @@ def _one_maximum(e: Evidence) -> bool:
     return several and apart and not bool((e.got == torch.inf).any())
 
 
+def _to_base_2(e: Evidence) -> tuple[torch.Tensor, ...]:
+    """The logsumexp with log2 for log, with exp2 for exp, and with both."""
+    x, ln2 = e.args64[0], math.log(2)
+    maximum = x.amax(-1).clamp_min(torch.finfo(torch.float32).min)
+    of_exp = torch.logsumexp(x, -1) - maximum
+    of_exp2 = torch.logsumexp((x - maximum[..., None]) * ln2, -1)
+    return maximum + of_exp / ln2, maximum + of_exp2, maximum + of_exp2 / ln2
+
+
 def _nan_is_computed(e: Evidence) -> bool:
     """Whether a loss is NaN that was written, from numbers that were there to be read."""
     strange = e.findings("out_of_bounds") or e.findings("uninitialized_reads")
@@ -186,6 +195,10 @@ MISTAKES = (
     ),
     Diagnosis(lambda e: _loss_is(e, _lse(e)), classic("the logit of the target is not subtracted", 4)),
     Diagnosis(lambda e: _loss_is(e, _chosen(e) - _lse(e)), classic("the loss has the wrong sign", 4)),
+    Diagnosis(
+        lambda e: any(_loss_is(e, other - _chosen(e)) for other in _to_base_2(e)),
+        classic("the logarithm, or the exponential, is to base 2: this loss takes exp and log", 9),
+    ),
     same_as(_gradient(lambda p, hit, d: p * d), classic("the gradient lacks the 1 of the target's column", 6)),
     same_as(_gradient(lambda p, hit, d: p - hit), classic("the gradient lacks the factor dloss", 6)),
     same_as(_gradient(lambda p, hit, d: p * d - hit), classic("dloss multiplies the softmax only, not the 1", 6)),

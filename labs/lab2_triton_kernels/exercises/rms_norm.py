@@ -19,7 +19,7 @@ from utils.checks.speed import Speed
 from . import shapes
 from .rms_norm_mistakes import MISTAKES, reference
 from .rows import num_rows
-from .steps import ALONE, TWO_AT_ONCE, keeps, step
+from .steps import ALONE, TWO_AT_ONCE, Kept, keeps, step
 
 RMSNorm = Callable[..., torch.Tensor]
 #: Rows of x for one row of partial sums.
@@ -163,7 +163,7 @@ def _wide_sums(trial: CaseResult) -> Problem | None:
     return None
 
 
-def _stepped(rms_norm: RMSNorm, kept: dict[int, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _stepped(rms_norm: RMSNorm, kept: Kept) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(x, weight, dout, eps=1e-6, calls=""):
         return step(lambda x, weight: rms_norm(x, weight, eps), (x, weight), dout, calls, kept)
 
@@ -193,7 +193,8 @@ def check_rms_norm(rms_norm: RMSNorm, seed: int | None = None) -> None:
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    seed, kept = draw_seed(seed), {}
+    seed = draw_seed(seed)
+    kept: Kept = {}
     run = _stepped(rms_norm, kept)
     short = _inputs(Case("short rows", {"row": 2, "col": 33}, seed=seed))
     height, _ = probed_tile(run, short, short[0])

@@ -282,6 +282,25 @@ wrong(
     edits={UPDATE: UPDATE + "\n        sums = sums.to(x_ptr.dtype.element_ty).to(tl.float32)"},
 )
 wrong(
+    KERNELS,
+    "log to base 2",
+    "is to base 2",
+    number(9),
+    edits={"lse = top + tl.log(": "lse = top + tl.log2("},
+)
+wrong(
+    KERNELS,
+    "lse in 16 bits",
+    "expected float32",
+    edits={"lse = torch.empty(target.shape, dtype=torch.float32": "lse = torch.empty(target.shape, dtype=logits.dtype"},
+)
+wrong(
+    KERNELS,
+    "targets without their stride",
+    "t_ptr has a stride of its own",
+    edits={"        target = target.contiguous()\n": ""},
+)
+wrong(
     CALL,
     "ready made",
     "cross_entropy is called by cross_entropy",

@@ -256,7 +256,7 @@ wrong(
 wrong(
     KERNELS,
     "weight ignores its stride",
-    "only non-contiguous inputs fail",
+    "w_ptr has a stride of its own",
     edits={"lanes * w_stride": "lanes"},
 )
 wrong(

@@ -21,7 +21,7 @@ from utils.checks.speed import Speed
 from . import shapes
 from .cross_entropy_mistakes import EARLY, EVEN, EVERY_KIND, LATE, MISTAKES, OFFSETS, reference
 from .rows import num_rows
-from .steps import TWO_AT_ONCE, keeps, step
+from .steps import TWO_AT_ONCE, Kept, keeps, step
 
 CrossEntropy = Callable[..., torch.Tensor]
 #: Most logits that a program may hold at a time.
@@ -163,7 +163,7 @@ def _moves(trial: CaseResult) -> Problem | None:
     )
 
 
-def _stepped(cross_entropy: CrossEntropy, kept: dict[int, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _stepped(cross_entropy: CrossEntropy, kept: Kept) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(logits, target, dloss, ignore_index=-100, calls=""):
         return step(lambda x, t: cross_entropy(x, t, ignore_index), (logits, target), dloss, calls, kept)
 
@@ -197,7 +197,8 @@ def check_cross_entropy(cross_entropy: CrossEntropy, seed: int | None = None) ->
     Raises:
         CheckFailed: the answer is wrong; the text says where and why.
     """
-    seed, kept = draw_seed(seed), {}
+    seed = draw_seed(seed)
+    kept: Kept = {}
     run = _stepped(cross_entropy, kept)
     short, long = (
         _inputs(Case("a shape", {"row": row, "col": col}, seed=seed)) for row, col in ((2, 33), (1, LARGEST_TILE + 1))

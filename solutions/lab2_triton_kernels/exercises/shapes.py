@@ -9,8 +9,9 @@ import torch
 from utils import runtime
 from utils.checks.cases import Case, Cases, far_fits
 from utils.checks.core import classic, generator
-from utils.checks.diagnoses import Diagnosis
+from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.symptoms import inaccurate
+from utils.kernel_profile.findings import OutOfBounds
 
 #: Kind of the cases whose leading axes no single stride describes.
 PERMUTED = "leading axes swapped"
@@ -131,8 +132,30 @@ ONE_STRIDE = Diagnosis(
     "every row; where row r starts is row_offset(r, size_1, size_2, stride_0, stride_1, stride_2)",
 )
 
+
+def _without_its_stride(e: Evidence) -> OutOfBounds | None:
+    """What the profiler says of the first vector with gaps of which an element between two of its own is touched."""
+    given = {
+        (launch.kernel, name): value for launch in e.trial.profile.launches for name, value in launch.given.items()
+    }
+    for found in e.findings("out_of_bounds"):
+        value = given.get((found.kernel, found.argument))
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and value.stride(0) > 1:
+            return found
+    return None
+
+
+VECTOR_STRIDE = Diagnosis(
+    _without_its_stride,
+    lambda e: (
+        f"{_without_its_stride(e).argument} has a stride of its own: element i lies at i * stride, not at i "
+        f"({_without_its_stride(e)})"
+    ),
+)
+
 #: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
 MISTAKES = (
+    VECTOR_STRIDE,
     FAR_ALONG_A_ROW,
     FAR,
     ONE_STRIDE,
