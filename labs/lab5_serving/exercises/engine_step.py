@@ -10,7 +10,7 @@ from utils.checks.core import classic
 from utils.checks.hidden import Observation
 from utils.serving import SamplingParams
 
-from .fake_runner import FakeRunner
+from .fake_runner import CANNOT, FakeRunner
 from .scenarios import Answer, CheckMismatch
 from .stateful import Call, Machine
 
@@ -115,6 +115,7 @@ class EngineMachine(Machine):
         before = {id: Before(list(request.tokens), request.computed) for id, request in requests.items()}
         self.runner.ran.clear()
         self.runner.failed.clear()
+        self.began = self.engine.clock()
         outputs = self.call(self.engine.step, shown=_shown)
         if not isinstance(outputs, list):
             raise CheckMismatch(f"step returns {outputs!r}", "expected the list outputs")
@@ -157,6 +158,8 @@ class EngineMachine(Machine):
             raise CheckMismatch(f"request {id} failed in this step, and is not ended", FAILED)
         if len(mine) != 1 or mine[0].finish_reason != "error" or not mine[0].error or mine[0].new_tokens:
             raise CheckMismatch(f"request {id} failed: expected one output with its error, got {_shown(mine)}", FAILED)
+        if not isinstance(error := mine[0].error, str) or (id in self.runner.failed and CANNOT not in error):
+            raise CheckMismatch(f"request {id} failed: expected what failed says of it, got {error!r}", FAILED)
 
     def _check_tokens(self, id: str, request: Any, before: Before, end: int | None, mine: list) -> None:
         """Who had all its tokens run gets the next one, and nobody else."""
@@ -173,6 +176,11 @@ class EngineMachine(Machine):
             raise CheckMismatch(f"request {id}: expected token {expected} behind its {end}, got {after}", cause)
         if given != [expected]:
             raise CheckMismatch(f"request {id} got token {expected}, and the outputs say {given}", APPENDED)
+        when = request.token_times[-1]
+        if not isinstance(when, float) or not self.began <= when <= self.engine.clock():
+            raise CheckMismatch(
+                f"token {expected} of request {id} came at {when!r:.60}, expected this step's now", APPENDED
+            )
         over = "stop" if expected == END else "length" if len(request.tokens) >= request.limit else None
         if mine[-1].finish_reason != over or (id in self.engine.requests) != (over is None):
             state = "goes on" if id in self.engine.requests else "is gone"

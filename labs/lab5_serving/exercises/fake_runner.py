@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Pair = tuple[int, int]
+#: What a request that fails says.
+CANNOT = "this request cannot be computed"
 
 
 class FakeRunner:
@@ -49,7 +51,7 @@ class FakeRunner:
         """
         if any(chunk.request.id in self.failing for chunk in step.chunks):
             self.failed.update(chunk.request.id for chunk in step.chunks if len(step.chunks) == 1)
-            raise ArithmeticError("this request cannot be computed")
+            raise ArithmeticError(CANNOT)
         logits = []
         for request, start, count in step.chunks:
             slots = [manager.slot(request.id, position) for position in range(start + count)]
