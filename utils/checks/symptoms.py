@@ -174,8 +174,8 @@ def _factor_sentence(e: Evidence) -> str:
     named = [name for name, value in _constants(e.case).items() if math.isclose(value, factor, rel_tol=5e-3)]
     if factor is not None and abs(factor + 1) < 5e-3:
         return "every element has the wrong sign"
-    known = f" ({' or '.join(named[:2])})" if named else ""
-    return f"every element is {number(factor)} times the expected value{known}: is a factor missing, or applied twice?"
+    told = f"every element is {number(factor)} times the expected value"
+    return f"{told} ({' or '.join(named[:2])}): is a factor missing, or applied twice?" if named else told
 
 
 def _constant_offset(e: Evidence) -> float | None:
@@ -234,7 +234,10 @@ def _nan(e: Evidence) -> bool:
 
 def _no_store(e: Evidence) -> str:
     """What to say of an output that no program has written."""
-    ran = list(dict.fromkeys(launch.kernel for launch in getattr(e.trial.profile, "launches", ())))
+    launches = getattr(e.trial.profile, "launches", ())
+    ran = list(dict.fromkeys(launch.kernel for launch in launches if math.prod(launch.grid)))
+    if launches and not ran:
+        return f"the output is never written: the grid of {launches[0].kernel} is {launches[0].grid}, without a program"
     if not ran:
         return "the output is never written: is the kernel launched on it, and does it end with tl.store?"
     return f"the output is never written, though {', '.join(ran)} ran: look at the mask and the offsets of tl.store"
@@ -242,6 +245,21 @@ def _no_store(e: Evidence) -> str:
 
 def _never(e: Evidence) -> torch.Tensor:
     return e.difference.never_written
+
+
+def _writes_outside(e: Evidence) -> bool:
+    return any(found.access == "write" for found in e.findings("out_of_bounds"))
+
+
+def _first_program_alone(e: Evidence) -> str | None:
+    """What to say where the first program's tile is written and no other element, inside of the tensor or outside."""
+    later = _beyond_first_program(e)
+    if later is None or _writes_outside(e) or not bool((_never(e) == later).all()):
+        return None
+    programs = max((math.prod(launch.grid) for launch in getattr(e.trial.profile, "launches", ())), default=0)
+    if programs == 1:
+        return "only the first tile is written: the grid has a single program, which does not walk through the others"
+    return "only the first program's tile is written: the store offsets ignore tl.program_id"
 
 
 _CARRY = "look at what is carried from tile to tile, and at what belongs to the whole row instead of one tile"
@@ -276,17 +294,17 @@ GENERIC: tuple[Diagnosis, ...] = (
         "the partial last tile is never written: the grid has too few programs; it needs triton.cdiv(size, BLOCK), "
         "not size // BLOCK",
     ),
+    Diagnosis(_first_program_alone, lambda e: _first_program_alone(e)),
     Diagnosis(
-        lambda e: _beyond_first_program(e) is not None and bool((_never(e) == _beyond_first_program(e)).all()),
-        "only the first program's tile is written: the store offsets ignore tl.program_id, "
-        "or the grid has a single program",
-    ),
-    Diagnosis(
-        lambda e: bool(_never(e)[e.bad].all()),
+        lambda e: bool(_never(e)[e.bad].all()) and not _writes_outside(e),
         "these elements are never written: no program's store covers them (the grid is too small, a mask excludes "
         "too much, or two programs write the same tile)",
     ),
     Diagnosis(lambda e: bool(e.findings("out_of_bounds")), _out_of_bounds),
+    Diagnosis(
+        lambda e: e.right.numel() > 0 and bool((e.got == 0).all()),
+        "the result is zero everywhere",
+    ),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude != 1),
         "only large values fail: exp overflows unless the maximum is subtracted first, "
@@ -305,10 +323,6 @@ GENERIC: tuple[Diagnosis, ...] = (
         ),
         "only sizes that are no multiple of the tile fail: look at the mask of each load, its `other` value, and where "
         "a loop ends",
-    ),
-    Diagnosis(
-        lambda e: e.right.numel() > 0 and bool((e.got == 0).all()),
-        "the result is zero everywhere",
     ),
     Diagnosis(
         _transposed,
@@ -364,7 +378,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         _nan,
         lambda e: (
             f"{'every element is NaN' if e.got.isnan().all() else 'NaN where a finite value is expected'}: "
-            "it comes from 0/0, from inf - inf, or from a lane that is loaded and should not be"
+            "it comes from 0/0, from inf - inf, or from a lane that a mask should have left out, or did leave out "
+            "without `other`"
         ),
     ),
     Diagnosis(

@@ -132,6 +132,14 @@ def _block_k(e: Evidence, kernel: str) -> int:
     return launched([e.trial, *e.trials], kernel)["BLOCK_K"]
 
 
+def _from_the_second_step(e: Evidence, kernel: str) -> bool:
+    """Whether all cases that fail have several steps along K, and one of a single step, of their dtype, passes."""
+    block = _block_k(e, kernel)
+    single = [t for t in e.trials if 0 < t.case.sizes["k"] <= block and t.case.dtype == e.case.dtype]
+    right = any(not t.failed and launched([t], kernel) for t in single)
+    return right and all(t.case.sizes["k"] > block for t in e.trials if t.failed)
+
+
 # ---- 2.7
 
 
@@ -210,8 +218,8 @@ _TILED_MISTAKES = (
     Diagnosis(_wrong_moves, lambda e: classic(_wrong_moves(e), 3)),
     *_accumulation(TILED, 3),
     Diagnosis(
-        lambda e: e.only(lambda case: case.sizes["k"] > _block_k(e, TILED)) and not e.difference.never_written.any(),
-        classic("right in one step along K, wrong from the second on: look at how the pointers move, and at total", 3),
+        lambda e: _from_the_second_step(e, TILED) and not e.difference.never_written.any(),
+        classic("right in one step along K, wrong from the second on: look at the loop, how the pointers move, and total", 3),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous"),
@@ -405,8 +413,8 @@ _DESCRIPTOR_MISTAKES = (
     ),
     *_accumulation(DESCRIPTORS, 5),
     Diagnosis(
-        lambda e: e.only(lambda case: case.sizes["k"] > _block_k(e, DESCRIPTORS)),
-        classic("right in one step along K, wrong from the second on: look at the tiles' offsets, and at total", 5),
+        lambda e: _from_the_second_step(e, DESCRIPTORS),
+        classic("right in one step along K, wrong from the second on: look at the loop, the tiles' offsets, and total", 5),
     ),
 )
 

@@ -151,7 +151,10 @@ _MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: len(case.options.get("asks", "qkv")) == 1),
-        classic("wrong only where one input asks for its gradient: needs_input_grad is in the order of the inputs", 1),
+        classic(
+            "wrong only where one input asks for its gradient: needs_input_grad has a flag for each, in their order",
+            1,
+        ),
     ),
     Diagnosis(
         _swap(("dk", "dv")),

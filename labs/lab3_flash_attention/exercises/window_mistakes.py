@@ -258,7 +258,7 @@ def _nothing_in_the_first_tile(e: Evidence) -> bool:
 
 RULES = (
     Diagnosis(
-        lambda e: bool((e.got.isnan() & ~e.right.isnan()).any()) and e.only(_no_key),
+        lambda e: bool((e.got.isnan() & ~e.right.isnan())[e.bad].all()) and e.only(_no_key),
         classic(
             "a query that sees no key gives NaN: its l_i is 0 in the forward pass, its L -inf in the backward pass; o, "
             "dq and its share of dk and dv are 0",

@@ -179,7 +179,11 @@ def _not_everywhere(used: Sequence[Named], reference: Reference, numbers: Mappin
             return Problem("the step moves no element, on no rank", cause)
         return Problem(
             f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
-            _numbered("the shards do not cover every element: off by one, or the rest is lost", numbers, "cover"),
+            _numbered(
+                "the shards do not cover every element: where does each begin and end, and who has the rest?",
+                numbers,
+                "cover",
+            ),
             (_place(index, names, reference),),
         )
     return None

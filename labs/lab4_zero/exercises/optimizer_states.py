@@ -230,7 +230,7 @@ def _judge_bfloat16(observations: Sequence[RankObservation], training: TinyTrain
                 classic("the optimizer gets the float32 master of the shard, and keeps its moments in float32", 9),
             )
         if moved(size, observed.value["weights"], size) > 0.25 * right + 1e-3:
-            cause = "steps smaller than bfloat16's spacing are lost: they add up in a float32 master, of the shard"
+            cause = "small steps add up in a float32 master of the shard, and the bfloat16 weights are copied from it"
             far = moved(start, observed.value["weights"], size)
             return Problem(
                 f"{steps} small steps move rank {rank}'s bfloat16 weights by {far:.2g}, not by {right:.2g}",

@@ -182,7 +182,10 @@ MISTAKES = (
     Diagnosis(_one_maximum, classic("all rows of a tile share one maximum: take it along axis 1, one per row", 7)),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind in (OFFSETS, "far below zero")),
-        classic("only rows far below zero fail: the maximum must start below every logit, at about -3.4e38", 2),
+        classic(
+            "only rows far below zero fail: the first maximum, and `other` past the end, must lie below every logit",
+            2,
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.magnitude != 1 or case.kind in (OFFSETS, "far below zero")),
