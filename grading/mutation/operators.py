@@ -7,6 +7,7 @@ the node stays as it is written, so that a mutant reads like the solution with a
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import re
 import textwrap
@@ -46,16 +47,17 @@ class Source:
         for line in self.text.encode().splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
-        names = sorted(
-            (n for n in ast.walk(self.tree) if isinstance(n, ast.Name)), key=lambda n: (n.lineno, n.col_offset)
-        )
-        self.variables = list(dict.fromkeys(n.id for n in names if self._is_variable(n)))
+        self.variables = list(dict.fromkeys(node.id for node in self._variables()))
 
-    def _is_variable(self, name: ast.Name) -> bool:
-        """Whether a name stands for a value, as far as the text shows: it is not called, and no module's name."""
-        parent = self.parents.get(name)
-        called = isinstance(parent, ast.Call) and parent.func is name
-        return not called and not _module(name) and not (isinstance(parent, ast.Attribute) and name.id[0].isupper())
+    def _variables(self) -> list[ast.Name]:
+        """The names of values, as far as the text shows, in its order: not called, no module, no type."""
+        types = {
+            part for node in ast.walk(self.tree) for part in ast.walk(getattr(node, "annotation", None) or ast.Pass())
+        }
+        called = {node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        names = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and node not in types | called]
+        names = [node for node in names if not _module(node) and not hasattr(builtins, node.id)]
+        return sorted(names, key=lambda node: (node.lineno, node.col_offset))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Where a node begins and ends, in bytes of the text."""

@@ -219,7 +219,9 @@ _TILED_MISTAKES = (
     *_accumulation(TILED, 3),
     Diagnosis(
         lambda e: _from_the_second_step(e, TILED) and not e.difference.never_written.any(),
-        classic("right in one step along K, wrong from the second on: look at the loop, how the pointers move, and total", 3),
+        classic(
+            "right in one step along K, wrong from the second on: look at the loop, the pointers' moves, and total", 3
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous"),
@@ -414,7 +416,9 @@ _DESCRIPTOR_MISTAKES = (
     *_accumulation(DESCRIPTORS, 5),
     Diagnosis(
         lambda e: _from_the_second_step(e, DESCRIPTORS),
-        classic("right in one step along K, wrong from the second on: look at the loop, the tiles' offsets, and total", 5),
+        classic(
+            "right in one step along K, wrong from the second on: look at the loop, the offsets, and total", 5
+        ),
     ),
 )
 
