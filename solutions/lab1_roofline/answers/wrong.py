@@ -467,6 +467,13 @@ LANES = 'lane * steps + step if walk == "runs" else step * block + lane'
 residual_wrong(
     WALK, "always coalesced", 3, "the bytes are divided by 32", instead="return -(-rows * cols * element_size // 32)"
 )
+residual_wrong(
+    WALK,
+    "rows coalesced",
+    3,
+    "each row's bytes are divided by 32",
+    instead="return rows * -(-cols * element_size // 32)",
+)
 residual_wrong(WALK, "walks swapped", 3, "the two walks are swapped", edits={'== "runs"': '== "tiles"'})
 residual_wrong(WALK, "a sector per lane", 4, "one sector per element", instead="return rows * cols")
 residual_wrong(

@@ -162,6 +162,11 @@ SECTORS = Question(
             lambda rows, cols, stride, element_size, block, walk: -(-rows * cols * element_size // SECTOR),
             3,
         ),
+        Mistake(
+            "each row's bytes are divided by 32, as if a warp's lanes always took neighbours and no step asked again",
+            lambda rows, cols, stride, element_size, block, walk: rows * -(-cols * element_size // SECTOR),
+            3,
+        ),
         Mistake("the two walks are swapped", _walked(element=_other_walk), 3),
         Mistake(
             "one sector per element is counted: lanes of a warp that want the same sector share it",

@@ -416,9 +416,7 @@ _DESCRIPTOR_MISTAKES = (
     *_accumulation(DESCRIPTORS, 5),
     Diagnosis(
         lambda e: _from_the_second_step(e, DESCRIPTORS),
-        classic(
-            "right in one step along K, wrong from the second on: look at the loop, the offsets, and total", 5
-        ),
+        classic("right in one step along K, wrong from the second on: look at the loop, the offsets, and total", 5),
     ),
 )
 

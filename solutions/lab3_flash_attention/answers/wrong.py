@@ -471,7 +471,8 @@ wrong(
 wrong(
     DKDV,
     "last step only",
-    "wrong from the second tile on",
+    "only the last tile is left",
+    '"classic wrong answers" 7',
     edits={"do, dv, input": "do, tl.zeros_like(dv), input", "q, dk, input": "q, tl.zeros_like(dk), input"},
 )
 wrong(

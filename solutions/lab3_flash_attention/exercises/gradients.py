@@ -126,7 +126,11 @@ _STEPS = (
     ),
     Mistake("mask", "the causal mask is off by one: a query does not see its own key", [{"shift": -1}], causal),
     Mistake("mask", "the causal mask is off by one: a query sees the key after its own", [{"shift": 1}], causal),
-    Mistake("sums", "only the last tile is left: each step adds to the gradient", [{"rows": "last tile"}]),
+    Mistake(
+        "sums",
+        "only the last tile is left: each step adds to the gradient",
+        [{"rows": "last tile"}, {"rows": "last tile", "over": "last"}],
+    ),
     Mistake("sums", "only the first tile counts: go through all tiles that see this one", [{"rows": "first tile"}]),
     Mistake(
         "heads",
