@@ -145,8 +145,10 @@ def _walk_cases(rng: Random) -> list[Case]:
             cols = rng.randint(5, block - 3) if tag == SHORT else block * rng.randint(3, 7 if size == 2 else 5)
             cols -= rng.randint(1, block - 1) if tag in (RAGGED, MISALIGNED) else 0
             whole = SECTOR // size
+            cols -= cols % whole == 1
             stride = (cols // whole + rng.randint(1, 3)) * whole
-            stride += rng.randint(1, whole - 1) if tag == MISALIGNED else 0
+            if tag == MISALIGNED:  # the second row touches one sector more than an aligned one
+                stride += rng.randint(whole - (cols % whole or whole) + 1, whole - 1)
             sizes = {"rows": rows, "cols": cols, "stride": stride, "element_size": size, "block": block}
             cases.append(Case(sizes | {"walk": walk}, tag))
     return cases
