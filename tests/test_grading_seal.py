@@ -5,19 +5,25 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import math
+import os
 import random
 import re
+import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from lab_answers import LABS, ROOT
 
 import utils.checks.core as core
 import utils.checks.forbid as forbid
 import utils.checks.numbers as numbers
+from grading.graded_copy import VERIFY, graded_copy
+from grading.lab import find_lab
 from grading.seal import SealBroken, _behind, snapshot
 from solutions.lab1_roofline.exercises.rates import check_ridge
 from utils import runtime
@@ -145,3 +151,25 @@ def test_an_object_that_refuses_to_be_looked_at_is_kept_as_it_is():
 
     placeholder = Refusing()
     assert _behind(placeholder) is placeholder
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lab", LABS)
+def test_the_checks_of_a_right_submission_leave_it_whole(lab, tmp_path):
+    """In a process of its own, as in the class grader: there each kernel runs for the first time."""
+    shutil.copytree(ROOT / "solutions" / lab, tmp_path / lab, ignore=shutil.ignore_patterns("exercises", "answers"))
+    found = find_lab(lab)
+    cells = graded_copy(found, {exercise.number: 7 for exercise in found.exercises}).cells
+    lines = [
+        line for cell in cells for line in (cell.source, VERIFY if cell.id not in ("prelude-0", "prelude-1") else "")
+    ]
+    (tmp_path / "graded.py").write_text("\n".join([*lines, "print('whole to the end')"]))
+    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
+    ran = subprocess.run(
+        [sys.executable, "graded.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "whole to the end" in ran.stdout, ran.stderr[-3000:]
