@@ -111,14 +111,16 @@ def _play_mlp(answer: Mapping[str, Callable], layers: Layers, **group: ProcessGr
     mlp = answer["TensorParallelMLP"](layers.mlp(), **group)
     x = layers.normal(1, layers.width).requires_grad_()
     sizes = {name: tuple(p.shape) for name, p in mlp.named_parameters()}
+    # whatever their names and their order in the module: by shape, and where these are alike by what they hold
+    places = {name: (p.dim(), tuple(p.shape), p.flatten().tolist()) for name, p in mlp.named_parameters()}
     with record_collectives() as ledger:
         y = mlp(x)
         forward = [(entry.kind, entry.elements) for entry in ledger.entries]
         y.backward(layers.normal(2, layers.width))
     every = [(entry.kind, entry.elements) for entry in ledger.entries]
-    by_shape = sorted(_gradients(mlp).items(), key=lambda item: (mlp.get_parameter(item[0]).dim(), sizes[item[0]]))
+    gradients = sorted(_gradients(mlp).items(), key=lambda item: places[item[0]])
     return {
-        "y": y.detach(), "dx": x.grad, "gradients": dict(by_shape), "forward": forward,
+        "y": y.detach(), "dx": x.grad, "gradients": dict(gradients), "forward": forward,
         "backward": every[len(forward):], "sizes": sizes, "input": x.detach(),
     }  # fmt: skip
 
