@@ -253,3 +253,28 @@ def test_text_that_a_cell_printed_word_by_word_is_stored_as_one_text_in_its_plac
     joined = notebooks._joined([out("stdout", "Call"), out("stdout", " me\n"), figure, out("stdout", "Ishmael.")])
     assert [o.get("text") for o in joined] == ["Call me\n", None, "Ishmael."]
     assert len(notebooks._joined([out("stdout", "a"), out("stderr", "b"), out("stdout", "c")])) == 3
+
+
+def live_rows(path: Path) -> Iterator[tuple[str, str, float, float]]:
+    """Cell, row, live and recorded number of each stored table with columns "here, now" and "recorded"."""
+    for cell in notebooks.code_cells(notebooks.read(path)):
+        for output in cell.outputs:
+            page = output.get("data", {}).get("text/html", "")
+            rows = [re.findall(r"(?s)<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"(?s)<tr.*?</tr>", page)]
+            names = [re.sub(r" \(\S+\)$", "", name) for name in rows[0]] if rows else []  # without the unit
+            if {"here, now", "recorded"} <= set(names):
+                live, recorded = names.index("here, now"), names.index("recorded")
+                for row in rows[1:]:
+                    numbers = [re.match(r"[\d,]*\.?\d+", row[i]) for i in (live, recorded)]
+                    if all(numbers):
+                        yield cell.id, row[0], *(float(number[0].replace(",", "")) for number in numbers)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/[!.]*.ipynb")), ids=lambda path: path.stem)
+def test_a_stored_live_column_is_within_15_percent_of_the_record_of_its_device(path):
+    far = [
+        f"{cell}, {row}: {live:g} beside {recorded:g}"
+        for cell, row, live, recorded in live_rows(path)
+        if not 1 / 1.15 <= live / recorded <= 1.15
+    ]
+    assert not far, "measure again on a quiet, warm card, or do not store it:\n" + "\n".join(far)
