@@ -288,7 +288,7 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
                 kind = "converts to NumPy" if group == "NumPy" else f"is a built-in {group} operator"
                 return Problem(f"{call.name} is called by {call.where}", f"it {kind}: implement the operation yourself")
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
-    if limit is not None and seen.largest is not None and seen.largest.elements > limit:
+    if limit is not None and seen.largest is not None and seen.largest.elements > max(limit, 1):
         big = seen.largest
         shape = " x ".join(map(str, big.shape)) or "1"
         cause = "a whole intermediate tensor is written to memory: keep one tile of it on chip at a time"

@@ -247,6 +247,15 @@ def _never(e: Evidence) -> torch.Tensor:
     return e.difference.never_written
 
 
+def _programs(e: Evidence) -> int:
+    """How many programs the largest launch has."""
+    return max((math.prod(launch.grid) for launch in getattr(e.trial.profile, "launches", ())), default=0)
+
+
+def _too_few_programs(e: Evidence) -> bool:
+    return _programs(e) < len(set(e.tiling.programs(tuple(e.bad.shape)).values()))
+
+
 def _writes_outside(e: Evidence) -> bool:
     return any(found.access == "write" for found in e.findings("out_of_bounds"))
 
@@ -256,10 +265,9 @@ def _first_program_alone(e: Evidence) -> str | None:
     later = _beyond_first_program(e)
     if later is None or _writes_outside(e) or not bool((_never(e) == later).all()):
         return None
-    programs = max((math.prod(launch.grid) for launch in getattr(e.trial.profile, "launches", ())), default=0)
-    if programs == 1:
+    if _programs(e) == 1:
         return "only the first tile is written: the grid has a single program, which does not walk through the others"
-    return "only the first program's tile is written: the store offsets ignore tl.program_id"
+    return "only the first program's tile is written: do the others write it, too? See where tl.program_id comes in"
 
 
 _CARRY = "look at what is carried from tile to tile, and at what belongs to the whole row instead of one tile"
@@ -290,7 +298,7 @@ GENERIC: tuple[Diagnosis, ...] = (
         _no_store,
     ),
     Diagnosis(
-        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()),
+        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()) and _too_few_programs(e),
         "the partial last tile is never written: the grid has too few programs; it needs triton.cdiv(size, BLOCK), "
         "not size // BLOCK",
     ),
@@ -321,8 +329,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         lambda e: (
             e.only(_ragged(e)) and not _slight(e) and any(trial.failed and _plain(trial.case) for trial in e.trials)
         ),
-        "only sizes that are no multiple of the tile fail: look at the mask of each load, its `other` value, and where "
-        "a loop ends",
+        "only sizes that are no multiple of the tile fail: look at the lanes past the end (masks, `other`, what is "
+        "reduced over them), and at where a loop ends",
     ),
     Diagnosis(
         _transposed,

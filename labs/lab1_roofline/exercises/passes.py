@@ -161,7 +161,11 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake("one of the four trips of the row statistics is left out", _pass_table(eager=(8, 3)), 6),
-        Mistake("one trip of a matrix is left out: each kernel reads all its inputs", _pass_table(eager=(7, 4)), 6),
+        Mistake(
+            "one trip of a matrix is left out: each kernel reads all its inputs and writes its output",
+            _pass_table(eager=(7, 4)),
+            6,
+        ),
         Mistake(
             "two kernels are taken as one: each of d and e is written by one kernel and read by the next",
             _pass_table(eager=(6, 4)),

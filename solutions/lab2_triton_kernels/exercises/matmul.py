@@ -219,9 +219,7 @@ _TILED_MISTAKES = (
     *_accumulation(TILED, 3),
     Diagnosis(
         lambda e: _from_the_second_step(e, TILED) and not e.difference.never_written.any(),
-        classic(
-            "right in one step along K, wrong from the second on: look at the loop, the pointers' moves, and total", 3
-        ),
+        classic("right in one step along K, wrong from the second on: look at the loop, masks, pointers and total", 3),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous"),
