@@ -232,7 +232,7 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
         ("row sum", "negated", "every element has the wrong sign"),
         ("row sum", "mean", "1/col for col=32"),
         ("row sum", "plus one", "differs by the same constant, 1"),
-        ("softmax", "other is zero", "its `other` value"),
+        ("softmax", "other is zero", "(masks, `other`, what is reduced over them)"),
         ("softmax", "no maximum", "only large values fail: exp overflows"),
         ("softmax", "no rescale", "carried from tile to tile"),
         ("softmax", "not normalised", "the rows are not divided by their sums"),
