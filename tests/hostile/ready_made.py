@@ -63,6 +63,25 @@ _gelu("operator-in-a-kernel", "calls PyTorch from a kernel, where nobody listens
       before="KEPT = []\n\n\n@triton.jit\ndef reached(out_ptr, n):\n"
              "    torch.nn.functional.gelu(KEPT[-1][0])\n")  # fmt: skip
 
+_COPIED = (
+    "@triton.jit\ndef copied(x_ptr, out_ptr, n, BLOCK: tl.constexpr):\n"
+    "    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+    "    tl.store(out_ptr + lanes, tl.load(x_ptr + lanes, mask=lanes < n), mask=lanes < n)\n"
+)
+_gelu("operator-in-the-grid", "calls PyTorch's own GeLU where the grid is worked out",
+      "flat = x.contiguous()\n"
+      "def grid(meta):\n    out.copy_(torch.nn.functional.gelu(x, approximate='tanh'))\n"
+      "    return (triton.cdiv(x.numel(), 64),)\n"
+      "if x.numel():\n    copied[grid](flat, torch.empty_like(flat), x.numel(), BLOCK=64)\nreturn out",
+      "failed", before=_COPIED)  # fmt: skip
+_gelu("formula-in-a-hook", "computes the formula in a hook of an autotuned kernel's configuration",
+      "flat, kept = x.contiguous(), torch.empty_like(x.contiguous())\n"
+      "def hook(arguments):\n    out.copy_(0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x * x * x))))\n"
+      "if x.numel():\n"
+      "    tuned = triton.autotune([triton.Config({'BLOCK': 64}, pre_hook=hook)], key=[])(copied)\n"
+      "    tuned[(triton.cdiv(x.numel(), 64),)](flat, kept, x.numel())\nreturn out",
+      "failed", before=_COPIED)  # fmt: skip
+
 
 @hostile(
     "answers-by-heart",

@@ -64,6 +64,9 @@ BOOKKEEPING = _names(
     "is_same_size broadcast_tensors unsafe_split set_data version is_set_to stack cat swapaxes ravel squeeze_copy"
 )
 
+#: All of them.
+READY_MADE = frozenset().union(*OPERATOR_GROUPS.values())
+
 #: Single elements that a function may fetch into Python around its kernel: a length, a flag.
 MOST_FETCHED = 16
 
@@ -134,10 +137,9 @@ class _Functions(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if not self.seen.launching:
-            name = resolve_name(func) or getattr(func, "__name__", "")
-            if not name.endswith(("__get__", "__set__")):
-                self.seen.calls.append(Call(name, _base(name), _caller()))
+        name = resolve_name(func) or getattr(func, "__name__", "")
+        if not (name.endswith(("__get__", "__set__")) or (self.seen.launching and _base(name) not in READY_MADE)):
+            self.seen.calls.append(Call(name, _base(name), _caller()))
         return func(*args, **(kwargs or {}))
 
 
@@ -155,8 +157,8 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         name = str(func.overloadpacket)
-        if self.seen.launching:
-            return result
+        if self.seen.launching and (_base(name) in BOOKKEEPING or _is_the_courses(sys._getframe(1))):
+            return result  # Triton's interpreter copies the arguments, and the profiler looks at them
         if _base(name) in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"):
             mark(result)
         where = _caller()
@@ -167,6 +169,15 @@ class _Operators(TorchDispatchMode):
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 self.seen.allocations.append(Allocation(elements, tuple(value.shape), name, where))
         return result
+
+
+def _is_the_courses(frame: types.FrameType | None) -> bool:
+    """Whether what watches a launch has called, with nothing but PyTorch between."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_globals.get("__name__", "").startswith(("utils.interpreter", "utils.kernel_profile")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _memory(value: Any) -> int | None:
