@@ -4,11 +4,14 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
+import torch
+import triton
+import triton.language as tl
 from checked_kernels import message
 
 from utils.checks.cases import Case
 from utils.checks.traffic import Budget, Passes, over_budget, unsafe
-from utils.kernel_profile import OutOfBounds, Race, UninitializedRead
+from utils.kernel_profile import OutOfBounds, Race, UninitializedRead, profile_kernel
 
 CASE = Case("ragged", {"row": 3, "col": 100})
 X = Passes("row", "col")  # 1,200 bytes
@@ -121,3 +124,23 @@ def test_two_programs_that_add_to_one_element_are_a_race_although_the_interprete
 def test_adding_into_memory_from_torch_empty_is_an_uninitialised_read():
     text = message("row sum", "uninitialised", budget=None)
     assert "uninitialized memory" in text and "partial_ptr[0]" in text
+
+
+@triton.jit
+def three_reads(x_ptr, y_ptr, z_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lanes, mask=lanes < n, other=0.0)
+    y = tl.load(y_ptr + lanes, mask=lanes < n, other=0.0)
+    z = tl.load(z_ptr + lanes, mask=lanes < n, other=0.0)
+    tl.store(out_ptr + lanes, x + y + z, mask=lanes < n)
+
+
+@pytest.mark.parametrize(("copies", "says"), [(False, "of x_ptr are loaded under another name, y_ptr"),
+                                              (True, "through arguments that the budget does not name")])  # fmt: skip
+def test_one_tensor_under_three_names_and_copies_of_it_are_counted(copies, says):
+    x = torch.rand(4096)
+    others = (x.clone(), x.clone()) if copies else (x, x)
+    with profile_kernel() as profile:
+        three_reads[(16,)](x, *others, torch.empty_like(x), 4096, BLOCK=256)
+    budget = Budget({"x_ptr": 4 * 4096}, {"out_ptr": 4 * 4096}, exact=True)
+    assert says in over_budget(budget, profile, Case("whole", {"n": 4096})).headline

@@ -64,6 +64,7 @@ class _Kernel:
     """All launches of one kernel, as :func:`utils.checks.traffic.over_budget` looks at a profile."""
 
     def __init__(self, launches: Sequence[LaunchProfile]) -> None:
+        self.launches = launches
         self.by_argument: dict[str, Counters] = {}
         self.flops = 0
         for launch in launches:

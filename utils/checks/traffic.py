@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from utils.checks.cases import Case
 from utils.checks.problem import Problem
 
@@ -57,6 +59,9 @@ class Passes:
         num_bytes = self.one_pass(case) * times
         return int(num_bytes) if num_bytes == int(num_bytes) else float(num_bytes)
 
+
+#: Bytes that a kernel may load beside its budget in any case: a few numbers per row.
+SMALL = 4096
 
 #: Bytes or FLOPs: a number, or a function of the case.
 Formula = int | float | Callable[[Case], float]
@@ -118,6 +123,8 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
             problem = _compare(name, verb, counted, formula, budget, case)
             if problem:
                 return problem
+    if problem := _beside(budget, profile, case):
+        return problem
     totals = (
         ("loaded", budget.total_loads, profile.bytes_loaded),
         ("stored", budget.total_stores, profile.bytes_stored),
@@ -133,6 +140,35 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
             cause,
         )
     return None
+
+
+def _beside(budget: Budget, profile: Any, case: Case) -> Problem | None:
+    """What is loaded past a budget: a tensor of it through another argument, or copies that it does not name."""
+    named, beside = {*budget.loads, *budget.stores}, 0
+    for launch in getattr(profile, "launches", ()) if budget.loads else ():
+        homes = {_home(launch.given.get(name)): name for name in named if name in launch.by_argument}
+        for name, counted in launch.by_argument.items():
+            if name in named or not counted.bytes_loaded:
+                continue
+            if (other := homes.get(_home(launch.given.get(name)))) is not None:
+                return Problem(
+                    f"{counted.bytes_loaded:,} bytes of {other} are loaded under another name, {name}",
+                    "a tensor is one argument, and what is loaded of it is counted together",
+                )
+            beside += counted.bytes_loaded
+    allowed = sum(_bytes(formula, case) for formula in budget.loads.values()) * budget.factor
+    if beside > max(allowed / 4, SMALL):
+        return Problem(
+            f"{beside:,} bytes are loaded through arguments that the budget does not name, beside {_plain(allowed)}",
+            "a copy of an input counts as the input: read it where it lies",
+        )
+    return None
+
+
+def _home(value: Any) -> int | None:
+    """Where an argument's memory begins: a tensor's, or that of a descriptor's tensor."""
+    value = getattr(value, "base", value)
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
 
 
 def _within(counted: float, formula: float, budget: Budget) -> bool:
