@@ -143,7 +143,7 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
 
 
 def _beside(budget: Budget, profile: Any, case: Case) -> Problem | None:
-    """What is loaded past a budget: its tensors through another argument; if it is exact, copies that it does not name."""
+    """What is loaded past a budget: its tensors under another name; past an exact one, copies that it does not name."""
     named, beside = {*budget.loads, *budget.stores}, 0
     for launch in getattr(profile, "launches", ()) if budget.loads else ():
         homes = {_home(launch.given.get(name)): name for name in named if name in launch.by_argument}
