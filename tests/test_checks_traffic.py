@@ -144,3 +144,13 @@ def test_one_tensor_under_three_names_and_copies_of_it_are_counted(copies, says)
         three_reads[(16,)](x, *others, torch.empty_like(x), 4096, BLOCK=256)
     budget = Budget({"x_ptr": 4 * 4096}, {"out_ptr": 4 * 4096}, exact=True)
     assert says in over_budget(budget, profile, Case("whole", {"n": 4096})).headline
+
+
+def test_a_kernel_that_moves_less_than_the_result_needs_is_found():
+    least = Budget({"x_ptr": X}, least=0.5)
+    assert over_budget(least, counted(loaded=600), CASE) is None
+    problem = over_budget(least, counted(loaded=599), CASE)
+    assert "loaded 0.5 times, expected at least 0.5" in problem.headline and "never loaded" in problem.cause
+    assert "at least 500 FLOPs" in over_budget(Budget(flops=1000, least=0.5), counted(flops=400), CASE).headline
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        Budget(least=2)

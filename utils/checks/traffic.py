@@ -77,9 +77,10 @@ class Budget:
         flops: FLOPs of ``tl.dot``, so that skipping blocks of a causal mask is held to its formula too.
         factor: How many times the formula is allowed.
         exact: The count must equal the formula; less is then as wrong as more.
+        least: The share of each formula that must be reached: a kernel that moves less has not computed the result.
 
     Raises:
-        ValueError: ``factor`` is less than 1, or differs from 1 for an exact budget.
+        ValueError: ``factor`` is less than 1, or differs from 1 for an exact budget; ``least`` is not from 0 to 1.
     """
 
     loads: Mapping[str, Formula] = field(default_factory=dict)
@@ -89,10 +90,13 @@ class Budget:
     flops: Formula | None = None
     factor: float = 1.0
     exact: bool = False
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.factor >= 1 or (self.exact and self.factor != 1):
             raise ValueError(f"factor must be at least 1, and 1 for an exact budget, got {self.factor}")
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least is a share from 0 to 1, got {self.least}")
 
 
 def _bytes(formula: Formula, case: Case) -> float:
@@ -133,12 +137,12 @@ def over_budget(budget: Budget, profile: Any, case: Case) -> Problem | None:
         if formula is not None and (problem := _compare("", verb, counted, formula, budget, case)):
             return problem
     if budget.flops is not None and not _within(profile.flops, _bytes(budget.flops, case), budget):
-        allowed = _bytes(budget.flops, case) * budget.factor
-        cause = "some tiles that are multiplied cannot change the result: skip them" if profile.flops > allowed else ""
-        return Problem(
-            f"tl.dot: expected {'' if budget.exact else 'at most '}{_plain(allowed)} FLOPs, got {profile.flops:,}",
-            cause,
-        )
+        needed = _bytes(budget.flops, case)
+        more = profile.flops > needed
+        allowed = needed * (budget.factor if more else budget.least or 1)
+        at_most = "" if budget.exact else "at most " if more else "at least "
+        cause = "some tiles that are multiplied cannot change the result: skip them" if more else ""
+        return Problem(f"tl.dot: expected {at_most}{_plain(allowed)} FLOPs, got {profile.flops:,}", cause)
     return None
 
 
@@ -172,15 +176,15 @@ def _home(value: Any) -> int | None:
 
 
 def _within(counted: float, formula: float, budget: Budget) -> bool:
-    return counted == formula if budget.exact else counted <= formula * budget.factor
+    return counted == formula if budget.exact else formula * budget.least <= counted <= formula * budget.factor
 
 
 def _compare(name: str, verb: str, counted: int, formula: Formula, budget: Budget, case: Case) -> Problem | None:
     needed = _bytes(formula, case)
     if _within(counted, needed, budget):
         return None
-    allowed = needed * budget.factor
-    at_most = "" if budget.exact else "at most "
+    allowed = needed * (budget.factor if counted > needed else budget.least or 1)
+    at_most = "" if budget.exact else "at most " if counted > needed else "at least "
     if name and isinstance(formula, Passes) and formula.one_pass(case):
         one = formula.one_pass(case)
         headline = f"{name} is {verb} {counted / one:.1f} times, expected {at_most}{allowed / one:.3g} "

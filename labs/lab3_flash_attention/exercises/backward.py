@@ -323,6 +323,7 @@ def _dkdv_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
         {"k_ptr": keys, "v_ptr": keys, "q_ptr": matrix, "do_ptr": matrix, "lse_ptr": vector, "delta_ptr": vector},
         {"dk_ptr": keys, "dv_ptr": keys},
         flops=case.numel("B", "Hq") * steps * 8 * block_m * block_n * launch["BLOCK_D"],
+        least=0.5,
     )
 
 
@@ -338,6 +339,7 @@ def _dq_budget(case: Case, launch: Mapping[str, Any]) -> Budget:
         {"q_ptr": matrix, "do_ptr": matrix, "lse_ptr": vector, "delta_ptr": vector, "k_ptr": keys, "v_ptr": keys},
         {"dq_ptr": matrix},
         flops=case.numel("B", "Hq") * steps * 6 * block_m * block_n * launch["BLOCK_D"],
+        least=0.5,
     )
 
 

@@ -220,6 +220,10 @@ def _budget(case: Case, launch: Mapping[str, Any]) -> Budget:
     )
 
 
+def _output(case: Case, launch: Mapping[str, Any]) -> Budget:
+    return Budget({}, {"o_ptr": Passes("S", "H", "D")}, exact=True)
+
+
 def _large() -> tuple[Tensor, Tensor]:
     """128 parts of 2,048 heads."""
     shape = (64, 32, 128, 128)
@@ -270,7 +274,7 @@ def check_merge_parts(merge_parts: Callable[..., Tensor], seed: int | None = Non
         _inputs,
         outputs=("o",),
         tiling=Tiling("s h col", tiles={"s": 1, "h": 1}, grid=("s*h",)),
-        inspections=[within(KERNEL, _budget)],
+        inspections=[within(KERNEL, _budget), within(KERNEL, _output)],
         diagnose=_RULES,
         speed=Speed(_large, lambda outputs, logsumexps: outputs.sum(2), 0.5, "the plain sum of the parts"),
         seed=seed,
