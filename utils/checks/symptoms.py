@@ -270,7 +270,10 @@ def _first_program_alone(e: Evidence) -> str | None:
     return "only the first program's tile is written: do the others write it, too? See where tl.program_id comes in"
 
 
-_CARRY = "look at what is carried from tile to tile, and at what belongs to the whole row instead of one tile"
+_CARRY = (
+    "look at what each tile loads, at what is carried from tile to tile, and at what belongs to the whole row instead of "
+    "one tile"
+)
 
 #: The rules that hold for any kernel, the most telling first.
 GENERIC: tuple[Diagnosis, ...] = (
@@ -386,7 +389,7 @@ GENERIC: tuple[Diagnosis, ...] = (
         _nan,
         lambda e: (
             f"{'every element is NaN' if e.got.isnan().all() else 'NaN where a finite value is expected'}: "
-            "it comes from 0/0, from inf - inf, or from a lane that a mask should have left out, or did leave out "
+            "it comes from 0/0, 0 * inf or inf - inf, or from a lane that a mask should have left out, or did leave out "
             "without `other`"
         ),
     ),

@@ -169,7 +169,7 @@ SECTORS = Question(
             lambda rows, cols, stride, element_size, block, walk: rows * -(-cols * element_size // SECTOR),
             3,
         ),
-        Mistake("the two walks are swapped", _walked(element=_other_walk), 3),
+        Mistake("this walk is taken for the other one", _walked(element=_other_walk), 3),
         Mistake(
             "one sector per element is counted: lanes of a warp that want the same sector share it",
             lambda rows, cols, stride, element_size, block, walk: rows * cols,

@@ -154,6 +154,8 @@ def _listed(blocks: Sequence[int]) -> str:
 
 def _gathered_twice(log: Log, checkpointed: bool) -> Problem | None:
     """A block that is gathered more than once in a pass, or not at all."""
+    if not any(event[0] == "start" for events in _passes(log) for event in events):
+        return Problem("no block is gathered", "an all-gather of the block's weights is to start, and to stay pending")
     for name, events in zip(("forward", "backward"), _passes(log), strict=True):
         for k in range(LAYERS):
             starts = [place for place, event in enumerate(events) if event == ("start", k)]

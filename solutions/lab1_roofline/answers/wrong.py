@@ -474,7 +474,7 @@ residual_wrong(
     "each row's bytes are divided by 32",
     instead="return rows * -(-cols * element_size // 32)",
 )
-residual_wrong(WALK, "walks swapped", 3, "the two walks are swapped", edits={'== "runs"': '== "tiles"'})
+residual_wrong(WALK, "walks swapped", 3, "this walk is taken for the other one", edits={'== "runs"': '== "tiles"'})
 residual_wrong(WALK, "a sector per lane", 4, "one sector per element", instead="return rows * cols")
 residual_wrong(
     WALK,

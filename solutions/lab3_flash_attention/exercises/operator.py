@@ -213,7 +213,7 @@ _MISTAKES = (
     ),
     Diagnosis(
         lambda e: _is_gradient(e) and bool((e.got == 0).all()),
-        classic("this gradient is zero: is it returned?", 1),
+        classic("this gradient is zero: is it computed, from the dO that arrives, and returned?", 1),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == "gradient of a sum" or case.layout != "contiguous"),
@@ -455,7 +455,8 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),
-        "only rows of more than one tile go wrong: which tile's values does a step add, and which scores come next?",
+        "only rows of more than one tile go wrong: which tile's values does a step add, with which anchor taken off, and "
+        "which scores come next?",
     ),
 )
 
