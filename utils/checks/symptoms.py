@@ -271,8 +271,8 @@ def _first_program_alone(e: Evidence) -> str | None:
 
 
 _CARRY = (
-    "look at what each tile loads, at what is carried from tile to tile, and at what belongs to the whole row instead of "
-    "one tile"
+    "look at what each tile loads, at what is carried from tile to tile, and at what belongs to the whole row instead "
+    "of one tile"
 )
 
 #: The rules that hold for any kernel, the most telling first.
@@ -389,8 +389,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         _nan,
         lambda e: (
             f"{'every element is NaN' if e.got.isnan().all() else 'NaN where a finite value is expected'}: "
-            "it comes from 0/0, 0 * inf or inf - inf, or from a lane that a mask should have left out, or did leave out "
-            "without `other`"
+            "it comes from 0/0, 0 * inf or inf - inf, or from a lane that a mask should have left out, or did leave "
+            "out without `other`"
         ),
     ),
     Diagnosis(

@@ -455,8 +455,8 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),
-        "only rows of more than one tile go wrong: which tile's values does a step add, with which anchor taken off, and "
-        "which scores come next?",
+        "only rows of more than one tile go wrong: which tile's values does a step add, with which anchor taken off, "
+        "and which scores come next?",
     ),
 )
 
