@@ -155,10 +155,10 @@ VECTOR_STRIDE = Diagnosis(
 
 #: Rules that hold for every kernel of this lab that finds its rows by ``row_offset``.
 MISTAKES = (
-    VECTOR_STRIDE,
     FAR_ALONG_A_ROW,
     FAR,
     ONE_STRIDE,
+    VECTOR_STRIDE,
     Diagnosis(
         lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
         "only non-contiguous inputs fail: in the input row r starts at row_offset(r, ...) and its elements are "

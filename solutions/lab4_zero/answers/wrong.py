@@ -438,7 +438,7 @@ wrong(
     STEP,
     "master not copied",
     "small steps move",
-    "steps smaller than bfloat16's spacing",
+    "small steps add up in a float32 master",
     edits={"if shard.master is not shard.weights:": "if False:"},
 )
 wrong(
