@@ -10,12 +10,14 @@ import inspect
 import textwrap
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
+_KNOWN: WeakKeyDictionary[FunctionType, tuple[str, list[str]]] = WeakKeyDictionary()
 _CONSTANT = (bool, int, float, str, type(None), tuple)
 
 
@@ -44,12 +46,20 @@ def standalone_source(function: FunctionType, gluon: bool = False) -> str:
 
 def _collect(function: FunctionType, lines: list[str], done: set[str], gluon: bool) -> None:
     done.add(function.__name__)
-    source = _undecorated(function)
-    for name in _names(source, set(function.__code__.co_varnames)):
+    source, names = _read(function)
+    for name in names:
         if name not in done and name in function.__globals__:
             done.add(name)
             _define(name, function.__globals__[name], lines, done, function.__name__)
     lines += ["", "", "@gluon.jit" if gluon else "@triton.jit", source]
+
+
+def _read(function: FunctionType) -> tuple[str, list[str]]:
+    """A function's source, and the names that it takes from outside; a check asks for the same ones many times."""
+    if function not in _KNOWN:
+        source = _undecorated(function)
+        _KNOWN[function] = source, _names(source, set(function.__code__.co_varnames))
+    return _KNOWN[function]
 
 
 def _undecorated(function: FunctionType) -> str:
