@@ -44,7 +44,7 @@ SEEDS = (3, 11)
 #: Seeds of the wide search that a survivor meets besides.
 WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
 #: An exercise with fewer mutants than these has variables taken for one another, too.
-ENOUGH = 60
+ENOUGH = 64
 #: Seconds that a mutant may take on one seed.
 LIMIT = 60.0
 #: Bytes of memory that a mutant may fill (a submission: ``Limits`` in grading/watcher.py).
