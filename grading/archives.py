@@ -54,8 +54,8 @@ def is_skipped(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """A name as a note shows it: one short line of ASCII."""
-    return name.encode("ascii", "replace").decode()[:120].replace("\n", " ")
+    """A name as a note shows it: one short line of ASCII that can be printed."""
+    return "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in name[:120])
 
 
 @dataclass(frozen=True)

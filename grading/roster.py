@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 #: Columns that hold the id, best first: what Canvas, Moodle and GitHub Classroom export, and what one writes oneself.
-ID_COLUMNS = ("sis login id", "username", "identifier", "student", "id", "sid")
+ID_COLUMNS = ("sis login id", "username", "identifier", "student", "id number", "id", "sid")
+FIRST_NAME, LAST_NAMES = "first name", ("last name", "surname")
 CANVAS_NUMBER = "ID"  # the column of Canvas's export whose number is in the names of downloaded files
 
 
@@ -33,6 +34,12 @@ class Roster:
 def key(name: str) -> str:
     """A name without what platforms drop or change: ``doejohn`` for ``"Doe, John"``."""
     return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum())
+
+
+def _names_in_two(headings: list[str], row: list[str]) -> list[tuple[str, str]]:
+    """First and last name where they have a column each, as in Moodle's export; its folders have both."""
+    cells = dict(zip(headings, row))
+    return [(cells[FIRST_NAME], cells[last]) for last in LAST_NAMES if FIRST_NAME in cells and last in cells]
 
 
 def read_roster(path: Path) -> Roster:
@@ -63,5 +70,7 @@ def read_roster(path: Path) -> Roster:
             owners.setdefault(key(cell), set()).add(row[column])
             if headings[position : position + 1] == [CANVAS_NUMBER]:
                 owners.setdefault(key(f"canvas {cell}"), set()).add(row[column])
+        for first, last in _names_in_two(known, row):
+            owners.setdefault(key(first + last), set()).add(row[column])
     names = {name: next(iter(of)) for name, of in owners.items() if name and len(of) == 1}
     return Roster(ids, names | {key(student): student for student in reversed(ids)})

@@ -18,6 +18,7 @@ from grading.lab import EXERCISES, Lab
 MAX_MODULE = 2**20
 MARKER = b"### BEGIN SOLUTION"
 NAMED = 8  # files or folders that a note names
+LONGEST = 100  # characters of the name of a module
 #: What browsers, file managers, platforms and people add to the name of a file.
 NEAR = re.compile(
     r"(?P<stem>\w+?)([ _-]*(\(\d+\)|cop(y|ie|ia)|kopie|final)|[ _-]+v?\d+)*\.py(\.txt)?", re.ASCII | re.IGNORECASE
@@ -99,7 +100,7 @@ def _module_of(name: str, released: Iterable[str]) -> str | None:
     """The lab's file that a file was meant to be: ``waves.py`` for ``waves.py``, ``waves-1.py`` and ``Waves.py``."""
     if name in released:
         return name
-    found = NEAR.fullmatch(name)
+    found = NEAR.fullmatch(name) if len(name) <= LONGEST else None
     meant = f"{found['stem'].lower()}.py" if found else None
     return meant if meant in released else None
 
@@ -127,10 +128,8 @@ def _base(files: Mapping[str, bytes | None], released: Mapping[str, bytes], lab_
     equals = sorted((at for at in counts if rank(at) == best), key=lambda at: (len(at.parts), str(at)))
     worked_in = [at for at in equals if work(at)] or equals[:1]
     if any(work(at) != work(worked_in[0]) for at in worked_in):
-        raise UnreadableSubmission(
-            f"the submission holds different versions of the lab, in {' and in '.join(_folder(at) for at in worked_in)}"
-            "; hand in one"
-        )
+        places = " and in ".join(_folder(at) for at in worked_in[:NAMED])
+        raise UnreadableSubmission(f"the submission holds different versions of the lab, in {places}; hand in one")
     return worked_in[0] if worked_in else None
 
 
@@ -148,6 +147,7 @@ def _take(
     """Take the files of the folder ``base`` that count, and note the others."""
     near: dict[str, list[str]] = {}
     others: list[PurePosixPath] = []
+    below = {file.relative_to(lab.released).as_posix(): file for file in lab.released.rglob("*") if file.is_file()}
     for name, content in files.items():
         path = PurePosixPath(name)
         relative = path.relative_to(base).as_posix() if path.is_relative_to(base) else None
@@ -158,10 +158,10 @@ def _take(
             submission.notes.append(f"{shown(name)} was ignored: the files in {_folder(base)} were graded")
         elif relative and meant and "/" not in relative and content is not None:
             near.setdefault(meant, []).append(relative)
-        elif relative and relative.endswith(".py") and "/" not in relative and relative[:-3].isidentifier():
+        elif relative and content is not None and _is_module(relative):
             submission.files[relative] = content
             submission.notes.append(f"{relative} is not a file of the lab; your modules may import it")
-        elif relative is None or not _is_as_released(relative, content, lab):
+        elif relative not in below or content != below[relative].read_bytes():
             others.append(path)
     for meant, names in near.items():
         found = {name: files[(base / name).as_posix()] for name in names}
@@ -170,10 +170,9 @@ def _take(
         submission.notes.append(f"not graded, since no module of the lab: {_listed(others, base)}")
 
 
-def _is_as_released(relative: str, content: bytes | None, lab: Lab) -> bool:
-    """Whether a file below the lab's folder is as it was handed out, such as the lab's own checks."""
-    path = lab.released / relative
-    return content is not None and path.is_file() and path.read_bytes() == content
+def _is_module(name: str) -> bool:
+    """Whether a file in the lab's folder can be imported by its name."""
+    return name.endswith(".py") and len(name) <= LONGEST and name[:-3].isidentifier()
 
 
 def _take_near(submission: Submission, meant: str, found: Mapping[str, bytes], stub: bytes) -> None:
@@ -190,7 +189,7 @@ def _take_near(submission: Submission, meant: str, found: Mapping[str, bytes], s
     else:
         submission.notes.append(f"not graded: {names}. {meant} is {state}, and it is not clear which one is meant")
     for name, content in found.items():
-        if name.endswith(".py") and name[:-3].isidentifier():
+        if _is_module(name):
             submission.files[name] = content  # another module may import it
 
 

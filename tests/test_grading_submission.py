@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from submitted_files import KINDS, packed, written
 
 from grading import archives
 from grading.archives import MAX_FILE, UnreadableSubmission, archive_stem
@@ -21,33 +22,6 @@ from grading.submission import HandedIn, Submission, collect
 LAB = find_lab("lab1")
 STUB = (LAB.released / "waves.py").read_bytes()
 DONE = b"x = 1\n"
-KINDS = [".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"]
-
-
-def packed(files: Mapping[str, bytes], ending: str = ".zip") -> bytes:
-    """An archive with these files."""
-    made = io.BytesIO()
-    if ending == ".zip":
-        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-    else:
-        mode = {".tgz": "gz", ".tbz2": "bz2", ".txz": "xz"}.get(ending, ending.removeprefix(".tar").lstrip("."))
-        with tarfile.open(fileobj=made, mode=f"w:{mode}") as archive:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-    return made.getvalue()
-
-
-def written(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """The folder, with these files in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def read(path: Path) -> Submission:
@@ -286,6 +260,14 @@ def test_a_submission_without_a_file_of_the_lab_is_unreadable_and_says_what_was_
     for files in ({}, {"essay.txt": b"sorry"}, {"__init__.py": b""}):
         with pytest.raises(UnreadableSubmission, match="no file of lab1_roofline"):
             read(written(tmp_path / str(len(files)), files))
+
+
+def test_names_of_hostile_length_and_kind_take_no_time_and_are_left_out(tmp_path):
+    long = ["_1" * 30_000, "x" * 30_000, "exercises/" + "x" * 300, "waves" + " copy" * 10_000, "\x1b[31mred", "a\nb"]
+    (tmp_path / "eve.zip").write_bytes(packed({f"{name}.py": DONE for name in long} | {"warp.py": DONE}))
+    submission = read(tmp_path / "eve.zip")
+    assert submission.files == {"warp.py": DONE}
+    assert all(note.isprintable() and len(note) < 2000 for note in submission.notes)
 
 
 def test_nothing_is_written_by_reading(tmp_path):
