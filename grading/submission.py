@@ -18,6 +18,7 @@ from grading.lab import EXERCISES, Lab
 MAX_MODULE = 2**20
 MARKER = b"### BEGIN SOLUTION"
 NAMED = 8  # files or folders that a note names
+LAB_FOLDER = re.compile(r"lab(\d{1,3})(_\w+)?")
 LONGEST = 100  # characters of the name of a module
 #: What browsers, file managers, platforms and people add to the name of a file.
 NEAR = re.compile(
@@ -66,7 +67,7 @@ def collect(handed_in: HandedIn, lab: Lab) -> Submission:
     released = {file.name: file.read_bytes() for file in lab.released.iterdir() if file.is_file()}
     submission = Submission(handed_in.student, notes=reader.notes)
     theirs = _without_solutions(reader.files, lab.name, submission.notes)
-    base = _base(theirs, released, lab.name)
+    base = _base(theirs, released, lab)
     if base is None:
         expected = f"hand in the folder labs/{lab.name} with your modules in it"
         raise UnreadableSubmission(
@@ -105,19 +106,21 @@ def _module_of(name: str, released: Iterable[str]) -> str | None:
     return meant if meant in released else None
 
 
-def _base(files: Mapping[str, bytes | None], released: Mapping[str, bytes], lab_name: str) -> PurePosixPath | None:
-    """The folder that counts: ``labs/LAB``, or else the one with most of the lab's files.
+def _base(files: Mapping[str, bytes | None], released: Mapping[str, bytes], lab: Lab) -> PurePosixPath | None:
+    """The folder that counts: ``labs/LAB``, or else the one with most of the lab's files, but none of another lab.
 
     Raises:
         UnreadableSubmission: two folders are as good as each other, and hold different work.
     """
     counts: Counter[PurePosixPath] = Counter()
     for path in map(PurePosixPath, files):
-        if path.name != "__init__.py" and _module_of(path.name, released):
+        numbers = [int(found[1]) for part in path.parts[:-1] if (found := LAB_FOLDER.fullmatch(part))]
+        elsewhere = numbers and lab.number not in numbers
+        if path.name != "__init__.py" and not elsewhere and _module_of(path.name, released):
             counts[path.parent] += 1
 
     def rank(at: PurePosixPath) -> tuple[bool, bool, int, bool]:
-        return at.name != EXERCISES, at.parts[-2:] == ("labs", lab_name), counts[at], at.name == lab_name
+        return at.name != EXERCISES, at.parts[-2:] == ("labs", lab.name), counts[at], at.name == lab.name
 
     def work(at: PurePosixPath) -> dict[str, bytes | None]:
         """What is not as it was handed out, by its name in the folder."""

@@ -21,7 +21,7 @@ from grading.submission import HandedIn, Submission, collect
 
 LAB = find_lab("lab1")
 STUB = (LAB.released / "waves.py").read_bytes()
-DONE = b"x = 1\n"
+DONE, OTHER = b"x = 1\n", b"y = 2\n"
 
 
 def read(path: Path) -> Submission:
@@ -92,14 +92,22 @@ def test_a_solution_that_was_copied_into_the_lab_is_flagged(tmp_path):
 
 def test_labs_count_before_a_folder_that_holds_more(tmp_path):
     more = {f"backup/{name}.py": DONE for name in ("waves", "warp", "rates")}
-    submission = from_files(tmp_path, more | {"labs/lab1_roofline/waves.py": b"y = 2\n"})
-    assert submission.files == {"waves.py": b"y = 2\n"}
+    submission = from_files(tmp_path, more | {"labs/lab1_roofline/waves.py": OTHER})
+    assert submission.files == {"waves.py": OTHER}
     assert noted(submission, "backup/warp.py was ignored", "labs/lab1_roofline/ were graded")
+
+
+def test_a_module_of_the_same_name_in_another_lab_does_not_count(tmp_path):
+    """Labs share names such as ``tuning.py``: nbgrader's folder of a student holds all labs."""
+    with pytest.raises(UnreadableSubmission, match="no file of lab1_roofline"):
+        from_files(tmp_path, {"lab2_triton_kernels/rates.py": DONE, "labs/lab3/rates.py": DONE})
+    submission = read(written(tmp_path / "bob", {"lab2/rates.py": DONE, "lab2/warp.py": DONE, "lab1/rates.py": OTHER}))
+    assert submission.files == {"rates.py": OTHER}
 
 
 def test_two_versions_that_differ_are_an_error_and_an_untouched_one_does_not_count(tmp_path):
     with pytest.raises(UnreadableSubmission, match=r"different versions of the lab, in a/ and in b/; hand in one"):
-        from_files(tmp_path, {"a/waves.py": DONE, "b/waves.py": b"y = 2\n"})
+        from_files(tmp_path, {"a/waves.py": DONE, "b/waves.py": OTHER})
     submission = read(written(tmp_path / "bob", {"a/waves.py": STUB, "b/waves.py": DONE}))
     assert submission.files == {"waves.py": DONE} and noted(submission, "a/waves.py was ignored")
     assert read(written(tmp_path / "cyd", {"a/waves.py": DONE, "b/waves.py": DONE})).files == {"waves.py": DONE}
@@ -121,12 +129,12 @@ def test_a_near_name_counts_where_the_module_is_missing_or_as_handed_out(tmp_pat
 
 @pytest.mark.parametrize("name", NEAR)
 def test_a_near_name_beside_a_module_that_was_worked_on_is_not_graded_and_noted(tmp_path, name):
-    submission = from_files(tmp_path, {name: DONE, "waves.py": b"y = 2\n"})
-    assert submission.files["waves.py"] == b"y = 2\n" and noted(submission, f"{name} was not graded: waves.py was")
+    submission = from_files(tmp_path, {name: DONE, "waves.py": OTHER})
+    assert submission.files["waves.py"] == OTHER and noted(submission, f"{name} was not graded: waves.py was")
 
 
 def test_of_two_near_names_none_is_guessed(tmp_path):
-    submission = from_files(tmp_path, {"waves-1.py": DONE, "waves-2.py": b"y = 2\n", "waves.py": STUB})
+    submission = from_files(tmp_path, {"waves-1.py": DONE, "waves-2.py": OTHER, "waves.py": STUB})
     assert submission.files == {"waves.py": STUB}
     assert noted(submission, "not graded: waves-1.py, waves-2.py", "not clear which one is meant")
 
