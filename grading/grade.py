@@ -48,6 +48,7 @@ SHOWS_ONLY = (
     "roster.py",
     "class_folder.py",
 )
+WAITING = "not graded yet"  # a line of the table: handed in, and not chosen so far
 VERSIONED = ("torch", "triton", "numpy", "nbclient", "ipykernel")
 
 
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line.
 
     Returns:
-        0 when every submission has a grade, 1 when the grader failed on one, 2 when nothing could be graded.
+        0 when every submission has a grade, but for those that the table calls *not graded*; 1 when the grader failed
+        on one; 2 when nothing could be graded.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -156,7 +158,7 @@ def _publish(
             handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, note))
     outputs.publish(out, lab, results)
     waiting = everyone.handed_in.keys() - kept.keys() - {line.student for line in everyone.ungraded}
-    everyone.ungraded += [Ungraded(student, "not graded yet: grade without --students") for student in sorted(waiting)]
+    everyone.ungraded += [Ungraded(student, "grade without --students", WAITING) for student in sorted(waiting)]
     outputs.write_csv(out, lab, results, handed_in, everyone.ungraded)
     return results
 
@@ -180,7 +182,7 @@ def _expected(lab: Lab, seeds: Seeds, grader: str, out: Path) -> Path:
 
 
 def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, everyone: Class) -> None:
-    ungraded = everyone.ungraded
+    ungraded = [line for line in everyone.ungraded if line.status != WAITING]
     print(outputs.table(lab, results, ungraded))
     rest = f"; {len(ungraded)} lines without a score" if ungraded else ""
     print(f"{len(results)} submissions: {graded} graded, {len(results) - graded} up to date{rest}")

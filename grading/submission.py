@@ -17,7 +17,7 @@ from grading.lab import EXERCISES, Lab
 
 MAX_MODULE = 2**20
 MARKER = b"### BEGIN SOLUTION"
-NAMED = 8  # files or folders that a note names
+NAMED = 20  # files or folders that a note names
 LAB_FOLDER = re.compile(r"lab(\d{1,3})(_\w+)?")
 LONGEST = 100  # characters of the name of a module
 #: What browsers, file managers, platforms and people add to the name of a file.
