@@ -33,7 +33,7 @@ from grading.lab import ROOT, Exercise, Lab, find_lab
 from grading.policy import violations
 from grading.release import generate_lab
 from grading.strip import strip_source
-from grading.submission import collect
+from grading.submission import HandedIn, collect
 from utils.checks.student_files import STUB, not_written
 
 #: Seconds that an exercise's check may take.
@@ -173,7 +173,7 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_bytes(content)
     lab = replace(lab, released=released)
-    submission = collect(folder, lab)
+    submission = collect(HandedIn("", (("", folder),)), lab)
     for text in submission.notes:
         note(f"note: {text}")
     refused: dict[str, str] = {}

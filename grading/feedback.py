@@ -258,6 +258,8 @@ def _row(index: int, exercise: Mapping[str, Any], largest: float) -> str:
     outcome = OUTCOMES[exercise["outcome"]]
     words = outcome.words
     name = f'<span class="number">{_name(exercise["number"])}</span>{_name(exercise["title"])}'
+    if "automatic" in exercise:
+        words += ", points given by hand"
     if _is_explained(exercise):
         words = f'<a class="{outcome.colour}" href="#exercise-{index + 1}">{words}</a>'
     width = f"{100 * exercise['max_score'] / largest:.4g}"
@@ -272,7 +274,7 @@ def _row(index: int, exercise: Mapping[str, Any], largest: float) -> str:
 
 
 def _is_explained(exercise: Mapping[str, Any]) -> bool:
-    return exercise["outcome"] != "passed" or bool(exercise["message"].strip())
+    return exercise["outcome"] != "passed" or bool(exercise["message"].strip()) or "automatic" in exercise
 
 
 def _details(result: Mapping[str, Any]) -> str:
@@ -290,17 +292,23 @@ def _short(lab: str) -> str:
 
 def _detail(index: int, exercise: Mapping[str, Any], command: str) -> str:
     outcome = OUTCOMES[exercise["outcome"]]
+    said = f"{points(exercise['score'])} of {points(exercise['max_score'])} points{by_hand(exercise)}"
     lines = [
         f'<section class="card exercise of-{outcome.colour}" id="exercise-{index + 1}">',
         f'<h3><span class="number">{_name(exercise["number"])}</span>{_name(exercise["title"])}</h3>',
         f'<p class="verdict outcome {outcome.colour}"><b aria-hidden="true">{outcome.symbol}</b>{outcome.words}'
-        f' <span class="small">· {points(exercise["score"])} of {points(exercise["max_score"])} points</span></p>',
+        f' <span class="small">· {said}</span></p>',
     ]
     if message := shortened(exercise["message"]).strip("\n"):
         lines.append(f"<pre>{escape(message)}</pre>")
     if outcome.advice:
         lines.append(f'<p class="next">{_code(outcome.advice.format(command=command))}</p>')
     return "\n".join([*lines, "</section>"])
+
+
+def by_hand(exercise: Mapping[str, Any]) -> str:
+    """What to add to the points of an exercise that a person corrected; empty if nobody did."""
+    return f", given by hand (automatic: {points(exercise['automatic'])})" if "automatic" in exercise else ""
 
 
 def _footer(result: Mapping[str, Any]) -> str:

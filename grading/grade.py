@@ -14,24 +14,41 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
 from grading import outputs
+from grading.archives import UnreadableSubmission
+from grading.class_folder import Class, Ungraded, find_submissions
 from grading.lab import ROOT, Lab, find_lab
 from grading.observed import SolutionFails, expected_observations
 from grading.pool import run_all
-from grading.results import digest_of, files_below, read_result
+from grading.results import corrected, digest_of, files_below, read_result
+from grading.roster import read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import Seeds, seeds_of
-from grading.submission import UnreadableSubmission, collect, students
+from grading.submission import HandedIn, collect
 from grading.worker import Job
 
+if TYPE_CHECKING:
+    from grading.gradebook import Correction
+
 #: Modules that change no grade.
-SHOWS_ONLY = ("feedback.py", "gradescope.py", "gradebook.py", "nbgrader_config.py", "outputs.py", "check_lab.py")
+SHOWS_ONLY = (
+    "feedback.py",
+    "gradescope.py",
+    "gradebook.py",
+    "nbgrader_config.py",
+    "outputs.py",
+    "check_lab.py",
+    "roster.py",
+    "class_folder.py",
+)
+WAITING = "not graded yet"  # a line of the table: handed in, and not chosen so far
 VERSIONED = ("torch", "triton", "numpy", "nbclient", "ipykernel")
 
 
@@ -39,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line.
 
     Returns:
-        0 when every submission has a grade, 1 when the grader failed on one, 2 when nothing could be graded.
+        0 when every submission has a grade, but for those that the table calls *not graded*; 1 when the grader failed
+        on one; 2 when nothing could be graded.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -67,23 +85,23 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     if given.submissions.resolve().is_relative_to(out / "submitted"):
         raise ValueError(f"{out / 'submitted'} holds this grader's own copies: choose another --out, or move it away")
     remove_leftovers()
-    found = _submissions(given.submissions, given.students)
+    everyone, chosen = _submissions(lab, given)
     gradebook.register(out / "gradebook.db", lab)
     outputs.write_config(out)
     seeds = seeds_of(out, lab, fresh=given.fresh_seeds)
     grader = _grader_digest(lab)
     job = Job(lab, seeds, _expected(lab, seeds, grader, out), isolated=not given.no_sandbox)
     results: dict[str, dict[str, Any]] = {}
-    pending: dict[str, tuple[Path, str]] = {}
-    for student, path in found.items():
-        digest = digest_of(grader, seeds.name, f"isolated={job.isolated}", _contents(path, lab))
+    pending: dict[str, tuple[HandedIn, str]] = {}
+    for student, handed_in in chosen.items():
+        digest = digest_of(grader, seeds.name, f"isolated={job.isolated}", _contents(handed_in, lab))
         kept = None if given.regrade else _result_of(digest, out, lab, student)
         if kept is None:
-            pending[student] = (path, digest)
+            pending[student] = (handed_in, digest)
         else:
             results[student] = kept
     failed: list[str] = []
-    with tqdm(total=len(found), initial=len(results), desc=lab.name, unit="submission", disable=None) as bar:
+    with tqdm(total=len(chosen), initial=len(results), desc=lab.name, unit="submission", disable=None) as bar:
         for student in run_all(job, pending, out, given.jobs):
             result = _result_of(pending[student][1], out, lab, student)
             if result is None:
@@ -91,26 +109,58 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
             else:
                 results[student] = result
             bar.update()
-    outputs.publish(out, lab, results)
     gradebook.enter(out, lab, results)
-    _report(out, lab, results, len(pending) - len(failed), failed)
+    lost = [
+        Ungraded(student, f"the grader failed: see {outputs.log_path(out, lab, student)}; run again")
+        for student in failed
+    ]
+    everyone.ungraded += lost
+    results = _publish(out, lab, everyone, set(failed), gradebook.corrections(out / "gradebook.db", lab))
+    shown = {student: result for student, result in results.items() if student in chosen}
+    _report(out, lab, shown, len(pending) - len(failed), everyone)
     return 1 if failed else 0
 
 
-def _submissions(folder: Path, chosen: Sequence[str] | None) -> dict[str, Path]:
-    """The submissions in ``folder`` by student: all, or those of the ``chosen``.
+def _submissions(lab: Lab, given: argparse.Namespace) -> tuple[Class, dict[str, HandedIn]]:
+    """Everything in the folder of submissions, and what is to be graded of it, by student.
 
     Raises:
-        ValueError: there is none, or one that was chosen is missing.
+        ValueError: there is nothing in it, or one that was chosen is missing.
     """
-    found = students(folder.resolve())
-    if unknown := set(chosen or ()) - set(found):
-        raise ValueError(f"no submission of {', '.join(sorted(unknown))} in {folder}")
-    if chosen:
-        found = {student: path for student, path in found.items() if student in chosen}
-    if not found:
-        raise ValueError(f"no submission in {folder}: it must hold a folder or a .zip for each student")
-    return found
+    folder: Path = given.submissions
+    found = find_submissions(folder.resolve(), lab, read_roster(given.roster) if given.roster else None)
+    if unknown := set(given.students or ()) - set(found.handed_in):
+        why = [f"{line.student}: {line.why}" for line in found.ungraded if line.student in unknown]
+        raise ValueError("; ".join([f"no submission of {', '.join(sorted(unknown))} in {folder}", *why]))
+    if not found.handed_in and not found.ungraded:
+        raise ValueError(f"no submission in {folder}: it must hold a folder or an archive for each student")
+    chosen = given.students or found.handed_in
+    return found, {student: one for student, one in found.handed_in.items() if student in chosen}
+
+
+def _publish(
+    out: Path, lab: Lab, everyone: Class, failed: Set[str], corrections: Mapping[str, Mapping[str, Correction]]
+) -> dict[str, dict[str, Any]]:
+    """Write pages, Gradescope's files and the table, with the scores that people corrected; the results with them.
+
+    Everybody's are written, also those of earlier runs, as long as the submission is still there.
+    """
+    kept = outputs.kept_results(out, lab, everyone.handed_in.keys() - failed)
+    handed_in = dict(everyone.handed_in)
+    results = {}
+    for student, result in kept.items():
+        by_hand = corrections.get(student, {})
+        results[student] = corrected(result, {number: one.score for number, one in by_hand.items()})
+        if outdated := sorted(number for number, one in by_hand.items() if one.outdated):
+            note = (
+                f"the automatic score of {', '.join(outdated)} has changed since it was corrected by hand: look again"
+            )
+            handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, note))
+    outputs.publish(out, lab, results)
+    waiting = everyone.handed_in.keys() - kept.keys() - {line.student for line in everyone.ungraded}
+    everyone.ungraded += [Ungraded(student, "grade without --students", WAITING) for student in sorted(waiting)]
+    outputs.write_csv(out, lab, results, handed_in, everyone.ungraded)
+    return results
 
 
 def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any] | None:
@@ -131,20 +181,24 @@ def _expected(lab: Lab, seeds: Seeds, grader: str, out: Path) -> Path:
     return expected
 
 
-def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, failed: Sequence[str]) -> None:
-    total = len(results) + len(failed)
-    print(outputs.table(lab, results))
-    print(f"{total} submissions: {graded} graded, {len(results) - graded} up to date")
+def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, everyone: Class) -> None:
+    ungraded = [line for line in everyone.ungraded if line.status != WAITING]
+    print(outputs.table(lab, results, ungraded))
+    rest = f"; {len(ungraded)} lines without a score" if ungraded else ""
+    print(f"{len(results)} submissions: {graded} graded, {len(results) - graded} up to date{rest}")
+    if gone := sorted({path.stem for path in (out / lab.name / "results").glob("*.json")} - everyone.handed_in.keys()):
+        print(f"No longer handed in, so not in grades.csv: {', '.join(gone)}")
     print(f"{out / lab.name}: grades.csv, feedback/, gradescope/, results/; gradebook: {out / 'gradebook.db'}")
-    for student in failed:
-        log = outputs.log_path(out, lab, student)
-        print(f"NOT GRADED: {student} (the grader failed, see {log}); run again to retry", file=sys.stderr)
+    print("What was left out, and what is odd about a submission, is in the column notes of grades.csv.")
+    for line in ungraded:
+        if line.status == "not graded":
+            print(f"NOT GRADED: {line.student} ({line.why})", file=sys.stderr)
 
 
-def _contents(path: Path, lab: Lab) -> dict[str, bytes]:
+def _contents(handed_in: HandedIn, lab: Lab) -> dict[str, bytes]:
     """What a grade depends on in a submission, for its digest."""
     try:
-        submission = collect(path, lab)
+        submission = collect(handed_in, lab)
     except UnreadableSubmission as error:
         return {"unreadable": str(error).encode()}
     return {**submission.files, "/notes": "\n".join(submission.notes).encode()}
@@ -178,7 +232,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m grading.grade", description="Grade a class's submissions of a lab."
     )
     parser.add_argument("lab", help="lab2, or lab2_triton_kernels")
-    parser.add_argument("--submissions", type=Path, required=True, help="a folder with a folder or .zip a student")
+    parser.add_argument(
+        "--submissions", type=Path, required=True, help="the folder that holds a folder or an archive for each student"
+    )
+    parser.add_argument("--roster", type=Path, help="a CSV file of the class: who is missing is in the table")
     parser.add_argument("--out", type=Path, default=Path("grades"), help="where grades go (default: grades)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="submissions at a time")
     parser.add_argument("--students", nargs="+", metavar="STUDENT", help="grade these only")

@@ -7,13 +7,14 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from nbgrader import api
-from nbgrader.api import Gradebook
+from nbgrader.api import Grade, Gradebook
 from sqlalchemy.exc import SAWarning
 
 from grading import outputs
@@ -30,6 +31,14 @@ api.get_alembic_version = functools.cache(api.get_alembic_version)
 
 # nbgrader adds rows in an order that SQLAlchemy warns about, harmlessly
 warnings.filterwarnings("ignore", category=SAWarning)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A score that a person entered; ``outdated`` when the automatic one has changed since."""
+
+    score: float
+    outdated: bool
 
 
 def register(gradebook: Path, lab: Lab) -> None:
@@ -65,6 +74,19 @@ def scores(gradebook: Path, lab: Lab, student: str) -> dict[str, float]:
     with Gradebook(f"sqlite:///{gradebook}") as book:
         notebook = book.find_submission_notebook(lab.name, lab.name, student)
         return {numbers[grade.name]: grade.score for grade in notebook.grades}
+
+
+def corrections(gradebook: Path, lab: Lab) -> dict[str, dict[str, Correction]]:
+    """The scores that people entered in the formgrader, by student and exercise number: extra credit counts too."""
+    numbers = {exercise.grade_id: exercise.number for exercise in lab.exercises}
+    found: dict[str, dict[str, Correction]] = {}
+    with Gradebook(f"sqlite:///{gradebook}") as book:
+        by_hand = Grade.manual_score.isnot(None) | Grade.extra_credit.isnot(None)
+        for grade in book.db.query(Grade).filter(by_hand):
+            if grade.assignment.name == lab.name and grade.name in numbers:
+                correction = Correction(grade.score, bool(grade.needs_manual_grade))
+                found.setdefault(grade.student.id, {})[numbers[grade.name]] = correction
+    return found
 
 
 def enter(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ What a student did to the notebook's check cells changes nothing, and is only to
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -101,7 +102,12 @@ def notebook_notes(content: bytes | None, lab: Lab) -> list[str]:
                 found.setdefault(grade_id, []).append(source if isinstance(source, str) else "".join(source))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [f"{lab.notebook.name} is not a notebook that can be read: {without}"]
+    ours = {exercise.grade_id for exercise in lab.exercises} | _grade_ids(lab)
+    foreign = sorted(shown_id[:40] for shown_id in found.keys() - ours)
     notes = []
+    if foreign:
+        listed = ", ".join(ascii(name) for name in foreign[:8]) + (f" and {len(foreign) - 8} more" * (len(foreign) > 8))
+        notes.append(f"cells of your notebook have ids that are not the lab's, and were ignored: {listed}")
     for what, is_so in (
         ("missing", lambda e: e.grade_id not in found),
         ("there more than once", lambda e: len(found.get(e.grade_id, ())) > 1),
@@ -110,6 +116,13 @@ def notebook_notes(content: bytes | None, lab: Lab) -> list[str]:
         if numbers := [exercise.number for exercise in lab.exercises if is_so(exercise)]:
             notes.append(f"the check cell of exercise {', '.join(numbers)} is {what} in your notebook: {without}")
     return notes
+
+
+@functools.cache
+def _grade_ids(lab: Lab) -> frozenset[str]:
+    """The nbgrader ids of all cells that are handed out."""
+    cells = nbformat.read(lab.notebook, as_version=4).cells
+    return frozenset(cell.metadata.nbgrader.grade_id for cell in cells if "nbgrader" in cell.metadata)
 
 
 def _cell(source: str, role: str, name: str) -> NotebookNode:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grading.feedback import OUTCOMES, plain, points, require_known, shortened
+from grading.feedback import OUTCOMES, by_hand, plain, points, require_known, shortened
 
 
 def results(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,14 +49,15 @@ def _opening(result: Mapping[str, Any]) -> str:
 def _test(exercise: Mapping[str, Any]) -> dict[str, Any]:
     outcome = OUTCOMES[exercise["outcome"]]
     message = shortened(exercise["message"]).strip("\n")
+    full = exercise["score"] >= exercise["max_score"] if "automatic" in exercise else exercise["outcome"] == "passed"
     return {
         "number": exercise["number"],
         "name": " ".join(plain(exercise["title"]).split()),
         "name_format": "text",
         "score": exercise["score"],
         "max_score": exercise["max_score"],
-        "status": "passed" if exercise["outcome"] == "passed" else "failed",
-        "output": outcome.words + (f"\n\n{message}" if message else ""),
+        "status": "passed" if full else "failed",
+        "output": outcome.words + by_hand(exercise).replace(",", "; points", 1) + (f"\n\n{message}" if message else ""),
         "output_format": "text",
         "visibility": "visible",
     }

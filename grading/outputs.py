@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grading.feedback import page
+from grading.archives import shown
+from grading.class_folder import Ungraded
+from grading.feedback import page, plain
 from grading.gradescope import results as gradescope_results
 from grading.lab import Lab
 from grading.results import read_result, write_json
+from grading.submission import HandedIn
 from utils.atomic_write import write_atomically
 
 SYMBOLS = {"passed": "✓", "failed": "✗", "not attempted": "·", "refused": "R", "timed out": "T", "crashed": "C"}
+MAX_CELL = 4000  # characters of a cell in ``grades.csv``
 CONFIG = '''"""nbgrader's configuration in this folder of grades: nbgrader finds the gradebook by it."""
 
 from pathlib import Path
@@ -45,32 +49,67 @@ def submitted_path(out: Path, lab: Lab, student: str) -> Path:
     return out / "submitted" / student / lab.name
 
 
+def kept_results(out: Path, lab: Lab, students: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The stored results of these students, as far as they have the lab's exercises."""
+    numbers = [exercise.number for exercise in lab.exercises]
+    found = {student: read_result(result_path(out, lab, student)) for student in students}
+    return {
+        student: result
+        for student, result in found.items()
+        if result is not None and [exercise["number"] for exercise in result["exercises"]] == numbers
+    }
+
+
 def publish(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write each student's feedback page and Gradescope's file, and ``grades.csv``."""
+    """Write each student's feedback page and Gradescope's file."""
     folder = out / lab.name
     for student, result in results.items():
         write_atomically(folder / "feedback" / f"{student}.html", page(result).encode())
         write_json(folder / "gradescope" / f"{student}.json", gradescope_results(result))
-    write_csv(out, lab)
 
 
-def write_csv(out: Path, lab: Lab) -> None:
-    """Write ``grades.csv``: a line for each student with a result, a column for each exercise."""
+def write_csv(
+    out: Path,
+    lab: Lab,
+    results: Mapping[str, Mapping[str, Any]],
+    handed_in: Mapping[str, HandedIn],
+    ungraded: Iterable[Ungraded],
+) -> None:
+    """Write ``grades.csv``: a line for each student and for everything that was not graded, without a score there.
+
+    Args:
+        out: the folder of grades.
+        lab: the lab.
+        results: by student.
+        handed_in: what the results were made from, by student.
+        ungraded: the lines of all others.
+    """
+    rows = {}
+    for student, result in results.items():
+        points = [exercise["score"] for exercise in result["exercises"]]
+        names = ", ".join(shown(path.name) for _, path in handed_in[student].paths)
+        notes = [*handed_in[student].notes, *_by_hand(result), *result["notes"]]
+        rows[student, ""] = [result["score"], result["max_score"], *points, result["status"], names, "; ".join(notes)]
+    blank = [""] * (2 + len(lab.exercises))
+    for line in ungraded:
+        rows[line.student, line.submission] = [*blank, line.status, line.submission, line.why]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    numbers = [exercise.number for exercise in lab.exercises]
-    writer.writerow(["student", "score", "max_score", *numbers, "status"])
-    for path in sorted((out / lab.name / "results").glob("*.json")):
-        result = read_result(path)
-        if result is not None and [exercise["number"] for exercise in result["exercises"]] == numbers:
-            points = [exercise["score"] for exercise in result["exercises"]]
-            row = [_cell(result["student"]), result["score"], result["max_score"], *points, result["status"]]
-            writer.writerow(row)
+    head = ["student", "score", "max_score", *(exercise.number for exercise in lab.exercises)]
+    writer.writerow([*head, "status", "submission", "notes"])
+    for (student, _), (*numbers, status, names, notes) in sorted(rows.items()):
+        writer.writerow([_cell(student), *numbers, status, _cell(names), _cell(notes)])
     write_atomically(out / lab.name / "grades.csv", text.getvalue().encode())
 
 
-def table(lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line a student: the score, and a sign for each exercise."""
+def _by_hand(result: Mapping[str, Any]) -> list[str]:
+    """A note for each score that a person changed."""
+    changed = [one for one in result["exercises"] if "automatic" in one]
+    return [f"{one['number']} has {one['score']:g} points by hand, {one['automatic']:g} automatic" for one in changed]
+
+
+def table(lab: Lab, results: Mapping[str, Mapping[str, Any]], ungraded: Iterable[Ungraded] = ()) -> str:
+    """A line a student: the score, and a sign for each exercise; below them, what has no score."""
     width = max([len("student"), *map(len, results)])
     head = f"{'student':<{width}}  score  " + " ".join(f"{e.number:>4}" for e in lab.exercises)
     lines = [head, "-" * len(head)]
@@ -78,6 +117,7 @@ def table(lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> str:
         signs = " ".join(f"{SYMBOLS.get(exercise['outcome'], '!'):>4}" for exercise in result["exercises"])
         unreadable = "  unreadable" if result["status"] == "unreadable" else ""
         lines.append(f"{student:<{width}}  {result['score']:>5}  {signs}{unreadable}")
+    lines += [f"{line.student:<{width}}      -  {line.status}: {line.why}" for line in ungraded]
     lines.append("✓ passed  ✗ failed  · not attempted  R refused  T timed out  C crashed  ! tampered")
     return "\n".join(lines)
 
@@ -88,5 +128,7 @@ def write_config(out: Path) -> None:
 
 
 def _cell(text: str) -> str:
-    """A text that a spreadsheet takes for a text, not for a formula."""
-    return f"'{text}" if text[:1] in "=+-@" else text
+    """A text of one line that a spreadsheet takes for a text, not for a formula."""
+    line = " ".join(plain(text).split())
+    line = line if len(line) <= MAX_CELL else f"{line[:MAX_CELL]} ..."
+    return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line

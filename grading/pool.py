@@ -23,6 +23,7 @@ import psutil
 
 from grading import outputs, worker
 from grading.results import write_json
+from grading.submission import HandedIn
 from grading.worker import Job
 
 LONGEST = 3  # times the budget of a submission's checks: they run at most twice, and the scenarios once
@@ -30,8 +31,8 @@ LONGEST = 3  # times the budget of a submission's checks: they run at most twice
 PRELOADED = ["grading.pool", "grading.scenarios.compare", "tqdm"]
 
 
-def run_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs: int) -> Iterator[str]:
-    """Grade the ``pending`` submissions (path and digest by student), ``jobs`` at a time; yields each when it ended.
+def run_all(job: Job, pending: Mapping[str, tuple[HandedIn, str]], out: Path, jobs: int) -> Iterator[str]:
+    """Grade the ``pending`` submissions (with the digest, by student), ``jobs`` at a time; yields each when it ended.
 
     A worker writes its submission's result, or ends without one: the caller looks. Workers are not forked from the
     caller, whose threads and event loop a fork would wait for.
@@ -42,8 +43,8 @@ def run_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs: 
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                student, (path, digest) = waiting.pop(0)
-                process = context.Process(target=_work, args=(job, student, path, digest, out), daemon=True)
+                student, (handed_in, digest) = waiting.pop(0)
+                process = context.Process(target=_work, args=(job, handed_in, digest, out), daemon=True)
                 try:
                     process.start()
                 except (OSError, EOFError):  # the server died
@@ -62,9 +63,10 @@ def run_all(job: Job, pending: Mapping[str, tuple[Path, str]], out: Path, jobs: 
             _end(process)
 
 
-def _work(job: Job, student: str, path: Path, digest: str, out: Path) -> None:
+def _work(job: Job, handed_in: HandedIn, digest: str, out: Path) -> None:
     """The worker: grade, and write the result last."""
     threading.Thread(target=_end_with_grader, daemon=True).start()
+    student = handed_in.student
     log = outputs.log_path(out, job.lab, student)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", buffering=1, encoding="utf-8", errors="replace") as file:
@@ -73,7 +75,7 @@ def _work(job: Job, student: str, path: Path, digest: str, out: Path) -> None:
         sys.stdout = sys.stderr = file
         logging.basicConfig(stream=file, level=logging.INFO, force=True)
         try:
-            result = worker.grade(job, path, digest, outputs.submitted_path(out, job.lab, student))
+            result = worker.grade(job, handed_in, digest, outputs.submitted_path(out, job.lab, student))
             write_json(outputs.result_path(out, job.lab, student), result)
         except BaseException:
             traceback.print_exc()

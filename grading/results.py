@@ -86,6 +86,17 @@ def result(
     }
 
 
+def corrected(result: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
+    """A result with the scores that a person gave, by exercise number; ``automatic`` is then the grader's own."""
+    exercises = [
+        {**one, "score": _number(scores[one["number"]]), "automatic": one["score"]}
+        if scores.get(one["number"], one["score"]) != one["score"]
+        else one
+        for one in result["exercises"]
+    ]
+    return {**result, "exercises": exercises, "score": _number(sum(one["score"] for one in exercises))}
+
+
 def read_result(path: Path) -> dict[str, Any] | None:
     """The stored result, or None when there is none that this version can use."""
     try:

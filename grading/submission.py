@@ -1,27 +1,44 @@
-"""What a student handed in: the lab's files out of a folder or a zip, whatever else lies there or is wrong with it.
+"""What counts of a submission: the lab's modules, whatever else lies there or is wrong with it.
 
-Nothing is extracted and nothing is followed: files are read into memory, within limits, and everything that is left
-out becomes a note for the student.
+A student's work is ``labs/LAB``. A copy of the course's ``solutions/`` never counts, and everything that is not graded
+is named in a note.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import zipfile
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from grading.archives import Reader, UnreadableSubmission, shown
 from grading.lab import EXERCISES, Lab
 
-MAX_FILE, MAX_TOTAL, MAX_MEMBERS = 4 * 2**20, 32 * 2**20, 5000
 MAX_MODULE = 2**20
-SKIPPED = ("__pycache__", "__MACOSX")
+MARKER = b"### BEGIN SOLUTION"
+NAMED = 20  # files or folders that a note names
+LAB_FOLDER = re.compile(r"lab(\d{1,3})(_\w+)?")
+LONGEST = 100  # characters of the name of a module
+#: What browsers, file managers, platforms and people add to the name of a file.
+NEAR = re.compile(
+    r"(?P<stem>\w+?)([ _-]*(\(\d+\)|cop(y|ie|ia)|kopie|final)|[ _-]+v?\d+)*\.py(\.txt)?", re.ASCII | re.IGNORECASE
+)
 
 
-class UnreadableSubmission(ValueError):
-    """There is nothing in it that can be graded; the text is for the student."""
+@dataclass(frozen=True)
+class HandedIn:
+    """What one student handed in.
+
+    Attributes:
+        student: the id.
+        paths: files and folders, each with its name in the submission; the name is empty for a whole submission.
+        notes: what the instructor should know about it.
+    """
+
+    student: str
+    paths: tuple[tuple[str, Path], ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -33,65 +50,30 @@ class Submission:
     notes: list[str] = field(default_factory=list)
 
 
-def student_of(path: Path) -> str:
-    """The student's id: the name of the folder, or of the zip without its ending."""
-    return path.stem if path.suffix.lower() == ".zip" and path.is_file() else path.name
-
-
-def students(folder: Path) -> dict[str, Path]:
-    """Every submission in ``folder``, by student.
+def collect(handed_in: HandedIn, lab: Lab) -> Submission:
+    """Read a submission: the lab's files, in ``labs/LAB``, at the top or in any folder or archive below.
 
     Raises:
-        ValueError: ``folder`` is none, a student handed in twice (a folder and a zip), or an id that cannot be a name
-            of a file.
+        UnreadableSubmission: a broken or oversized archive, not one file of the lab, or two versions of them.
     """
-    if not folder.is_dir():
-        raise ValueError(f"no folder of submissions: {folder}")
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or (path.is_file() and path.suffix.lower() != ".zip"):
-            continue
-        student = student_of(path)
-        if student in found:
-            raise ValueError(f"two submissions of {student}: {found[student].name} and {path.name}; keep one")
-        if not student.strip() or student != student.strip() or any(sign in student for sign in "/\\\0\n+*?[]{}"):
-            raise ValueError(
-                f"a submission is named after its student, without / \\ + * ? [ ] {{ }}, got {path.name!r}"
-            )
-        found[student] = path
-    return found
-
-
-def collect(path: Path, lab: Lab) -> Submission:
-    """Read the submission at ``path``: the lab's files, at the top or in any folder below.
-
-    Raises:
-        UnreadableSubmission: a broken or oversized zip, or not one file of the lab in it.
-    """
-    submission = Submission(student_of(path))
+    reader = Reader()
     try:
-        entries = dict(_zip_entries(path, submission) if path.is_file() else _folder_entries(path, submission))
+        for name, path in handed_in.paths:
+            reader.add(path, name)
     except UnreadableSubmission:
         raise
-    except Exception as error:  # a crafted zip raises what it likes
+    except Exception as error:
         raise UnreadableSubmission(f"the submission cannot be read: {type(error).__name__}: {error}") from error
-    released = {file.name for file in lab.released.iterdir() if file.is_file()}
-    base = _base(entries, released, lab.name)
+    released = {file.name: file.read_bytes() for file in lab.released.iterdir() if file.is_file()}
+    submission = Submission(handed_in.student, notes=reader.notes)
+    theirs = _without_solutions(reader.files, lab.name, submission.notes)
+    base = _base(theirs, released, lab)
     if base is None:
+        expected = f"hand in the folder labs/{lab.name} with your modules in it"
         raise UnreadableSubmission(
-            f"no file of {lab.name} is in the submission; hand in the folder labs/{lab.name} with your modules in it"
+            "; ".join([f"no file of {lab.name} is in the submission; {expected}", *submission.notes[:NAMED]])
         )
-    for name, content in entries.items():
-        relative = (
-            PurePosixPath(name).relative_to(base).as_posix() if PurePosixPath(name).is_relative_to(base) else None
-        )
-        if relative in released:
-            submission.files[relative] = content
-        elif relative and relative.endswith(".py") and "/" not in relative and relative[:-3].isidentifier():
-            submission.files[relative] = content
-            submission.notes.append(f"{relative} is not a file of the lab; your modules may import it")
-        elif relative is None and PurePosixPath(name).name in released:
-            submission.notes.append(f"{_shown(name)} was ignored: the files in {_shown(str(base))}/ were graded")
+    _take(submission, theirs, base, released, lab)
     missing = sorted(name for name in released if name.endswith(".py") and name not in submission.files)
     if missing:
         submission.notes.append(f"missing, so taken as handed out: {', '.join(missing)}")
@@ -99,104 +81,127 @@ def collect(path: Path, lab: Lab) -> Submission:
         if len(submission.files[name]) > MAX_MODULE:
             del submission.files[name]
             submission.notes.append(f"{name} was ignored: a module may have at most {MAX_MODULE // 1024:,} KiB")
+        elif MARKER in submission.files[name]:
+            submission.notes.append(f"{name} is a copy of the course's solution: its markers are still there")
     return submission
 
 
-def _base(entries: dict[str, bytes], released: set[str], lab_name: str) -> PurePosixPath | None:
-    """The folder that holds most of the lab's files; one named as the lab is preferred, then the shallowest."""
-    counts: dict[PurePosixPath, int] = {}
-    for name in entries:
+def _without_solutions(files: Mapping[str, bytes | None], lab_name: str, notes: list[str]) -> dict[str, bytes | None]:
+    """The files that are not in the course's own ``solutions/LAB``, which is noted."""
+    place = f"/solutions/{lab_name}/".lower()
+    theirs = {name: content for name, content in files.items() if place not in f"/{name.lower()}"}
+    if len(theirs) < len(files):
+        notes.append(
+            f"solutions/{lab_name}/ was left out: it is the course's solution, and only labs/{lab_name} is graded"
+        )
+    return theirs
+
+
+def _module_of(name: str, released: Iterable[str]) -> str | None:
+    """The lab's file that a file was meant to be: ``waves.py`` for ``waves.py``, ``waves-1.py`` and ``Waves.py``."""
+    if name in released:
+        return name
+    found = NEAR.fullmatch(name) if len(name) <= LONGEST else None
+    meant = f"{found['stem'].lower()}.py" if found else None
+    return meant if meant in released else None
+
+
+def _base(files: Mapping[str, bytes | None], released: Mapping[str, bytes], lab: Lab) -> PurePosixPath | None:
+    """The folder that counts: ``labs/LAB``, or else the one with most of the lab's files, but none of another lab.
+
+    Raises:
+        UnreadableSubmission: two folders are as good as each other, and hold different work.
+    """
+    counts: Counter[PurePosixPath] = Counter()
+    for path in map(PurePosixPath, files):
+        numbers = [int(found[1]) for part in path.parts[:-1] if (found := LAB_FOLDER.fullmatch(part))]
+        elsewhere = numbers and lab.number not in numbers
+        if path.name != "__init__.py" and not elsewhere and _module_of(path.name, released):
+            counts[path.parent] += 1
+
+    def rank(at: PurePosixPath) -> tuple[bool, bool, int, bool]:
+        return at.name != EXERCISES, at.parts[-2:] == ("labs", lab.name), counts[at], at.name == lab.name
+
+    def work(at: PurePosixPath) -> dict[str, bytes | None]:
+        """What is not as it was handed out, by its name in the folder."""
+        inside = {name: files.get((at / name).as_posix()) for name in released if name.endswith(".py")}
+        return {name: content for name, content in inside.items() if content not in (None, released[name])}
+
+    best = max(map(rank, counts), default=None)
+    equals = sorted((at for at in counts if rank(at) == best), key=lambda at: (len(at.parts), str(at)))
+    worked_in = [at for at in equals if work(at)] or equals[:1]
+    if any(work(at) != work(worked_in[0]) for at in worked_in):
+        places = " and in ".join(_folder(at) for at in worked_in[:NAMED])
+        raise UnreadableSubmission(f"the submission holds different versions of the lab, in {places}; hand in one")
+    return worked_in[0] if worked_in else None
+
+
+def _folder(at: PurePosixPath) -> str:
+    return "the top folder" if at == PurePosixPath() else f"{shown(str(at))}/"
+
+
+def _take(
+    submission: Submission,
+    files: Mapping[str, bytes | None],
+    base: PurePosixPath,
+    released: Mapping[str, bytes],
+    lab: Lab,
+) -> None:
+    """Take the files of the folder ``base`` that count, and note the others."""
+    near: dict[str, list[str]] = {}
+    others: list[PurePosixPath] = []
+    below = {file.relative_to(lab.released).as_posix(): file for file in lab.released.rglob("*") if file.is_file()}
+    for name, content in files.items():
         path = PurePosixPath(name)
-        if path.name in released and path.name != "__init__.py":
-            counts[path.parent] = counts.get(path.parent, 0) + 1
-    return max(
-        counts,
-        key=lambda at: (at.name != EXERCISES, counts[at], at.name == lab_name, -len(at.parts), str(at)),
-        default=None,
-    )
+        relative = path.relative_to(base).as_posix() if path.is_relative_to(base) else None
+        meant = _module_of(path.name, released)
+        if relative in released and content is not None:
+            submission.files[relative] = content
+        elif relative is None and meant and path.name != "__init__.py":
+            submission.notes.append(f"{shown(name)} was ignored: the files in {_folder(base)} were graded")
+        elif relative and meant and "/" not in relative and content is not None:
+            near.setdefault(meant, []).append(relative)
+        elif relative and content is not None and _is_module(relative):
+            submission.files[relative] = content
+            submission.notes.append(f"{relative} is not a file of the lab; your modules may import it")
+        elif relative not in below or content != below[relative].read_bytes():
+            others.append(path)
+    for meant, names in near.items():
+        found = {name: files[(base / name).as_posix()] for name in names}
+        _take_near(submission, meant, found, released[meant])
+    if others:
+        submission.notes.append(f"not graded, since no module of the lab: {_listed(others, base)}")
 
 
-def _folder_entries(folder: Path, submission: Submission) -> Iterator[tuple[str, bytes]]:
-    if folder.is_symlink():
-        raise UnreadableSubmission("the submission is a link, not a folder")
-    total = members = 0
-    for place, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = sorted(name for name in folders if not _skip(name))
-        for name in sorted(names):
-            path = Path(place, name)
-            relative = path.relative_to(folder).as_posix()
-            members += 1
-            if members > MAX_MEMBERS:
-                raise UnreadableSubmission(f"the submission holds more than {MAX_MEMBERS:,} files")
-            if _skip(name):
-                continue
-            # opened without following a link, and asked afterwards what it is
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:
-                submission.notes.append(f"{_shown(relative)} was ignored: it is a link, or cannot be read")
-                continue
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    submission.notes.append(f"{_shown(relative)} was ignored: it is not a plain file")
-                    continue
-                if status.st_size > MAX_FILE:
-                    submission.notes.append(_too_large(relative))
-                    continue
-                content = file.read(MAX_FILE + 1)
-            total += len(content)
-            if total > MAX_TOTAL:
-                raise UnreadableSubmission(f"the submission holds more than {MAX_TOTAL // 2**20} MiB")
-            yield relative, content
+def _is_module(name: str) -> bool:
+    """Whether a file in the lab's folder can be imported by its name."""
+    return name.endswith(".py") and len(name) <= LONGEST and name[:-3].isidentifier()
 
 
-def _zip_entries(path: Path, submission: Submission) -> Iterator[tuple[str, bytes]]:
-    if path.is_symlink():
-        raise UnreadableSubmission("the submission is a link, not a file")
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableSubmission("the submission is neither a folder nor a zip file")
-    total = 0
-    seen: set[str] = set()
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) > MAX_MEMBERS:
-            raise UnreadableSubmission(f"the zip holds more than {MAX_MEMBERS:,} files")
-        for member in members:
-            name = member.filename.replace("\\", "/")
-            parts = PurePosixPath(name).parts
-            if member.is_dir() or any(_skip(part) for part in parts if part != ".."):
-                continue
-            if name.startswith("/") or ".." in parts or not parts or ":" in parts[0] or "\0" in name:
-                submission.notes.append(f"{_shown(name)} was ignored: it points out of the submission")
-                continue
-            if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                submission.notes.append(f"{_shown(name)} was ignored: it is a link, or not a plain file")
-                continue
-            if member.flag_bits & 1:
-                raise UnreadableSubmission("the zip is encrypted")
-            if name in seen:
-                submission.notes.append(f"{_shown(name)} is in the zip more than once; the first was taken")
-                continue
-            seen.add(name)
-            with archive.open(member) as file:
-                content = file.read(MAX_FILE + 1)  # whatever size the zip claims
-            if len(content) > MAX_FILE:
-                submission.notes.append(_too_large(name))
-                continue
-            total += len(content)
-            if total > MAX_TOTAL:
-                raise UnreadableSubmission(f"the zip unpacks to more than {MAX_TOTAL // 2**20} MiB")
-            yield PurePosixPath(*parts).as_posix(), content
+def _take_near(submission: Submission, meant: str, found: Mapping[str, bytes], stub: bytes) -> None:
+    """Take ``waves-1.py`` for ``waves.py`` where that is missing or as handed out and nothing else could be meant."""
+    names = ", ".join(sorted(map(shown, found)))
+    own = submission.files.get(meant)
+    state = "missing" if own is None else "as it was handed out"
+    if own is not None and own != stub:
+        submission.notes.append(f"{names} was not graded: {meant} was")
+    elif len(set(found.values())) == 1:
+        submission.files[meant] = next(iter(found.values()))
+        submission.notes.append(f"{names} was graded as {meant}, which is {state}: a module needs its own name")
+        return
+    else:
+        submission.notes.append(f"not graded: {names}. {meant} is {state}, and it is not clear which one is meant")
+    for name, content in found.items():
+        if _is_module(name):
+            submission.files[name] = content  # another module may import it
 
 
-def _skip(name: str) -> bool:
-    return name in SKIPPED or name.startswith(".")
-
-
-def _too_large(name: str) -> str:
-    return f"{_shown(name)} was ignored: it is larger than {MAX_FILE // 2**20} MiB"
-
-
-def _shown(name: str) -> str:
-    return name.encode("ascii", "replace").decode()[:120].replace("\n", " ")
+def _listed(paths: Iterable[PurePosixPath], base: PurePosixPath) -> str:
+    """Files and, where they are not beside the graded ones, folders with the number of their files."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        depth = next((i for i, (a, b) in enumerate(zip(path.parts, base.parts)) if a != b), len(base.parts))
+        inside = len(path.parts) > depth + 1
+        counts["/".join(path.parts[: depth + 1]) + "/" * inside] += 1
+    listed = [f"{shown(n)} ({c} file{'s' * (c > 1)})" if n.endswith("/") else shown(n) for n, c in counts.items()]
+    return ", ".join(listed[:NAMED]) + (f" and {len(listed) - NAMED} more" if len(listed) > NAMED else "")

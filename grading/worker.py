@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from grading.archives import UnreadableSubmission
 from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
 from grading.kernel import run_checks
@@ -25,7 +26,7 @@ from grading.policy import violations
 from grading.results import Verdict, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
 from grading.seeds import Seeds
-from grading.submission import Submission, UnreadableSubmission, collect, student_of
+from grading.submission import HandedIn, Submission, collect
 from grading.verdicts import attempted, explain, judge, not_graded
 
 UNTOUCHED = "untouched.json"
@@ -45,22 +46,22 @@ class Job:
     import_seconds: int = 60
 
 
-def grade(job: Job, path: Path, digest: str, submitted: Path) -> dict[str, Any]:
-    """Grade the submission at ``path`` and return its result.
+def grade(job: Job, handed_in: HandedIn, digest: str, submitted: Path) -> dict[str, Any]:
+    """Grade a submission and return its result.
 
     Args:
         job: the run that it belongs to.
-        path: a folder or a zip, named after the student.
+        handed_in: whose submission it is, and where.
         digest: what the result is filed under.
         submitted: the folder for a copy of the files that were read.
     """
     started = time.monotonic()
     try:
-        submission = collect(path, job.lab)
+        submission = collect(handed_in, job.lab)
     except UnreadableSubmission as error:
         write_folder(submitted, {})
         verdicts, seconds = not_graded(job.lab, str(error)), time.monotonic() - started
-        return result(job.lab, student_of(path), digest, verdicts, [str(error)], seconds, "unreadable")
+        return result(job.lab, handed_in.student, digest, verdicts, [str(error)], seconds, "unreadable")
     write_folder(submitted, submission.files)
     with tempfile.TemporaryDirectory(prefix=f"mlf-{os.getpid()}-", dir=RUNTIME) as scratch:
         grading = _Grading(job, submission, Path(scratch).resolve())

@@ -215,7 +215,7 @@ def test_every_option_and_file_that_the_guide_names_is_there():
 
 def test_every_section_that_the_guide_links_to_is_in_it():
     headings = {
-        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.+)$", GUIDE, re.MULTILINE)
+        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^##+ (.+)$", GUIDE, re.MULTILINE)
     }
     links = set(re.findall(r"\]\(#([\w-]+)\)", GUIDE))
     assert links and links <= headings

@@ -85,6 +85,7 @@ def test_what_is_asked_for_is_graded_again(submissions, quick):
     assert quick[2:] == ["ada", "bob", "cyd"]
     lines = (submissions.parent / "grades" / LAB.name / "grades.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["student", "ada", "bob", "cyd"]
+    assert lines[0].endswith(",status,submission,notes")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Among it is what nbgrader would get wrong about a class: nbgrader only shows the
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import zipfile
@@ -207,9 +208,10 @@ def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
 @pytest.mark.slow
 def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
     out, _ = graded_class
-    lines = (out / LAB.name / "grades.csv").read_text().splitlines()
-    assert lines[0] == "student,score,max_score," + ",".join(e.number for e in LAB.exercises) + ",status"
-    for line in lines[1:]:
-        student, *points = line.split(",")[0:1] + line.split(",")[3:-1]
-        kept = gradebook.scores(out / "gradebook.db", LAB, student)
-        assert [kept[e.number] for e in LAB.exercises] == [float(value) for value in points]
+    with open(out / LAB.name / "grades.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = [exercise.number for exercise in LAB.exercises]
+    assert list(rows[0]) == ["student", "score", "max_score", *numbers, "status", "submission", "notes"]
+    for row in rows:
+        kept = gradebook.scores(out / "gradebook.db", LAB, row["student"])
+        assert kept == {number: float(row[number]) for number in numbers}

@@ -1,0 +1,76 @@
+"""The list of a class, from a CSV file: who should have handed in, and by which other names each is known."""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Columns that hold the id, best first: what Canvas, Moodle and GitHub Classroom export, and what one writes oneself.
+ID_COLUMNS = ("sis login id", "username", "identifier", "student", "id number", "id", "sid")
+FIRST_NAME, LAST_NAMES = "first name", ("last name", "surname")
+CANVAS_NUMBER = "ID"  # the column of Canvas's export whose number is in the names of downloaded files
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The ids of a class in order, and the id behind every other name that belongs to one student only."""
+
+    ids: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def id_of(self, names: Iterable[str]) -> str | None:
+        """The student whom the first name that the roster knows belongs to."""
+        for name in names:
+            if name in self.ids:
+                return name
+            if (found := self.names.get(key(name))) is not None:
+                return found
+        return None
+
+
+def key(name: str) -> str:
+    """A name without what platforms drop or change: ``doejohn`` for ``"Doe, John"``."""
+    return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum())
+
+
+def _names_in_two(headings: list[str], row: list[str]) -> list[tuple[str, str]]:
+    """First and last name where they have a column each, as in Moodle's export; its folders have both."""
+    cells = dict(zip(headings, row))
+    return [(cells[FIRST_NAME], cells[last]) for last in LAST_NAMES if FIRST_NAME in cells and last in cells]
+
+
+def read_roster(path: Path) -> Roster:
+    """Read a roster: a column of ids, with any further columns as other names of the same student.
+
+    With a line of headings, the ids are in the column that :data:`ID_COLUMNS` names, otherwise in the first one.
+
+    Raises:
+        ValueError: no such file, or one that is not CSV in UTF-8, or without any id.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"the roster {path} cannot be read as CSV in UTF-8: {error}") from error
+    headings = rows[0] if rows else []
+    known = [heading.casefold() for heading in headings]
+    column = next((known.index(name) for name in ID_COLUMNS if name in known), None)
+    if column is None:
+        column, headings = 0, []
+    rows = [row for row in rows[1 if headings else 0 :] if len(row) > column and row[column]]
+    ids = tuple(dict.fromkeys(row[column] for row in rows))
+    if not ids:
+        raise ValueError(f"the roster {path} holds no id of a student")
+    owners: dict[str, set[str]] = {}
+    for row in rows:
+        for position, cell in enumerate(row):
+            owners.setdefault(key(cell), set()).add(row[column])
+            if headings[position : position + 1] == [CANVAS_NUMBER]:
+                owners.setdefault(key(f"canvas {cell}"), set()).add(row[column])
+        for first, last in _names_in_two(known, row):
+            owners.setdefault(key(first + last), set()).add(row[column])
+    names = {name: next(iter(of)) for name, of in owners.items() if name and len(of) == 1}
+    return Roster(ids, names | {key(student): student for student in reversed(ids)})
