@@ -142,7 +142,9 @@ def _entries(path: Path, lab: Lab, groups: Mapping[str, Sequence[tuple[str, ...]
 
 def _without_prefix(name: str, parent: str, lab: Lab) -> str:
     """``jdoe`` for GitHub Classroom's folder ``lab1-jdoe``, by the lab's name or that of ``lab1-submissions``."""
-    assignments = {lab.name, lab.name.split("_")[0], parent.removesuffix("-submissions")}
+    assignments = {lab.name, lab.name.split("_")[0]}
+    if parent.endswith("-submissions"):
+        assignments.add(parent.removesuffix("-submissions"))
     spelled = {spelling for each in assignments for spelling in (each, each.replace("_", "-"))}
     for start in sorted(spelled, key=len, reverse=True):
         if name.lower().startswith(f"{start.lower()}-") and len(name) > len(start) + 1:

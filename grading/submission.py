@@ -157,6 +157,8 @@ def _take(
         meant = _module_of(path.name, released)
         if relative in released and content is not None:
             submission.files[relative] = content
+        elif relative is None and _is_of_course(path, content, base, lab):
+            continue
         elif relative is None and meant and path.name != "__init__.py":
             submission.notes.append(f"{shown(name)} was ignored: the files in {_folder(base)} were graded")
         elif relative and meant and "/" not in relative and content is not None:
@@ -171,6 +173,18 @@ def _take(
         _take_near(submission, meant, found, released[meant])
     if others:
         submission.notes.append(f"not graded, since no module of the lab: {_listed(others, base)}")
+
+
+def _is_of_course(path: PurePosixPath, content: bytes | None, base: PurePosixPath, lab: Lab) -> bool:
+    """Whether a file beside ``labs/`` is the course's own, where the course was handed in as a whole."""
+    course = base.parent.parent
+    if base.parts[-2:] != ("labs", lab.name) or not path.is_relative_to(course):
+        return False
+    own = lab.solution.parents[1] / path.relative_to(course)
+    try:
+        return own.is_file() and (content is None or own.read_bytes() == content)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _is_module(name: str) -> bool:

@@ -78,6 +78,16 @@ def test_the_course_handed_in_as_a_whole_is_graded_on_its_labs_and_flagged(tmp_p
         assert noted(submission, "solutions/lab1_roofline/ was left out", "only labs/lab1_roofline is graded")
 
 
+def test_the_courses_own_files_are_not_listed_and_changed_or_further_ones_are(tmp_path):
+    names = ("utils/simt/warp.py", "utils/operators.py", "LICENSE", "labs/lab2_triton_kernels/tuning.py")
+    course = {name: (ROOT / name).read_bytes() for name in names} | {"labs/lab1_roofline/warp.py": DONE}
+    assert len(from_files(tmp_path, course).notes) == 1  # what is missing
+    changed = {"utils/operators.py": DONE, "utils/runtime.py": DONE, "essay.txt": b""}
+    submission = read(written(tmp_path / "bob", course | changed))
+    assert noted(submission, "utils/operators.py was ignored") and len(submission.notes) == 3
+    assert noted(submission, "not graded, since no module of the lab: essay.txt, utils/ (1 file)")
+
+
 def test_solutions_alone_are_no_submission(tmp_path):
     files = {f"Solutions/lab1_roofline/{p.name}": p.read_bytes() for p in LAB.solution.glob("*.py")}
     with pytest.raises(UnreadableSubmission, match=r"no file of lab1.*solutions/lab1_roofline/ was left out"):
