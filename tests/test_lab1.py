@@ -68,7 +68,7 @@ NEARLY_THE_SOLUTION = {
     "1.7": "b // 32",
     "1.8": "-(-a // b)",
     "1.9": "calls itself",
-    "1.10": "for each warp of the block",
+    "1.10": "over the warps of the block",
 }
 
 
@@ -286,7 +286,7 @@ def test_an_answer_that_calls_the_ready_made_one_is_refused_kindly(tmp_path, sou
 def test_the_notebook_says_what_of_utils_an_answer_may_import():
     names = {name.split(".")[2] for name in own_of(find_lab("lab1")).utils if name.count(".") == 2}
     how = next(cell.source for cell in NOTEBOOK.cells if cell.id == "how")
-    said = re.search(r"Of `utils`, your files may import (.*?), which", how)
+    said = re.search(r"Of `utils`, your files may import only (.*?), and in", how)
     assert set(re.findall(r"`(\w+)`", said[1])) == names
 
 
