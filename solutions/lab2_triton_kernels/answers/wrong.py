@@ -48,8 +48,7 @@ wrong(
 wrong(
     GELU,
     "no step",
-    "only non-contiguous inputs fail",
-    "`stride_col` apart",
+    "x_ptr has a stride of its own",
     edits={"col_offset(start + lanes, stride_col, INT64)": "start + lanes"},
 )
 wrong(
@@ -133,7 +132,7 @@ wrong(
 wrong(
     RELU,
     "bias without its stride",
-    "only non-contiguous inputs fail",
+    "bias_ptr has a stride of its own",
     edits={"col_offset(column, stride_bias, INT64)": "column"},
 )
 wrong(
