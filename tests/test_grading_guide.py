@@ -114,7 +114,7 @@ def steps() -> list[str]:
     return next(block.text for block in of("Add an exercise") if "make notebooks" in block.text).splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_newcomer_adds_an_exercise_as_the_guide_says(course: Path):
     notebooks, labs, check, stub, solved = steps()
     run(course, notebooks)
@@ -160,7 +160,7 @@ def test_the_grader_knows_the_new_exercise_and_its_points(course: Path):
     assert lab.max_score == 105 and len(lab.exercises) == 11
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(available() is not None, reason=f"no sandbox on this machine: {available()}")
 def test_the_class_grader_grades_the_new_exercise(course: Path, tmp_path: Path):
     run(course, "make labs")

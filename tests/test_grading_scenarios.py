@@ -67,7 +67,7 @@ def test_lab_1s_solution_agrees_with_itself_on_several_seeds(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lab", [LAB2, LAB3, LAB5])
+@pytest.mark.parametrize("lab", [LAB2, *(pytest.param(lab, marks=pytest.mark.thorough) for lab in (LAB3, LAB5))])
 def test_the_plain_answers_agree_with_the_solution_and_another_seed_gives_other_observations(lab, tmp_path):
     with lab_filled(lab, tmp_path, answers(lab).right) as plain:
         for number in exercises(lab):
@@ -119,7 +119,7 @@ def with_other_tiles(lab: str, package: ModuleType) -> None:
         setattr(tuning, name, lambda *given, **options: tuning.Tile(16, 64, 4, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("lab", OTHERWISE)
 def test_right_answers_that_round_and_add_otherwise_agree(lab, tmp_path):
     edited = WrongAnswer(lab, "right", (), OTHERWISE[lab]).filled(answers(lab).right)
@@ -221,7 +221,7 @@ WRITE_ANYWHERE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_lab_1s_wrong_answers_are_told_apart_where_values_show_them(tmp_path):
     unseen: dict[str, set[str]] = {}
     for wrong in wrong_answers(LAB1):

@@ -34,6 +34,7 @@ def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
         assert int(number) in notebook(LAB).classic_numbers(exercise), "the message points to a line the notebook lacks"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise", CHECKS)
 def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
     judge(exercise, "plain")

@@ -58,7 +58,7 @@ GATHERED = ("nothing gathered ahead", "two blocks gathered ahead", "root kept")
 #: Every case on two and three ranks; four, which take longest on few cores, leave out what three have shown.
 RUNS = [(name, size) for size in (2, 3, 4) for name in CASES if size < 4 or name not in (*GATHERED, "float64")]
 each_run = pytest.mark.parametrize(
-    ("name", "world_size"), [pytest.param(*run, marks=pytest.mark.thorough if run[1] == 4 else ()) for run in RUNS]
+    ("name", "world_size"), [pytest.param(*run, marks=pytest.mark.thorough if run[1] > 2 else ()) for run in RUNS]
 )
 #: Cases in which two ranks compute bit for bit what one process does that adds the two halves' gradients. Not the
 #: clipped ones (the norm is a sum over shards, in another order), nor where each micro-batch is reduced by itself.
@@ -143,7 +143,7 @@ def test_two_ranks_compute_the_same_bits_as_one_process_that_adds_two_gradients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", (2, pytest.param(3, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("name", GATHERED)
 def test_how_parameters_are_gathered_does_not_change_a_bit(name, world_size):
     for mine, plain in zip(seen(world_size)[name], seen(world_size)["plain"], strict=True):
@@ -174,7 +174,7 @@ def test_the_ledger_counts_two_gathers_and_one_reduction_of_every_unit(name, wor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", (2, pytest.param(3, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize(
     ("name", "blocks"), (("plain", 2), ("nothing gathered ahead", 1), ("two blocks gathered ahead", 3))
 )

@@ -29,7 +29,11 @@ def on(world_size: int) -> list[Found]:
     return launch(everything, world_size=world_size)
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough), 4], ids="{} ranks".format)
+@pytest.fixture(
+    scope="module",
+    params=[2, *(pytest.param(size, marks=pytest.mark.thorough) for size in (3, 4))],
+    ids="{} ranks".format,
+)
 def found(request: pytest.FixtureRequest) -> list[Found]:
     return on(request.param)
 
