@@ -7,6 +7,7 @@ after the cases the launches that ran are handed to Triton's compiler for a GPU 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,21 +132,24 @@ def _request(launch: LaunchProfile) -> Request | None:
     """What the compiler is asked about a launch; None where something in it has no type that it knows."""
     if launch.function is None:
         return None
-    constant = {
-        name
-        for name, parameter in inspect.signature(launch.function).parameters.items()
-        if "constexpr" in str(parameter.annotation)
-    }
+    kernel, constant = _kernel(launch.function)
     constants = {name: value for name, value in launch.given.items() if name in constant or value is None}
     types = {name: _type(value) for name, value in launch.given.items() if name not in constants}
     if None in types.values():
         return None
-    request = Request(triton.JITFunction(launch.function), types, constants, divisible_by_16=())
+    request = Request(kernel, types, constants, divisible_by_16=())
     try:
         request.checked()
     except (TypeError, ValueError):
         return None
     return request
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(function: Callable[..., Any]) -> tuple[triton.JITFunction, frozenset[str]]:
+    """A kernel's function as Triton compiles it, and which of its arguments are constants."""
+    arguments = inspect.signature(function).parameters.values()
+    return triton.JITFunction(function), frozenset(a.name for a in arguments if "constexpr" in str(a.annotation))
 
 
 def _type(value: Any) -> str | tuple[str, ...] | None:

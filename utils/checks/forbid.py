@@ -129,6 +129,21 @@ def _caller() -> str:
     return ""
 
 
+#: Functions written in C, and Python's own: others may say of themselves that they equal one of these.
+_HASHED = (types.FunctionType, type(len), type(str.join), type(str.__add__), type("".__add__))
+
+
+def _name(function: Any) -> str:
+    return _known_name(function) if type(function) in _HASHED else _resolved_name(function)
+
+
+def _resolved_name(function: Any) -> str:
+    return resolve_name(function) or getattr(function, "__name__", "")
+
+
+_known_name = functools.lru_cache(maxsize=4096)(_resolved_name)
+
+
 class _Functions(TorchFunctionMode):
     """Notes PyTorch's functions under the names that the student wrote."""
 
@@ -137,7 +152,7 @@ class _Functions(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = resolve_name(func) or getattr(func, "__name__", "")
+        name = _name(func)
         if not (name.endswith(("__get__", "__set__")) or (self.seen.launching and _base(name) not in READY_MADE)):
             self.seen.calls.append(Call(name, _base(name), _caller()))
         return func(*args, **(kwargs or {}))

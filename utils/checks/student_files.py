@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -29,6 +30,7 @@ _NOT_STUDENTS = (
 )
 
 
+@functools.cache
 def is_library(file: str) -> bool:
     """Whether a source file is PyTorch's, Triton's, Python's or the course's (its library, a lab's exercises)."""
     return file.startswith(_NOT_STUDENTS) or Path(file).parent.name == "exercises"
