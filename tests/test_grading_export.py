@@ -1,12 +1,18 @@
-"""Scores go into what Canvas and Moodle export, column by column as they document it, and nobody stops the class."""
+"""Grades go into what Canvas, Moodle and Gradescope take, column by column, and nobody stops the class."""
 
 from __future__ import annotations
 
 import csv
+import json
+import stat
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from grading import gradescope
 from grading.export import Sheet, entered, main, read_sheet
 
 GRADES = """\
@@ -236,3 +242,56 @@ def test_nbgraders_table_is_refused_by_its_columns(tmp_path, capsys):
     (tmp_path / "canvas.csv").write_text(CANVAS)
     assert main([str(tmp_path / "all.csv"), str(tmp_path / "canvas.csv"), *LAB]) == 2
     assert "has no column student: take grades/LAB/grades.csv" in capsys.readouterr().err
+
+
+# ---- Gradescope
+#: What an autograder finds in Gradescope's container, from *Submission Metadata* of its documentation.
+METADATA = {
+    "id": 123456,
+    "created_at": "2018-07-01T14:22:32.365935-07:00",
+    "assignment": {"id": 25828, "course_id": 1234, "title": "Programming Assignment 1", "total_points": "20.0"},
+    "submission_method": "upload",
+    "users": [{"email": "student@example.com", "id": 1234, "name": "Student User"}],
+    "previous_submissions": [],
+}
+LINES = """\
+student,score,max_score,status,submission,notes
+ada,85,100,graded,submission_123456,
+bo,85,100,graded,submission_123456,handed in by a group: each member has a line
+cyd,7,100,graded,"submission_77, submission_78",
+dan,,,not graded,submission_79,
+eve,9,100,graded,eve.zip,
+../grades,9,100,graded,submission_80,
+"""
+
+
+def test_gradescopes_autograder_hands_each_submission_its_result(tmp_path, capsys):
+    folder, place = tmp_path / "lab1_roofline", tmp_path / "autograder"
+    (folder / "gradescope").mkdir(parents=True)
+    (folder / "grades.csv").write_text(LINES)
+    (tmp_path / "lab1_roofline" / "grades.json").write_text("{}")
+    for student, score in (("ada", 85), ("bo", 85), ("cyd", 7), ("eve", 9)):
+        (folder / "gradescope" / f"{student}.json").write_text(json.dumps({"score": score, "tests": []}))
+    assert gradescope.main([str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert [line.split(": ")[1] for line in said.splitlines()] == ["dan", "eve", "../grades"]
+    with zipfile.ZipFile(folder / "gradescope-autograder.zip") as archive:
+        archive.extractall(place / "source")
+        modes = {entry.filename: stat.filemode(entry.external_attr >> 16)[1:] for entry in archive.infolist()}
+    assert modes == {
+        **dict.fromkeys(["setup.sh", "run_autograder"], "rwxr-xr-x"),
+        **dict.fromkeys([f"results/{number}.json" for number in (123456, 77, 78)], "rw-r--r--"),
+    }
+    (place / "results").mkdir()
+    found = {}
+    for number in (123456, 78, 99):
+        (place / "submission_metadata.json").write_text(json.dumps(METADATA | {"id": number}))
+        subprocess.run([sys.executable, str(place / "source" / "run_autograder"), str(place)], check=True)
+        found[number] = json.loads((place / "results" / "results.json").read_text())
+    assert [found[number]["score"] for number in found] == [85, 7, 0]
+    assert found[99]["output"] == "This submission has not been graded yet."
+
+
+def test_a_folder_without_grades_has_no_autograder(tmp_path, capsys):
+    assert gradescope.main([str(tmp_path)]) == 2 and gradescope.main([]) == 2
+    assert not list(tmp_path.iterdir())
