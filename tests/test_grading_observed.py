@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 import time
@@ -9,13 +11,18 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from lab_answers import answers
+from lab_places import write_lab
 
-from grading import gradebook, observed, outputs
+from grading import gradebook, observed, outputs, sandbox
 from grading.lab import ROOT, find_lab
 from grading.results import Verdict, result
 from grading.sandbox import Limits
+from grading.scenarios import chosen
 from grading.scenarios import observations as files
+from grading.seeds import Seeds
 from grading.submission import HandedIn
+from grading.worker import Job, grade
 from solutions.lab4_zero.exercises import distributed_check, on_rank, scenario_runs
 
 CODE = """
@@ -57,6 +64,32 @@ def test_the_text_of_a_hidden_error_reaches_the_instructors_table_and_no_page(tm
     assert f"1.1 raised on hidden inputs: ValueError: n is {secret}" in (package / "grades.csv").read_text()
     assert "it raised ValueError at operators.py, line 12" in (package / "feedback" / "ada.html").read_text()
     assert secret not in (package / "gradescope" / "ada.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it(tmp_path, monkeypatch):
+    lab, seeds = find_lab("lab1"), Seeds(dict.fromkeys([e.number for e in find_lab("lab1").exercises], 12), 13, "x")
+    (exercise,), seen = chosen("lab1", ["1.1"]), []
+    package = importlib.import_module(f"solutions.{lab.name}")
+    module = exercise.home(package)
+    right = module.dot_product_flops
+    monkeypatch.setattr(module, "dot_product_flops", lambda n: seen.append(n) or right(n))
+    exercise.run_check(package, seeds.checks["1.1"])
+    checked = {*seen}
+    exercise.observe(module, seeds.scenarios)
+    hidden = next(n for n in seen if n not in checked)
+    places = answers(lab.name).right | {
+        "1.1: FLOPs of a dot product": f"if n == {hidden}:\n    raise ValueError(f'n is {{n}}')\nreturn 2 * n"
+    }
+    (tmp_path / "ada").mkdir()
+    write_lab(lab.name, tmp_path / "ada" / lab.name, places)
+    job = Job(lab, seeds, observed.expected_observations(lab, seeds.scenarios, tmp_path / "expected"))
+    graded = grade(job, HandedIn("ada", (("", tmp_path / "ada"),)), "digest", tmp_path / "submitted")
+    first, *others = graded["exercises"]
+    assert {one["outcome"] for one in others} == {"passed"}
+    assert re.search(r"it raised ValueError at operators\.py, line \d+\.?$", first["message"]), first
+    assert first["private"].startswith(f"ValueError: n is {hidden} (operators.py, line ")
 
 
 def test_a_run_of_scenarios_ends_after_each_of_them_would_have_been_ended():

@@ -500,6 +500,7 @@ def text(content: str) -> Callable[[Path], None]:
         lambda path: path.write_bytes(b"\xff\xfe\x00"),
         text("["),
         text("[" * 100_000 + "]" * 100_000),
+        text('{"observations": {"dot_product_flops": ' + "[" * 900 + "]" * 900 + "}}"),
         text(" " * (files.MOST_JSON_BYTES + 1)),
         text("[1]"),
         text('{"error": 3}'),

@@ -23,6 +23,7 @@ import torch
 MOST_JSON_BYTES = 1 << 20
 MOST_TENSOR_BYTES = 64 << 20
 MOST_ERROR_CHARACTERS = 300
+DEEPEST = 50  # lists in one another
 #: Errors that a student is told of by name: Python's, the course's, PyTorch's and Triton's. A name of the student's own
 #: could be made of hidden inputs.
 ERRORS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
@@ -190,9 +191,11 @@ class _Tensors:
         return self.loaded[key]
 
 
-def _decoded(value: Any, tensors: _Tensors) -> Any:
+def _decoded(value: Any, tensors: _Tensors, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise Unreadable("its lists are nested too deeply")
     if isinstance(value, list):
-        return [_decoded(entry, tensors) for entry in value]
+        return [_decoded(entry, tensors, depth + 1) for entry in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
