@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SHOWS_ONLY = (
     "feedback.py",
     "gradescope.py",
+    "export.py",
     "gradebook.py",
     "nbgrader_config.py",
     "outputs.py",

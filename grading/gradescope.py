@@ -1,14 +1,42 @@
 """A result in the form that Gradescope reads: ``results.json`` of an autograder.
 
-Source: *Autograder Specifications*, https://gradescope-autograders.readthedocs.io/en/latest/specs/.
+Gradescope takes results from an autograder only. ``python -m grading.gradescope grades/LAB`` packs one that runs
+nothing: it hands each submission the result that was made here.
+
+Source: *Autograder Specifications* and *Submission Metadata*, https://gradescope-autograders.readthedocs.io/en/latest/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import re
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from grading.export import read_grades
 from grading.feedback import OUTCOMES, by_hand, plain, points, require_known, shortened
+from utils.atomic_write import write_atomically
+
+SETUP = "#!/usr/bin/env bash\napt-get update && apt-get install -y python3\n"
+RUN = '''#!/usr/bin/env python3
+"""Hand the submission the result that was made for it elsewhere."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+place = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "/autograder")
+number = json.loads((place / "submission_metadata.json").read_text())["id"]
+made, wanted = place / "source" / "results" / f"{number}.json", place / "results" / "results.json"
+if made.is_file():
+    shutil.copy(made, wanted)
+else:
+    wanted.write_text(json.dumps({"score": 0, "output": "This submission has not been graded yet."}))
+'''
 
 
 def results(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,3 +89,57 @@ def _test(exercise: Mapping[str, Any]) -> dict[str, Any]:
         "output_format": "text",
         "visibility": "visible",
     }
+
+
+def packed(folder: Path) -> tuple[bytes, dict[str, str]]:
+    """The autograder of a graded lab as a zip file, and why a line of ``grades.csv`` is not in it, by student.
+
+    Args:
+        folder: ``grades/LAB``; the submissions must come from Gradescope's export, whose folders have their numbers.
+
+    Raises:
+        ValueError: there is no ``grades.csv`` in it.
+    """
+    files, left = {"setup.sh": SETUP.encode(), "run_autograder": RUN.encode()}, {}
+    made = {path.stem: path for path in (folder / "gradescope").glob("*.json")}
+    for line in read_grades(folder / "grades.csv"):
+        numbers = re.findall(r"(?<!\S)submission_(\d+)(?=,|$)", line.get("submission", ""))
+        mine = made.get(line["student"]) or made.get(line["student"].removeprefix("'"))  # which made a text of it
+        if not line["score"].strip():
+            left[line["student"]] = line.get("status") or "no score"
+        elif not numbers:
+            left[line["student"]] = "its submission is not from Gradescope's export (submission_12345)"
+        elif mine is None:
+            left[line["student"]] = "there is no file for Gradescope: grade again"
+        else:
+            files |= {f"results/{number}.json": mine.read_bytes() for number in numbers}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (0o644 if name.endswith(".json") else 0o755) << 16
+            archive.writestr(entry, data)
+    return content.getvalue(), left
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m grading.gradescope grades/LAB``; 2 if it holds no grades."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1:
+        print("usage: python -m grading.gradescope grades/LAB", file=sys.stderr)
+        return 2
+    folder = Path(given[0])
+    try:
+        content, left = packed(folder)
+    except ValueError as error:
+        print(f"grading.gradescope: {error}", file=sys.stderr)
+        return 2
+    write_atomically(folder / "gradescope-autograder.zip", content)
+    print(f"{folder / 'gradescope-autograder.zip'}: all but {len(left)} lines of grades.csv")
+    for student, why in left.items():
+        print(f"not in it: {student}: {why}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

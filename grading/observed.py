@@ -98,10 +98,14 @@ def observe(
     return ended
 
 
-def compared(lab: Lab, expected: Path, got: Path, numbers: Sequence[str]) -> dict[str, Verdict]:
+def compared(lab: Lab, expected: Path, got: Path, numbers: Sequence[str], submission: Path) -> dict[str, Verdict]:
     """A verdict for each of ``numbers`` whose observations are not those of the solution."""
-    reasons = _compare(expected, got, lab, numbers)
-    return {number: Verdict("failed", DIFFERENT + reason) for number, reason in reasons.items() if reason}
+    reasons, errors = _compare(expected, got, lab, numbers, submission / lab.name)
+    return {
+        number: Verdict("failed", DIFFERENT + reason, private=errors.get(number, ""))
+        for number, reason in reasons.items()
+        if reason
+    }
 
 
 def scenario_limits(limits: Limits, seconds: float, count: int) -> Limits:
@@ -113,14 +117,18 @@ def scenario_limits(limits: Limits, seconds: float, count: int) -> Limits:
     return replace(limits, seconds=max(seconds, (count + 1) * EACH))
 
 
-def _compare(expected: Path, got: Path, lab: Lab, numbers: Sequence[str]) -> dict[str, str | None]:
+def _compare(
+    expected: Path, got: Path, lab: Lab, numbers: Sequence[str], package: Path
+) -> tuple[dict[str, str | None], dict[str, str]]:
     import torch  # the rest of the grader does without
 
-    from grading.scenarios.compare import compare
+    from grading.scenarios.compare import compare, errors
 
     # the pool of workers forks: a child that finds the threads of its parent's torch gone waits for them forever
     torch.set_num_threads(1)
-    return compare(expected, got, lab.name, list(numbers)) if numbers else {}
+    if not numbers:
+        return {}, {}
+    return compare(expected, got, lab.name, list(numbers), package), errors(got, numbers)
 
 
 def _program(name: str, root: Path, seed: int, out: Path, only: Sequence[str] = ()) -> list[str]:

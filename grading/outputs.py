@@ -88,7 +88,7 @@ def write_csv(
     for student, result in results.items():
         points = [exercise["score"] for exercise in result["exercises"]]
         names = ", ".join(shown(path.name) for _, path in handed_in[student].paths)
-        notes = [*handed_in[student].notes, *_by_hand(result), *result["notes"]]
+        notes = [*handed_in[student].notes, *_by_hand(result), *result["notes"], *_private(result)]
         rows[student, ""] = [result["score"], result["max_score"], *points, result["status"], names, "; ".join(notes)]
     blank = [""] * (2 + len(lab.exercises))
     for line in ungraded:
@@ -106,6 +106,11 @@ def _by_hand(result: Mapping[str, Any]) -> list[str]:
     """A note for each score that a person changed."""
     changed = [one for one in result["exercises"] if "automatic" in one]
     return [f"{one['number']} has {one['score']:g} points by hand, {one['automatic']:g} automatic" for one in changed]
+
+
+def _private(result: Mapping[str, Any]) -> list[str]:
+    """A note for each error of which the student is told less, since it may hold hidden inputs."""
+    return [f"{e['number']} raised on hidden inputs: {e['private']}" for e in result["exercises"] if "private" in e]
 
 
 def table(lab: Lab, results: Mapping[str, Mapping[str, Any]], ungraded: Iterable[Ungraded] = ()) -> str:

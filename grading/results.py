@@ -21,11 +21,12 @@ Outcome = Literal["passed", "failed", "not attempted", "refused", "timed out", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one exercise; ``message`` is plain text for the student."""
+    """What became of one exercise; ``message`` is plain text for the student, ``private`` for the instructor only."""
 
     outcome: Outcome
     message: str = ""
     seconds: float = 0.0
+    private: str = ""
 
     @property
     def passed(self) -> bool:
@@ -68,6 +69,7 @@ def result(
                 "outcome": verdict.outcome,
                 "message": verdict.message,
                 "seconds": round(verdict.seconds, 2),
+                **({"private": verdict.private} if verdict.private else {}),
             }
         )
     return {

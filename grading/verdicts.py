@@ -33,10 +33,11 @@ def judge(lab: Lab, ran: Mapping[str, Mapping[str, Any]], left_out: Mapping[str,
         left_out: the verdict on what is written in each module that the handed out one stood in for, by file name.
     """
     instead = {number: verdict for name, verdict in left_out.items() for number in exercises_in(lab, name)}
-    return {e.number: _verdict(e.number, ran[e.number], instead) for e in lab.exercises}
+    return {e.number: _verdict(e.number, ran, instead) for e in lab.exercises}
 
 
-def _verdict(number: str, ran: Mapping[str, Any], instead: Mapping[str, Verdict]) -> Verdict:
+def _verdict(number: str, every: Mapping[str, Mapping[str, Any]], instead: Mapping[str, Verdict]) -> Verdict:
+    ran = every[number]
     outcome, why, seconds = ran["outcome"], ran["why"], ran["seconds"]
     if outcome == "ok" and not ran.get("intact"):
         return Verdict("tampered", "Your code modified the checks or their libraries; this result is invalid.", seconds)
@@ -53,7 +54,7 @@ def _verdict(number: str, ran: Mapping[str, Any], instead: Mapping[str, Verdict]
         return replace(instead[unwritten["number"]], seconds=seconds)
     if unwritten and unwritten["number"] == number:
         return Verdict("not attempted", "Nothing is written here yet.", seconds)
-    if unwritten and re.fullmatch(r"\d{1,2}\.\d{1,2}", unwritten["number"]):
+    if unwritten and unwritten["number"] in every:  # a number that is no exercise's could be a hidden one
         return Verdict("not attempted", f"It needs exercise {unwritten['number']}, which is not written yet.", seconds)
     return Verdict("failed", ONLY_HIDDEN, seconds)
 

@@ -110,7 +110,7 @@ class _Grading:
                 lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
             )
             finished = [number for number in passing if number not in ended]
-            verdicts |= ended | compared(lab, job.expected, observed, finished)
+            verdicts |= ended | compared(lab, job.expected, observed, finished, self.files)
         wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
         if wanted:
             verdicts |= explain(verdicts, self._execute(None, wanted))

@@ -133,6 +133,13 @@ def test_each_way_a_check_ends_has_its_verdict():
     assert "123456" not in verdicts["1.4"].message
 
 
+def test_a_number_that_is_no_exercises_is_not_told():
+    for number in ("1.98", "98.76", "7.1"):
+        why = f"NotImplementedError: Lab 1, exercise {number}: n"
+        verdict = judge(LAB, ran(e1_1={"outcome": "error", "why": why}), {})["1.1"]
+        assert verdict.outcome == "failed" and number not in verdict.message
+
+
 def test_a_message_comes_from_the_run_that_shows_nothing_hidden():
     hidden = judge(LAB, ran(e1_1={"outcome": "error", "why": "CheckFailed: n=987654321 is hidden"}), {})
     shown = {

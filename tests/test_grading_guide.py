@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -186,20 +187,16 @@ def test_nbgraders_own_release_writes_nothing_over_the_labs(course: Path):
     assert {path: path.read_bytes() for path in (course / "labs/lab1_roofline").iterdir() if path.is_file()} == files
 
 
-def test_grades_go_into_canvass_table_and_other_columns_stay(tmp_path: Path):
-    (script,) = (block for block in of("Export") if block.path == "to_canvas.py")
-    (tmp_path / "to_canvas.py").write_text(script.text)
+def test_grades_go_into_canvass_table_by_the_guides_command(tmp_path: Path):
+    (command,) = (line.strip() for line in GUIDE.splitlines() if "-m grading.export " in line)
+    program, *words = shlex.split(command.replace("grades/lab2_triton_kernels/", ""))
     (tmp_path / "grades.csv").write_text("student,score,max_score,2.1,status\nada,85,100,10,graded\n")
-    column = "Lab 2 (1234)"
-    canvas = (
-        f'Student,SIS Login ID,Lab 1 (77),{column}\n"Points Possible",,100,100\n"Lovelace, Ada",ada,9,\nBo,bo,3,4\n'
-    )
-    (tmp_path / "canvas.csv").write_text(canvas, encoding="utf-8-sig")
-    subprocess.run([sys.executable, "to_canvas.py", "grades.csv", "canvas.csv", column], cwd=tmp_path, check=True)
-    with open(tmp_path / "canvas.csv", newline="", encoding="utf-8") as file:
-        rows = {row["SIS Login ID"]: row for row in csv.DictReader(file)}
-    assert rows["ada"] == {"Student": "Lovelace, Ada", "SIS Login ID": "ada", "Lab 1 (77)": "9", column: "85"}
-    assert rows["bo"][column] == "4" and rows[""][column] == "100"
+    canvas = f'Student,ID,SIS Login ID,Section,{words[-1]}\n    Points Possible,,,,100\n"Lovelace, Ada",9,ada,1,\n'
+    (tmp_path / "exported.csv").write_text(canvas, encoding="utf-8-sig")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, check=True)
+    assert program == ".venv/bin/python"
+    assert (tmp_path / "exported-import.csv").read_text() == canvas.replace("1,\n", "1,85\n")
 
 
 def test_every_option_and_file_that_the_guide_names_is_there():

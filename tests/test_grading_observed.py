@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 import time
@@ -9,10 +11,18 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from lab_answers import answers
+from lab_places import write_lab
 
-from grading import observed
-from grading.lab import ROOT
+from grading import gradebook, observed, outputs, sandbox
+from grading.lab import ROOT, find_lab
+from grading.results import Verdict, result
 from grading.sandbox import Limits
+from grading.scenarios import chosen
+from grading.scenarios import observations as files
+from grading.seeds import Seeds
+from grading.submission import HandedIn
+from grading.worker import Job, grade
 from solutions.lab4_zero.exercises import distributed_check, on_rank, scenario_runs
 
 CODE = """
@@ -21,7 +31,8 @@ from grading import lab, observed
 
 torch.set_num_threads(4)
 with contextlib.suppress(Exception):
-    observed._compare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1]), lab.find_lab("lab2"), ["2.1"])
+    folder = pathlib.Path(sys.argv[1])
+    observed._compare(folder, folder, lab.find_lab("lab2"), ["2.1"], folder)
 raise SystemExit(torch.get_num_threads() != 1)
 """
 
@@ -31,6 +42,54 @@ def test_what_is_expected_is_compared_on_one_thread(tmp_path):
     """A thread that is left behind would be missing in every worker that is forked later."""
     command = [sys.executable, "-c", CODE, str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, timeout=100).returncode == 0
+
+
+def test_the_text_of_a_hidden_error_reaches_the_instructors_table_and_no_page(tmp_path):
+    lab, secret = find_lab("lab1"), "987654321"
+    expected, got, package = (tmp_path / name for name in ("expected", "got", lab.name))
+    for folder in (expected, got, package):
+        folder.mkdir()
+    (package / "operators.py").write_text("raise\n" * 12)
+    files.write(expected, "1.1", {"flops": 3})
+    files.write_error(got, "1.1", ValueError(f"n is {secret}"), "operators.py, line 12")
+    verdicts = dict.fromkeys((e.number for e in lab.exercises), Verdict("passed"))
+    verdicts |= observed.compared(lab, expected, got, ["1.1"], tmp_path)
+    graded = {"ada": result(lab, "ada", "digest", verdicts)}
+    gradebook.register(tmp_path / "gradebook.db", lab)
+    gradebook.enter(tmp_path, lab, graded)
+    outputs.publish(tmp_path, lab, graded)
+    outputs.write_csv(tmp_path, lab, graded, {"ada": HandedIn("ada", ())}, ())
+    holds = {path.suffix for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+    assert holds == {".json", ".csv"}  # the scenario's own file, and the table
+    assert f"1.1 raised on hidden inputs: ValueError: n is {secret}" in (package / "grades.csv").read_text()
+    assert "it raised ValueError at operators.py, line 12" in (package / "feedback" / "ada.html").read_text()
+    assert secret not in (package / "gradescope" / "ada.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it(tmp_path, monkeypatch):
+    lab, seeds = find_lab("lab1"), Seeds(dict.fromkeys([e.number for e in find_lab("lab1").exercises], 12), 13, "x")
+    (exercise,), seen = chosen("lab1", ["1.1"]), []
+    package = importlib.import_module(f"solutions.{lab.name}")
+    module = exercise.home(package)
+    right = module.dot_product_flops
+    monkeypatch.setattr(module, "dot_product_flops", lambda n: seen.append(n) or right(n))
+    exercise.run_check(package, seeds.checks["1.1"])
+    checked = {*seen}
+    exercise.observe(module, seeds.scenarios)
+    hidden = next(n for n in seen if n not in checked)
+    places = answers(lab.name).right | {
+        "1.1: FLOPs of a dot product": f"if n == {hidden}:\n    raise ValueError(f'n is {{n}}')\nreturn 2 * n"
+    }
+    (tmp_path / "ada").mkdir()
+    write_lab(lab.name, tmp_path / "ada" / lab.name, places)
+    job = Job(lab, seeds, observed.expected_observations(lab, seeds.scenarios, tmp_path / "expected"))
+    graded = grade(job, HandedIn("ada", (("", tmp_path / "ada"),)), "digest", tmp_path / "submitted")
+    first, *others = graded["exercises"]
+    assert {one["outcome"] for one in others} == {"passed"}
+    assert re.search(r"it raised ValueError at operators\.py, line \d+\.?$", first["message"]), first
+    assert first["private"].startswith(f"ValueError: n is {hidden} (operators.py, line ")
 
 
 def test_a_run_of_scenarios_ends_after_each_of_them_would_have_been_ended():

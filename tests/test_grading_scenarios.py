@@ -24,7 +24,7 @@ from grading.scenarios import chosen
 from grading.scenarios import exercises as released_exercises
 from grading.scenarios import observations as files
 from grading.scenarios.__main__ import run
-from grading.scenarios.compare import DID_NOT_FINISH, compare, difference
+from grading.scenarios.compare import DID_NOT_FINISH, compare, difference, errors
 from solutions.lab2_triton_kernels.answers.cross_entropy import KERNELS as KERNELS_2_4
 from solutions.lab2_triton_kernels.answers.rms_norm import KERNELS as KERNELS_2_3
 from utils.checks.answers import WrongAnswer
@@ -309,9 +309,31 @@ def test_an_error_is_told_with_the_students_own_file_and_line(tmp_path, expected
     folder.mkdir()
     with lab_filled(LAB1, tmp_path, lab_1_with({"1.1: FLOPs of a dot product": "return 2 * n // (n - n)"})) as package:
         run(chosen("lab1", ["1.1"]), package, 7, folder)
-    reason = compare(expected_dir, folder, "lab1", ["1.1"])["1.1"]
-    assert reason.startswith("on hidden inputs it raised ZeroDivisionError: ")
-    assert reason.endswith("(operators.py, line 21)")
+        reason = compare(expected_dir, folder, "lab1", ["1.1"], Path(package.__file__).parent)["1.1"]
+    assert reason == "on hidden inputs it raised ZeroDivisionError at operators.py, line 21"
+    whole = errors(folder, ["1.1", "1.2"])
+    assert list(whole) == ["1.1"] and whole["1.1"].endswith("(operators.py, line 21)")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ValueError: n is 987 (gelu.py, line 12)", "ValueError at gelu.py, line 12"),
+        ("ValueError: (gelu.py, line 12)", "ValueError at gelu.py, line 12"),
+        ("NoRoom: 987 (parts/tanh.py, line 3)", "NoRoom at parts/tanh.py, line 3"),
+        ("ValueError: n is 987", "ValueError"),
+        ("ValueError: (gelu.py, line 987)", "ValueError"),  # it has no such line
+        ("ValueError: (gelu.py, line 0012)", "ValueError"),
+        ("ValueError: (gelu.py, line \u0663)", "ValueError"),
+        ("ValueError: (987.py, line 1)", "ValueError"),
+        ("ValueError: (gelu.py, line 12) 987", "ValueError"),
+        ("N987: no (gelu.py, line 12)", "an error at gelu.py, line 12"),  # a type of the student's own
+        ("987", "an error"),
+        ("", "an error"),
+    ],
+)
+def test_a_student_reads_type_and_place_of_a_hidden_error_and_nothing_that_the_code_chose(text, told):
+    assert files.Raised(text).told({"gelu.py": 20, "parts/tanh.py": 3}) == told
 
 
 def run_program(root: Path, out: Path, *more: str) -> None:
@@ -342,7 +364,7 @@ def test_a_package_that_cannot_be_imported_is_told_so(tmp_path, expected_dir):
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("def gelu(:\n")
     run_program(broken.parent, tmp_path / "got")
-    reasons = compare(expected_dir, tmp_path / "got", "lab1")
+    reasons = compare(expected_dir, tmp_path / "got", "lab1", package=broken)
     assert all("SyntaxError" in reason and "__init__.py, line 1" in reason for reason in reasons.values())
 
 
@@ -367,18 +389,31 @@ ONES = torch.ones(3, 4)
 @pytest.mark.parametrize(
     ("expected", "got", "words"),
     [
-        (ONES, ONES[:2], "expected shape (3, 4), got (2, 4)"),
+        (ONES, ONES[:2], "expected shape (3, 4), got (?, 4)"),
+        (ONES, ONES.T, "expected shape (3, 4), got (4, 3)"),
+        (ONES, ONES[0], "expected shape (3, 4), got (4,)"),
+        (ONES, ONES[0, 0], "expected shape (3, 4), got ()"),
+        (ONES, torch.empty(0, 987, 1, 654, 321), "expected shape (3, 4), got (?, ?, 1, ...)"),
         (ONES, ONES.half(), "expected dtype float32, got float16"),
         (ONES, ONES * torch.tensor([1, 1, 2, 1]), "3 of 12 values are wrong"),
         (ONES, ONES * 1.0001, "12 of 12 values are wrong (the largest error is 5 times the tolerance)"),
         (ONES, ONES * math.nan, "12 of 12 values are wrong; 12 of them are NaN or infinite"),
         (ONES, "ones", "expected a tensor, got a string"),
         (ONES, {1: 2}, "expected a tensor, got a value of type dict"),
+        (ONES, files.Other("n_987"), "expected a tensor, got a value of another type"),
+        (
+            ONES,
+            files.Other("tensor of 987 elements"),
+            "expected a tensor, got a tensor that is complex, sparse or far too large",
+        ),
+        (torch.ones(9876), torch.arange(9876), "expected dtype float32, got int64"),
+        (torch.ones(9876), torch.arange(9876) / 1234, "about 9,900 of 9,876 values are wrong"),
         (ONES.bool(), torch.tensor([False, True, True, True]).expand(3, 4), "3 of 12 values are wrong"),
         (3, 3.0, "expected an int, got a float"),
         (3, True, "expected an int, got a bool"),
         ([3, 4], [3, 5], "1 of 2 values is wrong"),
-        ([3, 4], (3,), "expected 2 values, got 1"),
+        ([3, 4], (3,), "expected 2 values, got fewer"),
+        ([3, 4], [987] * 654, "expected 2 values, got more"),
         ([3, None], [3, 4], "1 of 2 values is wrong"),
         (3, None, "expected a value, got None"),
         (1.5, 10**400, "it is wrong"),
@@ -465,6 +500,7 @@ def text(content: str) -> Callable[[Path], None]:
         lambda path: path.write_bytes(b"\xff\xfe\x00"),
         text("["),
         text("[" * 100_000 + "]" * 100_000),
+        text('{"observations": {"dot_product_flops": ' + "[" * 900 + "]" * 900 + "}}"),
         text(" " * (files.MOST_JSON_BYTES + 1)),
         text("[1]"),
         text('{"error": 3}'),

@@ -1,11 +1,13 @@
 """Holds what a student's functions gave in the hidden scenarios against what the solution's gave.
 
 The files of the student come from a sandbox and may hold anything; each odd one is a reason, never an exception. A
-reason says which output of which function is wrong and how badly. It shows no input and no expected value.
+reason says which output of which function is wrong and how badly. It shows no input and no expected value, and no text,
+name or size that the student's code chose: it knows the hidden inputs, and could send them along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,11 +24,14 @@ from utils.checks.hidden import BY_DTYPE, FLOAT, Tolerance
 
 #: The largest ratio of an error to what is allowed that says something.
 MOST_TIMES = 10_000
+#: Types that are told by name.
+TYPES = {"Size", "bytes", "complex", "device", "dict", "dtype", "function", "generator", "method", "ndarray", "range"}
+TYPES |= {"builtin_function_or_method", "frozenset", "map", "object", "set", "type", "zip"}
 DID_NOT_FINISH = "it did not finish on the hidden inputs: it ran too long, or it ended the process"
 
 
 def compare(
-    expected_dir: Path, got_dir: Path, lab_name: str, only: Sequence[str] | None = None
+    expected_dir: Path, got_dir: Path, lab_name: str, only: Sequence[str] | None = None, package: Path | None = None
 ) -> dict[str, str | None]:
     """What is wrong with each exercise, in words for the student, or None where everything agrees.
 
@@ -35,14 +40,27 @@ def compare(
         got_dir: what it wrote, with the same seed, for the student.
         lab_name: the lab.
         only: the exercises to compare; all of the lab's by default.
+        package: the folder of the student's package; the line of an error is told if it is one of these files.
 
     Raises:
         ValueError: the expected observations are missing or broken, or there is no such lab or exercise.
     """
-    return {e.number: _reason(e, Path(expected_dir), Path(got_dir)) for e in chosen(lab_name, only)}
+    files = package.rglob("*.py") if package else ()
+    lines = {str(path.relative_to(package)): len(path.read_bytes().splitlines()) for path in files}
+    return {e.number: _reason(e, Path(expected_dir), Path(got_dir), lines) for e in chosen(lab_name, only)}
 
 
-def _reason(exercise: Exercise, expected_dir: Path, got_dir: Path) -> str | None:
+def errors(got_dir: Path, numbers: Sequence[str]) -> dict[str, str]:
+    """The whole text of each error that ended a scenario, for the instructor: it may hold hidden inputs."""
+    found = {}
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError, Unreadable):
+            if isinstance(got := read(got_dir, number), Raised):
+                found[number] = got.text
+    return found
+
+
+def _reason(exercise: Exercise, expected_dir: Path, got_dir: Path, lines: Mapping[str, int]) -> str | None:
     try:
         expected = read(expected_dir, exercise.number)
     except FileNotFoundError as error:
@@ -57,7 +75,7 @@ def _reason(exercise: Exercise, expected_dir: Path, got_dir: Path) -> str | None
     except Unreadable as error:
         return f"its result on the hidden inputs cannot be read: {error}"
     if isinstance(got, Raised):
-        return f"on hidden inputs it raised {got.text}"
+        return f"on hidden inputs it raised {got.told(lines)}"
     return difference(exercise, expected, got)
 
 
@@ -97,13 +115,18 @@ class _Tally:
         if self.elements == 1:
             return f"it is wrong{self._by()}"
         verb = "is" if self.wrong == 1 else "are"
-        return f"{self.wrong:,} of {self.elements:,} values {verb} wrong{self._by()}"
+        return f"{_about(self.wrong, self.elements)} of {self.elements:,} values {verb} wrong{self._by()}"
 
     def _by(self) -> str:
         """How far off the worst value is; nothing where it is off by orders of magnitude, or has no measure."""
         if not self.worst < MOST_TIMES:
             return ""
         return f" (the largest error is {self.worst:.2g} times the tolerance)"
+
+
+def _about(count: int, of: int) -> str:
+    """How many: two digits of a large number, unless it is all."""
+    return f"{count:,}" if count < 100 or count == of else f"about {float(f'{count:.1e}'):,.0f}"
 
 
 def _problem(expected: Any, got: Any, tolerance: Tolerance) -> str:
@@ -120,7 +143,7 @@ def _walk(expected: Any, got: Any, tolerance: Tolerance, tally: _Tally) -> str:
         return _tensor_problem(expected, got, tolerance)
     if isinstance(expected, list) and isinstance(got, list):
         if len(expected) != len(got):
-            return f"expected {len(expected):,} values, got {len(got):,}"
+            return f"expected {len(expected):,} values, got {'fewer' if len(got) < len(expected) else 'more'}"
         for right, value in zip(expected, got):
             if problem := _walk(right, value, tolerance, tally):
                 return problem
@@ -140,7 +163,9 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, Other):
-        return f"a value of type {value.kind}"
+        if value.kind.startswith("tensor of "):
+            return "a tensor that is complex, sparse or far too large"
+        return f"a value of type {value.kind}" if value.kind in TYPES else "a value of another type"
     return "None" if value is None else names[type(value)]
 
 
@@ -168,7 +193,7 @@ def _over(error: float, allowed: float) -> float:
 
 def _tensor_problem(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str:
     if got.shape != expected.shape:
-        return f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}"
+        return f"expected shape {tuple(expected.shape)}, got {_shape(got, expected)}"
     if got.dtype != expected.dtype:
         return f"expected dtype {_dtype(expected)}, got {_dtype(got)}"
     if not expected.numel():
@@ -181,7 +206,15 @@ def _tensor_problem(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolera
     finite = excess[torch.isfinite(excess)]
     tally.worst = finite.max().item() if finite.numel() and finite.max() > 1 else math.inf
     lost = int((~torch.isfinite(got) & torch.isfinite(expected)).sum()) if got.dtype.is_floating_point else 0
-    return str(tally) + (f"; {lost:,} of them are NaN or infinite" if lost else "")
+    return str(tally) + (f"; {_about(lost, tally.elements)} of them are NaN or infinite" if lost else "")
+
+
+def _shape(got: torch.Tensor, expected: torch.Tensor) -> str:
+    """A wrong shape, with a question mark for each size that is neither 1 nor one of those expected."""
+    known = {1, *expected.shape}
+    sizes = [str(size) if size in known else "?" for size in got.shape[: expected.ndim + 1]]
+    sizes += ["..."] * (got.ndim > len(sizes))
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 def _tensor_excess(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
