@@ -88,7 +88,7 @@ def flash_forward_kernel(
     factor = 1.0 if PRESCALE else scale_log2
     unmasked_end, key_end = causal_key_range(start_m, Nq, Nk, BLOCK_M, CAUSAL)
     end = key_end
-    if ANCHORED:  # exercise 3.9, voluntary
+    if ANCHORED:  # exercise 3.9
         acc, m_i, l_i, done = anchored_row(
             q, k_ptr, v_ptr, stride_k, stride_v, batch, key_head, offs_m, unmasked_end, key_end, Nq, Nk, scale_log2,
             BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, EVEN_N, PRESCALE, ACCESS,

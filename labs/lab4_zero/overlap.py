@@ -1,7 +1,7 @@
 """What runs beside the computation: on a GPU in a CUDA stream of its own, on a CPU as a collective just started.
 
 The two look alike from outside. On a GPU nothing here makes the host wait: the order of the streams is set by events,
-so that the host may run ahead of the device and memory is still never overwritten while somebody reads it.
+so that the host may run ahead of the device and memory is still never overwritten while it is read.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class PrefetchUnit(Unit):
         raise NotImplementedError("Lab 4, exercise 4.10: start to gather")
 
     def gather(self) -> None:
-        """Return when the weights are in ``full``, whether or not somebody has called :meth:`start`."""
+        """Return when the weights are in ``full``, whether or not :meth:`start` was called."""
         raise NotImplementedError("Lab 4, exercise 4.10: wait for the weights")
 
     def free(self) -> None:

@@ -25,7 +25,7 @@ def merge_parts_kernel(
     column = tl.arange(0, BLOCK_D)
     outputs_ptr += sequence * stride_is + head * stride_ih
     logsumexps_ptr += sequence * stride_ls + head * stride_lh
-    m = -1e30  # finite: nothing is subtracted from -inf
+    m = -1e30  # finite: -inf minus -inf would be NaN
     d = 0.0
     o = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, parts, BLOCK_P):

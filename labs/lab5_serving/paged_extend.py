@@ -63,7 +63,7 @@ def paged_extend_kernel(
         k_head_ptr = k_cache_ptr + key_head.to(tl.int64) * stride_k[2]
         v_head_ptr = v_cache_ptr + key_head.to(tl.int64) * stride_v[2]
 
-        m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: nothing is subtracted from -inf
+        m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: -inf minus -inf would be NaN
         d = tl.zeros((BLOCK_M,), tl.float32)
         o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         for start in range(0, seen_by_one, BLOCK_N):

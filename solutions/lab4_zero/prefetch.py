@@ -42,7 +42,7 @@ class PrefetchUnit(Unit):
         ### END SOLUTION
 
     def gather(self) -> None:
-        """Return when the weights are in ``full``, whether or not somebody has called :meth:`start`."""
+        """Return when the weights are in ``full``, whether or not :meth:`start` was called."""
         ### BEGIN SOLUTION 4.10: wait for the weights
         self.start()
         if self.pending is not None:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from utils.plots.check import require_data
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, lanes, readable
-from utils.plots.style import ARITHMETIC, INK, LINK, SMALL, WASTE, WASTE_HATCH, figure, mix, styled
+from utils.plots.style import ARITHMETIC, INK, LINK, TEXT, WASTE, WASTE_HATCH, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -24,6 +24,8 @@ COMMUNICATION = (
 )  # fmt: skip
 
 Interval = tuple[float, float]
+
+_LETTERS = TEXT + 1.0  # points: the lanes leave room, and a narrow page shrinks them
 
 
 class StreamSpan(NamedTuple):
@@ -82,7 +84,7 @@ def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: s
     first, last = min(s.start for s in spans), max(s.end for s in spans)
     whole = (last - first) or 1.0
     names = list(dict.fromkeys(s.lane for s in spans))
-    fig, ax = figure(title, subtitle=subtitle, height=0.36 * len(names) + 1.31, grid="none")
+    fig, ax = figure(title, subtitle=subtitle, height=0.38 * len(names) + 1.38, grid="none")
     for y, lane in enumerate(names):
         box(ax, 0, y - 0.36, whole, 0.72, mix(WASTE, 0.30))
         for talks in (False, True):
@@ -97,18 +99,21 @@ def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: s
     for start, end in hidden:
         box(ax, start - first, y - 0.2, end - start, 0.4, mix(LINK, 0.55))
     lanes(ax, [*names, "communication"], whole, margin=0.5)
+    ax.tick_params(labelsize=_LETTERS)
     quantity_axis(ax.xaxis, "s", "time")
+    ax.xaxis.label.set_size(_LETTERS)
     handles = [
         Patch(facecolor=ARITHMETIC, label="computation"),
         Patch(facecolor=LINK, label="communication"),
         Patch(facecolor=mix(LINK, 0.55), label="hidden"),
         Patch(label="exposed", **exposed),
     ]
-    legend_below(ax, handles)
+    for text in legend_below(ax, handles, drop=0.5).get_texts():
+        text.set_fontsize(_LETTERS)
     share = f"{number(100 * found.hidden_share, 3)} %"
     ax.annotate(
-        f"{share} of {quantity(float(found.communication), 's', 3)} hidden", (1, y - 0.28),
-        xycoords=("axes fraction", "data"), ha="right", va="bottom", size=SMALL, color=INK,
+        f"{share} of {quantity(float(found.communication), 's', 3)} hidden", (1, y - 0.21),
+        xycoords=("axes fraction", "data"), ha="right", va="bottom", size=_LETTERS, color=INK,
     )  # fmt: skip
     busy = ", ".join(f"{lane} {_busy(spans, lane, whole)}" for lane in names)
     fig.alt = (
@@ -120,17 +125,16 @@ def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: s
 
 
 def _boxes(ax, own: Sequence[StreamSpan], first: float, whole: float, y: float, colour: str) -> None:
-    """All boxes of a lane at once; neighbours that compute differ in shade, and names are written where they fit."""
-    corners, shades = [], []
-    for k, s in enumerate(own):
+    """All boxes of a lane at once, in one colour; names are written where they fit."""
+    corners = []
+    for s in own:
         a, b = s.start - first, s.end - first
         corners.append([(a, y - 0.36), (b, y - 0.36), (b, y + 0.36), (a, y + 0.36)])
-        shades.append(colour if s.communicates else mix(colour, (1.0, 0.72)[k % 2]))  # light pink says hidden
         name = s.name if len(s.name) <= 40 else ""
-        if name and 5.7 * (b - a) / whole > 0.083 * len(name) + 0.05:
-            centred(ax, (a + b) / 2, y, name, color=readable(shades[-1]), zorder=4)
+        if name and 5.7 * (b - a) / whole > 0.086 * len(name) + 0.05:
+            centred(ax, (a + b) / 2, y, name, size=TEXT, color=readable(colour), zorder=4)
     edge = "white" if len(own) <= 60 else "none"
-    ax.add_collection(PolyCollection(corners, facecolors=shades, edgecolors=edge, linewidths=0.4, zorder=2))
+    ax.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=edge, linewidths=0.4, zorder=2))
 
 
 def _busy(spans: Sequence[StreamSpan], lane: str, whole: float) -> str:

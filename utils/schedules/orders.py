@@ -29,7 +29,7 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
-    """As soon as a stage can go backward it does, then forward again (Narayanan et al. 2019 and 2021).
+    """One forward, one backward in turn, once a stage has filled the ones after it (Narayanan et al. 2019 and 2021).
 
     Stage s starts with min(p - s - 1, m) forward passes, alternates one forward and one backward, and ends with
     backward passes. The bubble is GPipe's, (p - 1)/m; in flight are at most min(p - s, m).
