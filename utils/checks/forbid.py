@@ -116,6 +116,11 @@ def _base(name: str) -> str:
     return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).strip("_")  # aten.detach.default
 
 
+@functools.cache
+def _place(file: str) -> str:
+    return "a cell" if file.startswith("<") or "ipykernel" in file else Path(file).name
+
+
 def _caller() -> str:
     """The nearest line of code that is not a library's, as ``softmax (kernels.py, line 12)``."""
     frame = sys._getframe(1)
@@ -123,8 +128,7 @@ def _caller() -> str:
         file = frame.f_code.co_filename
         if not is_library(file):
             name = frame.f_code.co_name
-            place = "a cell" if file.startswith("<") or "ipykernel" in file else Path(file).name
-            return f"{name} ({place}, line {frame.f_lineno})"
+            return f"{name} ({_place(file)}, line {frame.f_lineno})"
         frame = frame.f_back
     return ""
 

@@ -12,6 +12,7 @@ Slow types
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ def install() -> None:
     tl.block_type.__init__ = _remembered_shapes(tl.block_type.__init__)
     tl.tensor.__init__ = _remembered_shape_of_type(tl.tensor.__init__)
     upstream._patch_attr = _with_semantic
+    upstream._patch_builtin = _remembered_members
 
 
 def _only_when_asserted(check: Callable) -> Callable:
@@ -174,6 +176,18 @@ def _with_semantic(obj: object, name: str, member: Callable, builder: Any, scope
         return member(*args, **kwargs)
 
     scope.set_attr(obj, name, new_member)
+
+
+@functools.cache
+def _members(package: Any) -> tuple[tuple[str, Callable], ...]:
+    """The functions of a part of the language that the interpreter replaces."""
+    return tuple((name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member))
+
+
+def _remembered_members(package: Any, builder: Any, scope: Any) -> None:
+    """Look for them once, not at each launch."""
+    for name, member in _members(package):
+        upstream._patch_attr(package, name, member, builder, scope)
 
 
 def _by_name(equal: Callable) -> Callable:
