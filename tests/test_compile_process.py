@@ -8,7 +8,8 @@ import pytest
 
 from utils.compile_only import CompileError, Request, readings
 from utils.compile_only import process as module
-from utils.compile_only.process import Compiler
+from utils.compile_only.process import MOST_UNREAD, Compiler
+from utils.compile_only.resources import _order
 
 from utils import runtime  # noqa: F401  isort: skip
 import triton  # isort: skip
@@ -77,14 +78,27 @@ def test_a_process_that_fails_says_why_and_is_dropped(monkeypatch):
 
 
 def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next(monkeypatch):
-    first, ask = read(), Compiler.ask
+    first, answer = read(), Compiler.answer
 
-    def interrupted(self, orders):
-        monkeypatch.setattr(Compiler, "ask", ask)
-        self._process.stdin.write("[]\n")
+    def interrupted(self, number):
+        monkeypatch.setattr(Compiler, "answer", answer)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Compiler, "ask", interrupted)
+    monkeypatch.setattr(Compiler, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         read()
     assert read() != first
+
+
+def test_answers_that_nobody_fetches_neither_fill_the_pipe_nor_stand_in_for_others():
+    long = "x" * 4000
+    order = {**an_order(), "name": long}
+    for _ in range(3 * MOST_UNREAD):
+        module.begin([order])
+    begun = [module.begin([an_order()]) for _ in range(MOST_UNREAD + 4)]
+    assert [answer()[0]["name"] for answer in begun] == ["add_one_kernel"] * len(begun)
+    assert len(module._kept._answers) == 0
+
+
+def an_order() -> dict:
+    return {**_order(Request(add_one_kernel, {"x_ptr": "*fp32"}, {"BLOCK": 128})), "read": True}

@@ -2,15 +2,16 @@
 
 Triton's interpreter runs what no compiler takes (a Python global inside a kernel), and multiplies float32 as it is. So
 after the cases the launches that ran are handed to Triton's compiler for a GPU that is not there
-(:func:`utils.compile_only.readings`), which stops before it makes code. That takes a moment.
+(:func:`utils.compile_only.begin_reading`), which stops before it makes code, beside the cases that follow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from utils.checks.core import classic
 from utils.checks.problem import Problem
-from utils.compile_only import CompileError, Reading, Request, readings
+from utils.compile_only import CompileError, Reading, Request, begin_reading
 from utils.kernel_profile import LaunchProfile
 
 import triton  # isort: skip
@@ -52,24 +53,28 @@ class Compiled:
     further_cause: str = ""
 
 
-def problem(asked: Compiled, launches: Iterable[Launched]) -> Problem | None:
-    """The first thing that a compiler finds in launches which the interpreter runs right, or None.
+class Reader:
+    """Lets a compiler read launches that were right in the interpreter, while further cases run there."""
 
-    Of launches that differ in sizes alone one is compiled. What cannot be sent to the compiler is left out.
-    """
-    ran, more = list(launches), asked.further()
-    chosen = _chosen([*ran, *more])
-    further = {id(launch) for _, launch in more}
-    if not chosen:
-        return None
-    try:
-        found = readings([request for *_, request in chosen])
-    except (CompileError, OSError):  # the compiler itself does not work here: nothing is said about the kernel
-        return None
-    problems = (
-        _problem(asked, dtype, reading, id(launch) in further) for (dtype, launch, _), reading in zip(chosen, found)
-    )
-    return next((problem for problem in problems if problem), None)
+    def __init__(self, asked: Compiled) -> None:
+        self.asked = asked
+        self._met: set[Any] = set()
+        self._begun: list[tuple[torch.dtype, bool, Callable[[], Reading]]] = []
+
+    def look_at(self, launches: Iterable[Launched], further: bool = False) -> None:
+        """Begin to read them. Of launches that differ in sizes alone one is read; what cannot be sent is left out."""
+        for dtype, request in _chosen(launches, self._met):
+            with contextlib.suppress(CompileError, OSError):  # the compiler does not work here
+                self._begun.append((dtype, further, begin_reading(request)))
+
+    def problem(self) -> Problem | None:
+        """The first thing that the compiler found in launches which the interpreter ran right, or None."""
+        self.look_at(self.asked.further(), further=True)
+        try:
+            problems = (_problem(self.asked, dtype, reading(), further) for dtype, further, reading in self._begun)
+            return next((problem for problem in problems if problem), None)
+        except CompileError:  # the compiler itself does not work here: nothing is said about the kernel
+            return None
 
 
 def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading, further: bool) -> Problem | None:
@@ -106,10 +111,8 @@ def _numbered(cause: str, place: int) -> str:
     return classic(cause, place) if place else cause
 
 
-def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, LaunchProfile, Request]]:
-    """A request for each launch that brings a kernel, a dtype, a kind of argument or a flag that none before it had."""
-    met: set[Any] = set()
-    chosen = []
+def _chosen(launches: Iterable[Launched], met: set[Any]) -> Iterator[tuple[torch.dtype, Request]]:
+    """A request for each launch that brings a kernel, a dtype, a kind of argument or a flag that was not met before."""
     for dtype, launch in launches:
         request = _request(launch)
         if request is None:
@@ -118,8 +121,7 @@ def _chosen(launches: Sequence[Launched]) -> list[tuple[torch.dtype, LaunchProfi
         what |= {(launch.kernel, name, flag) for name, flag in _flags(request.constexprs)}
         if not what <= met:
             met |= what
-            chosen.append((dtype, launch, request))
-    return chosen
+            yield dtype, request
 
 
 def _flags(constants: Mapping[str, Any]) -> list[tuple[str, Any]]:

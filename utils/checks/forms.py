@@ -66,7 +66,7 @@ class Count(AnswerFormat):
             return f"the {type(value).__name__} {value}, expected a Python int, which cannot overflow: use int(...)"
         if isinstance(value, numbers.Real):
             return (
-                f"the float {value!r}, expected an int: divide with // (above 2**53 a float cannot hold every integer)"
+                f"the float {value!r}, expected an int: / gives a float, // does not (nor is every int above 2**53 one)"
             )
         return f"{value!r} of type {type(value).__name__}, expected an int"
 

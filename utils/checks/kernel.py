@@ -12,8 +12,7 @@ from utils import runtime
 from utils.checks import core, cuda_context, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.compile_ahead import compile_ahead
-from utils.checks.compiled import Compiled
-from utils.checks.compiled import problem as problem_when_compiled
+from utils.checks.compiled import Compiled, Reader
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
@@ -130,13 +129,16 @@ def check_kernel(
     while stages:
         stage = stages.pop(0)
         some = {number: drawn[number] for number in (numbers if stage.compiled else range(len(drawn)))}
-        trials = _run_cases(exercise, student, some, inputs, outputs, allowed, known, stage, rules, races, seed)
+        first = stage.profiled and stage.configuration == 0
+        reader = Reader(compiled) if first and compiled is not None else None
+        trials = _run_cases(exercise, student, some, inputs, outputs, allowed, known, stage, rules, races, reader, seed)
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
         _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
-        if stage.profiled and stage.configuration == 0:
-            _stop_at_compiler(exercise, trials, compiled, seed)
+        if first:
+            if reader is not None and (found := reader.problem()):
+                core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
             unfinished = _stop_at_overflow(exercise, student, [huge] if callable(huge) else huge, seed)
             numbers = for_gpu(trials, others=compiled is None)
             most = max((trial.configurations for trial in trials), default=1)
@@ -165,9 +167,13 @@ def _run_cases(
     stage: Stage,
     rules: forbid.Rules,
     races: bool,
+    reader: Reader | None,
     seed: int,
 ) -> list[CaseResult]:
-    """Run the function on cases by their numbers; ``known`` keeps what is right by number, for further stages."""
+    """Run the function on cases by their numbers; ``known`` keeps what is right by number, for further stages.
+
+    The launches of cases that are right go to the ``reader``, if there is one.
+    """
     if stage.compiled:
         compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn.values())
     trials: list[CaseResult] = []
@@ -180,6 +186,8 @@ def _run_cases(
         trials.append(trial)
         if trial.error is None:
             _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
+            if reader is not None and not trial.failed:
+                reader.look_at((case.dtype, launch) for launch in trial.profile.launches)
         elif len(trials) == 1:
             break  # it will not do better on a harder case
     return trials
@@ -222,15 +230,6 @@ def _stop_at_traffic(
     for trial in trials:
         for inspect in inspections:
             stop_at(exercise, inspect(trial), trial.case, seed)
-
-
-def _stop_at_compiler(exercise: Exercise, trials: Sequence[CaseResult], asked: Compiled | None, seed: int) -> None:
-    """Raise if a kernel that ran does not compile, or its products are rounded otherwise when it is compiled."""
-    if asked is None:
-        return
-    ran = [(trial.case.dtype, launch) for trial in trials for launch in trial.profile.launches]
-    if found := problem_when_compiled(asked, ran):
-        core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
 
 
 def _stop_at_overflow(

@@ -175,7 +175,8 @@ def _factor_sentence(e: Evidence) -> str:
     if factor is not None and abs(factor + 1) < 5e-3:
         return "every element has the wrong sign"
     told = f"every element is {number(factor)} times the expected value"
-    return f"{told} ({' or '.join(named[:2])}): is a factor missing, or applied twice?" if named else told
+    asked = "is a factor missing or applied twice, or a term added twice?"
+    return f"{told} ({' or '.join(named[:2])}): {asked}" if named else told
 
 
 def _constant_offset(e: Evidence) -> float | None:

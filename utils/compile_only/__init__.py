@@ -19,6 +19,7 @@ from utils.compile_only.resources import (
     Reading,
     Request,
     ResourceUsage,
+    begin_reading,
     readings,
     resource_usage,
     resource_usages,

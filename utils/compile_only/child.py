@@ -104,9 +104,14 @@ def read_one(order: dict[str, Any], folder: Path, number: int) -> dict[str, Any]
     except CompilationError as error:
         while isinstance(error.__cause__, CompilationError):  # in a function that the kernel calls
             error = error.__cause__
-        said = error.error_message or str(error.__cause__ or error)
+        said = (error.error_message or str(error.__cause__ or error))[:2000]
         source, line = (error.src or "").splitlines(), getattr(error.node, "lineno", 0)
-        return {"name": order["name"], "error": said, "line": source[line - 1].strip() if line else "", "products": []}
+        return {
+            "name": order["name"],
+            "error": said[:2000],
+            "line": source[line - 1].strip() if line else "",
+            "products": [],
+        }
     return {"name": order["name"], "error": "", "line": "", "products": _products(str(module), lines)}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
-from utils.compile_only.process import CompileError, ask
+from utils.compile_only.process import CompileError, ask, begin
 from utils.compile_only.source import is_gluon, standalone_source
 
 import triton.language as tl  # isort: skip
@@ -156,12 +156,28 @@ def readings(requests: Sequence[Request]) -> list[Reading]:
         TypeError, ValueError: A request is not what it should be.
         CompileError: The compiler fails otherwise than by not understanding a kernel.
     """
-    results = []
-    for request, answer in zip(requests, ask([{**_order(request), "read": True} for request in requests])):
-        if "products" not in answer:
-            raise CompileError(f"{_function(request.kernel).__name__} cannot be read: {answer['error']}")
-        results.append(Reading(**{**answer, "products": tuple(Product(*found) for found in answer["products"])}))
-    return results
+    found = ask([{**_order(request), "read": True} for request in requests])
+    return [_reading(request, answer) for request, answer in zip(requests, found)]
+
+
+def begin_reading(request: Request) -> Callable[[], Reading]:
+    """Let the compiler read a kernel meanwhile; what is returned waits for it.
+
+    Readings are fetched in the order in which they were begun.
+
+    Raises:
+        TypeError, ValueError: The request is not what it should be.
+        CompileError: The compiler fails otherwise than by not understanding the kernel, now or when it is waited for.
+        OSError: The compiler's process cannot be started.
+    """
+    answer = begin([{**_order(request), "read": True}])
+    return lambda: _reading(request, answer()[0])
+
+
+def _reading(request: Request, answer: dict[str, Any]) -> Reading:
+    if "products" not in answer:
+        raise CompileError(f"{_function(request.kernel).__name__} cannot be read: {answer['error']}")
+    return Reading(**{**answer, "products": tuple(Product(*found) for found in answer["products"])})
 
 
 def _function(kernel: Any) -> Any:

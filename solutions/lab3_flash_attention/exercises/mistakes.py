@@ -232,7 +232,7 @@ _SCALE = (
 _MASK = (
     Mistake(
         "mask",
-        "the causal mask is missing: query i sees key j only if j <= i + Nk - Nq",
+        "the causal mask is missing, or hides nothing: query i sees key j only if j <= i + Nk - Nq",
         [{"shift": "none"}, {"shift": "none", "leave_out": "unseen"}],
         causal,
     ),

@@ -53,7 +53,11 @@ def _stage_problem(call: str, value: object, stage: int, stages: int, m: int) ->
             which = f"{kind}{missing[0]} is missing" if missing else f"{kind}{(more or found)[0]} does not belong"
             if not missing and not more:
                 which = f"{kind} of a micro-batch comes twice"
-            cause = classic("each micro-batch goes forward once and backward once, also where m is small", 4)
+            cause = "each micro-batch goes forward once and backward once"
+            if m < stages:
+                cause = classic(f"{cause}, also where m is small", 4)
+            elif missing and kind == "B":
+                cause = classic(cause, 4)
             return Problem(f"stage {stage} of {stages}, {m} micro-batches: {which}", cause, shown)
         if found != sorted(found):
             cause = classic("micro-batches go in ascending order, forward and backward: the oldest frees its memory", 5)

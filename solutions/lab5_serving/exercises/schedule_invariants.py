@@ -156,7 +156,11 @@ class StepInvariants:
                 cause = classic("a chunk takes all pending tokens that the budget allows", 2)
                 if got > expected:
                     cause = classic("min(pending, what is left of the budget): all chunks share one budget", 2)
-                elif old and got == 0:
+                elif not old and got == 0:
+                    cause = (
+                        "who is admitted gets a chunk in the same step: all pending tokens, or what the budget allows"
+                    )
+                elif got == 0:
                     behind = [other.id for other in order[order.index(request) + 1 :]]
                     cause = OLDEST_FIRST if any(id in behind for id in scheduled) else EACH
                 raise CheckMismatch(

@@ -168,7 +168,8 @@ RAISED = {
     "NoRoom": classic("call _make_room or _admit before taking blocks: they say whether there are any", 4),
     "deque mutated": classic("_admit and _preempt change the lists: loop over a copy, or look again each time", 4),
     "pop from an empty deque": "no request waits any more: look at self.waiting before _admit",
-    "index out of range": "no request waits any more: look at self.waiting before _admit",
+    "deque index out of range": "no request waits any more: look at self.waiting before _admit",
+    "list index out of range": "self.running[-1] is the request that _admit has let run, if it returned True",
     "KeyError": classic("a preempted request has no blocks any more: look at its status", 4),
 }
 
