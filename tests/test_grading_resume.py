@@ -176,7 +176,7 @@ print("status", status, flush=True)
 
 
 @needs_sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_gradebook(submissions):
     shutil.rmtree(submissions / "cyd")
     out = submissions.parent / "grades"
