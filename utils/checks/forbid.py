@@ -134,7 +134,13 @@ def _caller() -> str:
 
 
 #: Functions written in C, and Python's own: others may say of themselves that they equal one of these.
-_HASHED = (types.FunctionType, type(len), type(str.join), type(str.__add__), type("".__add__))
+_HASHED = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+)
 
 
 def _name(function: Any) -> str:

@@ -180,16 +180,14 @@ def agrees(got: torch.Tensor, right: torch.Tensor, allowed: float, dtype: torch.
 
     A right value beyond the dtype's range is infinite there; infinities agree with themselves, and NaN with NaN.
     """
-    near = (got - right).abs_() <= allowed
     if dtype.is_floating_point and right.numel():
         limit = torch.finfo(dtype).max
         low, high = right.aminmax()
-        if -limit <= low and high <= limit:  # so right answers are looked at twice, not seven times
-            if near.all():
-                return near
-        else:
+        if not (-limit <= low and high <= limit):
             right = torch.where(right.abs() > limit * (1 + torch.finfo(dtype).eps), right.sign() * math.inf, right)
-            near = (got - right).abs_() <= allowed
+    near = (got - right).abs_() <= allowed
+    if near.all():
+        return near
     return (got == right) | near | (got.isnan() & right.isnan())
 
 

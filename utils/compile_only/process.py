@@ -18,7 +18,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _CHILD = Path(__file__).resolve().with_name("child.py")
 #: Answers that may wait in the pipe, which holds 64 kB; a check that fails leaves some behind.
 MOST_UNREAD = 16
-MOST_KEPT = 256
 _lock = threading.Lock()
 _kept: Compiler | None = None
 
@@ -89,7 +88,6 @@ class Compiler:
             raise CompileError(f"the compiler's process failed:\n{self._errors.read()[-4000:]}")
         self._read += 1
         self._answers[self._read] = line
-        self._answers.pop(self._read - MOST_KEPT, None)
 
     def end(self) -> None:
         """End it, if it is this process's own."""
