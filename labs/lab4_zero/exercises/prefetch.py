@@ -29,7 +29,7 @@ LAYERS = 6
 _STUCK = "every rank starts the same gathers in the same order"
 _NOT_AHEAD = classic("the next block's gather starts before this block computes, in both passes", 1)
 _AT_ONCE = classic("start() returns while the gather is under way; only the block that needs the weights waits", 2)
-_TOO_EARLY = classic("a block may compute once its gather has been waited for", 3)
+_TOO_EARLY = classic("wait for a block's gather before it computes", 3)
 _EMPTY = classic("a weight is used while its memory is freed: gather before a block computes, in both passes", 3)
 _CRASH = classic(
     "weights are used while they have no memory, or their memory is freed while a gather still writes there: wait for "
