@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from lab_answers import is_repeated, right_for, wrong_answers
+from lab_answers import is_left_to_thorough, right_for, wrong_answers
 from lab_places import write_lab
 
 from solutions import lab4_zero as solution
@@ -26,7 +26,6 @@ from solutions.lab4_zero.exercises import (
 )
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from solutions.lab4_zero.exercises.scenarios import ScenarioRun
-from utils.checks.answers import WrongAnswer
 from utils.checks.core import CheckFailed
 
 LAB = "lab4_zero"
@@ -45,12 +44,11 @@ FIRST_SCENARIOS = 2
 
 @contextmanager
 def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, dict[str, object]]]:
-    """Name -> the functions that the exercise's check takes: of the solution, and of the lab filled in these ways."""
-    names = CHECKS[exercise].exercise.functions
-    answers = {"solution": {name: getattr(solution, name) for name in names}}
+    """Name -> the functions that the exercise's check takes, of the lab filled in these ways."""
+    answers: dict[str, dict[str, object]] = {}
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        modules = {name: found.__module__.rpartition(".")[2] for name, found in answers["solution"].items()}
+        modules = {name: found.__module__.rpartition(".")[2] for name, found in solved(exercise).items()}
         for number, (name, places) in enumerate(filled.items()):
             package = f"lab4_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
             write_lab(LAB, Path(folder, package), places)
@@ -62,27 +60,30 @@ def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iter
         yield answers
 
 
-def _variants(number: str, wrong_ones: Sequence[WrongAnswer]) -> dict[str, dict[str, str]]:
-    """Name -> the places as filled: these wrong answers, and with the first of all the plain one and each place left
-    out."""
+def solved(exercise: str) -> dict[str, object]:
+    """The functions that the exercise's check takes, of the solution."""
+    return {name: getattr(solution, name) for name in CHECKS[exercise].exercise.functions}
+
+
+def _right_and_unfilled(number: str) -> dict[str, dict[str, str]]:
+    """Name -> the places as filled: the plain answer, and the plain one with each of the exercise's places left out."""
     plain = right_for(number)
-    wrong = {str(wrong): wrong.filled(plain) for wrong in wrong_ones if not wrong.functions}
-    if wrong_answers(LAB, number)[0] not in wrong_ones:
-        return wrong
     places = [label for label in plain if label.split(":")[0] == number]
     without = {f"without {place}": {k: v for k, v in plain.items() if k != place} for place in places}
-    return {"plain": plain, **wrong, **without}
+    return {"plain": plain, **without}
 
 
 @cache
-def played(exercise: str, repeated: bool = False) -> tuple[dict[str, ScenarioRun], dict[str, str]]:
-    """What was seen of all answers to an exercise, of each up to the scenario that ends its check; and what the check
-    says of each answer that a single rank is enough to refuse. ``repeated``: of the wrong answers that are
-    :func:`.lab_answers.is_repeated`, in place of all others."""
+def played(exercise: str, thorough: bool = False) -> tuple[dict[str, ScenarioRun], dict[str, str]]:
+    """What was seen of answers to an exercise, of each up to the scenario that ends its check; and what the check says
+    of each answer that a single rank is enough to refuse. They are the wrong answers that `make test` tries;
+    ``thorough``: those that `make test-grading` adds, the right ones, and those with a place left out."""
     check, seen, alone = CHECKS[exercise], {}, {}
     scenarios = check.scenarios(SEED)
-    wrong_ones = [wrong for wrong in wrong_answers(LAB, exercise) if is_repeated(wrong) == repeated]
-    with functions_of(exercise, _variants(exercise, wrong_ones)) as answers:
+    wrong_ones = [wrong for wrong in wrong_answers(LAB, exercise) if is_left_to_thorough(wrong) == thorough]
+    filled = {str(wrong): wrong.filled(right_for(exercise)) for wrong in wrong_ones if not wrong.functions}
+    with functions_of(exercise, filled | (_right_and_unfilled(exercise) if thorough else {})) as answers:
+        answers |= {"solution": solved(exercise)} if thorough else {}
         answers |= {str(wrong): wrong.functions for wrong in wrong_ones if wrong.functions}
         for name, answer in answers.items():
             try:
@@ -109,11 +110,11 @@ def _passes(exercise: str, so_far: ScenarioRun) -> bool:
     return True
 
 
-def judge(exercise: str, name: str, repeated: bool = False) -> None:
+def judge(exercise: str, name: str, thorough: bool = False) -> None:
     """Let an exercise's check judge what was seen of an answer.
 
     Raises:
         CheckFailed, NotImplementedError: as the exercise's check.
     """
     check = CHECKS[exercise]
-    check.judge(played(exercise, repeated)[0][name], check.scenarios(SEED), SEED)
+    check.judge(played(exercise, thorough)[0][name], check.scenarios(SEED), SEED)

@@ -59,31 +59,36 @@ def wrong_answers(lab: str, number: str = "") -> list[WrongAnswer]:
     return [wrong for wrong in answers(lab).wrong_answers if number in ("", wrong.exercise)]
 
 
-#: Their checks run many kernels, or ranks: of these, `make test` tries one wrong answer for each classic number.
+#: Their checks run many kernels, or ranks: `make test` tries one wrong answer for each of a few classic numbers.
 HEAVY = (
     *("2.2", "2.3", "2.4", "2.6", "2.7", "2.8", "3.2", "3.3", "3.4", "3.6", "3.7", "3.8", "3.9", "3.10"),
     *("4.1", "4.3", "4.4", "4.5", "4.6", "4.7", "4.9", "4.10", "5.4", "5.6"),
 )
 
 
+FEW = 4
+
+
 @functools.cache
-def _first_of_each_number(number: str) -> set[str]:
-    """Names of the wrong answers that are the first to be told a classic number, or none."""
+def _first_of_few_numbers(number: str) -> set[str]:
+    """Names of the wrong answers that are the first to be told a classic number, or none: the first few of them."""
     first: dict[str, str] = {}
     for wrong in wrong_answers(lab_of(number), number):
         first.setdefault(next(filter(CLASSIC.search, wrong.says), ""), str(wrong))
-    return set(first.values())
+    return set(list(first.values())[:FEW])
 
 
-def is_repeated(wrong: WrongAnswer) -> bool:
-    """Whether a wrong answer to a heavy exercise is told what an earlier one is told: `make test-grading` tries it."""
-    return wrong.exercise in HEAVY and str(wrong) not in _first_of_each_number(wrong.exercise)
+def is_left_to_thorough(wrong: WrongAnswer) -> bool:
+    """Whether a wrong answer to a heavy exercise is one that `make test-grading` alone tries."""
+    return wrong.exercise in HEAVY and str(wrong) not in _first_of_few_numbers(wrong.exercise)
 
 
 def tried(wrong_answers: Iterable[WrongAnswer], *marks: pytest.MarkDecorator) -> list:
-    """Parameters of a test, with these marks; those that are repeated belong to the thorough tests."""
+    """Parameters of a test, with these marks; some of heavy exercises belong to the thorough tests."""
     return [
-        pytest.param(wrong, id=str(wrong), marks=(*marks, pytest.mark.thorough) if is_repeated(wrong) else marks)
+        pytest.param(
+            wrong, id=str(wrong), marks=(*marks, pytest.mark.thorough) if is_left_to_thorough(wrong) else marks
+        )
         for wrong in wrong_answers
     ]
 

@@ -181,7 +181,7 @@ def test_heads_go_together_as_far_as_the_cache_reaches():
 # ---- what they compile to --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_step_compiles_for_hopper_and_the_gluon_ones_without_spills():
     orders = [{"name": each.path.stem, "head_dim": 64, "CAUSAL": True} for each in (*PLAIN, *GLUON)]
     orders += [{"name": each.path.stem, "head_dim": 128, "CAUSAL": False} for each in GLUON[-2:]]

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import pytest
+from parameters import thorough_but
 
 from utils import example_kernels as ek
 from utils.compile_only import CompileError, Request, resource_usage, resource_usages
@@ -238,7 +239,7 @@ KERNELS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", thorough_but([80, 90, 100], 90))
 def test_every_example_kernel_compiles_without_a_gpu(capability):
     usages = resource_usages(
         [

@@ -8,6 +8,7 @@ import importlib.util
 import re
 
 import pytest
+from parameters import thorough_but
 
 from utils.compile_only import Request, readings, resource_usages
 
@@ -154,7 +155,7 @@ def assert_no_spills(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
 def test_no_kernel_on_rows_spills(tuned, capability):
     widths = {"bf16": (1024, 8192, 32768, 65536, 262144), "fp32": (8192, 65536), "fp16": (8192,)}
     if capability != 90:  # tiles were measured there: elsewhere the widths that take another path
@@ -169,7 +170,7 @@ def test_no_kernel_on_rows_spills(tuned, capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
 def test_no_kernel_of_a_step_of_training_spills(tuned, capability):
     widths = {"bf16": (100, 4096, 8192, 50_304), "fp32": (8192,)}
     requests = [
@@ -182,14 +183,14 @@ def test_no_kernel_of_a_step_of_training_spills(tuned, capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
 def test_no_matrix_product_spills(tuned, capability):
     requests = [asked for dtype in ("bf16", "fp16", "fp32") for asked in matmul_requests(tuned, capability, dtype)]
     assert_no_spills(requests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
 def test_a_matrix_product_of_float32_adds_a_sum_for_each_step_to_its_total(tuned, monkeypatch, tmp_path, capability):
     for number, asked in enumerate(matmul_requests(tuned, capability, "fp32")):
         cache = tmp_path / str(number)

@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from parameters import thorough_but
 
 from solutions.capstone_hopper.steps import wall_kernel
 from solutions.lab3_flash_attention.exercises.anchored import compiles_anchored
@@ -118,7 +119,7 @@ def assert_fit(requests):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", thorough_but(CAPABILITIES, MEASURED))
 def test_no_kernel_of_half_precision_spills(tuned, capability, name):
     head_dims = HEAD_DIMS if capability == MEASURED else (64, 128, 256)
     requests = [request(tuned, name, capability, "bf16", D, causal) for D in head_dims for causal in masks(capability)]
@@ -129,7 +130,7 @@ def test_no_kernel_of_half_precision_spills(tuned, capability, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", thorough_but(CAPABILITIES, MEASURED))
 def test_no_kernel_of_grouped_heads_and_ragged_lengths_spills(tuned, capability, name):
     assert_fit([request(tuned, name, capability, "bf16", 128, True, group=4, whole=False)])
 
@@ -169,7 +170,7 @@ WINDOW_KERNELS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_kernels_of_the_sliding_window_fit_an_sm(tuned):
     requests = []
     for name, (tensors, others, table) in WINDOW_KERNELS.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from lab4_played import CHECKS, LAB, SEED, judge, played
-from lab_answers import answers, is_repeated, notebook, tried, wrong_answers
+from lab_answers import answers, is_left_to_thorough, notebook, tried, wrong_answers
 
 from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from solutions.lab4_zero.exercises.scenarios import RankScenario
@@ -37,20 +37,21 @@ def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("exercise", CHECKS)
 def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exercise):
-    judge(exercise, "plain")
-    judge(exercise, "solution")
+    judge(exercise, "plain", thorough=True)
+    judge(exercise, "solution", thorough=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", [place for place in answers(LAB).right if place.split(":")[0] in CHECKS])
 def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
     with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
-        judge(place.split(":")[0], f"without {place}")
+        judge(place.split(":")[0], f"without {place}", thorough=True)
 
 
 @pytest.mark.parametrize("wrong", tried(w for w in wrong_answers(LAB) if w.exercise in CHECKS))
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
     with pytest.raises(CheckFailed) as failed:
-        judge(wrong.exercise, str(wrong), is_repeated(wrong))
+        judge(wrong.exercise, str(wrong), is_left_to_thorough(wrong))
     check_message(str(failed.value), wrong.exercise, wrong.says)
     if not wrong.functions:
         assert re.search(rf"\n  reproduce: seed {SEED}, .+, [35] ranks$", str(failed.value))

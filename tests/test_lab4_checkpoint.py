@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_training import Run, assert_same_run, batch_of_step, reference, shard_of_batch
+from parameters import thorough_but
 from slow_machine_launch import launch
 from torch import nn
 
@@ -116,7 +117,7 @@ def unbroken() -> Run:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", LATER_WORLD)
-@pytest.mark.parametrize("kind", (*KINDS, "ZeRO-2 into ZeRO-3"))
+@pytest.mark.parametrize("kind", thorough_but((*KINDS, "ZeRO-2 into ZeRO-3"), "ZeRO-1", "ZeRO-2 into ZeRO-3"))
 def test_training_goes_on_in_another_world_size_as_if_never_broken(kind, world_size, continued):
     *_, ranks = continued(world_size)
     assert_same_run([rank[kind] for rank in ranks], unbroken())

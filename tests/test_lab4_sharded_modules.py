@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from parameters import thorough_but
 from sharded_modules import ADAMW, MODULES, WIDTH, Layer, Stack, loss_of, made, own_rows, rows, steps
 from slow_machine_launch import launch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def all_differences(world_size: int) -> list[dict[str, list[str]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", thorough_but((2, 3), 2))
 @pytest.mark.parametrize("name", MODULES)
 def test_three_steps_equal_those_of_one_process(name, world_size):
     assert [rank[name] for rank in all_differences(world_size)] == [[]] * world_size

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_training import CONFIG, Run, assert_same_run, reference, train
+from parameters import thorough_but
 from slow_machine_launch import launch
 from torch import Tensor, nn
 
@@ -49,7 +50,7 @@ def seen(world_size: int) -> dict[str, list[Run]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", thorough_but((2, 3), 2))
 def test_ten_steps_equal_those_of_one_process(world_size):
     assert_same_run(seen(world_size)["short"], reference())
     assert_same_run(seen(world_size)["short, accumulated"], reference(accumulation=2))
@@ -58,7 +59,7 @@ def test_ten_steps_equal_those_of_one_process(world_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", thorough_but((2, 3), 2))
 def test_the_fast_form_trains_the_same_to_the_last_bit(world_size):
     for short, fast in zip(seen(world_size)["short"], seen(world_size)["fast"], strict=True):
         assert short.losses == fast.losses

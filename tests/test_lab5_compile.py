@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from parameters import thorough_but
 
 from utils.compile_only import Request, resource_usages
 
@@ -73,7 +74,7 @@ def assert_fit(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
 def test_no_kernel_spills(tuned, capability):
     requests = [
         request(tuned, name, capability, dtype, D, group)

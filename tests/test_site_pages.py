@@ -13,6 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
+from parameters import thorough_but
 from playwright.sync_api import TimeoutError
 
 from tests.site_server import Visit, served
@@ -277,7 +278,8 @@ def visit(browser, address: str) -> Visit:
 
 #: Where motion teaches: the lecture, and how many animations it has at least.
 ANIMATED = {"02": 2, "04": 1, "05": 1, "06": 1, "08": 2, "09": 2, "10": 1, "11": 1, "12": 3}
-#: What is opened: every page, but of those of the records, which one template makes, every sixth.
+#: What is opened, every other one by `make test`: every page, but of those of the records, which one template makes,
+#: every sixth.
 OPENED = [place for place in expected_pages() if not re.match(r"records/(?!index)", place)]
 OPENED += [f"records/{benchmark}.html" for benchmark in records.benchmark_names()[::6]]
 
@@ -306,7 +308,7 @@ def test_these_are_all_pages(pages):
     assert sorted(pages) == expected_pages()
 
 
-@pytest.mark.parametrize("place", OPENED)
+@pytest.mark.parametrize("place", thorough_but(OPENED, *OPENED[::2]))
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there, animations that can be
     stepped; nothing scrolls sideways at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
