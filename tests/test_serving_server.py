@@ -116,6 +116,22 @@ def test_a_stop_text_ends_the_answer_before_it_and_frees_the_blocks(client, engi
     assert engine.stats()["running"] == 0 and engine.manager.num_used == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_ended_by_a_stop_text_counts_as_stopped_and_not_as_aborted(client, url, model, tokenizer, stream):
+    before = httpx.get(f"{url}/health").json()
+    stop = expected(model, tokenizer, max_new_tokens=40)[1][15:21]
+    answer = client.completions.create(
+        model="draft", prompt=PROMPT, max_tokens=40, temperature=0, stop=stop, stream=stream
+    )
+    assert (list(answer)[-1] if stream else answer).choices[0].finish_reason == "stop"
+    for _ in range(2):  # when the second is served, the counts after the first are there
+        client.completions.create(model="draft", prompt="A", max_tokens=1, temperature=0)
+    after = httpx.get(f"{url}/health").json()
+    assert {end: after[end] - before[end] for end in ("stop", "length", "abort", "error")} == {
+        "stop": 1, "length": 2, "abort": 0, "error": 0,
+    }  # fmt: skip
+
+
 def test_models_are_listed_and_health_tells_what_the_engine_does(client, url):
     assert [m.id for m in client.models.list()] == ["draft"] and client.models.retrieve("draft").object == "model"
     health = httpx.get(f"{url}/health")

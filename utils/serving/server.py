@@ -141,7 +141,7 @@ class _Answer:
             text = self.texts[index]
             piece = text.push(event.tokens, last=event.finished)
             if text.stopped:
-                self.submission.close(index)
+                self.submission.close(index, stopped=True)
                 yield index, piece, "stop"
             elif piece or event.finished:
                 yield index, piece, event.reason if event.finished else None

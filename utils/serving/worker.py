@@ -61,11 +61,14 @@ class Submission:
                     self.open.discard(index)
                 yield index, event
 
-    def close(self, index: int | None = None) -> None:
-        """Give up one request, or all that are still open. Nothing more is heard of them."""
+    def close(self, index: int | None = None, *, stopped: bool = False) -> None:
+        """Give up one request, or all that are still open. Nothing more is heard of them.
+
+        ``stopped``: because the text has reached a stop string. That counts as "stop" and not as "abort".
+        """
         gone = sorted(self.open) if index is None else [i for i in (index,) if i in self.open]
         self.open.difference_update(gone)
-        self._worker.abort([self.ids[i] for i in gone])
+        self._worker.abort([self.ids[i] for i in gone], stopped=stopped)
 
 
 class EngineWorker:
@@ -89,6 +92,7 @@ class EngineWorker:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._failures = 0
+        self._stopped = 0  # requests that ended by a stop string; the engine, which knows no text, counts them as aborted
         self._numbers = itertools.count()
 
     # ---- called from anywhere ------------------------------------------------------------------------------------
@@ -152,12 +156,12 @@ class EngineWorker:
         await accepted
         return submission
 
-    def abort(self, ids: Sequence[str]) -> None:
-        """Give requests up; those that are over already are no matter."""
+    def abort(self, ids: Sequence[str], *, stopped: bool = False) -> None:
+        """Give requests up, because of a stop string or not; those that are over already are no matter."""
         if not ids:
             return
         with self._wake:
-            self._commands.append(lambda: self._abort(ids))
+            self._commands.append(lambda: self._abort(ids, stopped))
             self._wake.notify()
 
     # ---- the engine's thread -------------------------------------------------------------------------------------
@@ -181,7 +185,10 @@ class EngineWorker:
 
     def _note(self) -> None:
         stats = getattr(self.engine, "stats", None)
-        self.stats = stats() if stats else {}
+        counts = dict(stats()) if stats else {}
+        if {"stop", "abort"} <= counts.keys():
+            counts["stop"], counts["abort"] = counts["stop"] + self._stopped, counts["abort"] - self._stopped
+        self.stats = counts
 
     def _add(
         self, submission: Submission, requests: Sequence[tuple[Sequence[int], SamplingParams]]
@@ -204,10 +211,10 @@ class EngineWorker:
         self._listeners |= {id: (submission, index) for index, id in enumerate(submission.ids)}
         return None
 
-    def _abort(self, ids: Sequence[str]) -> None:
+    def _abort(self, ids: Sequence[str], stopped: bool) -> None:
         for id in ids:
-            if self._listeners.pop(id, None) is not None:
-                self.engine.abort(id)
+            if self._listeners.pop(id, None) is not None and self.engine.abort(id):
+                self._stopped += stopped
 
     def _step(self) -> None:
         try:
