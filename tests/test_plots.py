@@ -257,6 +257,23 @@ def test_the_labels_of_crowded_points_do_not_overlap():
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+def test_a_curve_named_within_the_axes_keeps_clear_of_a_marks_label_and_line():
+    x = [2.0**k for k in range(10)]
+    measured = plots.Series("measured", [0.45, 0.8, 1.3, 1.9, 2.7, 3.15, 3.05, 3.05, 3.05, 3.0])
+    model = plots.Series("the model of a copy", [0.45, 0.8, 1.2, 1.6, 2.1, 2.5, 2.8, 2.9, 2.95, 3.0], kind="model")
+    fig = plots.sweep(
+        x, [measured, model], title="A copy", xlabel="size", ylabel="rate", yscale="linear", limits={"sheet": 3.35},
+        marks={"half of the rate": 6, "twice L2": 50},
+    )  # fmt: skip
+    fig.draw_without_rendering()
+    ax = fig.axes[0]
+    box = {note.get_text(): note.get_window_extent() for note in ax.texts}
+    names = [box[s.label] for s in (measured, model)]
+    assert not any(name.overlaps(box[mark]) for name in names for mark in ("half of the rate", "twice L2"))
+    places = [ax.transData.transform((at, 0))[0] for at in (6, 50)]
+    assert not any(name.x0 < place < name.x1 for name in names for place in places)
+
+
 def test_curves_that_meet_at_the_end_are_named_where_they_are_apart():
     x = [1, 2, 4, 8]
     series = [

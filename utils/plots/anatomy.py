@@ -108,6 +108,6 @@ def _draw_sm(ax: Axes, gpu: GPU, lanes_per_sm: int) -> None:
     width = parts * 10 - 0.6
     _box(ax, 0, 0.5, width, 1.8, ON_CHIP, f"shared memory and L1: {_kib(gpu.l1_bytes_per_sm)}", "white")
     ax.text(
-        0, -0.45, f"small squares: {lanes_per_sm} lanes, one fp32 multiply-add a cycle each", size=SMALL, color=MUTED
+        0, -0.45, f"small squares: {lanes_per_sm} lanes, each one fp32 multiply-add per cycle", size=SMALL, color=MUTED
     )
     ax.set(xlim=(-0.3, width + 0.3), ylim=(-1.6, 14.2))

@@ -230,7 +230,7 @@ def _draw_walk(
 
 
 def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None, on_chip: Mapping[str, int]) -> None:
-    """The box on the right: what the SM of this program holds, and what HBM has moved so far."""
+    """The box on the right: what the SM of this program holds, and the bytes read and written so far."""
     width = 4.8
     box(ax, x, y, width, 0.66 * height, mix(ON_CHIP, 0.10), edgecolor=ON_CHIP, linewidth=1.2)
     writing = frame is not None and frame.moves[0].access == "write"
@@ -248,7 +248,7 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
         ax.text(x + width - 0.2, line, text, size=TEXT, color=INK if here else "#B0B0B0", va="center", ha="right")
     moved = 0 if frame is None else frame.moved
     below = y + 0.66 * height + 0.45
-    ax.text(x, below, "moved from and to HBM so far", size=SMALL, color=MUTED, va="center")
+    ax.text(x, below, "bytes read plus written so far", size=SMALL, color=MUTED, va="center")
     ax.text(x, below + 0.6, quantity(moved, "B", 5), size=13, weight="bold", color=HBM, va="center")
 
 

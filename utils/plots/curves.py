@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 from utils.plots.labels import label_points, spread
 from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, figure, mix, styled
@@ -104,6 +105,7 @@ def sweep(
     binary = xscale == "log2" and x_unit == "B"
     _x_axis(ax, x_unit, xlabel, xscale, binary, curves)
     quantity_axis(ax.yaxis, y_unit, ylabel)
+    notes = []
     for label, value in (marks or {}).items():
         ax.axvline(value, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         note = ax.annotate(
@@ -111,7 +113,8 @@ def sweep(
             size=SMALL, color=MUTED,
         )  # fmt: skip
         note.set_in_layout(False)
-    _name_lines(ax, curves, limits or {})
+        notes.append(note)
+    _name_lines(ax, curves, limits or {}, notes)
     fig.alt = _alt(title, curves, xlabel, x_unit, ylabel, y_unit, binary)
     return fig
 
@@ -157,17 +160,22 @@ def _x_axis(ax: Axes, unit: str, name: str, kind: str, binary: bool, curves: Seq
     return None
 
 
-def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float]) -> None:
+def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float], notes: Sequence[Annotation]) -> None:
     """Write each curve's label to the right of its last point, spread so that none overlap.
 
     Curves that meet at the right would be hard to tell apart there; they are named where they are furthest apart.
+    These names keep clear of ``notes``, the labels of the vertical marks, and of the marks.
     """
     inside = _where_apart(ax, curves)
     inks = [LIMIT if s.kind == "model" else s.colour for s, _, _ in curves]
     lines = [(xs, ys) for _, xs, ys in curves] + [(ax.get_xlim(), (value, value)) for value in limits.values()]
+    lines += [((note.xy[0],) * 2, ax.get_ylim()) for note in notes]
+    if inside and notes:
+        ax.figure.draw_without_rendering()  # settles where the notes are
     label_points(
         ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=lines,
         colours=[mix(inks[k], 0.85, "#000000") for k in inside],
+        keep_clear=[note.get_window_extent() for note in notes if inside],
     )  # fmt: skip
     entries = []
     for k, (s, xs, ys) in enumerate(curves):

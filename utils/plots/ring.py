@@ -57,7 +57,7 @@ def draw_ring(ax: Axes, *, frame: Frame) -> None:
                              facecolor=face, edgecolor=edge, linewidth=1.0)  # fmt: skip
         ax.add_patch(box)
         ax.text(right + 0.18, y - 0.08, name, size=SMALL, weight="bold", va="center", color=INK)
-        ax.text(right + 0.18, y + 0.12, doing, size=SMALL - 0.8, va="center", color=INK)
+        ax.text(right + 0.18, y + 0.12, doing, size=SMALL, va="center", color=INK)
     ax.text(right + 1.72, -0.2, f"tick {frame.time}", ha="right", size=SMALL, color=MUTED)
     ax.set_xlim(-0.05, right + 1.78)
     ax.set_ylim(2.35, -0.35)
@@ -77,7 +77,7 @@ def _stage(ax: Axes, x: float, wide: float, s: int, stage: Stage) -> None:
             words = "read by " + ", ".join(map(str, stage.readers))
         colour = MUTED if free else INK
         centred(ax, x + wide / 2, 0.32, f"tile {stage.tile}", size=TEXT, weight="bold", color=colour)
-        centred(ax, x + wide / 2, 0.58, words, size=SMALL - 0.6, color=colour)
+        centred(ax, x + wide / 2, 0.58, words, color=colour)
     else:
         centred(ax, x + wide / 2, 0.42, "empty", color=MUTED)
     for row, (name, (completed, pending)) in enumerate((("full", stage.full), ("empty", stage.empty))):
@@ -87,9 +87,9 @@ def _stage(ax: Axes, x: float, wide: float, s: int, stage: Stage) -> None:
             now = parity == completed & 1
             face = LIMIT if now else "white"
             box(ax, x + wide - 0.4 + 0.2 * parity, y - 0.1, 0.2, 0.2, face, edgecolor=LIMIT, linewidth=0.7)
-            centred(ax, x + wide - 0.3 + 0.2 * parity, y, str(parity), size=SMALL - 1, color="white" if now else MUTED)
+            centred(ax, x + wide - 0.3 + 0.2 * parity, y, str(parity), color="white" if now else MUTED)
         if pending:
             lacks = f"lacks {pending} arrival{'s' if pending > 1 else ''}"
         else:
             lacks = "lacks bytes"
-        ax.text(x, y + 0.24, f"phase {completed}, {lacks}", size=SMALL - 1.2, color=MUTED, va="center")
+        ax.text(x, y + 0.14, f"phase {completed}\n{lacks}", size=SMALL, color=MUTED, va="top", linespacing=1.2)

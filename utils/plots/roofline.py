@@ -98,6 +98,7 @@ def roofline_plot(
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
     bound = [p.intensity < top.ridge for p, _ in placed]
     fig, ax = figure(title, subtitle=subtitle, height=height)
+    ax.tick_params(axis="x", pad=7)  # clear of the label at the foot of the other axis
     ax.set_xscale("log")
     ax.set_yscale("log")
     lowest = min([rate for _, rate in placed] + [top.attainable(low)])

@@ -149,7 +149,7 @@ def _draw_grid(ax: Axes, grid: TileGrid) -> None:
     turns = " + ".join(map(str, waves)) if len(waves) <= 4 else f"{len(waves) - 1} × {waves[0]} + {waves[-1]}"
     share = number(100 * grid.m * grid.n / (width * height), 3)
     head = f"{number(grid.m)} × {number(grid.n)}: {number(grid.count)} tiles"
-    foot = f"waves: {turns}\n{share} % of the tiles' area is used"
+    foot = f"tiles per wave: {turns}\n{share} % of the tiles' area is used"
     ax.set_title(head, loc="left", size=TEXT, weight="bold", color=INK, pad=5)
     ax.text(0, -0.02, foot, transform=ax.transAxes, va="top", size=SMALL, color=MUTED, linespacing=1.3)
 
@@ -175,7 +175,7 @@ def sm_waves(
     end = max(row.end for row in schedule)
     busy = sum(row.end - row.start for row in schedule) / (sms * per_sm * end)
     if not title:
-        title = f"{number(len(schedule))} tiles on {sms} SMs: {number(100 * (1 - busy), 2)} % of the time no tile runs"
+        title = f"{number(len(schedule))} tiles leave {sms} SMs idle for {number(100 * (1 - busy), 2)} % of their time"
     subtitle = "each row is an SM; blue: a tile is computed (paler: its next turn), grey: nothing to do"
     fig, ax = figure(title, subtitle=subtitle, height=3.0, grid="none")
     box(ax, 0, 0, end, sms, IDLE)

@@ -92,7 +92,7 @@ class EngineWorker:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._failures = 0
-        self._stopped = 0  # requests that ended by a stop string; the engine, which knows no text, counts them as aborted
+        self._stopped = 0  # by a stop string; the engine, which knows no text, counts these requests as aborted
         self._numbers = itertools.count()
 
     # ---- called from anywhere ------------------------------------------------------------------------------------
