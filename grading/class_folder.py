@@ -14,15 +14,16 @@ from pathlib import Path
 
 from grading.archives import UnreadableSubmission, archive_stem, is_other_archive, shown
 from grading.lab import Lab
-from grading.roster import Roster
+from grading.roster import Roster, read_roster
 from grading.submission import HandedIn, collect
+from grading.times import UNKNOWN, Submitted, folder_time, gradescope_times, latest, said
 
 MAX_ID = 100
 FORBIDDEN = "/\\\0\n+*?[]{}"
 
 #: doejohn_LATE_12345_678910_lab1-1.zip: name, user, attachment; -1 is the first resubmission.
 CANVAS = re.compile(
-    r"(?P<name>.+?)(_late)?_(?P<number>\d+)_((?P<attachment>\d+)_(?P<file>.+)|(text|link)\.html)", re.IGNORECASE
+    r"(?P<name>.+?)(?P<late>_late)?_(?P<number>\d+)_((?P<attachment>\d+)_(?P<file>.+)|(text|link)\.html)", re.IGNORECASE
 )
 RESUBMITTED = re.compile(r"-\d+(?=(\.tar)?\.\w+$)")
 #: Jane Doe_12345_assignsubmission_file_, a folder or the beginning of a file's name.
@@ -30,6 +31,7 @@ MOODLE = re.compile(r"(?P<name>.+)_(?P<number>\d+)_assignsubmission_(?P<kind>[a-
 #: ada+lab1_roofline+2026-11-21 12:30:00.123456 UTC, with or without a random ending.
 EXCHANGE = re.compile(r"(?P<name>.+)\+(?P<lab>[^+]+)\+(?P<when>\d{4}-\d\d-\d\d[^+]*)(\+[^+]*)?")
 GRADESCOPE = "submission_metadata.yml"
+TIMES = "times.csv"  # the instructor's own, beside the submissions
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,10 @@ class Ungraded:
 
 @dataclass
 class Class:
-    """The submissions by student, and everything in the folder that cannot be graded."""
+    """The submissions by student with the time of each, and everything in the folder that cannot be graded."""
 
     handed_in: dict[str, HandedIn] = field(default_factory=dict)
+    times: dict[str, Submitted] = field(default_factory=dict)
     ungraded: list[Ungraded] = field(default_factory=list)
 
 
@@ -63,6 +66,7 @@ class _Entry:
         inside: its name in that submission.
         order: of two with the same ``inside``, or of two timestamps, the greater one is the newer.
         lab: the assignment, where the name has it.
+        submitted: when it was handed in, as far as the platform says.
     """
 
     path: Path
@@ -73,24 +77,28 @@ class _Entry:
     inside: str = ""
     order: str = ""
     lab: str = ""
+    submitted: Submitted = UNKNOWN
 
 
 def find_submissions(folder: Path, lab: Lab, roster: Roster | None = None) -> Class:
     """Every submission in ``folder``, by student.
 
     Raises:
-        ValueError: ``folder`` is none.
+        ValueError: ``folder`` is none, or its ``times.csv`` cannot be read.
     """
     if not folder.is_dir():
         raise ValueError(f"no folder of submissions: {folder}" + " (unpack it first)" * folder.is_file())
     known, found = roster or Roster(), Class()
     entries: list[_Entry] = []
-    groups = _gradescope_groups(folder / GRADESCOPE)
+    metadata = folder / GRADESCOPE
+    text = metadata.read_text(encoding="utf-8", errors="replace") if metadata.is_file() else ""
+    groups, created = _gradescope_groups(text), gradescope_times(text)
+    tables = (_given_times(folder / TIMES), known)
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in (GRADESCOPE, "__MACOSX"):
+        if path.name.startswith(".") or path.name in (GRADESCOPE, TIMES, "__MACOSX"):
             continue
         try:
-            entries += _entries(path, lab, groups)
+            entries += _entries(path, lab, groups, created)
         except ValueError as error:
             found.ungraded.append(Ungraded(shown(path.name), str(error), submission=shown(path.name)))
     for student, theirs in _by_student(entries, known).items():
@@ -102,13 +110,35 @@ def find_submissions(folder: Path, lab: Lab, roster: Roster | None = None) -> Cl
         if any(len(groups.get(entry.path.name, ())) > 1 for entry in theirs):
             notes.append("handed in by a group: each member has a line")
         found.handed_in[student] = replace(one, notes=(*one.notes, *notes))
+        counted = {path for _, path in one.paths}
+        found.times[student] = _time(student, [entry for entry in theirs if entry.path in counted], tables)
     listed = found.handed_in.keys() | {line.student for line in found.ungraded}
     missing = [student for student in known.ids if student not in listed]
     found.ungraded += [Ungraded(student, "nothing was handed in", "missing") for student in missing]
     return found
 
 
-def _entries(path: Path, lab: Lab, groups: Mapping[str, Sequence[tuple[str, ...]]]) -> Iterator[_Entry]:
+def _given_times(path: Path) -> Roster:
+    """The instructor's table of times, empty if there is none."""
+    if not path.is_file():
+        return Roster()
+    table = read_roster(path)
+    if not table.times:
+        raise ValueError(f"{path} needs a line of headings with the columns student and submitted, and a time")
+    return table
+
+
+def _time(student: str, entries: Sequence[_Entry], tables: Iterable[Roster]) -> Submitted:
+    """When a student handed in: what a table of the instructor's says, otherwise the platform."""
+    names = [student, *(name for entry in entries for name in entry.names)]
+    given = (table.times.get(table.id_of(names) or "") for table in tables)
+    when = next(filter(None, given), None)
+    return Submitted(when, "your table of times") if when else latest(entry.submitted for entry in entries)
+
+
+def _entries(
+    path: Path, lab: Lab, groups: Mapping[str, Sequence[tuple[str, ...]]], created: Mapping[str, Submitted]
+) -> Iterator[_Entry]:
     """What an entry of the folder is: one for each student of a group, otherwise one.
 
     Raises:
@@ -118,22 +148,27 @@ def _entries(path: Path, lab: Lab, groups: Mapping[str, Sequence[tuple[str, ...]
     is_folder = path.is_dir()
     if is_folder and name in groups:
         for names in groups[name]:
-            yield _Entry(path, names[0], names, part=name)
+            yield _Entry(path, names[0], names, part=name, submitted=created.get(name, UNKNOWN))
     elif found := MOODLE.fullmatch(name):
         file = "" if is_folder and found["kind"] == "file" else found["file"] or found["kind"]
         part, student = f"moodle {found['number']}", found["name"].strip()
-        yield _Entry(path, student, (f"{student}_{found['number']}", student), found["number"], part, file)
+        names = (f"Participant {found['number']}", f"{student}_{found['number']}", student)
+        yield _Entry(path, student, names, found["number"], part, file)
     elif is_folder and (found := EXCHANGE.fullmatch(name)):
-        yield _Entry(path, found["name"], (found["name"],), order=found["when"], lab=found["lab"], part=name)
+        when = said(found["when"], "nbgrader")
+        who = found["name"]
+        yield _Entry(path, who, (who,), part=name, order=found["when"], lab=found["lab"], submitted=when)
     elif not is_folder and (found := CANVAS.fullmatch(name)):
         names = (f"canvas {found['number']}", f"{found['name']}_{found['number']}", found["name"])
         part, order = f"canvas {found['number']}", (found["attachment"] or "").rjust(20, "0")
         inside = RESUBMITTED.sub("", found["file"]) if found["file"] else name
-        yield _Entry(path, found["name"], names, found["number"], part, inside, order)
+        late = Submitted(None, "Canvas", found["late"] is not None)
+        yield _Entry(path, found["name"], names, found["number"], part, inside, order, submitted=late)
     elif is_folder or stem is not None:
         student = name if stem is None or is_folder else stem
         short = _without_prefix(student, path.parent.name, lab) if is_folder else student
-        yield _Entry(path, short, (student, short), part=name)
+        when = folder_time(path, lab.name) if is_folder and not path.is_symlink() else UNKNOWN
+        yield _Entry(path, short, (student, short), part=name, submitted=when)
     elif is_other_archive(name):
         raise ValueError("only .zip and .tar archives can be opened (.tar.gz, .tar.bz2 and .tar.xz too)")
     else:
@@ -152,12 +187,11 @@ def _without_prefix(name: str, parent: str, lab: Lab) -> str:
     return name
 
 
-def _gradescope_groups(path: Path) -> dict[str, list[tuple[str, ...]]]:
+def _gradescope_groups(text: str) -> dict[str, list[tuple[str, ...]]]:
     """Who handed in each folder of a Gradescope export: all names of each student, best first."""
     people: dict[str, list[dict[str, str]]] = {}
     current: list[dict[str, str]] = []
     among_submitters = False
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     for line in text.splitlines():
         if found := re.fullmatch(r"(\w+):\s*", line):
             current = people.setdefault(found[1], [])
@@ -198,7 +232,7 @@ def _by_student(entries: Iterable[_Entry], roster: Roster) -> dict[str, list[_En
 def _one(student: str, entries: Sequence[_Entry], lab: Lab) -> HandedIn | Ungraded:
     """The submission of a student that counts, or why there is none."""
     names = _names(entries)
-    if wrong := _wrong_id(student):
+    if wrong := wrong_id(student):
         return Ungraded(shown(student), wrong, submission=names)
     mine = [entry for entry in entries if entry.lab in ("", lab.name, lab.name.split("_")[0])]
     if not mine:
@@ -239,10 +273,12 @@ def _read(handed_in: HandedIn, lab: Lab) -> dict[str, bytes] | str:
         return f"{handed_in.paths}: {error}"
 
 
-def _wrong_id(student: str) -> str:
+def wrong_id(student: str) -> str:
     """Why a name cannot be an id, which is the name of files, folders and a line in nbgrader; empty if it can."""
     if not student.strip() or student != student.strip() or any(sign in student for sign in FORBIDDEN):
         return "a submission is named after its student, without / \\ + * ? [ ] { } and outer spaces: rename it"
+    if student.startswith("."):
+        return "a student's id cannot begin with a dot: rename it"
     if len(student.encode("utf-8", "replace")) > MAX_ID or not student.isprintable():
         return f"a student's id has at most {MAX_ID} bytes and can be printed: rename it"
     return ""

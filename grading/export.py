@@ -193,24 +193,24 @@ def entered(
         )
     factor = sheet.most / lab if scale and sheet.most and lab else 1
     left: list[Left] = []
-    scores: dict[int, list[tuple[str, float]]] = {}
+    scores: dict[int, list[tuple[str, str]]] = {}
     named: set[int] = set()  # rows that the report has a line about
     for line in grades:
         score, places = _number(line["score"]), _places(known, line["student"])
         score = score if score is None else score * factor
         why = _why_not(sheet, line, score, places)
-        if not why and _number(line["max_score"]) != lab:
+        if not why and score is not None and _number(line["max_score"]) != lab:
             why = f"its max_score is {line['max_score']}, and that of most {lab or 0:g}"
         if why:
             left.append(Left(line["student"], sheet.person(sheet.rows[places[0]]) if len(places) == 1 else "", why))
             named.update(places[:1] if len(places) == 1 else ())
         else:
-            scores.setdefault(places[0], []).append((line["student"], score))
+            scores.setdefault(places[0], []).append((line["student"], "EX" if score is None else points(score)))
     rows = []
     for place, row in enumerate(sheet.rows):
         found = scores.get(place, [])
         if len(found) == 1:
-            cells = [*row[: sheet.column], points(found[0][1]), *row[sheet.column + 1 :]]
+            cells = [*row[: sheet.column], found[0][1], *row[sheet.column + 1 :]]
             rows.append([cells[kept] for kept in sheet.kept])
         elif found:
             left += [Left(student, sheet.person(row), "several scores are this person's") for student, _ in found]
@@ -229,12 +229,13 @@ def _places(known: Mapping[tuple[int, str], list[int]], student: str) -> list[in
 
 def _why_not(sheet: Sheet, line: Mapping[str, str], score: float | None, places: Sequence[int]) -> str:
     """Why a score cannot be entered; empty if it can."""
-    if score is None:
+    excused = score is None and line.get("status") == "excused" and sheet.platform == "Canvas"
+    if score is None and not excused:
         said = f"{line['score']!r} is no score" if line["score"].strip() else line.get("status", "") or "no score"
         return ": ".join(filter(None, (said, line.get("notes"))))
     if len(places) != 1:
         return f"{len(places)} people in {sheet.platform} are called so" if places else f"nobody in {sheet.platform}"
-    if score < 0 or (sheet.platform == "Moodle" and sheet.most is not None and score > sheet.most):
+    if not excused and (score < 0 or (sheet.platform == "Moodle" and sheet.most is not None and score > sheet.most)):
         return f"{points(score)} points are out of range, which {sheet.platform} passes over"
     return sheet.locked(sheet.rows[places[0]])
 

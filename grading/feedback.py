@@ -220,8 +220,13 @@ def _score(result: Mapping[str, Any]) -> str:
         '<section class="card score" aria-label="Score">\n'
         f'<p class="total">{score} <small>of {most} points</small></p>\n'
         f'<div class="strip" aria-hidden="true">{strip}</div>\n'
-        f"<p>{said}</p>\n</section>"
+        f"<p>{said}</p>\n{_term(result)}</section>"
     )
+
+
+def _term(result: Mapping[str, Any]) -> str:
+    """What due date, lateness and the instructor's decisions have to do with the score."""
+    return "".join(f"<p>{escape(plain(text))}</p>\n" for text in result.get("term", {}).get("said", ()))
 
 
 def _percent(exercise: Mapping[str, Any]) -> str:

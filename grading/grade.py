@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from grading import outputs
+from grading import feedback_archive, lateness, outputs
 from grading.archives import UnreadableSubmission
 from grading.class_folder import Class, Ungraded, find_submissions
 from grading.lab import ROOT, Lab, find_lab
@@ -32,6 +32,7 @@ from grading.roster import read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import Seeds, seeds_of
 from grading.submission import HandedIn, collect
+from grading.term import FILE, Term, read_term
 from grading.worker import Job
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ SHOWS_ONLY = (
     "check_lab.py",
     "roster.py",
     "class_folder.py",
+    "times.py",
+    "term.py",
+    "lateness.py",
+    "feedback_archive.py",
 )
 WAITING = "not graded yet"  # a line of the table: handed in, and not chosen so far
 VERSIONED = ("torch", "triton", "numpy", "nbclient", "ipykernel")
@@ -86,7 +91,9 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     if given.submissions.resolve().is_relative_to(out / "submitted"):
         raise ValueError(f"{out / 'submitted'} holds this grader's own copies: choose another --out, or move it away")
     remove_leftovers()
+    term = read_term(out / FILE, lab)
     everyone, chosen = _submissions(lab, given)
+    absent = lateness.prepared(term, lab, everyone)
     gradebook.register(out / "gradebook.db", lab)
     outputs.write_config(out)
     seeds = seeds_of(out, lab, fresh=given.fresh_seeds)
@@ -110,13 +117,14 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
             else:
                 results[student] = result
             bar.update()
-    gradebook.enter(out, lab, results)
+    gradebook.enter(out, lab, results | absent)
     lost = [
         Ungraded(student, f"the grader failed: see {outputs.log_path(out, lab, student)}; run again")
         for student in failed
     ]
     everyone.ungraded += lost
-    results = _publish(out, lab, everyone, set(failed), gradebook.corrections(out / "gradebook.db", lab))
+    results = _publish(out, lab, everyone, set(failed), gradebook.corrections(out / "gradebook.db", lab), term, absent)
+    gradebook.enter_term(out / "gradebook.db", lab, results, term.due)
     shown = {student: result for student, result in results.items() if student in chosen}
     _report(out, lab, shown, len(pending) - len(failed), everyone)
     return 1 if failed else 0
@@ -140,13 +148,19 @@ def _submissions(lab: Lab, given: argparse.Namespace) -> tuple[Class, dict[str, 
 
 
 def _publish(
-    out: Path, lab: Lab, everyone: Class, failed: Set[str], corrections: Mapping[str, Mapping[str, Correction]]
+    out: Path,
+    lab: Lab,
+    everyone: Class,
+    failed: Set[str],
+    corrections: Mapping[str, Mapping[str, Correction]],
+    term: Term,
+    absent: Mapping[str, dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Write pages, Gradescope's files and the table, with the scores that people corrected; the results with them.
+    """Write pages, Gradescope's files, feedback archives and the table, with the scores that count; these results.
 
     Everybody's are written, also those of earlier runs, as long as the submission is still there.
     """
-    kept = outputs.kept_results(out, lab, everyone.handed_in.keys() - failed)
+    kept = outputs.kept_results(out, lab, everyone.handed_in.keys() - failed - absent.keys()) | absent
     handed_in = dict(everyone.handed_in)
     results = {}
     for student, result in kept.items():
@@ -157,9 +171,13 @@ def _publish(
                 f"the automatic score of {', '.join(outdated)} has changed since it was corrected by hand: look again"
             )
             handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, note))
+    results = lateness.applied(term, results, everyone)
     outputs.publish(out, lab, results)
+    for student, why in feedback_archive.write(out / lab.name, results, handed_in).items():
+        handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, why))
     waiting = everyone.handed_in.keys() - kept.keys() - {line.student for line in everyone.ungraded}
     everyone.ungraded += [Ungraded(student, "grade without --students", WAITING) for student in sorted(waiting)]
+    everyone.ungraded = lateness.lines(term, everyone.ungraded, results)
     outputs.write_csv(out, lab, results, handed_in, everyone.ungraded)
     return results
 
@@ -191,6 +209,8 @@ def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, everyo
         print(f"No longer handed in, so not in grades.csv: {', '.join(gone)}")
     print(f"{out / lab.name}: grades.csv, feedback/, gradescope/, results/; gradebook: {out / 'gradebook.db'}")
     print("What was left out, and what is odd about a submission, is in the column notes of grades.csv.")
+    if unknown := sorted(student for student, one in results.items() if one["term"]["status"] == "time unknown"):
+        print(f"TIME UNKNOWN, so no penalty: {', '.join(unknown)} (see times.csv in the guide)", file=sys.stderr)
     for line in ungraded:
         if line.status == "not graded":
             print(f"NOT GRADED: {line.student} ({line.why})", file=sys.stderr)

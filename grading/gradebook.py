@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from nbgrader import api
-from nbgrader.api import Grade, Gradebook
+from nbgrader.api import Grade, Gradebook, MissingEntry
+from nbgrader.utils import parse_utc
 from sqlalchemy.exc import SAWarning
 
 from grading import outputs
@@ -110,6 +113,37 @@ def enter(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None
                     grade.needs_manual_grade = grade.manual_score is not None
                     grade.auto_score = score
             book.db.commit()
+
+
+def enter_term(gradebook: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]], due: datetime | None) -> None:
+    """Enter the due date, and for each student the time of submission, the extension and what was taken off.
+
+    What is taken off is nbgrader's penalty for lateness. Where a score was set above what the checks gave, it is below
+    zero, so that the score which nbgrader exports is the one that was set.
+
+    Args:
+        gradebook: nbgrader's.
+        lab: the lab.
+        results: by student, from :func:`grading.lateness.applied`.
+        due: the lab's due date; None leaves the one that is there.
+    """
+    with Gradebook(f"sqlite:///{gradebook}") as book:
+        assignment = book.update_or_create_assignment(lab.name, **({"duedate": due} if due else {}))
+        for student, result in results.items():
+            term = result["term"]
+            with contextlib.suppress(MissingEntry):
+                submission = book.find_submission(lab.name, student)
+                submission.timestamp, mine = _utc(term["submitted"]), _utc(term["due"])
+                submission.extension = mine - assignment.duedate if due and mine != assignment.duedate else None
+                for notebook in submission.notebooks:
+                    notebook.late_submission_penalty = round(term["before"] - result["score"], 2)
+        book.db.commit()
+
+
+def _utc(text: str) -> datetime | None:
+    """A time in ISO format as nbgrader keeps it, or None where there is none, or no offset."""
+    when = datetime.fromisoformat(text) if text else None
+    return parse_utc(when) if when is not None and when.tzinfo is not None else None
 
 
 def _with_verdicts(notebook: NotebookNode, by_id: Mapping[str, Mapping[str, Any]]) -> NotebookNode:

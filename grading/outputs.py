@@ -18,6 +18,7 @@ from grading.submission import HandedIn
 from utils.atomic_write import write_atomically
 
 SYMBOLS = {"passed": "✓", "failed": "✗", "not attempted": "·", "refused": "R", "timed out": "T", "crashed": "C"}
+NO_TERM = {"status": "", "notes": [], "submitted": "", "penalty": 0}
 MAX_CELL = 4000  # characters of a cell in ``grades.csv``
 CONFIG = '''"""nbgrader's configuration in this folder of grades: nbgrader finds the gradebook by it."""
 
@@ -88,15 +89,19 @@ def write_csv(
     for student, result in results.items():
         points = [exercise["score"] for exercise in result["exercises"]]
         names = ", ".join(shown(path.name) for _, path in handed_in[student].paths)
-        notes = [*handed_in[student].notes, *_by_hand(result), *result["notes"], *_private(result)]
-        rows[student, ""] = [result["score"], result["max_score"], *points, result["status"], names, "; ".join(notes)]
-    blank = [""] * (2 + len(lab.exercises))
+        term = NO_TERM | result.get("term", {})
+        notes = [*handed_in[student].notes, *term["notes"], *_by_hand(result), *result["notes"], *_private(result)]
+        score = "" if term["status"] == "excused" else result["score"]
+        late = [term["submitted"], term["penalty"] or ""]
+        status = term["status"] or result["status"]
+        rows[student, ""] = [score, result["max_score"], *points, *late, status, names, "; ".join(notes)]
+    blank = [""] * (4 + len(lab.exercises))
     for line in ungraded:
         rows[line.student, line.submission] = [*blank, line.status, line.submission, line.why]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = ["student", "score", "max_score", *(exercise.number for exercise in lab.exercises)]
-    writer.writerow([*head, "status", "submission", "notes"])
+    writer.writerow([*head, "submitted", "penalty", "status", "submission", "notes"])
     for (student, _), (*numbers, status, names, notes) in sorted(rows.items()):
         writer.writerow([_cell(student), *numbers, status, _cell(names), _cell(notes)])
     write_atomically(out / lab.name / "grades.csv", text.getvalue().encode())

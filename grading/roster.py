@@ -6,20 +6,32 @@ import csv
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+
+from grading.times import parse_time
 
 #: Columns that hold the id, best first: what Canvas, Moodle and GitHub Classroom export, and what one writes oneself.
 ID_COLUMNS = ("sis login id", "username", "identifier", "student", "id number", "id", "sid")
 FIRST_NAME, LAST_NAMES = "first name", ("last name", "surname")
+#: Columns that say when a student handed in: one's own, and that of Moodle's grading worksheet.
+TIME_COLUMNS = ("submitted", "last modified (submission)")
 CANVAS_NUMBER = "ID"  # the column of Canvas's export whose number is in the names of downloaded files
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The ids of a class in order, and the id behind every other name that belongs to one student only."""
+    """A class.
+
+    Attributes:
+        ids: of its students, in order.
+        names: the id behind every other name that belongs to one student only.
+        times: when a student handed in, where a column says so, by id.
+    """
 
     ids: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    times: Mapping[str, datetime] = field(default_factory=dict)
 
     def id_of(self, names: Iterable[str]) -> str | None:
         """The student whom the first name that the roster knows belongs to."""
@@ -45,10 +57,11 @@ def _names_in_two(headings: list[str], row: list[str]) -> list[tuple[str, str]]:
 def read_roster(path: Path) -> Roster:
     """Read a roster: a column of ids, with any further columns as other names of the same student.
 
-    With a line of headings, the ids are in the column that :data:`ID_COLUMNS` names, otherwise in the first one.
+    With a line of headings, the ids are in the column that :data:`ID_COLUMNS` names, otherwise in the first one; a
+    column that :data:`TIME_COLUMNS` names says when each student handed in.
 
     Raises:
-        ValueError: no such file, or one that is not CSV in UTF-8, or without any id.
+        ValueError: no such file, or one that is not CSV in UTF-8, or without any id, or with a time that is none.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -65,12 +78,28 @@ def read_roster(path: Path) -> Roster:
     if not ids:
         raise ValueError(f"the roster {path} holds no id of a student")
     owners: dict[str, set[str]] = {}
+    timed = next((known.index(name) for name in TIME_COLUMNS if headings and name in known), None)
     for row in rows:
         for position, cell in enumerate(row):
+            if position == timed:
+                continue
             owners.setdefault(key(cell), set()).add(row[column])
             if headings[position : position + 1] == [CANVAS_NUMBER]:
                 owners.setdefault(key(f"canvas {cell}"), set()).add(row[column])
         for first, last in _names_in_two(known, row):
             owners.setdefault(key(first + last), set()).add(row[column])
     names = {name: next(iter(of)) for name, of in owners.items() if name and len(of) == 1}
-    return Roster(ids, names | {key(student): student for student in reversed(ids)})
+    names |= {key(student): student for student in reversed(ids)}
+    return Roster(ids, names, {} if timed is None else _times(path, rows, column, timed))
+
+
+def _times(path: Path, rows: list[list[str]], column: int, timed: int) -> dict[str, datetime]:
+    """The times in a column, by the id in another; a student's last line that has one counts."""
+    times = {}
+    for row in rows:
+        if (cell := row[timed] if len(row) > timed else "") not in ("", "-"):
+            try:
+                times[row[column]] = parse_time(cell)
+            except ValueError as error:
+                raise ValueError(f"{path}, {row[column]}: {error}") from error
+    return times

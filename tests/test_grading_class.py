@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from nbgrader.api import Gradebook
+from quick_grader import rows, run, without_running
 from submitted_files import KINDS, packed, written
 
-from grading import grade, outputs, roster, worker
+from grading import roster
 from grading.class_folder import Class, find_submissions
 from grading.lab import find_lab
-from grading.results import Verdict, write_json
 from grading.roster import Roster, read_roster
 from grading.submission import collect
 
@@ -249,37 +248,7 @@ def test_a_name_that_two_students_share_stands_for_none_of_them():
 
 @pytest.fixture
 def quick(monkeypatch) -> list[str]:
-    """The grader with full marks for whatever it can read, without running it; whom it graded is listed."""
-    worked: list[str] = []
-
-    def run_all(job, pending: Mapping, out: Path, jobs: int) -> Iterator[str]:
-        for student, (one, digest) in pending.items():
-            worked.append(student)
-            result = worker.grade(job, one, digest, outputs.submitted_path(out, LAB, student))
-            write_json(outputs.result_path(out, LAB, student), result)
-            yield student
-
-    def verdicts(self) -> dict[str, Verdict]:
-        return {exercise.number: Verdict("passed") for exercise in LAB.exercises}
-
-    monkeypatch.setattr(worker._Grading, "verdicts", verdicts)
-    monkeypatch.setattr(grade, "run_all", run_all)
-    monkeypatch.setattr(grade, "expected_observations", lambda lab, seed, to: to.mkdir(parents=True, exist_ok=True))
-    monkeypatch.setattr(grade, "_grader_digest", lambda lab: "this grader")
-    return worked
-
-
-def run(folder: Path, *more: str) -> int:
-    out = folder.parent / "grades"
-    return grade.main(["lab1", "--submissions", str(folder), "--out", str(out), "--no-sandbox", *more])
-
-
-def rows(folder: Path) -> dict[str, dict[str, str]]:
-    """The lines of ``grades.csv``, by student."""
-    with open(folder.parent / "grades" / LAB.name / "grades.csv", newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert len({line["student"] for line in lines}) == len(lines)
-    return {line["student"]: line for line in lines}
+    return without_running(monkeypatch)
 
 
 @pytest.mark.slow
