@@ -79,7 +79,7 @@ def _applied(term: Term, result: Mapping[str, Any], submitted: Submitted, overri
         said.append(f"Due {term.day(due)}" + (f", extended for you{reason}." if override.due else "."))
         notes += [f"due date moved to {term.day(due)}{reason}"] if override.due else []
         status, penalty, told, noted = _lateness(term, result, submitted, due)
-        score, said, notes = round(before - penalty, 2), [*said, *told], [*notes, *noted]
+        score, said, notes = _number(before - penalty), [*said, *told], [*notes, *noted]
     shown = when.astimezone(term.zone) if when and term.zone else when
     return {
         **result,
@@ -91,9 +91,15 @@ def _applied(term: Term, result: Mapping[str, Any], submitted: Submitted, overri
             "submitted": shown.isoformat(" ", "seconds") if shown else "",
             "due": due.isoformat() if due else "",
             "before": before,
-            "penalty": penalty,
+            "penalty": _number(penalty),
         },
     }
+
+
+def _number(value: float) -> float | int:
+    """Points, to the hundredth."""
+    value = round(value, 2)
+    return int(value) if float(value).is_integer() else value
 
 
 def _lateness(

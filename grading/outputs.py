@@ -125,8 +125,9 @@ def table(lab: Lab, results: Mapping[str, Mapping[str, Any]], ungraded: Iterable
     lines = [head, "-" * len(head)]
     for student, result in sorted(results.items()):
         signs = " ".join(f"{SYMBOLS.get(exercise['outcome'], '!'):>4}" for exercise in result["exercises"])
-        unreadable = "  unreadable" if result["status"] == "unreadable" else ""
-        lines.append(f"{student:<{width}}  {result['score']:>5}  {signs}{unreadable}")
+        status = result.get("term", NO_TERM)["status"] or result["status"]
+        said = f"  {status}" if status != "graded" else ""
+        lines.append(f"{student:<{width}}  {result['score']:>5}  {signs}{said}")
     lines += [f"{line.student:<{width}}      -  {line.status}: {line.why}" for line in ungraded]
     lines.append("✓ passed  ✗ failed  · not attempted  R refused  T timed out  C crashed  ! tampered")
     return "\n".join(lines)

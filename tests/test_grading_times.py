@@ -92,9 +92,8 @@ submission_102:
 
 
 def test_gradescope_says_when_each_folder_was_created(tmp_path):
-    assert gradescope_times(METADATA) == dict.fromkeys(
-        ["submission_101", "submission_102"], Submitted(NOON, "Gradescope")
-    )
+    created = Submitted(NOON, "Gradescope")
+    assert gradescope_times(METADATA) == {"submission_101": created, "submission_102": created}
     files = {f"submission_{n}/warp.py": DONE for n in (101, 102)} | {"submission_metadata.yml": METADATA.encode()}
     assert times(tmp_path / "in", files) == {"3012": created, "one": created}
 
