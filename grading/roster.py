@@ -81,8 +81,6 @@ def read_roster(path: Path) -> Roster:
     timed = next((known.index(name) for name in TIME_COLUMNS if headings and name in known), None)
     for row in rows:
         for position, cell in enumerate(row):
-            if position == timed:
-                continue
             owners.setdefault(key(cell), set()).add(row[column])
             if headings[position : position + 1] == [CANVAS_NUMBER]:
                 owners.setdefault(key(f"canvas {cell}"), set()).add(row[column])

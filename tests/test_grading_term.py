@@ -16,6 +16,7 @@ from submitted_files import written
 
 from grading import export, gradescope
 from grading.class_folder import Class, Ungraded
+from grading.feedback import page
 from grading.lab import find_lab
 from grading.lateness import applied, days_late, lines, prepared
 from grading.results import Verdict, result
@@ -197,6 +198,11 @@ def test_a_decision_for_a_student_is_stronger_than_the_policy():
     excused = told(after(days=9), Override(excused=True))
     assert (excused["score"], excused["term"]["status"]) == (60, "excused")
     assert "You are excused from this lab" in excused["term"]["said"][0]
+
+
+def test_a_reason_is_text_on_the_page_and_nothing_more():
+    made = page(told(override=Override(score=5, reason="<script>x</script>")))
+    assert "5 <small>of 100 points" in made and "&lt;script&gt;x" in made and "<script>" not in made
 
 
 def test_a_time_without_an_offset_is_the_classs_and_refused_where_that_is_not_known(tmp_path):

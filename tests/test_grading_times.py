@@ -98,12 +98,12 @@ def test_gradescope_says_when_each_folder_was_created(tmp_path):
     assert times(tmp_path / "in", files) == {"3012": created, "one": created}
 
 
-def git(folder: Path, *arguments: str, given: str = "", **more: str) -> str:
+def git(folder: Path, *arguments: str, **more: str) -> str:
     """Run git in a clone; what it prints."""
     who = {f"GIT_{who}_{what}": "x@x.test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **who, **more}
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, env=environment, capture_output=True, text=True, input=given).stdout
+    return subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -124,19 +124,23 @@ def test_a_clone_says_when_its_last_commit_was_made_loose_or_packed_on_a_branch_
     assert find_submissions(tmp_path / "in", LAB).times == expected
 
 
-def test_what_a_clone_says_is_read_and_no_program_that_it_names_is_run(tmp_path, clone):
+def test_no_program_that_a_clone_names_is_run(tmp_path, clone):
+    """A clone can say that missing objects are fetched, and by which program."""
     ran, program = tmp_path / "ran", tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.write_text(f"#!/bin/sh\ntouch {ran}\nexit 1\n")
     program.chmod(0o755)
-    commit = git(clone, "cat-file", "commit", "HEAD").replace("\n\n", "\ngpgsig -----BEGIN PGP SIGNATURE-----\n\n", 1)
-    signed = git(clone, "hash-object", "-t", "commit", "-w", "--stdin", given=commit)
-    git(clone, "update-ref", "refs/heads/main", signed.strip())
-    with open(clone / ".git/config", "a") as config:
-        config.write(f"[log]\n\tshowSignature = true\n[gpg]\n\tprogram = {program}\n")
-    git(clone, "log", "-1")
+    for name, value in {
+        "core.repositoryFormatVersion": "1", "extensions.partialClone": "origin", "remote.origin.promisor": "true",
+        "remote.origin.url": "ssh://none.invalid/x", "core.sshCommand": str(program),
+    }.items():  # fmt: skip
+        git(clone, "config", name, value)
+    assert commit_time(clone / ".git") == NOON
+    (clone / ".git/HEAD").write_text("f" * 40)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(clone, "cat-file", "commit", "f" * 40)
     assert ran.exists(), "the trap is none"
     ran.unlink()
-    assert commit_time(clone / ".git") == NOON and not ran.exists()
+    assert commit_time(clone / ".git") is None and not ran.exists()
 
 
 HEADS = ["", "ref: refs/heads/none", "ref: refs/../../../../etc/passwd", "--help", "f" * 40, "ref: refs/heads/main\nx"]
