@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from submitted_files import written
 from grading import export, gradescope
 from grading.class_folder import Class, Ungraded
 from grading.feedback import page
-from grading.lab import find_lab
+from grading.lab import ROOT, find_lab
 from grading.lateness import applied, days_late, lines, prepared
 from grading.results import Verdict, result
 from grading.submission import HandedIn
@@ -81,6 +82,14 @@ def test_one_file_holds_due_dates_the_policy_and_what_was_decided_for_students(t
     other = read(tmp_path, WHOLE, "lab2")
     assert other.due.astimezone(UTC) == datetime(2026, 12, 12, 22, 59, tzinfo=UTC) and other.overrides == {}
     assert read(tmp_path, WHOLE, "lab3").due is None and read_term(tmp_path / "none.toml", LAB) == Term()
+
+
+def test_the_guides_example_is_read(tmp_path):
+    (text,) = re.findall(
+        r"^```toml\n(.*?)^```$", (ROOT / "grading" / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    term = read(tmp_path, text, "lab2")
+    assert term.late == Late(10, 15, 5) and term.overrides.keys() == {"jdoe", "Jane Doe", "bo"}
 
 
 @pytest.mark.parametrize(
