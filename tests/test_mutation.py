@@ -9,6 +9,7 @@ import pytest
 from grading.mutation import report
 from grading.mutation.operators import mutants
 from grading.mutation.run import Result, run
+from utils.checks.core import Exercise, message
 
 LINES = """
 for start in range(0, n, 2):
@@ -103,6 +104,12 @@ def test_the_report_counts_an_equivalent_apart_and_names_survivors(tmp_path, mon
     assert "`a < b` → `a <= b`" in text.split("## Survivors")[1].split("## Equivalent")[0]
     assert "the same comparison" in text.split("## Equivalent")[1]
     assert '(the maximum: see "classic wrong answers" 2)' in text
+
+
+def test_a_page_has_the_cause_that_the_student_reads_whatever_it_is_called(monkeypatch):
+    monkeypatch.setattr(report, "mutants_in_all", lambda lab, number: 1)
+    told = message(Exercise("3.1", "merge"), "wrong", ["at row 3"], "the `m`", "check_merge(merge, seed=3)")
+    assert report.page("lab3", "3.1", [result("check", "a > b", told)]).endswith(": wrong (the 'm')\n")
 
 
 def test_an_equivalent_without_a_reason_is_refused(tmp_path, monkeypatch):

@@ -94,11 +94,15 @@ def _code(text: str) -> str:
 
 
 def _caught(found: Sequence[Result], known: dict[tuple[str, str, str], str]) -> Iterable[str]:
+    """A line for each mutant that was caught: the message's headline, and its cause (the last detail if it has none).
+
+    The cause is the last line before the one that says how to reproduce: :func:`utils.checks.core.message`.
+    """
     for result in found:
         if fate(result, known) in ("check", "error", "timeout", "hidden"):
             headline, *told = result.said.split("\n") if result.said else [FATES[result.fate]]
-            causes = [_code(line.strip())[:200] for line in told if "likely cause" in line or CLASSIC.search(line)]
-            yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}" + "".join(f" ({c})" for c in causes[:1])
+            last = [_code(line.strip())[:200] for line in told if not line.startswith("  reproduce: ")][-1:]
+            yield f"{_line(result)}: {result.fate}: {_code(headline)[:160]}" + "".join(f" ({line})" for line in last)
 
 
 def write(lab: str, number: str, results: Sequence[Result]) -> Path:
