@@ -107,7 +107,7 @@ def cdiv(a: int, b: int) -> int:
 # ---- launches of kernels whose names are the student's
 
 
-def _arguments_in(launch: LaunchProfile, tensor: torch.Tensor) -> list[str]:
+def arguments_in(launch: LaunchProfile, tensor: torch.Tensor) -> list[str]:
     """Names of a launch's arguments that lie in a tensor's memory."""
     home = tensor.untyped_storage().data_ptr()
     given = {name: getattr(value, "base", value) for name, value in launch.given.items()}
@@ -124,7 +124,7 @@ def halves(trial: CaseResult, out: torch.Tensor) -> dict[str, list[LaunchProfile
     stored = [
         number
         for number, launch in enumerate(launches, start=1)
-        if any(launch.by_argument[name].bytes_stored for name in _arguments_in(launch, out))
+        if any(launch.by_argument[name].bytes_stored for name in arguments_in(launch, out))
     ]
     last = max(stored, default=0)
     return {"forward": launches[:last], "backward": launches[last:]}
@@ -134,7 +134,7 @@ def by_memory(launches: Sequence[LaunchProfile], tensors: Mapping[str, torch.Ten
     """What launches do to the memory of each named tensor, and to all other memory, under ``""``."""
     found = {name: Counters() for name in (*tensors, "")}
     for launch in launches:
-        owner = {argument: name for name, tensor in tensors.items() for argument in _arguments_in(launch, tensor)}
+        owner = {argument: name for name, tensor in tensors.items() for argument in arguments_in(launch, tensor)}
         for argument, counters in launch.by_argument.items():
             found[owner.get(argument, "")].add(counters)
     return found
@@ -200,7 +200,7 @@ def tile_over(profile: Profile, tensor: torch.Tensor) -> tuple[int, int]:
     blocks = [
         launch.blocks[name]
         for launch in profile.launches
-        for name in _arguments_in(launch, tensor)
+        for name in arguments_in(launch, tensor)
         if name in launch.blocks
     ]
     *rows, columns = max(blocks, key=math.prod, default=()) or (1,)
@@ -220,7 +220,8 @@ def probed_tile(student: Callable[..., Any], args: Sequence[Any], tensor: torch.
 def tiling_over(trials: Sequence[CaseResult], position: int) -> Tiling | None:
     """Which program wrote which rows of an output (..., col), the one at ``position``, read off what they wrote.
 
-    None where programs do not take whole rows, as many each, one after the other.
+    None where programs do not take whole rows, as many each, one after the other, and where a single one wrote: it may
+    be meant to write more.
     """
     trial = trials[0]
     if trial.profile is None or len(trial.outputs) <= position:
@@ -229,10 +230,10 @@ def tiling_over(trials: Sequence[CaseResult], position: int) -> Tiling | None:
     width = out.shape[-1] if out.dim() == len(axes) and out.dim() else 1
     axes = axes[: out.dim()]
     for launch in trial.profile.launches:
-        for name in _arguments_in(launch, out):
+        for name in arguments_in(launch, out):
             wrote = {program: span for (program, written), span in launch.written.items() if written == name}
             rows = [(program[0], first // width, last // width) for program, (first, last) in wrote.items()]
-            if not rows or tuple(launch.grid[1:]) != (1, 1):
+            if len(rows) < 2 or tuple(launch.grid[1:]) != (1, 1):
                 continue
             height = max(last - first + 1 for _, first, last in rows)
             if all(first == program * height for program, first, _ in rows):

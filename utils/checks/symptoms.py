@@ -11,8 +11,10 @@ import torch
 
 from utils.checks.cases import Case
 from utils.checks.diagnoses import Diagnosis, Evidence
+from utils.checks.launches import arguments_in
 from utils.checks.tensors import agrees, number, upcast
 from utils.checks.traffic import OVERFLOW
+from utils.kernel_profile import LaunchProfile
 
 # ---- what the profiler saw
 
@@ -233,15 +235,23 @@ def _nan(e: Evidence) -> bool:
     return bool((e.got.isnan() & ~e.right.isnan()).any())
 
 
+def _launches(e: Evidence) -> list[LaunchProfile]:
+    """The launches that are given the output."""
+    launches = getattr(e.trial.profile, "launches", ())
+    return [launch for launch in launches if arguments_in(launch, e.trial.outputs[e.position])]
+
+
 def _no_store(e: Evidence) -> str:
     """What to say of an output that no program has written."""
-    launches = getattr(e.trial.profile, "launches", ())
+    launches = _launches(e)
     ran = list(dict.fromkeys(launch.kernel for launch in launches if math.prod(launch.grid)))
     if launches and not ran:
         return f"the output is never written: the grid of {launches[0].kernel} is {launches[0].grid}, without a program"
     if not ran:
         return "the output is never written: is the kernel launched on it, and does it end with tl.store?"
-    return f"the output is never written, though {', '.join(ran)} ran: look at the mask and the offsets of tl.store"
+    return (
+        f"the output is never written, though {', '.join(ran)} ran: where is its tl.store, with which mask and offsets?"
+    )
 
 
 def _never(e: Evidence) -> torch.Tensor:
@@ -249,8 +259,8 @@ def _never(e: Evidence) -> torch.Tensor:
 
 
 def _programs(e: Evidence) -> int:
-    """How many programs the largest launch has."""
-    return max((math.prod(launch.grid) for launch in getattr(e.trial.profile, "launches", ())), default=0)
+    """How many programs the largest of these launches has."""
+    return max((math.prod(launch.grid) for launch in _launches(e)), default=0)
 
 
 def _too_few_programs(e: Evidence) -> bool:
@@ -268,7 +278,7 @@ def _first_program_alone(e: Evidence) -> str | None:
         return None
     if _programs(e) == 1:
         return "only the first tile is written: the grid has a single program, which does not walk through the others"
-    return "only the first program's tile is written: do the others write it, too? See where tl.program_id comes in"
+    return "only the first program's tile is written: what do the others write? See where tl.program_id comes in"
 
 
 _CARRY = (
@@ -310,7 +320,7 @@ GENERIC: tuple[Diagnosis, ...] = (
     Diagnosis(
         lambda e: bool(_never(e)[e.bad].all()) and not _writes_outside(e),
         "these elements are never written: no program's store covers them (the grid is too small, a mask excludes "
-        "too much, or two programs write the same tile)",
+        "too much, an offset is wrong, or two programs write the same tile)",
     ),
     Diagnosis(lambda e: bool(e.findings("out_of_bounds")), _out_of_bounds),
     Diagnosis(
@@ -381,10 +391,7 @@ GENERIC: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         lambda e: bool(_never(e).any()),
-        lambda e: (
-            f"{int(_never(e).sum()):,} of these elements are never written, and others hold wrong values: "
-            "look at the offsets of tl.store"
-        ),
+        lambda e: f"{int(_never(e).sum()):,} of these elements are never written, and others hold wrong values",
     ),
     Diagnosis(
         _nan,

@@ -204,8 +204,11 @@ def _cause(verb: str, counted: float, needed: float) -> str:
             "intermediate results are written out, or several programs write the same elements: store each result once"
         )
     if counted / needed >= 1.9:
-        return "the same elements are loaded more than once: load a tile once and keep it on chip until its last use"
-    return "some loaded elements are never needed: tiles overlap, or a loop runs one iteration too many"
+        return (
+            "the same elements are loaded more than once: load a tile once and keep it on chip until its last use, and "
+            "launch no more programs than there are tiles"
+        )
+    return "some loaded elements are never needed: tiles overlap, or a loop, or the grid, goes one step too far"
 
 
 def unsafe(profile: Any, case: Case | None = None) -> Problem | None:

@@ -105,8 +105,8 @@ _GELU_MISTAKES = (
 
 _SEVERAL_ROWS = Diagnosis(
     lambda e: e.only(lambda case: len(case.sizes) > 1 and (case.layout != "contiguous" or "batch" in case.sizes)),
-    "only tensors of several rows fail (one without gaps is a single row here): look at which row and which block of "
-    "it a program takes, and at where that row starts in x and in out",
+    "only tensors of several rows fail (one without gaps is a single row here): look at how many programs there are, "
+    "which row and which block of it each takes, and where that row starts in x and in out",
 )
 
 

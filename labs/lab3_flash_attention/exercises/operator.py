@@ -456,8 +456,8 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),
-        "only rows of more than one tile go wrong: which tile's values does a step add, with which anchor taken off, "
-        "and which scores come next?",
+        "only rows of more than one tile go wrong: which tiles does the loop take, which tile's values does a step "
+        "add, with which anchor taken off, and which scores come next?",
     ),
 )
 

@@ -101,7 +101,9 @@ RULES = (
     _says(Reading(length=_rounded_up), "the mask is missing in the last block: free slots hold old keys", 3),
     _says(Reading(length=lambda n, size, tile: _rounded_up(n, tile, tile)),
           "the mask is missing in the last tile: slots beyond the context count", 3),
-    _says(Reading(zeros=True), "scores of the free slots are not masked: a score of 0 is no weight of 0, -inf is", 3),
+    _says(Reading(zeros=True),
+          "scores of the free slots are not masked before the maximum is taken: a score of 0 is no weight of 0, "
+          "-inf is", 3),
     _says(Reading(head=lambda h, H, G: 0), "every query head reads the first key head: k_head_ptr is the program's", 4),
     _says(Reading(head=lambda h, H, G: h % G), "query head h reads key head h // (H / G), not h % G", 4),
     _says(Reading(rescale_sum=False, rescale_output=False),

@@ -87,6 +87,10 @@ class Steps:
         if tile >= self.issued:
             cause = classic("a stage is released after the product that reads it, once for each tile", 3)
             return Problem(f"stage {stage} is released before product {tile} is issued", cause)
+        due = self.released.total() - 1  # the tile whose release this should be
+        if due < self.done and stage != due % self.stages:
+            cause = classic(f"product {due} is done, and has read stage {due % self.stages}", 5)
+            return Problem(f"stage {stage} is released while product {tile} may still read it", cause)
         cause = f"a product that is issued reads its tiles later: product {tile} must be waited for before"
         return Problem(f"stage {stage} is released while product {tile} may still read it", classic(cause, 3))
 

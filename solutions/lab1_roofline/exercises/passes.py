@@ -167,7 +167,8 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
-            "two kernels are taken as one: each of d and e is written by one kernel and read by the next",
+            "two kernels are taken as one, or the one for e is left out: each of d and e is written by one kernel and "
+            "read by the next",
             _pass_table(eager=(6, 4)),
             6,
         ),
@@ -203,7 +204,11 @@ SOFTMAX_BYTES = Question(
             _pass_table(eager=(10, 4)),
             6,
         ),
-        Mistake("the kernels' writes are counted, their reads not", _pass_table(eager=(3, 2)), 6),
+        Mistake(
+            "these are the kernels' writes alone, or the last two kernels: each of the five reads and writes",
+            _pass_table(eager=(3, 2)),
+            6,
+        ),
         *size_mistakes(softmax_bytes, 7),
     ),
     refused={"rows": -4, "cols": -3, "element_size": -2, "method": "online"},

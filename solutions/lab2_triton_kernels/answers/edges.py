@@ -114,7 +114,7 @@ wrong(
 wrong(
     DESCRIPTORS,
     "offsets in tiles",
-    "a tile's offsets count elements, not tiles",
+    "a tile begins at its number times BLOCK_M, BLOCK_N or BLOCK_K",
     '"classic wrong answers" 4',
     edits={"a_desc.load([row, start])": "a_desc.load([row // BLOCK_M, start // BLOCK_K])"},
 )

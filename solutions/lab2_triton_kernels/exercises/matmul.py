@@ -427,7 +427,7 @@ _RAISED = {
         4,
     ),
     "must be 16-byte aligned": classic(
-        "a tile's offsets count elements, not tiles: multiply its number by BLOCK_M, BLOCK_N or BLOCK_K", 4
+        "a tile begins at its number times BLOCK_M, BLOCK_N or BLOCK_K, counted in elements", 4
     ),
 }
 

@@ -8,7 +8,8 @@ import torch
 
 from utils.checks.core import classic
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
-from utils.checks.launches import tile_over
+from utils.checks.launches import arguments_in, tile_over
+from utils.kernel_profile import Finding
 
 from . import shapes
 
@@ -32,6 +33,13 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 def _tile(e: Evidence) -> tuple[int, int]:
     """Rows and columns of the block with which the student's kernels load x."""
     return tile_over(e.trial.profile, e.trial.args[0])
+
+
+def _between(e: Evidence, kind: str) -> list[Finding]:
+    """The profiler's findings in memory that is neither an input's nor an output's: the partial sums'."""
+    tensors = (*e.trial.args, *e.trial.outputs)
+    named = {(to.kernel, name) for to in e.trial.profile.launches for x in tensors for name in arguments_in(to, x)}
+    return [found for found in e.findings(kind) if (found.kernel, found.argument) not in named]
 
 
 def _with_mean(e: Evidence, mean: Callable[[torch.Tensor], torch.Tensor], eps: float | None = None) -> bool:
@@ -191,15 +199,15 @@ MISTAKES = (
         classic("dweight is a mean over rows, not their sum", 5),
     ),
     Diagnosis(
-        lambda e: e.difference.name == "dweight" and e.findings("races"),
+        lambda e: e.difference.name == "dweight" and _between(e, "races"),
         lambda e: classic(
-            f"programs write the same partial sums ({e.findings('races')[0]}): each needs a row of its own", 6
+            f"programs write the same partial sums ({_between(e, 'races')[0]}): each needs a row of its own", 6
         ),
     ),
     Diagnosis(
-        lambda e: e.difference.name == "dweight" and e.findings("uninitialized_reads"),
+        lambda e: e.difference.name == "dweight" and _between(e, "uninitialized_reads"),
         lambda e: classic(
-            f"partial sums are added up that no program has written ({e.findings('uninitialized_reads')[0]})", 6
+            f"partial sums are added up that no program has written ({_between(e, 'uninitialized_reads')[0]})", 6
         ),
     ),
     Diagnosis(_last_tiles, classic("dweight holds the last tile of each split only: add every tile to the sums", 6)),

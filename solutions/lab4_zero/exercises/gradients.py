@@ -175,7 +175,11 @@ def _not_everywhere(used: Sequence[Named], reference: Reference, numbers: Mappin
     if never.any():
         index = int(never.nonzero()[0])
         if never.all():
-            cause = _numbered("the gradients that reach the optimizer are zeros, or none do", numbers, "zeros")
+            cause = _numbered(
+                "the gradients that reach the optimizer are zeros, or it has no gradient, or no element, to step with",
+                numbers,
+                "zeros",
+            )
             return Problem("the step moves no element, on no rank", cause)
         return Problem(
             f"{int(never.sum())} of {never.numel()} elements are never stepped, on no rank",
