@@ -78,3 +78,10 @@ def test_a_tile_and_the_rows_of_a_program_are_read_off_what_it_touched(trial):
     tiling = tiling_over([trial], 1)
     assert tiling.describe((9, 2), (10, 5)) == "program (2): tile rows 8..9"
     assert tiling_over([CaseResult(trial.case, trial.args)], 0) is None
+
+
+def test_a_single_program_does_not_say_how_many_rows_are_a_programs(trial):
+    x, out = torch.randn(10, 5, device=runtime.DEVICE), torch.empty(10, 5, device=runtime.DEVICE)
+    with profile_kernel() as profile:
+        anything[(1,)](x, out, *x.shape, ROWS=4, BLOCK=8)
+    assert tiling_over([CaseResult(trial.case, (x,), outputs=(out,), profile=profile)], 0) is None

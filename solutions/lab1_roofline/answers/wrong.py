@@ -99,6 +99,8 @@ wrong(
     "two kernels are taken as one",
     edits={"exponential = matrix + matrix": "exponential = 0"},
 )
+wrong(BYTES, "four kernels", "or the one for e is left out", edits={"subtraction + exponential": "subtraction"})
+wrong(BYTES, "two kernels", "or the last two kernels", edits={"maximum + subtraction + exponential + ": ""})
 wrong(FLOPS, "comparisons of a row", "cols - 1 per row", edits={"4 * rows * cols": "rows * (5 * cols - 1)"})
 
 # ---- 1.4 attention ----

@@ -306,3 +306,12 @@ wrong(
     "cross_entropy is called by cross_entropy",
     instead='return torch.nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none")',
 )
+# ---- what launches the kernels
+LAUNCHED = "gradient[(rows.count,)]"
+wrong(KERNELS, "one program for the gradient", "the grid is too small", edits={LAUNCHED: "gradient[(1,)]"})
+wrong(
+    KERNELS,
+    "gradient not launched",
+    "is the kernel launched on it",
+    edits={"if dx.numel():": "if False:"},
+)

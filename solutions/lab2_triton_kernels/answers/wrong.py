@@ -45,6 +45,7 @@ wrong(
     "triton.cdiv",
     edits={"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"},
 )
+wrong(GELU_LAUNCH, "one row of blocks", "look at how many programs there are", edits={"rows.count * ": ""})
 wrong(
     GELU,
     "no step",
@@ -249,6 +250,8 @@ wrong(
     "built-in softmax operator",
     edits={"grid = ": "return torch.softmax(x, -1)\n        grid = "},
 )
+SHORT_STORE = "tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)"
+wrong(SHORT, "no store", "softmax_short_kernel ran: where is its tl.store", edits={SHORT_STORE: "pass"})
 
 # ---- 2.6 softmax of long rows
 LONG = "2.6: softmax of long rows"

@@ -238,3 +238,9 @@ ANSWERS.wrong(
     KERNELS, "rows not masked", "out-of-bounds access",
     edits={"(rows[:, None] < N) & (cols[None, :] < D), other": "cols[None, :] < D, other"},
 )  # fmt: skip
+ANSWERS.wrong(
+    KERNELS,
+    "every head takes the first head's logsumexp",
+    "the first tile along h is right and each later one is wrong",
+    edits={"lse = tl.load(lse_ptr + hz * Nq": "lse = tl.load(lse_ptr + hz // H * H * Nq"},
+)

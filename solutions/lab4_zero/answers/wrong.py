@@ -398,6 +398,12 @@ PIECES, REDUCE, SHARD, STEP, NORM = (
     "4.4: step the shard, gather the weights",
     "4.4: the norm of a gradient in shards",
 )
+wrong(
+    PIECES,
+    "pieces end where they begin",
+    "it has no gradient, or no element, to step with",
+    edits={"high - first": "low - first"},
+)
 REDUCED = "reduce_scatter_mean(shard.gradient, flat, self.group).wait()"
 wrong(
     REDUCE,

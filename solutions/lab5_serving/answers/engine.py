@@ -76,6 +76,7 @@ wrong(
     "ends with the reason 'error'",
     edits={'outputs.append(self._end(self.requests[id], "error", error))': "pass"},
 )
+wrong("another error of failed ones", "its output's error is this text", edits={'"error", error': '"error", now'})
 wrong("failed ones by length", "ends with the reason 'error'", edits={'"error", error': '"length"'})
 wrong(
     "failed ones get a token",

@@ -160,7 +160,8 @@ class EngineMachine(Machine):
         if len(mine) != 1 or mine[0].finish_reason != "error" or not mine[0].error or mine[0].new_tokens:
             raise CheckMismatch(f"request {id} failed: expected one output with its error, got {_shown(mine)}", FAILED)
         if not isinstance(error := mine[0].error, str) or (id in self.runner.failed and CANNOT not in error):
-            raise CheckMismatch(f"request {id} failed: expected what failed says of it, got {error!r}", SAYS)
+            cause = FAILED if str(error).startswith("sampling failed") else SAYS
+            raise CheckMismatch(f"request {id} failed: expected what failed says of it, got {error!r}", cause)
 
     def _check_tokens(self, id: str, request: Any, before: Before, end: int | None, mine: list) -> None:
         """Who had all its tokens run gets the next one, and nobody else."""

@@ -58,6 +58,8 @@ wrong("released at once", {DONE: "mbarrier.arrive(empty.index(stage))", RELEASE:
       "while product 0 may still read it", "product 0 must be waited for before", classic=3)  # fmt: skip
 wrong("the stage just issued is released", {RELEASE: "mbarrier.arrive(empty.index(stage))"},
       "while product 0 may still read it", classic=3)  # fmt: skip
+wrong("the first stage is always released", {RELEASE: "mbarrier.arrive(empty.index(0), pred=i > 0)"},
+      "while product 2 may still read it", "product 1 is done, and has read stage 1", classic=5)  # fmt: skip
 wrong("released before tile 0", {RELEASE: "mbarrier.arrive(empty.index((i - 1) % STAGES))"},
       "empty[-1] does not exist: empty has 2", "-1 % STAGES is -1", classic=3)  # fmt: skip
 wrong("released twice", {RELEASE: f"{RELEASE}\n    {RELEASE}"},
