@@ -180,12 +180,13 @@ def _wrong_moves(e: Evidence) -> str:
     for name, of_its_own in (("a", ("stride_am", "stride_ak")), ("b", ("stride_bn", "stride_bk"))):
         moves = {f"BLOCK_K * {stride}": block * strides[stride] for stride in of_its_own}
         moves |= {stride: strides[stride] for stride in of_its_own} | {"BLOCK_K": block, "0": 0}
-        for words, move in moves.items():
+        for move in dict.fromkeys(moves.values()):
             if move == block * strides[right[name]]:
                 continue
             every = {other: block * strides[right[other]] for other in "ab"} | {name: move}
             if e.close(_moved(e, every)):
-                moved = f"{name}_ptrs stay where they are" if not move else f"{name}_ptrs move by {words} per step"
+                by = " or ".join(words for words, other in moves.items() if other == move)
+                moved = f"{name}_ptrs stay where they are" if not move else f"{name}_ptrs move by {by} per step"
                 return f"{moved}: expected BLOCK_K * {right[name]}"
     return ""
 

@@ -182,7 +182,7 @@ class BlockInvariants:
             raise CheckMismatch(f"length({id!r}): expected {len(known.tokens)} tokens, got {length}", cause)
         num_blocks, needed = self.manager.num_blocks, -(-length // self.block_size)
         if len(table) != needed:
-            cause = "n tokens need ceil(n / block_size) blocks"
+            cause = "n tokens need ceil(n / block_size) blocks, those found by their prefix included"
             if len(table) - needed == (-1 if length % self.block_size else 1):
                 cause = classic(f"{cause}: mind a length that fills its last block", 6)
             raise CheckMismatch(f"{id!r} has {length} tokens: expected {needed} blocks, got {len(table)}", cause)

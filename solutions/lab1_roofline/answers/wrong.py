@@ -100,7 +100,10 @@ wrong(
     edits={"exponential = matrix + matrix": "exponential = 0"},
 )
 wrong(BYTES, "four kernels", "or the one for e is left out", edits={"subtraction + exponential": "subtraction"})
-wrong(BYTES, "two kernels", "or the last two kernels", edits={"maximum + subtraction + exponential + ": ""})
+wrong(BYTES, "two kernels", "or two of the five kernels", edits={"maximum + subtraction + exponential + ": ""})
+wrong(BYTES, "three kernels", "or three of the five kernels", edits={"maximum + subtraction + ": ""})
+SUBTRACTED = "moved = maximum + subtraction"
+wrong(BYTES, "a kernel twice", "which factor or term", edits={SUBTRACTED: f"{SUBTRACTED} + subtraction"})
 wrong(FLOPS, "comparisons of a row", "cols - 1 per row", edits={"4 * rows * cols": "rows * (5 * cols - 1)"})
 
 # ---- 1.4 attention ----
@@ -205,6 +208,7 @@ wrong(
     "very large batch fails",
     edits={UP: "next((b for b in range(1, 5000) if b * gained_per_row >= threshold * d * f), None)"},
 )
+wrong(BATCH, "comparison turned round", "None belongs where", edits={"<= 0": "> 0"})
 wrong(BATCH, "forgets zero", *ZERO, "rates.py", edits={"<= 0": "< 0"})
 wrong(
     BATCH,

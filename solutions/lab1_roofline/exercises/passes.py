@@ -180,13 +180,14 @@ SOFTMAX_BYTES = Question(
             7,
         ),
         Mistake(
-            "the five kernels are counted as if what one writes stayed on the chip for the next",
+            "the five kernels are counted as if what one writes stayed on the chip for the next, or one of them alone "
+            "is counted",
             _pass_table(eager=(2, 0)),
             6,
         ),
         Mistake(
-            "the kernels' reads are counted, their writes not",
-            _pass_table(fused=(1, 0), three_pass=(3, 0), eager=(5, 2)),
+            "these are the kernels' reads alone, or three of the five kernels: each of the five reads and writes",
+            _pass_table(eager=(5, 2)),
             6,
         ),
         Mistake(
@@ -205,7 +206,7 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
-            "these are the kernels' writes alone, or the last two kernels: each of the five reads and writes",
+            "these are the kernels' writes alone, or two of the five kernels: each of the five reads and writes",
             _pass_table(eager=(3, 2)),
             6,
         ),

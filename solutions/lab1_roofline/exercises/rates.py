@@ -203,7 +203,7 @@ def _solved(number: type) -> Iterator[Mistake]:
         5,
     )
     yield Mistake(
-        "None is returned only where what multiplies B is negative: where it is exactly zero, no B is enough",
+        "None belongs where what multiplies B is negative, and where it is exactly zero: there no B is enough",
         lambda **arguments: None if gained(**arguments) < 0 else ceil(finite(**arguments)),
         5,
     )

@@ -101,7 +101,7 @@ wrong(TILED, "a stays", "a_ptrs stay where they are", '"classic wrong answers" 3
 wrong(
     TILED,
     "b moves along its rows",
-    "b_ptrs move by BLOCK_K * stride_bn per step: expected BLOCK_K * stride_bk",
+    "b_ptrs move by BLOCK_K * stride_bn or BLOCK_K per step: expected BLOCK_K * stride_bk",
     '"classic wrong answers" 3',
     edits={MOVE_B: "b_ptrs += BLOCK_K * stride_bn"},
 )

@@ -157,7 +157,9 @@ wrong(KERNELS, "dweight with weight", "dweight holds the weight", number(5), edi
 wrong(KERNELS, "dweight without dout", "dweight lacks the factor dout", number(5), edits={SUM: "sums += n"})
 wrong(KERNELS, "dweight a mean", "dweight is a mean", number(5), edits={SUM: "sums += g * n / count"})
 wrong(KERNELS, "sums in one row", "write the same partial sums", number(6), edits={"+ me\n": "+ me * 0\n"})
-wrong(KERNELS, "rows of every program", "or a term added twice?", edits={"range(me, count, programs)": "range(0, count)"})
+wrong(
+    KERNELS, "rows of every program", "or a term added twice?", edits={"range(me, count, programs)": "range(0, count)"}
+)
 wrong(
     KERNELS,
     "first program only",

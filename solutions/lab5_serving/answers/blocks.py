@@ -41,6 +41,11 @@ wrong(
     "n tokens need ceil(n / block_size) blocks",
     edits={"self.blocks_for(len(tokens))": "max(1, len(tokens) // self.block_size)"},
 )
+wrong(
+    "found blocks come on top",
+    "those found by their prefix included",
+    edits={"while len(blocks)": "while len(blocks) - len(cached)"},
+)
 wrong("the caller's list", "keeps a list of its own", edits={"Sequence(list(tokens)": "Sequence(tokens"})
 wrong(
     "committed at once",

@@ -41,7 +41,11 @@ wrong(
         "inside = token < end": "inside = token < (end + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE",
     },
 )
-wrong("scores not masked", "of the free slots are not masked before the maximum", edits={'s = tl.where(inside[None, :], s, float("-inf"))': "pass"})
+wrong(
+    "scores not masked",
+    "of the free slots are not masked before the maximum",
+    edits={'s = tl.where(inside[None, :], s, float("-inf"))': "pass"},
+)
 wrong("a low number for minus infinity", "of the free slots", edits={'s, float("-inf"))': "s, -1e4)"})
 wrong("table without strides", "the block table too, has its own", edits={" * stride_bb": ""})
 wrong(
