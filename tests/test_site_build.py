@@ -120,7 +120,7 @@ def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [*places.lectures(), *places.labs()], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [places.PREREQUISITES, *places.lectures(), *places.labs()], ids=lambda path: path.stem)
 def test_a_staged_notebook_keeps_its_code_and_its_texts(path, tmp_path):
     whole = nbformat.read(path, as_version=4)
     made = notebooks.staged(path, cells.Figures(tmp_path, "../_static/figures", path.stem))

@@ -20,7 +20,7 @@ from tests.site_server import Visit, served
 from utils import records
 from utils.claims import ledger
 from website import build
-from website.places import ROOT, labs, launches, lectures, page_of, repository
+from website.places import PREREQUISITES, ROOT, labs, launches, lectures, page_of, repository
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def test_every_picture_has_alternative_text(pages):
 def test_every_notebook_opens_where_the_page_says(pages):
     """Each address names a file of the repository; nothing is asked of the hosts."""
     owner_and_name = "/".join(repository().split("/")[-2:])
-    for path in [*lectures(), *labs()]:
+    for path in [PREREQUISITES, *lectures(), *labs()]:
         links = {unquote(unquote(link)) for link in pages[f"{page_of(path)}.html"].links}
         for place in launches(path):
             assert unquote(unquote(place.url)) in links, (path.name, place.name)
@@ -230,7 +230,7 @@ def expected_pages() -> list[str]:
     own = ["index", "students", "instructors", "claims", "notation", "glossary", "references", "search", "genindex"]
     own += [f"explorers/{name}" for name in ("index", "roofline", "memory", "serving")]
     own += ["records/index", *(f"records/{benchmark}" for benchmark in records.benchmark_names())]
-    return sorted(f"{name}.html" for name in [*own, *map(page_of, [*lectures(), *labs()])])
+    return sorted(f"{name}.html" for name in [*own, *map(page_of, [PREREQUISITES, *lectures(), *labs()])])
 
 
 def whole(visit: Visit) -> list[str]:

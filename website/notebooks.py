@@ -11,7 +11,7 @@ import nbformat
 from utils.notebooks import is_folded, tags
 from website import laptop
 from website.cells import Figures, all_html, names_a_shade, tabs
-from website.places import labs, launches, lectures, on_github, page_of
+from website.places import PREREQUISITES, labs, launches, lectures, on_github, page_of
 from website.prose import (
     anchor_equations,
     link_equations,
@@ -24,8 +24,8 @@ from website.prose import (
 
 
 def write(source: Path) -> None:
-    """Stage every lecture and every lab below the folder of Sphinx's sources."""
-    for path in [*lectures(), *labs()]:
+    """Stage the prerequisites, every lecture and every lab below the folder of Sphinx's sources."""
+    for path in [PREREQUISITES, *lectures(), *labs()]:
         target = source / f"{page_of(path)}.ipynb"
         target.parent.mkdir(parents=True, exist_ok=True)
         figures = Figures(source / "_static" / "figures", "../_static/figures", path.stem)

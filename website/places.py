@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WEBSITE = ROOT / "website"
 LECTURES = ROOT / "notebooks"
 LABS = ROOT / "labs"
+#: What a reader may try before the first lecture: a page of the site, but no lecture.
+PREREQUISITES = LECTURES / "00_prerequisites.ipynb"
 BRANCH = "main"
 
 
@@ -34,7 +36,7 @@ class Launch:
 
 def lectures() -> list[Path]:
     """The lectures' notebooks in reading order."""
-    return notebook_paths()
+    return [path for path in notebook_paths() if path != PREREQUISITES]
 
 
 def labs() -> list[Path]:
