@@ -228,22 +228,7 @@ def test_a_piece_whose_words_are_gone_is_refused(monkeypatch):
         teaching.piece("gone")
 
 
-# ---- the term
-@pytest.mark.parametrize("hours", [3, 5, 10])
-def test_the_weeks_of_a_term_add_up_to_the_notebooks_minutes(hours, monkeypatch):
-    monkeypatch.setattr(teaching, "HOURS_A_WEEK", hours)
-    weeks, lessons = teaching.term(), course.lessons()
-    assert sum(week.minutes for week in weeks) == pytest.approx(sum(x.minutes + x.exercise_minutes for x in lessons))
-    assert all(0 < week.minutes <= 60 * hours for week in weeks)
-    assert [x.key for week in weeks for x in week.lectures] == [x.key for x in lessons if not x.is_lab]
-    assert [week.number for week in weeks] == list(range(1, len(weeks) + 1))
-    for lab in [x for x in lessons if x.is_lab]:
-        working = [week for week in weeks if week.lab is lab]
-        assert sum(week.lab_due for week in working) == 1 and working[-1].lab_due
-        known = [w.number for w in weeks for x in w.lectures if x.key in lab.needs]
-        assert working[-1].number >= max(known)
-
-
+# ---- times
 def test_the_table_of_times_adds_up():
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in teaching.times_table().splitlines()[2:]]
 

@@ -227,7 +227,18 @@ THIN = """() => {
 
 def expected_pages() -> list[str]:
     """Every page of the site, by its address."""
-    own = ["index", "students", "instructors", "claims", "notation", "glossary", "references", "search", "genindex"]
+    own = [
+        "index",
+        "students",
+        "instructors",
+        "plans",
+        "claims",
+        "notation",
+        "glossary",
+        "references",
+        "search",
+        "genindex",
+    ]
     own += [f"explorers/{name}" for name in ("index", "roofline", "memory", "serving")]
     own += ["records/index", *(f"records/{benchmark}" for benchmark in records.benchmark_names())]
     return sorted(f"{name}.html" for name in [*own, *map(page_of, [PREREQUISITES, *lectures(), *labs()])])

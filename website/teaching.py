@@ -1,13 +1,11 @@
-"""Pieces of the pages for students and instructors: what README.md says already, and a term plan from the notebooks."""
+"""Pieces of the pages for students and instructors: what README.md says already, and tables from the notebooks."""
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from website.course import Lesson, Part, hours, lessons, parts
+from website.course import Lesson, hours, lessons, parts
 from website.places import LECTURES, ROOT, launches, lectures, on_github, page_of
 
 #: Name -> file, first words, and the words before which the piece ends ("" for the end of its section).
@@ -21,7 +19,6 @@ PIECES = {
     "grade": ("grading/README.md", "```\nmake labs", "| you want to | go to |"),
     "lecture": ("notebooks/README.md", "**Predict, derive, measure.**", "### What the tags of a cell mean"),
 }
-HOURS_A_WEEK = 5
 _LINK = re.compile(r"(\[[^\]]*\])\(([^)#:]+)(#[^)]*)?\)")
 
 
@@ -39,7 +36,12 @@ def piece(name: str) -> str:
         raise ValueError(f"{place} no longer has {(first if start < 0 else last)!r}, where the piece {name!r} is cut")
     cut = text[start : end if end >= 0 else None].strip()
     cut = re.sub(r"^\| \|", "| you have |", cut)  # a column's head says something to those who hear it
-    return _LINK.sub(lambda m: f"{m[1]}({_target((ROOT / place).parent, m[2], m[3] or '')})", cut) + "\n"
+    return on_site(cut, (ROOT / place).parent) + "\n"
+
+
+def on_site(text: str, folder: Path) -> str:
+    """Markdown whose links start in a folder of the repository, as MyST for a page at the top of the site."""
+    return _LINK.sub(lambda m: f"{m[1]}({_target(folder, m[2], m[3] or '')})", text)
 
 
 def _target(folder: Path, path: str, anchor: str) -> str:
@@ -58,75 +60,11 @@ def hosts() -> str:
     return "".join(f"- **{host.name}**: {host.note}.\n" for host in launches(lectures()[0]))
 
 
-# ---- the term plan ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Week:
-    """A week of a term: its number, part, lectures, the lab that is worked on, and minutes of a student's time."""
-
-    number: int
-    part: Part
-    lectures: tuple[Lesson, ...]
-    lab: Lesson | None
-    minutes: float
-    lab_due: bool
-
-
-def total(lesson: Lesson) -> int:
-    """Minutes of a lesson with its exercises."""
-    return lesson.minutes + lesson.exercise_minutes
-
-
-def term() -> list[Week]:
-    """A plan in which no week takes more than :data:`HOURS_A_WEEK`: whole weeks for each part, lectures before labs.
-
-    A lecture is in the week in which the middle of it falls; a lab is in every week in which somebody works on it.
-    """
-    found: list[Week] = []
-    for part in parts():
-        minutes = sum(total(lesson) for lesson in part.lessons)
-        weeks = math.ceil(minutes / (60 * HOURS_A_WEEK))
-        share = minutes / weeks
-        for week in range(weeks):
-            low, high = week * share, (week + 1) * share
-            spans = [(lesson, *_span(part, lesson)) for lesson in part.lessons]
-            read = tuple(one for one, a, b in spans if not one.is_lab and low <= (a + b) / 2 < high)
-            lab = next((one for one, a, b in spans if one.is_lab and a < high - 1 and b > low + 1), None)
-            found.append(Week(len(found) + 1, part, read, lab, share, week == weeks - 1))
-    return found
-
-
-def _span(part: Part, lesson: Lesson) -> tuple[int, int]:
-    """Minutes from the part's beginning at which a lesson starts and ends."""
-    start = sum(total(other) for other in part.lessons[: part.lessons.index(lesson)])
-    return start, start + total(lesson)
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _linked(lesson: Lesson) -> str:
     return f"[{lesson.name}]({lesson.page}.ipynb)"
-
-
-def term_table() -> str:
-    """The plan as a table in MyST."""
-    rows, last = ["| week | part | lectures | lab | hours |", "|---:|---|---|---|---:|"], None
-    for week in term():
-        lab = f"{_linked(week.lab)}{', due' if week.lab_due else ''}" if week.lab else ""
-        part = "" if week.part is last else week.part.label
-        read = ", ".join(map(_linked, week.lectures))
-        rows.append(f"| {week.number} | {part} | {read} | {lab} | {week.minutes / 60:.1f} |")
-        last = week.part
-    return "\n".join(rows) + "\n"
-
-
-def term_summary() -> str:
-    """The plan in a sentence."""
-    weeks = term()
-    most = max(week.minutes for week in weeks) / 60
-    return (
-        f"{len(weeks)} weeks with at most {most:.1f} hours of a student's time in each, lectures before the lab that "
-        "uses them. The hours are those that the notebooks state, exercises included.\n"
-    )
 
 
 def times_table() -> str:
@@ -162,8 +100,6 @@ def write(source: Path) -> None:
     made = {name: piece(name) for name in PIECES}
     made |= {
         "hosts": hosts(),
-        "plan": term_summary(),
-        "term": term_table(),
         "times": times_table(),
         "points": points_table(),
     }
