@@ -195,6 +195,19 @@ def test_an_exercise_comes_with_or_after_the_exercises_that_it_needs(plan):
             assert unit.get(needed, 99) <= unit[exercise], f"{exercise} needs {needed}"
 
 
+def test_a_lab_is_due_after_the_last_of_its_exercises(plan):
+    unit, due = order(plan), {}
+    for number, one in enumerate(plan.units):
+        if found := re.search(r"Lab (\d) is due( in the week after)?", one.does):
+            due[found[1]] = number + bool(found[2])
+    assert set(due) == ({key[0] for key in unit if re.fullmatch(r"\d\.\d+", key)} if plan.unit == "Week" else set())
+    for key, number in unit.items():
+        if re.fullmatch(r"\d\.\d+", key) and plan.unit == "Week":
+            assert number < due[key[0]], (
+                f"lab {key[0]} is due in week {due[key[0]] + 1}, and {key} is in week {number + 1}"
+            )
+
+
 def needed_exercises() -> Iterator[tuple[str, str]]:
     """Exercise and one that it needs or uses, as the openings of the labs say."""
     for lesson in course.lessons():
