@@ -25,12 +25,12 @@ from grading import feedback_archive, lateness, outputs
 from grading.archives import UnreadableSubmission
 from grading.class_folder import Class, Ungraded, find_submissions
 from grading.lab import ROOT, Lab, find_lab
-from grading.observed import SolutionFails, expected_observations
+from grading.observed import UNFINISHED
 from grading.pool import run_all
 from grading.results import corrected, digest_of, files_below, read_result
 from grading.roster import read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
-from grading.seeds import Seeds, seeds_of
+from grading.seeds import ClassSeeds, seeds_of
 from grading.submission import HandedIn, collect
 from grading.term import FILE, Term, read_term
 from grading.worker import Job
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require()
         with _only_one(given.out):
             return _grade_class(lab, given)
-    except (ValueError, SandboxUnavailable, SolutionFails) as error:
+    except (ValueError, SandboxUnavailable) as error:
         print(f"grading.grade: {error}", file=sys.stderr)
         if isinstance(error, SandboxUnavailable):
             print("Untrusted code is not run without it, unless you say --no-sandbox.", file=sys.stderr)
@@ -102,7 +102,7 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     results: dict[str, dict[str, Any]] = {}
     pending: dict[str, tuple[HandedIn, str]] = {}
     for student, handed_in in chosen.items():
-        digest = digest_of(grader, seeds.name, f"isolated={job.isolated}", _contents(handed_in, lab))
+        digest = digest_of(grader, seeds.of(student).name, f"isolated={job.isolated}", _contents(handed_in, lab))
         kept = None if given.regrade else _result_of(digest, out, lab, student)
         if kept is None:
             pending[student] = (handed_in, digest)
@@ -188,15 +188,14 @@ def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any]
     return result if result and (result["digest"], result["student"]) == (digest, student) else None
 
 
-def _expected(lab: Lab, seeds: Seeds, grader: str, out: Path) -> Path:
-    """The folder of what the solution gives in the hidden scenarios; older ones are removed."""
+def _expected(lab: Lab, seeds: ClassSeeds, grader: str, out: Path) -> Path:
+    """The folder for what the solution gives in the hidden scenarios; what is older or unfinished is removed."""
     expected = out / lab.name / "expected" / digest_of(grader, seeds.name)[:20]
-    if expected.parent.is_dir():
-        for old in expected.parent.iterdir():
-            if old != expected:
-                shutil.rmtree(old, ignore_errors=True)
-    expected_observations(lab, seeds.scenarios, expected)
+    expected.mkdir(parents=True, exist_ok=True)
     expected.parent.chmod(0o700)
+    old = [folder for folder in expected.parent.iterdir() if folder != expected]
+    for folder in [*old, *expected.glob(f"{UNFINISHED}*")]:
+        shutil.rmtree(folder, ignore_errors=True)
     return expected
 
 

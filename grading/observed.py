@@ -1,11 +1,13 @@
 """The hidden scenarios of a lab, run on a submission in a sandbox and on the solution outside of one.
 
 What is expected is computed from ``solutions/`` in a process of its own that the student's code never meets, once for a
-lab and a seed. What the submission gives comes out of its sandbox as files, and is compared here.
+lab and a seed, by the first worker that needs it. What the submission gives comes out of its sandbox as files, and is
+compared here.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -22,10 +24,11 @@ from grading.results import Verdict
 from grading.sandbox import Limits, Sandbox
 
 SHOWN = {"grading/__init__.py": ROOT / "grading" / "__init__.py", "grading/scenarios": ROOT / "grading" / "scenarios"}
-CHECK = "import sys; from grading.scenarios.compare import compare; compare(sys.argv[1], sys.argv[1], sys.argv[2])"
 DIFFERENT = "The check passes, but "
 #: Seconds that a scenario may take.
 EACH = 60.0
+#: What the name of a folder begins with while the solution writes into it.
+UNFINISHED = ".expected-"
 
 
 class SolutionFails(RuntimeError):
@@ -35,38 +38,37 @@ class SolutionFails(RuntimeError):
 def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float = 600.0) -> Path:
     """The folder with what the solution gives, made in ``folder`` unless it is there.
 
+    Of several processes that want the same folder at the same time, one makes it and the others wait for it.
+
     Raises:
         SolutionFails: the scenarios do not run on the solution.
     """
-    if folder.is_dir():
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".expected-"))
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _run_solution(lab, seed, folder, timeout)
+    return folder
+
+
+def _run_solution(lab: Lab, seed: int, folder: Path, timeout: float) -> None:
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
     environment = {**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*_program(lab.name, lab.solution.parent, seed, made)]
     try:
-        # whatever ends the grader ends what it waits for
+        # whatever ends the worker ends what it waits for
         with_us = functools.partial(die_with, os.getpid())
         ran = subprocess.run(
-            command, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False,
-            preexec_fn=with_us,
+            _program(lab.name, lab.solution.parent, seed, made), env=environment, cwd=made, capture_output=True,
+            text=True, timeout=timeout, check=False, preexec_fn=with_us,
         )  # fmt: skip
         if ran.returncode:
             raise SolutionFails(f"{lab.name}: the scenarios end with {ran.returncode}:\n{ran.stderr[-2000:]}")
-        # not here: a process that has computed with torch must not fork, and this one forks the workers
-        check = [sys.executable, "-P", "-c", CHECK, str(made), lab.name]
-        ran = subprocess.run(
-            check, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False,
-            preexec_fn=with_us,
-        )  # fmt: skip
-        if ran.returncode:
-            raise SolutionFails(f"{lab.name}: {ran.stderr[-2000:]}")
+        _compare(made, made, lab, [exercise.number for exercise in lab.exercises], lab.solution)
         os.rename(made, folder)
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise SolutionFails(f"{lab.name}: {error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return folder
 
 
 def observe(
@@ -124,7 +126,7 @@ def _compare(
 
     from grading.scenarios.compare import compare, errors
 
-    # the pool of workers forks: a child that finds the threads of its parent's torch gone waits for them forever
+    # a process that is forked finds the threads of its parent's torch gone, and would wait for them forever
     torch.set_num_threads(1)
     if not numbers:
         return {}, {}

@@ -21,11 +21,11 @@ from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
 from grading.kernel import run_checks
 from grading.lab import EXERCISES, ROOT, Lab, checks_of
-from grading.observed import compared, observe, scenario_limits
+from grading.observed import compared, expected_observations, observe, scenario_limits
 from grading.policy import violations
 from grading.results import Verdict, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
-from grading.seeds import Seeds
+from grading.seeds import ClassSeeds
 from grading.submission import HandedIn, Submission, collect
 from grading.verdicts import attempted, explain, judge, not_graded
 
@@ -35,10 +35,10 @@ SHOWN = {name: ROOT / name for name in ("grading/__init__.py", "grading/seal.py"
 
 @dataclass(frozen=True)
 class Job:
-    """What all submissions of one run have in common."""
+    """What all submissions of one run have in common; ``expected`` is the folder of what the solution gives."""
 
     lab: Lab
-    seeds: Seeds
+    seeds: ClassSeeds
     expected: Path
     isolated: bool = True
     limits: Limits = field(default_factory=Limits)
@@ -88,6 +88,7 @@ class _Grading:
 
     def __init__(self, job: Job, submission: Submission, scratch: Path) -> None:
         self.job, self.lab, self.submission, self.scratch = job, job.lab, submission, scratch
+        self.seeds = job.seeds.of(submission.student)
         self.files = scratch / "files"
         self.left_out: dict[str, Verdict] = {}
         self.notes = [*submission.notes, *notebook_notes(submission.files.get(job.lab.notebook.name), job.lab)]
@@ -106,11 +107,11 @@ class _Grading:
         if passing:
             observed = self.scratch / "observed"
             limits = scenario_limits(job.limits, job.cell_seconds, len(passing))
-            ended = observe(
-                lab, self.files, job.seeds.scenarios, passing, observed, limits=limits, isolated=job.isolated
-            )
+            seed = self.seeds.scenarios
+            ended = observe(lab, self.files, seed, passing, observed, limits=limits, isolated=job.isolated)
             finished = [number for number in passing if number not in ended]
-            verdicts |= ended | compared(lab, job.expected, observed, finished, self.files)
+            expected = expected_observations(lab, seed, job.expected / f"{self.seeds.input_set:02}")
+            verdicts |= ended | compared(lab, expected, observed, finished, self.files)
         wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
         if wanted:
             verdicts |= explain(verdicts, self._execute(None, wanted))
@@ -137,12 +138,14 @@ class _Grading:
         """What became of each check with its hidden seed.
 
         Where nothing of the student's is left to run (nothing was written, or all of it was refused), the package is
-        the release, and comes to the same for everybody: it is run once, and the others take what became of it.
+        the release, and comes to the same for everybody: it is run once, with seeds that are no student's, and the
+        others take what became of it.
         """
         kept = self.job.expected / UNTOUCHED
         if (untouched := self._is_untouched()) and (ran := _read_untouched(kept, self.lab)) is not None:
             return ran
-        ran = self._execute(self.job.seeds.checks)
+        seeds = self.job.seeds.of(None) if untouched else self.seeds
+        ran = self._execute(seeds.checks)
         if not any(one.get("imported", True) for one in ran.values()) and self._replace_broken():
             return self._checks()
         if untouched and all(one["outcome"] == "error" and one.get("intact") for one in ran.values()):

@@ -31,7 +31,6 @@ def without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(worker._Grading, "verdicts", verdicts)
     monkeypatch.setattr(grade, "run_all", run_all)
-    monkeypatch.setattr(grade, "expected_observations", lambda lab, seed, to: to.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(grade, "_grader_digest", lambda lab: "this grader")
     return worked
 

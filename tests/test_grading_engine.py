@@ -16,7 +16,7 @@ from grading import sandbox, worker
 from grading.graded_copy import graded_copy, notebook_notes
 from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
-from grading.seeds import Seeds, seeds_of
+from grading.seeds import INPUT_SETS, ClassSeeds, seeds_of
 from grading.submission import Submission
 from grading.verdicts import attempted, clean, explain, judge
 
@@ -37,16 +37,49 @@ def ran(**special: dict) -> dict[str, dict]:
 def test_seeds_are_kept_private_and_drawn_again_only_when_asked(tmp_path):
     first = seeds_of(tmp_path, LAB)
     assert stat.S_IMODE((tmp_path / "seeds.json").stat().st_mode) == 0o600
-    assert set(first.checks) == set(NUMBERS)
+    assert set(first.of("ada").checks) == set(NUMBERS)
     assert seeds_of(tmp_path, LAB) == first
     other = seeds_of(tmp_path, find_lab("lab2"))
     assert seeds_of(tmp_path, LAB) == first and seeds_of(tmp_path, find_lab("lab2")) == other
     fresh = seeds_of(tmp_path, LAB, fresh=True)
-    assert fresh.scenarios != first.scenarios and fresh.name != first.name
+    assert fresh.name != first.name and fresh.of("ada") != first.of("ada")
+    assert seeds_of(tmp_path, LAB) == fresh and seeds_of(tmp_path, find_lab("lab2")) == other
 
 
-def test_a_damaged_file_of_seeds_is_named(tmp_path):
-    (tmp_path / "seeds.json").write_text("{")
+def test_each_student_has_seeds_of_their_own_and_shares_scenarios_with_one_in_sixteen():
+    seeds, students = ClassSeeds("secret", tuple(NUMBERS)), [f"s{number}" for number in range(400)]
+    everybody = {student: seeds.of(student) for student in (None, *students)}
+    drawn = [seed for each in everybody.values() for seed in each.checks.values()]
+    assert len(set(drawn)) > 0.99 * len(drawn) and min(drawn) >= 1_000_000 and max(drawn) < 2**31
+    assert len({each.name for each in everybody.values()}) == len(everybody)
+    scenarios = {(each.input_set, each.scenarios) for each in everybody.values()}
+    assert sorted(number for number, _ in scenarios) == list(range(INPUT_SETS)) and len(dict(scenarios)) == 16
+    sharing = [sum(each.input_set == number for each in everybody.values()) for number in range(INPUT_SETS)]
+    assert min(sharing) > 5 and max(sharing) < 60  # 25 each on average
+
+
+def test_a_students_seeds_depend_on_the_secret_and_on_nobody_else():
+    mine = ClassSeeds("secret", tuple(NUMBERS)).of("ada")
+    fewer, other = ClassSeeds("secret", ("1.2",)).of("ada"), ClassSeeds("another", tuple(NUMBERS)).of("ada")
+    assert fewer.checks == {"1.2": mine.checks["1.2"]} and fewer.scenarios == mine.scenarios
+    assert not set(other.checks.values()) & set(mine.checks.values())
+    assert other.scenarios != mine.scenarios and other.name != mine.name
+    assert "secret" not in repr(ClassSeeds("secret", tuple(NUMBERS)))
+
+
+def test_the_file_of_seeds_holds_a_secret_for_each_lab_and_nothing_for_each_student(tmp_path):
+    for lab in (LAB, find_lab("lab2")):
+        seeds_of(tmp_path, lab).of("ada")
+    kept = json.loads((tmp_path / "seeds.json").read_text())
+    assert kept.keys() == {LAB.name, "lab2_triton_kernels"} and all(len(secret) == 64 for secret in kept.values())
+    kept[LAB.name] = {"checks": {}, "scenarios": 7, "name": "seeds of the whole class, as earlier versions drew them"}
+    (tmp_path / "seeds.json").write_text(json.dumps(kept))
+    assert len(seeds_of(tmp_path, LAB).secret) == 64
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]"])
+def test_a_damaged_file_of_seeds_is_named(tmp_path, damaged):
+    (tmp_path / "seeds.json").write_text(damaged)
     with pytest.raises(ValueError, match=r"seeds\.json is damaged"):
         seeds_of(tmp_path, LAB)
 
@@ -198,18 +231,42 @@ def test_what_leaves_nothing_to_run_is_run_once_and_everything_else_for_itself(t
     }
 
     def execute(self, seeds):
-        worked.append(self.submission.student)
+        worked.append((self.submission.student, seeds))
         return stub if self.submission.student != "eve" else stub | {"1.1": stub["1.1"] | {"outcome": "crashed"}}
 
     monkeypatch.setattr(worker._Grading, "_execute", execute)
-    job = worker.Job(LAB, Seeds(dict.fromkeys(NUMBERS, 1), 1, "x"), tmp_path / "expected")
+    seeds = ClassSeeds("x", tuple(NUMBERS))
+    job = worker.Job(LAB, seeds, tmp_path / "expected")
     handed_in = {"eve": {}, "ada": {}, "bob": {"waves.py": b"import os\n"}, "cyd": {"waves.py": b"x = 1\n"}}
     handed_in |= {"dan": {"waves.py": (LAB.released / "waves.py").read_bytes()}, "fay": {"helper.py": b"x = 1\n"}}
     for student, files in handed_in.items():
         grading = worker._Grading(job, Submission(student, files), tmp_path / student)
         grading._lay_out()
         assert grading._checks().keys() == stub.keys()
-    assert worked == ["eve", "ada", "cyd", "fay"]
+    whose = {"eve": None, "ada": None, "cyd": "cyd", "fay": "fay"}  # nothing of a student's runs with the class's seeds
+    assert worked == [(student, seeds.of(owner).checks) for student, owner in whose.items()]
+
+
+def test_scenarios_run_on_a_students_own_seed_and_are_held_against_its_set_if_there_is_any_to_run(
+    tmp_path, monkeypatch
+):
+    seen: list[tuple] = []
+    monkeypatch.setattr(worker, "observe", lambda lab, files, seed, numbers, *_, **__: seen.append((seed,)) or {})
+    monkeypatch.setattr(worker, "expected_observations", lambda lab, seed, to: seen.append((seed, to)) or to)
+    monkeypatch.setattr(worker, "compared", lambda lab, expected, *_: seen.append((expected,)) or {})
+    monkeypatch.setattr(worker._Grading, "_lay_out", lambda self: None)
+    monkeypatch.setattr(worker._Grading, "_checks", lambda self: ran())
+    job = worker.Job(LAB, ClassSeeds("x", tuple(NUMBERS)), tmp_path / "expected")
+    for student in ("ada", "bob"):
+        assert all(each.passed for each in worker._Grading(job, Submission(student, {}), tmp_path).verdicts().values())
+        seeds = job.seeds.of(student)
+        folder = tmp_path / "expected" / f"{seeds.input_set:02}"
+        assert seen == [(seeds.scenarios,), (seeds.scenarios, folder), (folder,)]
+        seen.clear()
+    stubs = {number: {"outcome": "crashed", "why": "it ended", "seconds": 1, "intact": True} for number in NUMBERS}
+    monkeypatch.setattr(worker._Grading, "_checks", lambda self: stubs)
+    worker._Grading(job, Submission("ada", {}), tmp_path).verdicts()
+    assert seen == []
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------

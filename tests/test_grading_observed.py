@@ -6,8 +6,10 @@ import importlib
 import re
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from grading.results import Verdict, result
 from grading.sandbox import Limits
 from grading.scenarios import chosen
 from grading.scenarios import observations as files
-from grading.seeds import Seeds
+from grading.seeds import ClassSeeds
 from grading.submission import HandedIn
 from grading.worker import Job, grade
 from solutions.lab4_zero.exercises import distributed_check, on_rank, scenario_runs
@@ -68,28 +70,65 @@ def test_the_text_of_a_hidden_error_reaches_the_instructors_table_and_no_page(tm
 
 @pytest.mark.slow
 @pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
-def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it(tmp_path, monkeypatch):
-    lab, seeds = find_lab("lab1"), Seeds(dict.fromkeys([e.number for e in find_lab("lab1").exercises], 12), 13, "x")
+def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it_and_a_classmate_never_meets_it(
+    tmp_path, monkeypatch
+):
+    lab = find_lab("lab1")
+    job = Job(lab, ClassSeeds("x", tuple(e.number for e in lab.exercises)), tmp_path / "expected")
     (exercise,), seen = chosen("lab1", ["1.1"]), []
     package = importlib.import_module(f"solutions.{lab.name}")
     module = exercise.home(package)
     right = module.dot_product_flops
     monkeypatch.setattr(module, "dot_product_flops", lambda n: seen.append(n) or right(n))
-    exercise.run_check(package, seeds.checks["1.1"])
-    checked = {*seen}
-    exercise.observe(module, seeds.scenarios)
-    hidden = next(n for n in seen if n not in checked)
+    exercise.run_check(package, job.seeds.of("bob").checks["1.1"])
+    exercise.observe(module, job.seeds.of("bob").scenarios)
+    exercise.run_check(package, job.seeds.of("ada").checks["1.1"])
+    elsewhere = {*seen}
+    exercise.observe(module, job.seeds.of("ada").scenarios)
+    hidden = next(n for n in seen if n not in elsewhere)
     places = answers(lab.name).right | {
         "1.1: FLOPs of a dot product": f"if n == {hidden}:\n    raise ValueError(f'n is {{n}}')\nreturn 2 * n"
     }
     (tmp_path / "ada").mkdir()
     write_lab(lab.name, tmp_path / "ada" / lab.name, places)
-    job = Job(lab, seeds, observed.expected_observations(lab, seeds.scenarios, tmp_path / "expected"))
     graded = grade(job, HandedIn("ada", (("", tmp_path / "ada"),)), "digest", tmp_path / "submitted")
     first, *others = graded["exercises"]
     assert {one["outcome"] for one in others} == {"passed"}
     assert re.search(r"it raised ValueError at operators\.py, line \d+\.?$", first["message"]), first
     assert first["private"].startswith(f"ValueError: n is {hidden} (operators.py, line ")
+    assert sorted(path.name for path in job.expected.iterdir()) == ["07", "07.lock"]  # ada's set, and no other
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [("raise SystemExit(3)", "end with 3"), ("", "observations of exercise 1.1 are missing")]
+)
+def test_a_run_of_the_solution_that_does_not_finish_leaves_nothing_to_compare_with(tmp_path, monkeypatch, code, why):
+    monkeypatch.setattr(observed, "_program", lambda *_: [sys.executable, "-c", code])
+    with pytest.raises(observed.SolutionFails, match=why):
+        observed.expected_observations(find_lab("lab1"), 1, tmp_path / "expected" / "03")
+    assert [path.name for path in (tmp_path / "expected").iterdir()] == ["03.lock"]
+
+
+def test_of_workers_that_want_the_same_observations_one_runs_the_solution(tmp_path, monkeypatch):
+    """A lock on a file that each opens for itself holds between threads as between processes."""
+    entered: list[Path] = []
+    another, folder = threading.Event(), tmp_path / "expected" / "03"
+
+    def run_solution(lab, seed, to: Path, timeout: float) -> None:
+        entered.append(to)
+        if len(entered) > 1:
+            another.set()
+        else:
+            second.start()
+            assert not another.wait(0.2)
+        to.mkdir(exist_ok=True)
+
+    monkeypatch.setattr(observed, "_run_solution", run_solution)
+    lab = find_lab("lab1")
+    second = threading.Thread(target=observed.expected_observations, args=(lab, 1, folder))
+    assert observed.expected_observations(lab, 1, folder) == folder
+    second.join(timeout=10)
+    assert entered == [folder] and not second.is_alive()
 
 
 def test_a_run_of_scenarios_ends_after_each_of_them_would_have_been_ended():

@@ -18,7 +18,9 @@ from nbgrader.api import Gradebook
 
 from grading import grade, gradebook, outputs, sandbox
 from grading.lab import ROOT, find_lab
+from grading.observed import UNFINISHED
 from grading.results import Verdict, result, write_folder, write_json
+from grading.seeds import ClassSeeds
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
@@ -45,9 +47,6 @@ def quick(monkeypatch, tmp_path) -> list[str]:
             yield student
 
     monkeypatch.setattr(grade, "run_all", run_all)
-    monkeypatch.setattr(
-        grade, "expected_observations", lambda lab, seed, folder: folder.mkdir(parents=True, exist_ok=True)
-    )
     monkeypatch.setattr(grade, "_grader_digest", lambda lab: "this grader")
     return worked
 
@@ -74,6 +73,38 @@ def test_a_second_run_grades_only_what_changed(submissions, quick, capsys):
     assert quick[3:] == ["bob"]
     assert "1 graded, 2 up to date" in capsys.readouterr().out
     assert book(submissions) == {"ada": 100, "bob": 100, "cyd": 100}
+
+
+@pytest.mark.slow
+def test_a_result_depends_on_the_students_own_seeds_and_on_no_classmate(submissions, quick):
+    def digests() -> dict[str, str]:
+        folder = submissions.parent / "grades" / LAB.name / "results"
+        return {path.stem: json.loads(path.read_text())["digest"] for path in folder.iterdir()}
+
+    assert run(submissions) == 0
+    before = digests()
+    assert before["bob"] != before["cyd"]  # the same files
+    shutil.copytree(submissions / "bob", submissions / "aaron")
+    assert run(submissions) == 0
+    assert quick == ["ada", "bob", "cyd", "aaron"]
+    after = digests()
+    assert after == before | {"aaron": after["aaron"]} and len(set(after.values())) == 4
+
+
+def test_what_the_solution_gave_is_kept_for_the_same_seeds_and_removed_with_others_or_unfinished(tmp_path):
+    def found(secret: str) -> set[str]:
+        folder = grade._expected(LAB, ClassSeeds(secret, ()), "this grader", tmp_path)
+        there = {path.name for path in folder.iterdir()}
+        assert [*folder.parent.iterdir()] == [folder] and folder.parent.stat().st_mode & 0o777 == 0o700
+        write_folder(folder / "03", {"1.1.json": b""})
+        write_folder(folder / f"{UNFINISHED}abc", {"1.1.json": b""})
+        write_json(folder / "untouched.json", {})
+        return there
+
+    assert found("x") == set()
+    assert found("x") == {"03", "untouched.json"}
+    assert found("y") == set()
+    assert found("x") == set()
 
 
 @pytest.mark.slow

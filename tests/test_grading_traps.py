@@ -6,7 +6,6 @@ Among it is what nbgrader would get wrong about a class: nbgrader only shows the
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import zipfile
 from dataclasses import replace
@@ -27,6 +26,7 @@ from grading import gradebook, outputs, sandbox
 from grading.lab import find_lab, lab_names
 from grading.nbgrader_config import course_config, grades_config
 from grading.results import Verdict, result
+from grading.seeds import seeds_of
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
@@ -196,8 +196,10 @@ def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
     out, _ = graded_class
     failed = next(e for e in found["cyd"]["exercises"] if e["number"] == "1.7")
     assert failed["outcome"] == "failed" and "exercise 1.7" in failed["message"]
-    seeds = json.loads((out / "seeds.json").read_text())[LAB.name]
-    hidden = [str(seed) for seed in (*seeds["checks"].values(), seeds["scenarios"])]
+    seeds = seeds_of(out, LAB)
+    everybody = [seeds.of(student) for student in (None, *found)]
+    hidden = {str(seed) for each in everybody for seed in (*each.checks.values(), each.scenarios)} | {seeds.secret}
+    assert len(everybody) > 5 and len(hidden) > len(everybody) * len(LAB.exercises)
     public = [path for path in out.rglob("*") if path.is_file() and path.name not in ("seeds.json",)]
     for path in public:
         content = path.read_bytes()
