@@ -14,6 +14,7 @@ from pathlib import Path
 
 from grading.archives import UnreadableSubmission, archive_stem, is_other_archive, shown
 from grading.lab import Lab
+from grading.look import STRANGER, Note
 from grading.roster import Roster, read_roster
 from grading.submission import HandedIn, collect
 from grading.times import UNKNOWN, Submitted, folder_time, gradescope_times, latest, said
@@ -106,7 +107,7 @@ def find_submissions(folder: Path, lab: Lab, roster: Roster | None = None) -> Cl
         if isinstance(one, Ungraded):
             found.ungraded.append(one)
             continue
-        notes = ["not in the roster"] if roster is not None and student not in roster.ids else []
+        notes = [Note("not in the roster", STRANGER)] if roster is not None and student not in roster.ids else []
         if any(len(groups.get(entry.path.name, ())) > 1 for entry in theirs):
             notes.append("handed in by a group: each member has a line")
         found.handed_in[student] = replace(one, notes=(*one.notes, *notes))

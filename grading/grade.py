@@ -14,7 +14,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,12 +25,14 @@ from grading import feedback_archive, lateness, outputs
 from grading.archives import UnreadableSubmission
 from grading.class_folder import Class, Ungraded, find_submissions
 from grading.lab import ROOT, Lab, find_lab
+from grading.look import OUTDATED, Note
 from grading.observed import UNFINISHED
 from grading.pool import run_all
 from grading.results import corrected, digest_of, files_below, read_result
 from grading.roster import read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import ClassSeeds, seeds_of
+from grading.similar import NotCompared, Similar, similar_in
 from grading.submission import HandedIn, collect
 from grading.term import FILE, Term, read_term
 from grading.worker import Job
@@ -53,6 +55,8 @@ SHOWS_ONLY = (
     "term.py",
     "lateness.py",
     "feedback_archive.py",
+    "look.py",
+    "similar.py",
 )
 WAITING = "not graded yet"  # a line of the table: handed in, and not chosen so far
 VERSIONED = ("torch", "triton", "numpy", "nbclient", "ipykernel")
@@ -170,7 +174,7 @@ def _publish(
             note = (
                 f"the automatic score of {', '.join(outdated)} has changed since it was corrected by hand: look again"
             )
-            handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, note))
+            handed_in[student] = replace(handed_in[student], notes=(*handed_in[student].notes, Note(note, OUTDATED)))
     results = lateness.applied(term, results, everyone)
     outputs.publish(out, lab, results)
     for student, why in feedback_archive.write(out / lab.name, results, handed_in).items():
@@ -178,8 +182,24 @@ def _publish(
     waiting = everyone.handed_in.keys() - kept.keys() - {line.student for line in everyone.ungraded}
     everyone.ungraded += [Ungraded(student, "grade without --students", WAITING) for student in sorted(waiting)]
     everyone.ungraded = lateness.lines(term, everyone.ungraded, results)
-    outputs.write_csv(out, lab, results, handed_in, everyone.ungraded)
+    outputs.write_csv(out, lab, results, handed_in, everyone.ungraded, _similar(out, lab, handed_in, results))
     return results
+
+
+def _similar(out: Path, lab: Lab, handed_in: Mapping[str, HandedIn], students: Iterable[str]) -> list[Similar]:
+    """The pairs of similar submissions, written to ``similar.csv``; no grade depends on them."""
+    groups: dict[tuple[tuple[str, Path], ...], list[str]] = {}
+    for student in students:
+        groups.setdefault(handed_in[student].paths, []).append(student)
+    folders = {student: outputs.submitted_path(out, lab, student) for student in students}
+    try:
+        pairs = similar_in(lab, folders, groups.values())
+    except NotCompared as error:
+        print(f"Similar submissions were not looked for: {error}.")
+        outputs.similar_path(out, lab).unlink(missing_ok=True)
+        return []
+    outputs.write_similar(out, lab, pairs)
+    return pairs
 
 
 def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any] | None:

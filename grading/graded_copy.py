@@ -17,6 +17,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from grading.lab import Exercise, Lab
+from grading.look import CHECKS, Note
 from grading.strip import strip_source
 
 PRELUDE, STUDENT, CHECK = "prelude", "student", "check"
@@ -107,14 +108,16 @@ def notebook_notes(content: bytes | None, lab: Lab) -> list[str]:
     notes = []
     if foreign:
         listed = ", ".join(ascii(name) for name in foreign[:8]) + (f" and {len(foreign) - 8} more" * (len(foreign) > 8))
-        notes.append(f"cells of your notebook have ids that are not the lab's, and were ignored: {listed}")
+        text = f"cells of your notebook have ids that are not the lab's, and were ignored: {listed}"
+        notes.append(Note(text, CHECKS))
     for what, is_so in (
         ("missing", lambda e: e.grade_id not in found),
         ("there more than once", lambda e: len(found.get(e.grade_id, ())) > 1),
         ("edited", lambda e: found.get(e.grade_id) and any(s.strip() != shown(e).strip() for s in found[e.grade_id])),
     ):
         if numbers := [exercise.number for exercise in lab.exercises if is_so(exercise)]:
-            notes.append(f"the check cell of exercise {', '.join(numbers)} is {what} in your notebook: {without}")
+            text = f"the check cell of exercise {', '.join(numbers)} is {what} in your notebook: {without}"
+            notes.append(Note(text, CHECKS))
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from grading.class_folder import Ungraded
 from grading.feedback import page, plain
 from grading.gradescope import results as gradescope_results
 from grading.lab import Lab
+from grading.look import look
 from grading.results import read_result, write_json
+from grading.similar import Similar, words
 from grading.submission import HandedIn
 from utils.atomic_write import write_atomically
 
@@ -50,6 +53,11 @@ def submitted_path(out: Path, lab: Lab, student: str) -> Path:
     return out / "submitted" / student / lab.name
 
 
+def similar_path(out: Path, lab: Lab) -> Path:
+    """The pairs of similar submissions."""
+    return out / lab.name / "similar.csv"
+
+
 def kept_results(out: Path, lab: Lab, students: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The stored results of these students, as far as they have the lab's exercises."""
     numbers = [exercise.number for exercise in lab.exercises]
@@ -75,6 +83,7 @@ def write_csv(
     results: Mapping[str, Mapping[str, Any]],
     handed_in: Mapping[str, HandedIn],
     ungraded: Iterable[Ungraded],
+    similar: Iterable[Similar] = (),
 ) -> None:
     """Write ``grades.csv``: a line for each student and for everything that was not graded, without a score there.
 
@@ -84,8 +93,9 @@ def write_csv(
         results: by student.
         handed_in: what the results were made from, by student.
         ungraded: the lines of all others.
+        similar: pairs of similar submissions, for the column ``look``.
     """
-    rows = {}
+    rows, alike = {}, words(similar)
     for student, result in results.items():
         points = [exercise["score"] for exercise in result["exercises"]]
         names = ", ".join(shown(path.name) for _, path in handed_in[student].paths)
@@ -93,18 +103,32 @@ def write_csv(
         notes = [*handed_in[student].notes, *term["notes"], *_by_hand(result), *result["notes"], *_private(result)]
         score = "" if term["status"] == "excused" else result["score"]
         late = [term["submitted"], term["penalty"] or ""]
-        status = term["status"] or result["status"]
-        rows[student, ""] = [score, result["max_score"], *points, *late, status, names, "; ".join(notes)]
+        seen = look(result, handed_in[student].notes, alike.get(student, ""))
+        texts = [term["status"] or result["status"], names, seen, "; ".join(notes)]
+        rows[student, ""] = [score, result["max_score"], *points, *late, *texts]
     blank = [""] * (4 + len(lab.exercises))
     for line in ungraded:
-        rows[line.student, line.submission] = [*blank, line.status, line.submission, line.why]
+        seen = line.status if line.status == "not graded" else ""
+        rows[line.student, line.submission] = [*blank, line.status, line.submission, seen, line.why]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = ["student", "score", "max_score", *(exercise.number for exercise in lab.exercises)]
-    writer.writerow([*head, "submitted", "penalty", "status", "submission", "notes"])
-    for (student, _), (*numbers, status, names, notes) in sorted(rows.items()):
-        writer.writerow([_cell(student), *numbers, status, _cell(names), _cell(notes)])
+    writer.writerow([*head, "submitted", "penalty", "status", "submission", "look", "notes"])
+    for (student, _), (*numbers, status, names, seen, notes) in sorted(rows.items()):
+        writer.writerow([_cell(student), *numbers, status, _cell(names), _cell(seen), _cell(notes)])
     write_atomically(out / lab.name / "grades.csv", text.getvalue().encode())
+
+
+def write_similar(out: Path, lab: Lab, pairs: Iterable[Similar]) -> None:
+    """Write ``similar.csv``: a line for each direction of each pair, in the order of ``pairs``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in dataclasses.fields(Similar)])
+    for pair in pairs:
+        percents = [pair.percent, pair.percent_of_other]
+        pieces = [pair.longest_lines, pair.longest_at, pair.other_at]
+        writer.writerow([_cell(pair.student), _cell(pair.similar_to), *percents, ", ".join(pair.files), *pieces])
+    write_atomically(similar_path(out, lab), text.getvalue().encode())
 
 
 def _by_hand(result: Mapping[str, Any]) -> list[str]:

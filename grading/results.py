@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grading.lab import Lab
+from grading.look import looks
 from utils.atomic_write import write_atomically
 
 FORMAT = 1
@@ -57,7 +58,7 @@ def result(
     Raises:
         KeyError: an exercise without a verdict.
     """
-    exercises = []
+    notes, exercises = list(notes), []
     for exercise in lab.exercises:
         verdict = verdicts[exercise.number]
         exercises.append(
@@ -83,7 +84,8 @@ def result(
         "score": _number(sum(exercise["score"] for exercise in exercises)),
         "max_score": _number(lab.max_score),
         "status": status,
-        "notes": list(notes),
+        "notes": notes,
+        "look": looks(notes),
         "exercises": exercises,
     }
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from grading.archives import Reader, UnreadableSubmission, shown
 from grading.lab import EXERCISES, Lab
+from grading.look import COPIED, IGNORED, SOLUTIONS, Note
 
 MAX_MODULE = 2**20
 MARKER = b"### BEGIN SOLUTION"
@@ -65,7 +66,7 @@ def collect(handed_in: HandedIn, lab: Lab) -> Submission:
     except Exception as error:
         raise UnreadableSubmission(f"the submission cannot be read: {type(error).__name__}: {error}") from error
     released = {file.name: file.read_bytes() for file in lab.released.iterdir() if file.is_file()}
-    submission = Submission(handed_in.student, notes=reader.notes)
+    submission = Submission(handed_in.student, notes=[Note(note, IGNORED) for note in reader.notes])
     theirs = _without_solutions(reader.files, lab.name, submission.notes)
     base = _base(theirs, released, lab)
     if base is None:
@@ -80,9 +81,11 @@ def collect(handed_in: HandedIn, lab: Lab) -> Submission:
     for name in [name for name in submission.files if name.endswith(".py")]:
         if len(submission.files[name]) > MAX_MODULE:
             del submission.files[name]
-            submission.notes.append(f"{name} was ignored: a module may have at most {MAX_MODULE // 1024:,} KiB")
+            text = f"{name} was ignored: a module may have at most {MAX_MODULE // 1024:,} KiB"
+            submission.notes.append(Note(text, IGNORED))
         elif MARKER in submission.files[name]:
-            submission.notes.append(f"{name} is a copy of the course's solution: its markers are still there")
+            text = f"{name} is a copy of the course's solution: its markers are still there"
+            submission.notes.append(Note(text, COPIED))
     return submission
 
 
@@ -91,9 +94,8 @@ def _without_solutions(files: Mapping[str, bytes | None], lab_name: str, notes: 
     place = f"/solutions/{lab_name}/".lower()
     theirs = {name: content for name, content in files.items() if place not in f"/{name.lower()}"}
     if len(theirs) < len(files):
-        notes.append(
-            f"solutions/{lab_name}/ was left out: it is the course's solution, and only labs/{lab_name} is graded"
-        )
+        text = f"solutions/{lab_name}/ was left out: it is the course's solution, and only labs/{lab_name} is graded"
+        notes.append(Note(text, SOLUTIONS))
     return theirs
 
 
@@ -160,7 +162,8 @@ def _take(
         elif relative is None and _is_of_course(path, content, base, lab):
             continue
         elif relative is None and meant and path.name != "__init__.py":
-            submission.notes.append(f"{shown(name)} was ignored: the files in {_folder(base)} were graded")
+            text = f"{shown(name)} was ignored: the files in {_folder(base)} were graded"
+            submission.notes.append(Note(text, IGNORED))
         elif relative and meant and "/" not in relative and content is not None:
             near.setdefault(meant, []).append(relative)
         elif relative and content is not None and _is_module(relative):
@@ -172,7 +175,9 @@ def _take(
         found = {name: files[(base / name).as_posix()] for name in names}
         _take_near(submission, meant, found, released[meant])
     if others:
-        submission.notes.append(f"not graded, since no module of the lab: {_listed(others, base)}")
+        matters = any(files.get(path.as_posix()) is not None for path in others)  # code that was read, not a picture
+        text = f"not graded, since no module of the lab: {_listed(others, base)}"
+        submission.notes.append(Note(text, IGNORED if matters else ""))
 
 
 def _is_of_course(path: PurePosixPath, content: bytes | None, base: PurePosixPath, lab: Lab) -> bool:
@@ -198,13 +203,14 @@ def _take_near(submission: Submission, meant: str, found: Mapping[str, bytes], s
     own = submission.files.get(meant)
     state = "missing" if own is None else "as it was handed out"
     if own is not None and own != stub:
-        submission.notes.append(f"{names} was not graded: {meant} was")
+        submission.notes.append(Note(f"{names} was not graded: {meant} was", IGNORED))
     elif len(set(found.values())) == 1:
         submission.files[meant] = next(iter(found.values()))
         submission.notes.append(f"{names} was graded as {meant}, which is {state}: a module needs its own name")
         return
     else:
-        submission.notes.append(f"not graded: {names}. {meant} is {state}, and it is not clear which one is meant")
+        text = f"not graded: {names}. {meant} is {state}, and it is not clear which one is meant"
+        submission.notes.append(Note(text, IGNORED))
     for name, content in found.items():
         if _is_module(name):
             submission.files[name] = content  # another module may import it

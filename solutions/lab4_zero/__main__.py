@@ -129,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if dist.get_rank() == 0:
             nodes = dist.get_world_size() // int(os.environ["LOCAL_WORLD_SIZE"])
-            print(f"{options['method']}: {dist.get_world_size()} ranks on {nodes} nodes, {dist.get_backend()}", flush=True)
+            print(
+                f"{options['method']}: {dist.get_world_size()} ranks on {nodes} nodes, {dist.get_backend()}", flush=True
+            )
         train(**options)
     finally:
         dist.destroy_process_group()
