@@ -1,7 +1,7 @@
 """What lies in a submission: the files of its folders and archives, one inside another, read within limits.
 
 Nothing is extracted and nothing is followed: files are read into memory, and everything that is left out becomes a
-note for the student.
+note for the student. :func:`zipped` writes what a student hands in, and the students' copy of the course.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -230,3 +230,14 @@ def _zip_members(file: BinaryIO) -> Iterator[_Member]:
 
 def _below(base: str, name: str) -> str:
     return f"{base}/{name}" if base else name
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """These files as a zip; the same files give the same bytes, whenever and wherever they were written."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in sorted(files.items()):
+            entry = zipfile.ZipInfo(name)  # of 1980, as all of them
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
+    return buffer.getvalue()

@@ -169,9 +169,7 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
     if not folder.is_dir():
         raise ValueError(f"no folder {folder}")
     for home in (released, copy):
-        for name, content in generate_lab(lab.solution).items():
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_bytes(content)
+        hand_out(lab, home)
     lab = replace(lab, released=released)
     submission = collect(HandedIn("", (("", folder),)), lab)
     for text in submission.notes:
@@ -191,6 +189,13 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
         if not numbers:
             note(f"note: {why}\nnote: {name} is refused, so the lab's own is used")
     return refused
+
+
+def hand_out(lab: Lab, folder: Path) -> None:
+    """Write the lab into a folder as it is handed out."""
+    for name, content in generate_lab(lab.solution).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def _run(lab: Lab, copy: Path, pending: list[Exercise], timeout: float) -> Iterator[Checked]:

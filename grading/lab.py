@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXERCISES = "exercises"  # the folder of a lab that holds its checks
+HANDED_OUT = Path("labs", ".handed_out")  # in the students' copy of the course: each lab as it was handed out
 HEADING = re.compile(r"^## Exercise (?P<number>\d+\.\d+): (?P<title>.+?)\s*$", re.MULTILINE)
 
 
@@ -27,7 +28,10 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab: ``released`` is the folder that students get, ``solution`` the one it is made from."""
+    """One lab: ``released`` is the folder that students get, ``solution`` the one it is made from.
+
+    The students' copy of the course has no solutions: there, ``solution`` holds the lab as it was handed out.
+    """
 
     name: str
     title: str
@@ -69,7 +73,12 @@ def checks_of(lab: Lab) -> dict[str, Path]:
 
 def lab_names(root: Path = ROOT) -> list[str]:
     """The labs of the course in ``root``, in order."""
-    return sorted(folder.name for folder in (root / "solutions").glob("lab*_*") if folder.is_dir())
+    return sorted(folder.name for folder in _sources(root).glob("lab*_*") if folder.is_dir())
+
+
+def _sources(root: Path) -> Path:
+    """Where the labs are made from: the solutions, or in the students' copy what was handed out."""
+    return root / HANDED_OUT if (root / HANDED_OUT).is_dir() else root / "solutions"
 
 
 def find_lab(text: str, root: Path = ROOT) -> Lab:
@@ -83,7 +92,7 @@ def find_lab(text: str, root: Path = ROOT) -> Lab:
     if len(wanted) != 1:
         raise ValueError(f"no lab {text!r}; there are {', '.join(names)}")
     name = wanted[0]
-    released, solution = root / "labs" / name, root / "solutions" / name
+    released, solution = root / "labs" / name, _sources(root) / name
     cells = json.loads((solution / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
     title = "".join(cells[0]["source"]).split("\n", 1)[0].removeprefix("# ").strip()
     exercises = tuple(_exercises(name, cells))

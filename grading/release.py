@@ -23,7 +23,7 @@ ANSWERS = "answers/"  # right and wrong answers, for tests
 UNSTRIPPED = (b"BEGIN SOLUTION", b"BEGIN HIDDEN TESTS")  # must not stand in a file that is copied as it is
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def files_below(folder: Path) -> dict[str, Path]:
     """Every file below ``folder`` that is neither cache nor hidden, by its path relative to it, in a fixed order."""
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name.as_posix(): path for name, path in found.items() if not any(map(_ignored, name.parts))}
@@ -60,7 +60,7 @@ def generate_lab(lab: Path) -> dict[str, bytes]:
         ValueError: a file outside modules and notebooks that holds a marker of either.
     """
     released: dict[str, bytes] = {}
-    for relative, path in _files(lab).items():
+    for relative, path in files_below(lab).items():
         if relative.startswith(ANSWERS):
             continue
         name, content = f"{lab.name}/{relative}", path.read_bytes()
@@ -79,7 +79,7 @@ def generate_lab(lab: Path) -> dict[str, bytes]:
 
 def differences(labs: Path, wanted: dict[str, bytes]) -> dict[str, str]:
     """What is wrong with ``labs``: ``missing``, ``differs`` or ``no source`` for each file that is not as wanted."""
-    present = _files(labs) if labs.is_dir() else {}
+    present = files_below(labs) if labs.is_dir() else {}
     verdicts = {name: "no source" for name in present if name not in wanted}
     for name, content in wanted.items():
         if name not in present:

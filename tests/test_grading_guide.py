@@ -205,7 +205,7 @@ def test_every_option_and_file_that_the_guide_names_is_there():
         assert f'"{option}"' in told, option
     for name in re.findall(r"\(`(\w+\.py)`\)", GUIDE):
         assert (ROOT / "grading" / name).is_file(), name
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "instructor.mk"))
     for target in re.findall(r"(?:`|^)make ([\w-]+)", GUIDE, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 

@@ -19,6 +19,7 @@ PIECES = {
     "grade": ("grading/README.md", "```\nmake labs", "| you want to | go to |"),
     "lecture": ("notebooks/README.md", "**Predict, derive, measure.**", "### What the tags of a cell mean"),
 }
+_MARKS = re.compile(r"^<!-- (for instructors|end) -->\n?", re.MULTILINE)  # for the students' copy of the course
 _LINK = re.compile(r"(\[[^\]]*\])\(([^)#:]+)(#[^)]*)?\)")
 
 
@@ -34,7 +35,7 @@ def piece(name: str) -> str:
     end = text.find(last if last else "\n## ", start)
     if start < 0 or (last and end < 0):
         raise ValueError(f"{place} no longer has {(first if start < 0 else last)!r}, where the piece {name!r} is cut")
-    cut = text[start : end if end >= 0 else None].strip()
+    cut = _MARKS.sub("", text[start : end if end >= 0 else None]).strip()
     cut = re.sub(r"^\| \|", "| you have |", cut)  # a column's head says something to those who hear it
     return on_site(cut, (ROOT / place).parent) + "\n"
 

@@ -1,0 +1,92 @@
+# What the students' copy of the course does not have: testing, grading, measuring, the website. The Makefile includes it.
+
+JOBS   ?= 2
+ALL     = $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
+# Those that take longest come first, so that the last ones end together.
+LONG    = $(foreach n,10 08 11 14 09 04 13,$(filter notebooks/$(n)_%,$(ALL)))
+NOTEBOOKS ?= $(LONG) $(filter-out $(LONG),$(ALL))
+TRITON ?= 3.9.0
+
+.PHONY: site check test test-compat labs release grade test-grading mutate claims notebooks measure format
+
+$(VENV)/.test: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
+	$(call INSTALL,-r requirements.txt -e '.[test]')
+	@touch $(VENV)/.lab $@
+
+$(VENV)/.grading: $(VENV)/.lab
+	$(call INSTALL,-e '.[grading]')
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.lab
+	$(call INSTALL,-e '.[site]')
+	@touch $@
+
+# ---- a reader ------------------------------------------------------------------------------------------------------------------
+
+site: $(VENV)/.site  ## build the website in build/site/html, to be opened there or served; offline once installed
+	$(BIN)/python -m website.build
+
+# ---- an instructor -----------------------------------------------------------------------------------------------------------
+
+check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not thorough"
+
+# Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
+test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python -m grading.release --check
+	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
+	$(BIN)/python -m utils.claims --check
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"
+	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
+	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
+	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+
+test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
+	test -d .venv-triton-$(TRITON) || $(PYTHON) -m venv .venv-triton-$(TRITON)
+	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
+	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
+	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)
+	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m compat
+
+labs: $(VENV)/.lab  ## generate labs/ from solutions/
+	$(BIN)/python -m grading.release
+
+release: OUT ?= build/release
+release: $(VENV)/.lab  ## write the students' copy of the course, a folder and a zip: [OUT=build/release]
+	$(BIN)/python -m grading.student_copy "$(OUT)"
+
+grade: OUT ?= grades
+grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grades] [JOBS=2] [GRADE_ARGS="--students ada"]
+	@test -n "$(LAB)" -a -n "$(SUBMISSIONS)" || { echo "Say what to grade: make grade LAB=lab2 SUBMISSIONS=folder"; exit 2; }
+	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(GRADE_ARGS)
+
+# As many at a time as `make grade` grades: what it does for a class is what is held here.
+test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 120 submissions per lab, most of them hostile [LABS="lab1 lab2"]
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m thorough
+	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
+
+mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]
+	@test -n "$(LAB)" || { echo "Say which lab: make mutate LAB=lab3"; exit 2; }
+	MLF_DEVICE=cpu OMP_NUM_THREADS=1 $(BIN)/python -m grading.mutation $(LAB) --jobs $(JOBS) $(MUTATE_ARGS)
+
+claims: $(VENV)/.lab  ## write the ledger of claims from the executed notebooks
+	$(BIN)/python -m utils.claims
+
+notebooks: $(VENV)/.lab  ## stamp the setup cell and re-execute the notebooks in place: NOTEBOOKS="notebooks/02_roofline.ipynb"
+	$(BIN)/python -m utils.notebooks stamp $(NOTEBOOKS)
+	$(BIN)/python -m utils.notebooks execute $(NOTEBOOKS)
+	$(BIN)/python -m utils.claims
+
+measure: $(VENV)/.lab  ## on a GPU: run every benchmark and renew utils/records/
+	$(BIN)/python -m benchmarks.all
+
+format: $(VENV)/.test  ## format the Python files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
