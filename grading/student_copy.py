@@ -30,8 +30,8 @@ from utils.course_modules import Course, parse
 NAME = "making-llms-fast"
 #: What is handed out as it is: files, by patterns, and whole folders.
 PLAIN = (
-    "Makefile", "requirements.txt", "constraints.txt", "pyproject.toml", "LICENSE", ".gitignore", ".binder/*", ".devcontainer/*",
-    "notebooks/[0-9][0-9]_*.ipynb", "notebooks/CLAIMS.md", "grading/feedback.css",
+    "Makefile", "requirements.txt", "constraints.txt", "pyproject.toml", "LICENSE", ".gitignore", ".binder/*",
+    ".devcontainer/*", "notebooks/[0-9][0-9]_*.ipynb", "notebooks/CLAIMS.md", "grading/feedback.css",
 )  # fmt: skip
 FOLDERS = ("utils", "benchmarks/cuda", "solutions/capstone_hopper")
 #: What is handed out without the parts that are for instructors.
@@ -43,7 +43,7 @@ RUN_AS_MODULE = re.compile(r"python -m ((?:benchmarks|solutions)[\w.]*)")
 #: Where it is written what the lectures import.
 SOURCES = ("notebooks/", "solutions/capstone_hopper/")
 PACKED = "solutions/packed.bin"
-PACKAGE = '''"""The labs' finished code, for the lectures that run it. Write yours first: you will learn more from it."""
+PACKAGE = '''"""The labs' finished code, for the lectures that run it."""
 
 __path__.append(f"{__path__[0]}/packed.bin")
 '''
@@ -66,10 +66,12 @@ def student_copy(root: Path = ROOT) -> dict[str, bytes]:
         files |= {f"{home}/{name}": content for name, content in labs.items()}
     named = (_named_in(name, content.decode()) for name, content in files.items() if name.startswith(SOURCES))
     needed = _imported(course, [*COMMANDS, *itertools.chain.from_iterable(named)])
-    packed = {name: (root / name).read_bytes() for name in needed if name.startswith("solutions/lab")}
+    homes = {PurePosixPath(name).parts[1] for name in needed if name.startswith("solutions/lab")}
+    # all modules of a lab that is run: some are imported by a name that is made from text
+    modules = [path for home in homes for path in (root / "solutions" / home).glob("*.py")]
     files |= {name: (root / name).read_bytes() for name in needed if name.startswith(("benchmarks/", "grading/"))}
     files["solutions/__init__.py"] = PACKAGE.encode()
-    files[PACKED] = zipped({name.removeprefix("solutions/"): content for name, content in packed.items()})
+    files[PACKED] = zipped({f"{path.parent.name}/{path.name}": path.read_bytes() for path in modules})
     return dict(sorted(files.items()))
 
 

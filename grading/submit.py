@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None, *, root: Path = ROOT) -> int:
 
 
 def pack(folder: Path, name: str) -> bytes:
-    """A zip of the files in a lab's folder that are graded, its modules, and of its notebook, as ``labs/<name>/...``."""
+    """A zip of what counts in a lab's folder, its modules, and of its notebook, as ``labs/<name>/...``."""
     paths = [*folder.glob("*.py"), folder / f"{name}.ipynb"]
     return zipped({f"labs/{name}/{path.name}": path.read_bytes() for path in paths if path.is_file()})
 
