@@ -4,8 +4,8 @@
 
     torchrun --nproc-per-node 2 -m solutions.lab4_zero --method zero2
 
-In the folder ``labs``, ``-m lab4_zero`` trains by what you have written. On two machines run the same line on both; each
-starts its own ranks, and all meet at one address::
+In the folder ``labs``, ``-m lab4_zero`` trains by what you have written. On two machines run the same line on both;
+each starts its own ranks, and all meet at one address::
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m solutions.lab4_zero
 
