@@ -9,6 +9,13 @@ each starts its own ranks, and all meet at one address::
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m solutions.lab4_zero
 
+Slurm starts that line once on every node, with the first of them as the meeting place::
+
+    #SBATCH --nodes 2 --ntasks-per-node 1 --gpus-per-node 8
+    host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \\
+        --rdzv-endpoint "$host:29500" -m solutions.lab4_zero --method zero3
+
 Every method prints the losses of one process on the whole batch, to rounding.
 """
 
