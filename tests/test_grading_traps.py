@@ -213,7 +213,8 @@ def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
     with open(out / LAB.name / "grades.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     numbers = [exercise.number for exercise in LAB.exercises]
-    assert list(rows[0]) == ["student", "score", "max_score", *numbers, "status", "submission", "notes"]
+    more = ("submitted", "penalty", "status", "submission", "look", "notes")
+    assert list(rows[0]) == ["student", "score", "max_score", *numbers, *more]
     for row in rows:
         kept = gradebook.scores(out / "gradebook.db", LAB, row["student"])
         assert kept == {number: float(row[number]) for number in numbers}
