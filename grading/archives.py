@@ -14,7 +14,7 @@ import os
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -232,12 +232,17 @@ def _below(base: str, name: str) -> str:
     return f"{base}/{name}" if base else name
 
 
-def zipped(files: Mapping[str, bytes]) -> bytes:
-    """These files as a zip; the same files give the same bytes, whenever and wherever they were written."""
+def zipped(files: Mapping[str, bytes], executable: Container[str] = ()) -> bytes:
+    """These files as a zip; the same files give the same bytes, whenever and wherever they were written.
+
+    Args:
+        files: content by path in the zip.
+        executable: the paths of those that may be run.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(files.items()):
             entry = zipfile.ZipInfo(name)  # of 1980, as all of them
-            entry.external_attr = 0o100644 << 16
+            entry.external_attr = (0o100755 if name in executable else 0o100644) << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
     return buffer.getvalue()

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grading.archives import ZIP, archive_stem
+from grading.archives import ZIP, archive_stem, zipped
 from grading.class_folder import CANVAS, MOODLE
 from grading.feedback import page, points
 from grading.gradescope import results as gradescope_results
@@ -59,7 +58,7 @@ def write(folder: Path, results: Mapping[str, Mapping[str, Any]], handed_in: Map
                 entries[FOR_CANVAS][_plain(name)] = _of_kind(name, content, result)
     for name, files in entries.items():
         if files:
-            write_atomically(folder / name, _zipped(files))
+            write_atomically(folder / name, zipped(files))
         else:
             (folder / name).unlink(missing_ok=True)
     return left
@@ -75,7 +74,7 @@ def _taken_back(names: list[str]) -> str | None:
 def _of_kind(name: str, content: bytes, result: Mapping[str, Any]) -> bytes:
     """A file of the kind that ``name`` says, with the page in it."""
     if name.lower().endswith(ZIP):
-        return _zipped({PAGE: content})
+        return zipped({PAGE: content})
     if archive_stem(name) is None:
         return _comments(result).encode()
     made = io.BytesIO()
@@ -94,17 +93,6 @@ def _comments(result: Mapping[str, Any]) -> str:
         scored = f"{points(test['score'])} of {points(test['max_score'])} points"
         parts.append(f"{test['number']} {test['name']}: {scored}: {test['output']}")
     return "".join(f"# {line}".rstrip() + "\n" for line in "\n\n".join(parts).split("\n"))
-
-
-def _zipped(files: Mapping[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            entry = zipfile.ZipInfo(name)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, content)
-    return made.getvalue()
 
 
 def _plain(name: str) -> str:

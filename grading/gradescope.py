@@ -8,15 +8,14 @@ Source: *Autograder Specifications* and *Submission Metadata*, https://gradescop
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grading.archives import zipped
 from grading.export import read_grades
 from grading.feedback import OUTCOMES, by_hand, plain, points, require_known, shortened
 from utils.atomic_write import write_atomically
@@ -101,7 +100,8 @@ def packed(folder: Path) -> tuple[bytes, dict[str, str]]:
     Raises:
         ValueError: there is no ``grades.csv`` in it.
     """
-    files, left = {"setup.sh": SETUP.encode(), "run_autograder": RUN.encode()}, {}
+    scripts = {"setup.sh": SETUP.encode(), "run_autograder": RUN.encode()}
+    files, left = dict(scripts), {}
     made = {path.stem: path for path in (folder / "gradescope").glob("*.json")}
     for line in read_grades(folder / "grades.csv"):
         numbers = re.findall(r"(?<!\S)submission_(\d+)(?=,|$)", line.get("submission", ""))
@@ -118,13 +118,7 @@ def packed(folder: Path) -> tuple[bytes, dict[str, str]]:
                 left[line["student"]] = "its group has another score, and Gradescope takes one for all: set it there"
             else:
                 files |= theirs
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name)
-            entry.external_attr = (0o644 if name.endswith(".json") else 0o755) << 16
-            archive.writestr(entry, data)
-    return content.getvalue(), left
+    return zipped(files, executable=scripts), left
 
 
 def _score(made: bytes) -> float:
