@@ -1,12 +1,21 @@
 """What a student's Python computes while a launch is under way is heard as at any other time."""
 
+from array import array
+from contextlib import nullcontext
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from grading.scenarios import observations
 from utils import runtime
 from utils.checks.forbid import Rules, broken_rule, record_calls
+from utils.checks.tensors import plain_outputs
+from utils.kernel_profile import profile_kernel
 
 X, Y = torch.rand(8, 8, device=runtime.DEVICE), torch.rand(8, 8, device=runtime.DEVICE)
 
@@ -95,7 +104,101 @@ def test_what_is_computed_during_a_launch_is_heard(way):
 
 
 def test_a_launch_that_computes_nothing_beside_its_kernel_breaks_no_rule():
+    x = X.clone()  # NumPy has seen the memory of X
     with record_calls() as seen:
-        copy[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](X, torch.empty_like(X), BLOCK=64)
-        copy[(1,)](X.t(), torch.empty_like(X), BLOCK=64)
+        copy[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, torch.empty_like(x), BLOCK=64)
+        copy[(1,)](x.t(), torch.empty_like(x), BLOCK=64)
     assert broken_rule(Rules(), seen) is None
+
+
+def shared_with_numpy(x, out):
+    kept = np.zeros((8, 8), np.float32)
+    torch.from_numpy(kept).copy_(x)
+    out.copy_(torch.from_numpy(np.tanh(kept)))
+
+
+def shared_with_an_array(x, out):
+    kept = array("f", bytes(256))
+    torch.asarray(kept).copy_(x.view(-1))
+
+
+def handed_to_a_kernel(x, out):
+    copy[(1,)](x, torch.from_numpy(np.zeros((8, 8), np.float32)), BLOCK=64)
+
+
+def applied(x, out):
+    out.copy_(x.clone().apply_(lambda value: 2 * value))
+
+
+def mapped(x, out):
+    out.copy_(x.clone().map_(x, lambda value, _: 2 * value))
+
+
+def written_as_a_list(x, out):
+    out.copy_(torch.tensor([0.5] * 64).view(8, 8))
+
+
+def written_one_by_one(x, out):
+    for place in range(64):
+        out.view(-1)[place] = 0.5
+
+
+def compared_one_by_one(x, out):
+    for place in range(64):
+        torch.equal(x.view(-1)[place], out.view(-1)[place])
+
+
+def read_as_bits(x, out):
+    repr(x.view(torch.int32))
+
+
+def fetched_in_a_grid(x, out):
+    copy[lambda meta: (1 + 0 * len([value.item() for value in x.view(-1)]),)](x, out, BLOCK=64)
+
+
+def in_a_grid_written_in_c(x, out):
+    steps = map(itemgetter(1), zip(map(partial(torch.mm, x), [x]), [(1,)]))
+    copy[partial(next, steps)](x, out, BLOCK=64)
+
+
+UNHEARD_ONCE = (
+    shared_with_numpy,
+    shared_with_an_array,
+    handed_to_a_kernel,
+    applied,
+    mapped,
+    written_as_a_list,
+    written_one_by_one,
+    compared_one_by_one,
+    read_as_bits,
+    fetched_in_a_grid,
+    in_a_grid_written_in_c,
+    in_a_callable_grid,
+    in_a_heuristic,
+)
+
+
+@pytest.mark.parametrize("profiled", (False, True), ids=("alone", "profiled"))
+@pytest.mark.parametrize("way", UNHEARD_ONCE, ids=lambda way: way.__name__)
+def test_values_that_leave_and_come_back_beside_the_kernel_are_heard(way, profiled):
+    x = X.clone()
+    out = torch.zeros_like(x)
+    with record_calls() as seen, profile_kernel() if profiled else nullcontext():
+        copy[(1,)](x, torch.empty_like(x), BLOCK=64)
+        assert broken_rule(Rules(), seen) is None
+        way(x, out)
+    assert broken_rule(Rules(), seen) is not None
+
+
+def test_a_result_is_what_it_holds_whatever_its_methods_say():
+    class Late(torch.Tensor):
+        def detach(self):
+            raise AssertionError
+
+    held = torch.ones(3)
+    late = held.as_subclass(Late)
+    held.detach = lambda: torch.zeros(3)
+    for value in (held, late):
+        (plain,) = plain_outputs(value)
+        assert type(plain) is torch.Tensor and plain.detach().tolist() == [1.0, 1.0, 1.0]
+        assert observations.plain(value).tolist() == [1.0, 1.0, 1.0]

@@ -52,6 +52,7 @@ OPERATOR_GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "loss": _names("cross_entropy cross_entropy_loss nll_loss nll_loss_nd"),
     "NumPy": _names("numpy array tolist"),
+    "Python": _names("apply map map2"),
 }
 
 #: Operators that only allocate, copy, convert or look at memory: a function may use them around its kernel.
@@ -67,7 +68,7 @@ BOOKKEEPING = _names(
 #: All of them.
 READY_MADE = frozenset().union(*OPERATOR_GROUPS.values())
 
-#: Single elements that a function may fetch into Python around its kernel: a length, a flag.
+#: Single elements that a function may fetch into Python around its kernel, or write from there: a length, a flag.
 MOST_FETCHED = 16
 
 _LIBRARIES = _names(
@@ -103,6 +104,7 @@ class RecordedCalls:
     calls: list[Call] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     kernels: list[tuple[str, str]] = field(default_factory=list)  # (name, module) of each launch
+    written: int = 0  # elements of floating-point tensors whose values come from Python
     launching: int = 0
 
     @property
@@ -181,14 +183,17 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = str(func.overloadpacket)
-        if self.seen.launching and (_base(name) in BOOKKEEPING or _is_the_courses(sys._getframe(1))):
+        name = str(func.overloadpacket) if func is not torch.ops.aten.view.dtype else "aten.view_dtype"  # bare bits
+        if self.seen.launching and _is_of_the_launch(sys._getframe(1), _base(name) in BOOKKEEPING):
             return result  # Triton's interpreter copies the arguments, and the profiler looks at them
         if _base(name) in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"):
             mark(result)
         where = _caller()
         self.seen.calls.append(Call(name, _base(name), where))
-        inputs = {_memory(value) for value in torch.utils._pytree.tree_leaves((args, kwargs))}
+        given = torch.utils._pytree.tree_leaves((args, kwargs))
+        self.seen.calls += [Call(kind, _FOREIGN, where) for kind in filter(None, map(_foreign, given))]
+        self.seen.written += _written(name, args)
+        inputs = {_memory(value) for value in given}
         for value in torch.utils._pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.layout is torch.strided and _memory(value) not in inputs:
                 elements = value.untyped_storage().nbytes() // value.element_size()
@@ -196,13 +201,44 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-def _is_the_courses(frame: types.FrameType | None) -> bool:
-    """Whether what watches a launch has called, with nothing but PyTorch between."""
+#: The last part of the name of a :class:`Call` in which a tensor's values lie where nobody listens.
+_FOREIGN = "foreign"
+
+
+def _foreign(value: Any) -> str:
+    """What of a tensor is not PyTorch's own: its memory, which NumPy or Python can change, or what its operators do."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return ""
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"{type(value).__name__}, a tensor with operators of its own,"
+    return "" if value.untyped_storage().resizable() else "a tensor in the memory of NumPy or Python"
+
+
+def _written(name: str, args: Sequence[Any]) -> int:
+    """Elements of a floating-point tensor whose values an operator takes from Python."""
+    target = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if target is None or not target.dtype.is_floating_point:
+        return 0
+    return target.numel() if name in ("aten.lift_fresh", "aten.lift") else int(name == "aten.fill_")
+
+
+def _is_of_the_launch(frame: types.FrameType | None, copies: bool) -> bool:
+    """Whether what watches a launch has called, or, to copy, Triton: with nothing but libraries between."""
     while frame is not None and is_library(frame.f_code.co_filename):
-        if frame.f_globals.get("__name__", "").startswith(("utils.interpreter", "utils.kernel_profile")):
+        if frame.f_code.co_name in ("__torch_function__", "__torch_dispatch__"):  # who else listens, and passes it on
+            frame = frame.f_back
+            continue
+        home = frame.f_globals.get("__name__", "")
+        if frame.f_code is _asked.__code__:  # a grid of the student's, which may be a function written in C
+            return False
+        if home.startswith(("utils.interpreter", "utils.kernel_profile")) or (copies and home.startswith("triton.")):
             return True
         frame = frame.f_back
     return False
+
+
+def _asked(grid: Callable[..., Any], meta: Any) -> Any:
+    return grid(meta)
 
 
 def _memory(value: Any) -> int | None:
@@ -231,14 +267,16 @@ def _note_launches() -> None:
     index = KernelInterface.__getitem__
 
     def launcher(kernel, grid):
-        launch = index(kernel, grid)
         if not _LISTENING:
-            return launch
+            return index(kernel, grid)
+        launch = index(kernel, functools.partial(_asked, grid) if callable(grid) else grid)
 
         def run(*args, **kwargs):
             listening = tuple(_LISTENING)
+            found = [Call(kind, _FOREIGN, _caller()) for kind in map(_foreign, (*args, *kwargs.values())) if kind]
             for seen in listening:
                 seen.kernels.append(kernel_name(kernel))
+                seen.calls += found
                 seen.launching += 1
             try:
                 return launch(*args, **kwargs)
@@ -275,6 +313,10 @@ def record_calls() -> Iterator[RecordedCalls]:
     finally:
         _LISTENING.pop()
         torch.compile = compile_function
+
+
+#: What a group does that holds no operators.
+_KINDS = {"NumPy": "converts to NumPy", "Python": "calls a Python function for each element"}
 
 
 @dataclass(frozen=True)
@@ -321,7 +363,7 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             )
         for group in rules.groups:
             if call.base in OPERATOR_GROUPS[group] and call.base not in rules.allow:
-                kind = "converts to NumPy" if group == "NumPy" else f"is a built-in {group} operator"
+                kind = _KINDS.get(group, f"is a built-in {group} operator")
                 return Problem(f"{call.name} is called by {call.where}", f"it {kind}: implement the operation yourself")
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
     if limit is not None and seen.largest is not None and seen.largest.elements > max(limit, 1):
@@ -340,7 +382,18 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             return Problem(f"the kernel {name} from {module} is launched", "write that kernel yourself")
     if not seen.kernels and not empty:
         return Problem("no Triton kernel is launched", "launch your kernel: kernel[grid](...)")
-    fetched = [call for call in seen.calls if call.name.startswith("aten.") and call.base == "local_scalar_dense"]
+    for call in seen.calls:
+        if call.base == _FOREIGN:
+            return Problem(
+                f"{call.name} is used by {call.where}",
+                "what is written there is computed outside of your kernel: allocate with torch.empty",
+            )
+    if seen.written > MOST_FETCHED:
+        return Problem(
+            f"{seen.written:,} values of tensors are written from Python",
+            "Python does the kernel's work: do it inside the kernel",
+        )
+    fetched = [call for call in seen.calls if call.name in ("aten._local_scalar_dense", "aten.equal")]
     if len(fetched) > MOST_FETCHED:
         return Problem(
             f"{len(fetched):,} single elements are fetched into Python by {fetched[0].where}",

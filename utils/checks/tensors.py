@@ -32,6 +32,15 @@ def as_outputs(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
+def plain_outputs(result: Any) -> tuple[Any, ...]:
+    """A function's result as outputs whose tensors are PyTorch's own kind and hold what they hold now.
+
+    A subclass, or a method put onto a tensor, could compute when somebody looks at it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(torch.Tensor.detach(v) if isinstance(v, torch.Tensor) else v for v in as_outputs(result))
+
+
 def upcast(value: Any) -> Any:
     """A floating-point tensor in float64 without its graph; anything else as it is."""
     if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:

@@ -66,7 +66,7 @@ def run_case(
                 raise unwritten from None
             trial.error = error
             return trial
-    trial.outputs = tensors.as_outputs(result)
+        trial.outputs = tensors.plain_outputs(result)
     named = {n: v for n, v in zip(argument_names(student), args) if isinstance(v, torch.Tensor)}
     trial.form = _form(trial, outputs, named, before)
     if trial.form is None:

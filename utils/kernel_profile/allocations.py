@@ -47,8 +47,8 @@ class Written:
             return
         size, begin = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
         if size == self.unit:
-            flags = torch.from_numpy(self.flags)
-            flags.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).fill_(True)
+            flags = self.flags[tensor.storage_offset() :]  # by NumPy: who listens to PyTorch hears the student alone
+            np.lib.stride_tricks.as_strided(flags, tensor.shape, tensor.stride())[...] = True
             return
         reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride())) + 1
         self.flags[begin // self.unit : -(-(begin + reach * size) // self.unit)] = True
