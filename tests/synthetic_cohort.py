@@ -16,9 +16,12 @@ from typing import Any
 
 import hostile.files
 import hostile.leaving
+import hostile.names_from_text
 import hostile.notebooks
+import hostile.out_of_hearing
 import hostile.ready_made
-import hostile.tampering  # noqa: F401
+import hostile.tampering
+import hostile.telling_apart  # noqa: F401
 from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
 from lab_answers import answers, edited, wrong_answers
 from lab_places import write_lab
@@ -288,6 +291,7 @@ def _hostile(lab: Lab) -> Iterable[tuple[Member, Any]]:
     for index, each in enumerate(chosen):
         only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 8 == 0 else ()
         only = only if lab.number in BRIEF else None
+        only = () if each.module else only
         yield _expected(each, lab, only), lambda folder, each=each, only=only: write(folder, lab, each, only)
 
 
@@ -295,7 +299,7 @@ def _expected(each: Hostile, lab: Lab, only: Sequence[str] | None = None) -> Mem
     lost: dict[str, Lost] = {}
     if each.loses == "target":
         lost = _without(left_open(lab, only), lab)
-        numbers = exercises_in(lab, TARGETS[lab.number])
+        numbers = exercises_in(lab, each.module or TARGETS[lab.number])
     else:
         numbers = [exercise.number for exercise in lab.exercises] if each.loses == ALL else []
     return Member(each.name, lost | dict.fromkeys(numbers, Lost(each.outcomes, each.reason)), hostile=True)

@@ -71,6 +71,20 @@ if __name__ == "__main__":\n  print(__doc__, __name__)
 if __name__ == "__main__":\n  import sys\n  from utils import roofline\n  print(roofline.matmul(2, 3, 4), sys.argv)
 x = "{0:>8} {name!r} {a.b}"
 # -*- coding: utf-8 -*-\nx = 1
+from collections import OrderedDict\nclass Recent(OrderedDict):\n  def __getitem__(self, key):\n    return key
+from typing import NamedTuple\nclass Tile(NamedTuple):\n  row: int\n  def area(self) -> int:\n    return self.row
+from functools import wraps\ndef f(g):\n  @wraps(g)\n  def h(x):\n    return g(x)\n  return h
+from enum import Enum, auto\nclass State(Enum):\n  A = auto()\n  B = auto()\ny = State(1)\ndef f(x: Enum) -> bool:\n  return isinstance(x, Enum)
+import enum\nclass Kind(enum.IntEnum):\n  A = 1\n  def __str__(self):\n    return "a"
+from dataclasses import dataclass, replace\n@dataclass\nclass A:\n  n: int = 0\n  def twice(self):\n    return type(self)(2 * self.n)\nb = replace(A(), n=3)
+def f(x):\n  kind = type(x)\n  if kind is int or kind in (float, bool):\n    return kind.__name__\n  return f"{type(x)} {type(x).__name__}"
+def f(x):\n  try:\n    return x()\n  except ValueError as error:\n    raise type(error)(f"here: {error}") from error
+class A:\n  def f(self):\n    self.__dict__.pop("kept", None)\n    return dict(self.__dict__), sorted(self.__dict__), self.__dict__["n"]
+from types import SimpleNamespace\ntile = SimpleNamespace(n=3, warps=4)\ntile.n = 5
+LINE = "{:>8} {}"\nprint(LINE.format(1, 2), "{x:.3g}".format(x=3))
+import triton\nimport triton.language as tl\n@triton.autotune([triton.Config({"B": 16})], key=["n"])\n@triton.jit\ndef f(x_ptr, n, B: tl.constexpr):\n  tl.store(x_ptr, n)
+import abc\nclass Base(abc.ABC):\n  @abc.abstractmethod\n  def f(self): ...\nclass B(Base):\n  def f(self):\n    return 1
+x = isinstance(3, (int, type(None))), issubclass(bool, int), isinstance(int, type)\ndef f(kind: type) -> type[int]:\n  return kind
 """.strip().split("\n")  # noqa: E501
 
 
@@ -187,7 +201,7 @@ def test_hostile_modules_are_refused_for_the_reason_that_students_read(name, tmp
     assert len(refused) >= 40
     for each in refused:
         write(tmp_path / each.name, lab, each)
-        path = tmp_path / each.name / TARGETS[lab.number]
+        path = tmp_path / each.name / (each.module or TARGETS[lab.number])
         said = "\n".join(map(str, violations(path.read_bytes(), path.name, lab)))
         assert re.search(each.reason, said, re.DOTALL), (each.name, said)
 

@@ -71,7 +71,7 @@ ONLY: Mapping[str, frozenset[str]] = {
 EXCEPT: Mapping[str, frozenset[str]] = {
     "contextlib": _names("chdir redirect_stderr redirect_stdout"),
     "dataclasses": _names("make_dataclass"),
-    "enum": _names("global_enum global_enum_repr global_flag_repr global_str"),
+    "enum": _names("EnumMeta EnumType member nonmember global_enum global_enum_repr global_flag_repr global_str"),
     "functools": _names("singledispatch singledispatchmethod update_wrapper"),
     "operator": _names("attrgetter methodcaller"),
     "random": _names("SystemRandom"),
@@ -150,7 +150,7 @@ MAY_BE_SET = SPECIAL_NAMES - {"__name__"} | {"__hash__"}
 INTERNALS = _names(
     "ag_await ag_code ag_frame co_code co_consts co_names cr_await cr_code cr_frame cr_origin ctypes f_back f_builtins "
     "f_code f_globals f_lasti f_lineno f_locals f_trace func_globals gi_code gi_frame gi_yieldfrom mro settrace "
-    "setprofile tb_frame tb_lasti tb_lineno tb_next tofile fromfile get_ipython _C _ops _getframe"
+    "setprofile tb_frame tb_lasti tb_lineno tb_next tofile fromfile get_ipython _C _ops _getframe _get_backend"
 )
 
 #: Attributes that give the bare memory of a tensor: allowed only in a lab whose own modules use them.

@@ -51,6 +51,7 @@ class Hostile:
         labs: the labs that it is for.
         loses: ``"target"``: the target's exercises score nothing; ``"all"``: no exercise does; ``"nothing"``: all
             modules are solved, and nothing else in the submission costs a point.
+        module: the module in which the trick is, if that is not the target; it is not solved either.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Hostile:
     reason: str
     labs: tuple[int, ...]
     loses: str
+    module: str = ""
 
 
 HOSTILE: list[Hostile] = []
@@ -72,11 +74,12 @@ def hostile(
     reason: str,
     labs: tuple[int, ...] = (1, 2, 3, 4, 5, 7),
     loses: str = "target",
+    module: str = "",
 ) -> Callable[[Callable[[Path, Lab], None]], Callable[[Path, Lab], None]]:
     """Register a function as a hostile submission."""
 
     def register(build: Callable[[Path, Lab], None]) -> Callable[[Path, Lab], None]:
-        HOSTILE.append(Hostile(name, tries, build, outcomes, reason, labs, loses))
+        HOSTILE.append(Hostile(name, tries, build, outcomes, reason, labs, loses, module))
         return build
 
     return register

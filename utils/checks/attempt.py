@@ -44,8 +44,9 @@ def attempt(function: Callable, arguments: Mapping[str, object], forbidden: Forb
     """
     made, copies = Attempt(), deepcopy(dict(arguments))
     try:
-        with deadline(DEADLINE_SECONDS), calls_into(forbidden, made.called):
+        with deadline(DEADLINE_SECONDS) as rung, calls_into(forbidden, made.called):
             made.value = function(**copies)
+        made.late = bool(rung)  # it went on although it was stopped
     except NotImplementedError:
         raise
     except TooLong:
@@ -62,20 +63,26 @@ def tail(error: Exception) -> list[str]:
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise :class:`TooLong` in the block after so many seconds, where the system can (main thread, not Windows)."""
+def deadline(seconds: float) -> Iterator[list[float]]:
+    """Raise :class:`TooLong` in the block after so many seconds, where the system can (main thread, not Windows).
+
+    The list that it gives holds the seconds once they are over, even if the block goes on: any ``__exit__`` that
+    returns True swallows an error.
+    """
+    rung: list[float] = []
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
+        yield rung
         return
 
     def ring(signum: int, frame: object) -> None:
         if sys.gettrace() is None:  # a person who steps through the function in a debugger is not hurried
+            rung.append(seconds)
             raise TooLong
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        yield rung
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -23,6 +23,7 @@ from utils.compile_only import CompileError, Reading, Request, begin_reading
 from utils.kernel_profile import LaunchProfile
 
 import triton  # isort: skip
+from triton.runtime.jit import KernelInterface  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
 #: A launch, and the dtype of the case that it belongs to.
@@ -59,10 +60,13 @@ class Reader:
     def __init__(self, asked: Compiled) -> None:
         self.asked = asked
         self._met: set[Any] = set()
+        self._odd: Problem | None = None
         self._begun: list[tuple[torch.dtype, bool, Callable[[], Reading]]] = []
 
     def look_at(self, launches: Iterable[Launched], further: bool = False) -> None:
         """Begin to read them. Of launches that differ in sizes alone one is read; what cannot be sent is left out."""
+        launches = list(launches)
+        self._odd = self._odd or next(filter(None, (_odd_argument(launch) for _, launch in launches)), None)
         for dtype, request in _chosen(launches, self._met):
             with contextlib.suppress(CompileError, OSError):  # the compiler does not work here
                 self._begun.append((dtype, further, begin_reading(request)))
@@ -70,6 +74,8 @@ class Reader:
     def problem(self) -> Problem | None:
         """The first thing that the compiler found in launches which the interpreter ran right, or None."""
         self.look_at(self.asked.further(), further=True)
+        if self._odd is not None:
+            return self._odd
         try:
             problems = (_problem(self.asked, dtype, reading(), further) for dtype, further, reading in self._begun)
             return next((problem for problem in problems if problem), None)
@@ -117,11 +123,32 @@ def _chosen(launches: Iterable[Launched], met: set[Any]) -> Iterator[tuple[torch
         request = _request(launch)
         if request is None:
             continue
-        what = {(launch.kernel, *item) for item in (("dtype", dtype), *request.signature.items())}
-        what |= {(launch.kernel, name, flag) for name, flag in _flags(request.constexprs)}
+        what = {(launch.function, *item) for item in (("dtype", dtype), *request.signature.items())}
+        what |= {(launch.function, name, flag) for name, flag in _flags(request.constexprs)}
         if not what <= met:
             met |= what
             yield dtype, request
+
+
+def _odd_argument(launch: LaunchProfile) -> Problem | None:
+    """What a launch was given that no compiled kernel takes: the interpreter passes on whatever Python has."""
+    constant = _kernel(launch.function)[1] if launch.function is not None else ()
+    for name, value in launch.given.items():
+        if value is not None and not (_is_constant(value) if name in constant else _type(value)):
+            what = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            return Problem(
+                f"the kernel {launch.kernel} is given {what} as {name}",
+                "no compiled kernel takes that: pass tensors, numbers, and constants as tl.constexpr",
+            )
+    return None
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a compile-time constant is one that Triton's compiler knows."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    kinds = (bool, int, float, str, torch.dtype, triton.language.dtype, triton.language.constexpr, KernelInterface)
+    return value is None or isinstance(value, kinds)
 
 
 def _flags(constants: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -28,6 +28,7 @@ class Launch:
         constants: Compile-time constants by name.
         options: ``num_warps`` and ``maxnreg``.
         programs: In the order in which they ran, the last one perhaps not to its end.
+        before, after: What the memory of each descriptor held before the first program, and after the last one.
     """
 
     kernel: Any
@@ -35,6 +36,8 @@ class Launch:
     constants: dict[str, Any]
     options: dict[str, int]
     programs: list[Emulator] = field(default_factory=list)
+    before: list[torch.Tensor] = field(default_factory=list)
+    after: list[torch.Tensor] = field(default_factory=list)
 
 
 class emulated:
@@ -83,7 +86,7 @@ def launch(
         kernel[tuple(grid)](*arguments, **constants, **{name: value for name, value in options.items() if value})
         return
     order = emulated.active[-1] if emulated.active else emulated()
-    made = Launch(kernel, arguments, constants, options)
+    made = Launch(kernel, arguments, constants, options, before=_contents(arguments))
     order.launches.append(made)
     for number, program in enumerate(itertools.product(*map(range, grid))):
         emulator = Emulator(order.seed + number, order.first)
@@ -91,6 +94,11 @@ def launch(
         made.programs.append(emulator)
         body = Binding(emulator).bound(kernel)
         emulator.run(lambda body=body: body(*map(_argument, arguments), **constants))
+    made.after = _contents(arguments)
+
+
+def _contents(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    return [each.base.detach().clone() for each in arguments if hasattr(each, "block_shape")]
 
 
 def _argument(given: Any) -> Any:

@@ -113,6 +113,20 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: t
     return None
 
 
+def _past_the_ring(
+    name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: tuple[int, ...]
+) -> Problem | None:
+    """Right values that fewer messages than a ring's have brought."""
+    least = (2 if name == "ring_all_reduce" else 1) * (len(ranks) - 1) * (reduction.numel // len(ranks))
+    if outcome.sent >= least:
+        return None
+    return Problem(
+        f"rank {rank} sends {outcome.sent:,} elements in {name}, a ring needs at least {least:,}",
+        classic("the exercise is to build it from isend and irecv between neighbours", 7),
+        (str(reduction),),
+    )
+
+
 def _judge(
     observations: Sequence[RankObservation], name: str, reductions: Sequence[Reduction], seed: int
 ) -> Problem | None:
@@ -125,6 +139,9 @@ def _judge(
                 return problem
         if problem := _values(name, reduction, ranks, outcomes, seed, world_size):
             return problem
+        for rank, outcome in zip(ranks, outcomes, strict=True):
+            if problem := _past_the_ring(name, outcome, rank, reduction, ranks):
+                return problem
     return None
 
 
