@@ -85,6 +85,13 @@ def test_what_only_a_compiler_sees_is_told_with_its_line(how, words):
     assert all(word in str(failed.value) for word in words), failed.value
 
 
+def test_a_kernel_is_given_what_a_compiler_takes_and_no_object_of_python():
+    with pytest.raises(
+        CheckFailed, match=r"square_kernel is given a frozenset as HOW\n.*no compiled kernel takes that"
+    ):
+        check(frozenset())
+
+
 @pytest.mark.parametrize("how", ["plain", "constant", "wide"])
 def test_a_kernel_that_compiles_passes_and_wide_products_where_they_are_allowed(how, capsys):
     check(how)

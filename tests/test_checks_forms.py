@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from utils.checks import attempt as attempting
 from utils.checks.forms import Count, Rate
 
 
@@ -23,3 +24,23 @@ def test_two_numbers_that_differ_are_shown_with_the_digits_that_tell_them_apart(
 
 def test_counts_are_shown_whole():
     assert Count().show_both(1234567, 1234568) == ("1,234,567", "1,234,568")
+
+
+def test_an_answer_that_swallows_the_end_of_its_time_is_late_all_the_same(monkeypatch):
+    class Swallow:
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *error):
+            return True
+
+    def slow():
+        with Swallow():
+            while True:
+                pass
+        return 3
+
+    monkeypatch.setattr(attempting, "DEADLINE_SECONDS", 0.05)
+    made = attempting.attempt(slow, {}, {})
+    assert made.late and made.value == 3
+    assert not attempting.attempt(lambda: 3, {}, {}).late

@@ -135,12 +135,16 @@ def mapped(x, out):
 
 
 def written_as_a_list(x, out):
-    out.copy_(torch.tensor([0.5] * 64).view(8, 8))
+    out.copy_(torch.tensor([0.5 * place for place in range(64)]).view(8, 8))
 
 
 def written_one_by_one(x, out):
     for place in range(64):
-        out.view(-1)[place] = 0.5
+        out.view(-1)[place] = 0.5 * place
+
+
+def written_one_by_one_and_stacked(x, out):
+    out.copy_(torch.stack([torch.full((), 0.5 * place) for place in range(64)]).view(8, 8))
 
 
 def compared_one_by_one(x, out):
@@ -169,6 +173,7 @@ UNHEARD_ONCE = (
     mapped,
     written_as_a_list,
     written_one_by_one,
+    written_one_by_one_and_stacked,
     compared_one_by_one,
     read_as_bits,
     fetched_in_a_grid,
@@ -188,6 +193,17 @@ def test_values_that_leave_and_come_back_beside_the_kernel_are_heard(way, profil
         assert broken_rule(Rules(), seen) is None
         way(x, out)
     assert broken_rule(Rules(), seen) is not None
+
+
+def test_beginning_with_the_same_number_in_many_places_breaks_no_rule():
+    x = X.clone()
+    with record_calls() as seen:
+        out = torch.empty_like(x)
+        for row in range(64):
+            out.view(-1)[row] = float("nan") if row % 2 else 0.0
+            out[row % 8].fill_(-torch.inf)
+        copy[(1,)](x, out, BLOCK=64)
+    assert broken_rule(Rules(), seen) is None
 
 
 def test_a_result_is_what_it_holds_whatever_its_methods_say():

@@ -76,15 +76,56 @@ from typing import NamedTuple\nclass Tile(NamedTuple):\n  row: int\n  def area(s
 from functools import wraps\ndef f(g):\n  @wraps(g)\n  def h(x):\n    return g(x)\n  return h
 from enum import Enum, auto\nclass State(Enum):\n  A = auto()\n  B = auto()\ny = State(1)\ndef f(x: Enum) -> bool:\n  return isinstance(x, Enum)
 import enum\nclass Kind(enum.IntEnum):\n  A = 1\n  def __str__(self):\n    return "a"
-from dataclasses import dataclass, replace\n@dataclass\nclass A:\n  n: int = 0\n  def twice(self):\n    return type(self)(2 * self.n)\nb = replace(A(), n=3)
+from dataclasses import dataclass, replace\n@dataclass\nclass A:\n  n: int = 0\n  def twice(self):\n    return type(self)(n=2 * self.n)\nb = replace(A(), n=3)
 def f(x):\n  kind = type(x)\n  if kind is int or kind in (float, bool):\n    return kind.__name__\n  return f"{type(x)} {type(x).__name__}"
 def f(x):\n  try:\n    return x()\n  except ValueError as error:\n    raise type(error)(f"here: {error}") from error
 class A:\n  def f(self):\n    self.__dict__.pop("kept", None)\n    return dict(self.__dict__), sorted(self.__dict__), self.__dict__["n"]
-from types import SimpleNamespace\ntile = SimpleNamespace(n=3, warps=4)\ntile.n = 5
 LINE = "{:>8} {}"\nprint(LINE.format(1, 2), "{x:.3g}".format(x=3))
 import triton\nimport triton.language as tl\n@triton.autotune([triton.Config({"B": 16})], key=["n"])\n@triton.jit\ndef f(x_ptr, n, B: tl.constexpr):\n  tl.store(x_ptr, n)
 import abc\nclass Base(abc.ABC):\n  @abc.abstractmethod\n  def f(self): ...\nclass B(Base):\n  def f(self):\n    return 1
 x = isinstance(3, (int, type(None))), issubclass(bool, int), isinstance(int, type)\ndef f(kind: type) -> type[int]:\n  return kind
+def f(n):\n  assert isinstance(n, int), f"{type(n)}"
+def f(n):\n  if not isinstance(n, int):\n    raise TypeError("expected int, got " + type(n).__name__)
+def f(n):\n  raise TypeError("expected int, got %s" % type(n))
+def f(n):\n  raise TypeError("expected int, got {}".format(type(n)))
+def f(n):\n  raise TypeError("expected int, got " + str(type(n)))
+def f(a, b):\n  return type(a) == type(b) and type(a) is int and type(b) in (int, float) and type(a) != bool
+def f(a, wanted):\n  return type(a) is wanted
+class A:\n  def __eq__(self, o):\n    return type(o) is type(self) and self.__dict__ == o.__dict__
+class A:\n  def __eq__(self, o):\n    return o.__class__ == A and o.__class__ is self.__class__
+class A:\n  def __repr__(self):\n    return f"{type(self).__name__}({self.__class__.__name__})"
+class A:\n  def copy(self):\n    return {**self.__dict__, "n": 3}, list(self.__dict__), "n" in self.__dict__
+class A:\n  def twice(self):\n    return type(self)(n=2 * self.n, m=3)
+class A:\n  def twice(self):\n    return self.__class__(self.n, self.m)
+def f(x):\n  return type(x)(f(v) for v in x)
+def f(x):\n  try: pass\n  except ValueError as e:\n    raise type(e)(f"here {e}") from e
+from typing import NamedTuple\nclass P(NamedTuple):\n  m: float\n  def __add__(self, o):\n    return P(self.m + o.m)
+from collections.abc import Callable\ndef f(g: Callable[[type], int]) -> None: pass
+from typing import Callable, Optional\nK = dict[str, Callable[[int], int]]
+line = "{:>8}".format\nprint(line(3), list(map("{:.2f}".format, [1.0])))
+ROW = "{:>8} {:>8}"\ndef show():\n  print(ROW.format(1, 2))
+from triton import jit\n@jit\ndef k(x): pass
+import triton\n@triton.jit(noinline=True)\ndef k(x): pass
+import triton\ndef make():\n  @triton.jit\n  def k(x): pass\n  return k
+from enum import Enum, auto\nclass S(Enum):\n  A, B = range(2)
+from enum import Enum, auto\nimport torch\nclass S(Enum):\n  F16 = torch.float16\n  def bytes(self):\n    return self.value.itemsize
+from enum import IntEnum\nclass S(IntEnum):\n  LOW = 1 << 0\n  HIGH = 1 << 1
+from abc import ABC, abstractmethod\nclass A(ABC):\n  @abstractmethod\n  def f(self): ...
+from dataclasses import dataclass, fields, asdict, replace\n@dataclass\nclass A:\n  n: int\n  def f(self):\n    return [g.name for g in fields(self)], asdict(self), replace(self, n=3)
+from dataclasses import dataclass\ndef f():\n  @dataclass(slots=True)\n  class A:\n    n: int\n  return A(3)
+SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES[type(x)]
+SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES.get(type(x), 8)
+from torch import nn\nclass A(nn.Module):\n  def __init__(self, **kw):\n    super().__init__()\n    nn.Module.__init__(self)
+import numpy as np\ndef f(x):\n  return np.asarray([1.0]).astype(np.float32)
+def f(d):\n  return sorted(d, key=lambda k: (type(k).__name__, k))
+class Meta:\n  type = 3\ndef f(x):\n  return x.type == "cuda"
+class D(float):\n  pass
+from collections import namedtuple\nPair = namedtuple("Pair", "m l")\nclass Stats(namedtuple("Stats", ["m", "l"])):\n  def merge(self, o): return o
+from functools import reduce, partial, lru_cache, cached_property, total_ordering\n@total_ordering\nclass A:\n  def __lt__(self, o): return True\n  def __eq__(self, o): return True
+import functools, operator\ndef prod(x): return functools.reduce(operator.mul, x, 1)
+from contextlib import contextmanager, nullcontext
+def f(x):\n  print("done", type(x), x.shape)
+class A:\n  def g(self):\n    return self.__class__.limit + type(self).limit
 """.strip().split("\n")  # noqa: E501
 
 
@@ -176,6 +217,55 @@ import triton\nK = []\n@triton.jit\ndef f(x): K[0]()
 import torch\nfrom triton.experimental import gluon\n@gluon.jit\ndef f(x): torch.softmax(x)
 from triton.experimental.gluon import _runtime
 import triton\ndef g(): pass\n@triton.jit\ndef f(x): g()
+class E:\n  def __eq__(self, o): return o\n(E() == type(int))('L', (int,), {})
+class E:\n  def __eq__(self, o): return o\n(E() == type)('L', (int,), {})
+(type(int),)[0]('L', (int,), {})
+sorted((type(int),))[0]('L', (int,), {})
+def print(x): return x\nprint(type(int))('L', (int,), {})
+kind = type(int)
+class A:\n  kind = type(int)\nA.kind('L', (int,), {})
+def f():\n  global kind\n  kind = type(int)
+class T:\n  def __getitem__(self, k): return k\nT()[type(int)]('L', (int,), {})
+type(int)(int)('L', (int,), {})
+def f(x):\n  return type(x)(int)
+getattr(int, "__class__")('L', (int,), {})
+match int:\n  case object(__class__=c): c('L', (int,), {})
+import typing\ntyping.get_origin(typing.Type[int])('L', (int,), {})
+from dataclasses import dataclass, fields\n@dataclass\nclass A:\n  kind: type\nfields(A)[0].type('L', (int,), {})
+from torch.autograd.function import FunctionMeta\nFunctionMeta('L', (int,), {})
+put = object.__setattr__\nput(1, '__a' + 'b__', 3)
+def f():\n  import triton\n  return triton.jit
+import triton\ndef f(g):\n  j = triton.jit\n  return j(g)
+import triton\n@hold(triton.jit)\ndef g(): pass
+import abc\ndict(m=abc.ABCMeta)['m']('L', (int,), {})
+from types import SimpleNamespace\nn = SimpleNamespace()\nn.__init__(**{'__a' + 'b__': 3})
+from types import SimpleNamespace\nn = SimpleNamespace()\nSimpleNamespace.__init__(n, **{'__a' + 'b__': 3})
+from types import SimpleNamespace\nn = SimpleNamespace(a=1)\ntype(n)(**{'__a' + 'b__': 3})
+import functools\nfunctools.wraps.__call__(f, assigned=('__globals__',))
+str.format('{0.__glo' + 'bals__}', f)
+list(map(str.format, ['{0.__glo' + 'bals__}'], [f]))
+def show(t, f):\n  return t.format(f)\nshow('{0.__glo' + 'bals__}', show)
+getattr('{0.__glo' + 'bals__}', 'format')(f)
+match '{0.__glo' + 'bals__}':\n  case object(format=g): g(f)
+class E:\n  def __eq__(self, o): return o\n(E() == A().__dict__)['__a' + 'b__'] = 3
+def dict(x): return x\ndict(k.__dict__)['__a' + 'b__'] = 3
+import enum\nclass B(enum.Enum):\n  x: int\nB('L', {'__d' + 'el__': 1})
+import enum\nclass B(enum.Enum):\n  f = lambda s: 1\nB('L', {'__d' + 'el__': 1})
+import enum\nclass B(enum.Enum):\n  _ignore_ = ['A']\n  A = 1\nB('L', {'__d' + 'el__': 1})
+import enum\nenum.Enum.__call__('L', {'__d' + 'el__': 1})
+import numbers\nclass I(numbers.Integral): pass\nI.register(float)
+import copy\ncopy.replace(n, **{'__a' + 'b__': 3})
+import dataclasses\nd = dataclasses\nd.dataclass.__call__(int)
+import functools\nimport abc\n(lambda m: m)(m=abc.ABCMeta)
+def f():\n  def isinstance(a, b): return b\n  return isinstance(1, type)('L', (int,), {})
+def f(kind=type): return kind('L', (int,), {})
+class A(str):\n  def __eq__(self, o): return True
+class A:\n  locals()['__a' + 'b__'] = 3
+import torch\nclass L(torch.nn.Parameter): pass\nclass M(L):\n  def detach(self): return 3
+import torch\ntorch.Tensor.__class__.__call__('L', (int,), {})
+__match_args__, x = ('__globals__',), 1
+import dataclasses\nimport torch\ndataclasses.dataclass(eq=True)(torch.nn.Parameter)
+type(int)(*(v for v in ('L', (int,), {})))
 """.strip().split("\n")
 
 

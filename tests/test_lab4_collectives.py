@@ -8,6 +8,8 @@ import torch.distributed as dist
 from slow_machine_launch import launch
 
 from solutions import lab4_zero as lab
+from solutions.lab4_zero.exercises import ring
+from solutions.lab4_zero.exercises.ring_values import Reduction
 from utils.distributed import record_collectives
 
 
@@ -36,3 +38,12 @@ def test_a_ring_refuses_what_it_cannot_do(alone):
         lab.ring_all_reduce(torch.ones(3, dtype=torch.int64), op="mean")
     with pytest.raises(ValueError, match=r"chunk of 5 elements on 1 ranks must have shape \(5,\), got \(3,\)"):
         lab.ring_all_gather(torch.ones(3), numel=5)
+
+
+def test_values_that_came_by_fewer_messages_than_a_ring_sends_are_no_answer():
+    reduction = Reduction(10, torch.float32)
+    for rank, sent in enumerate((4, 6, 6, 0)):
+        outcome = ring.Outcome(torch.zeros(10), None, {}, sent, {"send": set(), "recv": set()})
+        problem = ring._past_the_ring("ring_reduce_scatter", outcome, rank, reduction, (0, 1, 2, 3))
+        assert (problem is None) == (sent == 6), sent
+    assert problem.headline == "rank 3 sends 0 elements in ring_reduce_scatter, a ring needs at least 6"

@@ -10,7 +10,8 @@ import torch
 from lab_answers import lab_answered, wrong_answer
 
 from solutions.lab7_capstone import consumer, multiply
-from solutions.lab7_capstone.exercises.consumer import compiled
+from solutions.lab7_capstone.exercises.consumer import check_consumer, compiled
+from utils.checks.core import CheckFailed
 from utils.compile_only import CompileError, Request, resource_usages
 from utils.gluon import Fault, Launch, emulated, launch
 from utils.gluon.machine import Descriptor, Integer, Shared
@@ -140,6 +141,17 @@ def test_a_mistake_at_the_barriers_is_a_fault_when_the_other_side_is_ahead(name,
             with emulated(first=first):
                 lab.multiply(a, b, stages=2)
     assert fault in str(raised.value)
+
+
+def test_a_product_that_is_computed_beside_the_launch_is_none_of_the_kernels(tmp_path):
+    with lab_answered(wrong_answer("7.1", "starts anew"), tmp_path) as lab:
+
+        def beside(a, b, stages=4):
+            lab.multiply(a, b, stages=stages)
+            return (a.float() @ b.float().T).to(a.dtype)
+
+        with pytest.raises(CheckFailed, match="multiply does not return what its last launch wrote"):
+            check_consumer(beside, seed=1)
 
 
 # ---- what a GPU would make of it ----

@@ -23,9 +23,11 @@ from grading.policy.syntax import (
     inside,
     is_attribute_of,
     is_class_of,
+    is_plain_name,
     is_special,
     text_of,
 )
+from grading.policy.uses import Uses
 from utils.checks.forbidden_modules import is_main_guard
 
 
@@ -44,14 +46,14 @@ class Violation:
 class Reader:
     """Walks over a module once and collects what is against the rules."""
 
+    uses: Uses
+
     def __init__(self, own: Own, filename: str) -> None:
         self.own = own
         self.paths = Paths(own, filename)
         self.released = own.statements.get(filename, frozenset())
         self.found: set[Violation] = set()
         self.settled: set[int] = set()  # names that what stands around them makes harmless
-        self.around: dict[int, ast.AST] = {}  # id of a node -> the node that it stands in
-        self.uses: dict[str, list[ast.Name]] = {}  # name -> where it is read
         self.memory = tables.BARE_MEMORY - own.attributes
 
     def _refuse(self, node: ast.AST, what: str, why: str) -> None:
@@ -64,20 +66,19 @@ class Reader:
             self._refuse(
                 node, f"`.{name}`", "work on tensors with their operators or in your kernel, not on bare memory"
             )
+        elif name in tables.AS_WRITTEN and not isinstance(node, ast.Attribute):
+            self._refuse(node, f"`{name}` by a name", f"write `thing.{name}`")
         elif name == "__setattr__" and is_attribute_of(node, "object"):
-            pass  # a frozen dataclass sets its own fields so
-        elif name == "__dict__" and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            pass  # an object's own fields; a module's are out of reach, for no module is ever a value
+            self._judge_setattr(node)
+        elif name == "__dict__":
+            self._judge_fields(node)
         elif is_special(name) and name not in tables.SPECIAL_ATTRIBUTES:
             self._refuse(node, f"`.{name}`", "special attributes belong to Python: a lab does without it")
 
     # ---- the walk
     def read(self, tree: ast.Module) -> None:
         """Judge a whole module."""
-        self.around = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                self.uses.setdefault(node.id, []).append(node)
+        self.uses = Uses(tree)
         self._visit_children(tree, Scope(tree, None, self.own.package), "")
 
     def _visit_children(self, node: ast.AST, scope: Scope, place: str) -> None:
@@ -185,21 +186,16 @@ class Reader:
                 self._refuse(node, f"`{name}`", "special names belong to Python: a lab does without it")
             elif name in ("getattr", "setattr") and id(node) not in self.settled:
                 self._refuse(node, f"`{name}` as a value", f"call it: `{name}(thing, 'name', ...)`")
-            elif name == "type" and id(node) not in self.settled and not self._is_a_type(node):
-                self._refuse(node, "`type` as a value", "call it: `type(thing).__name__`; a lab needs no metaclass")
+            elif name == "type" and id(node) not in self.settled and not self.uses.is_type(node):
+                self._judge_class_of(node, scope)
         elif path != LOCAL and self.paths.is_module(path):
             self._refuse(node, f"the module `{name}` as a value", f"name what you need of it, such as `{name}.thing`")
-        elif path != LOCAL and not isinstance(self.around.get(id(node)), ast.Attribute):
-            self._judge_maker(node, path, scope)
+        elif path != LOCAL and not isinstance(self.uses.around(node), ast.Attribute):
+            self._judge_maker(node, path)
 
     def _judge_attribute(self, node: ast.Attribute, scope: Scope) -> None:
         self._judge_attribute_name(node, node.attr)
-        if node.attr == "__dict__" and not self._only_reads_fields(node):
-            self._refuse(
-                node, f"`{text_of(node)}`", "the name of an attribute stands in the source: write `thing.name`"
-            )
-        if is_class_of(node):
-            self._judge_class_of(node)
+        self._judge_use(node, scope)
         if isinstance(node.ctx, ast.Store | ast.Del):
             self._judge_change(node, node.value, scope)
             if is_special(node.attr) and node.attr not in ("__name__", "__doc__", "__qualname__"):
@@ -213,103 +209,63 @@ class Reader:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Attribute) and inner is not node:
                 self._judge_attribute_name(inner, inner.attr)
+                self._judge_use(inner, scope)
         why = self.paths.refusal(path)
         if why is not None or ".__dict__" in path:
             self._refuse(node, f"`{text_of(node)}`", why or "name what you need of it")
         elif self.paths.is_module(path):
             self._refuse(node, f"the module `{text_of(node)}` as a value", "name what you need of it")
         else:
-            self._judge_maker(node, path, scope)
+            self._judge_maker(node, path)
         return True
 
-    # ---- names and classes that are made from text when the module runs
-    def _judge_maker(self, node: ast.expr, path: str, scope: Scope) -> None:
-        """Judge the use of a library's function or class that takes names as texts."""
-        outer = self.around.get(id(node))
-        call = outer if isinstance(outer, ast.Call) and outer.func is node else None
-        shown = text_of(call or node)
-        if path == "functools.wraps" and (call is None or len(call.args) != 1 or call.keywords):
-            self._refuse(node, f"`{shown}`", "write `@functools.wraps(function)`: no attribute is named in a text")
-        elif path == "types.SimpleNamespace" and not self._is_a_type(node):
-            if call is None or call.args or any(keyword.arg is None for keyword in call.keywords):
-                self._refuse(node, f"`{shown}`", "its names stand in the source: write `SimpleNamespace(name=...)`")
-        elif path.startswith("enum.Enum") or path.startswith(("enum.ReprEnum", "enum.Flag", "enum.Int", "enum.Str")):
-            if not (isinstance(outer, ast.ClassDef) or self._is_a_type(node)):
-                self._refuse(node, f"`{shown}`", "write an enumeration as a class statement with its members")
-        elif is_jit(node, scope) and not (isinstance(outer, Named) or isinstance(self.around.get(id(outer)), Named)):
-            self._refuse(node, f"`{shown}`", "write `@triton.jit` above the kernel: what is in it is read then")
-        elif path == "abc.ABCMeta" and not isinstance(outer, ast.keyword):
-            self._refuse(node, f"`{shown}`", "write a class statement: a lab needs no metaclass")
-        elif path.split(".")[0] in tables.STANDARD and path.endswith(".register"):
-            self._refuse(node, f"`{shown}`", "Python's classes are not yours to change: write a class of your own")
-        elif path in (
-            "dataclasses.dataclass",
-            "functools.total_ordering",
-            "typing.final",
-            "abc.update_abstractmethods",
-        ):
-            if isinstance(outer, Named) or (call is not None and not call.args):
-                return
-            self._refuse(node, f"`{shown}`", "it changes a class that is not yours: write it above a class statement")
+    def _judge_use(self, node: ast.Attribute, scope: Scope) -> None:
+        """An attribute by which one could name others in a text."""
+        if node.attr == "__class__":
+            self._judge_class_of(node, scope)
+        elif node.attr in ("format", "format_map") and not self.uses.is_written(node.value):
+            self._refuse(node, f"`{text_of(node)}`", "a text with places to fill stands in the source as one text")
+        elif node.attr == "register" and self._roots(node.value, scope) & tables.ABSTRACT:
+            self._refuse(node, f"`{text_of(node)}`", "Python's classes are not yours to change")
 
-    def _only_reads_fields(self, node: ast.Attribute) -> bool:
-        """Whether an object's table of fields is read, or changed under a name that stands in the source."""
-        outer = self.around.get(id(node))
-        above = self.around.get(id(outer))
-        if isinstance(outer, ast.Subscript) and outer.value is node:
-            return self._is_plain_name(outer.slice)
-        if isinstance(outer, ast.Attribute) and isinstance(above, ast.Call) and above.func is outer:
-            if outer.attr in ("items", "keys", "values", "copy"):
-                return True
-            return (
-                outer.attr in ("get", "pop", "setdefault") and bool(above.args) and self._is_plain_name(above.args[0])
-            )
-        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Name):
-            return outer.func.id in ("dict", "len", "list", "repr", "set", "sorted", "str", "tuple")
-        return isinstance(outer, ast.Compare | ast.For | ast.comprehension | ast.FormattedValue) or (
-            isinstance(outer, ast.keyword) and outer.arg is None
-        )
-
-    def _is_plain_name(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_special(node.value)
-
-    def _is_a_type(self, node: ast.expr) -> bool:
-        """Whether a class is named where a type is asked for: in an annotation, or as ``isinstance(x, (int, C))``."""
-        outer = self.around.get(id(node))
-        while isinstance(outer, ast.Tuple | ast.BinOp | ast.Subscript | ast.Attribute):
-            node, outer = outer, self.around.get(id(outer))
-        if isinstance(outer, ast.arg | ast.Compare) or (isinstance(outer, ast.AnnAssign) and outer.annotation is node):
-            return True
-        if isinstance(outer, Function):
-            return outer.returns is node
-        asks = isinstance(outer, ast.Call) and isinstance(outer.func, ast.Name)
-        return asks and outer.func.id in ("isinstance", "issubclass") and node is not outer.args[0]
-
-    def _judge_class_of(self, node: ast.expr) -> None:
+    def _judge_class_of(self, node: ast.expr, scope: Scope) -> None:
         """A thing's class: that of a class is a metaclass, which makes classes of tables of texts."""
-        if not self._asks_for_class(node):
-            why = "write `type(thing).__name__`, or name the class itself: a lab needs no metaclass"
+        if self.uses.keeps_class(node, scope):
+            why = "write `type(thing).__name__`, compare it, or name the class itself: a lab needs no metaclass"
             self._refuse(node, f"`{text_of(node)}` as a value", why)
 
-    def _asks_for_class(self, node: ast.expr, names: int = 0) -> bool:
-        """Whether a class is compared, shown, or called as a class of the module's is: with a few arguments."""
-        outer = self.around.get(id(node))
-        if isinstance(outer, ast.Tuple):
-            return self._asks_for_class(outer, names)
-        if isinstance(outer, ast.Attribute):
-            return outer.attr not in ("__class__", "__call__", "__new__")
-        if isinstance(outer, ast.Call) and outer.func is node:
-            unpacked = [a.value for a in outer.args if isinstance(a, ast.Starred)]
-            named = all(keyword.arg is not None for keyword in outer.keywords)
-            return named and len(outer.args) <= 2 and all(isinstance(a, ast.GeneratorExp) for a in unpacked)
-        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Name):
-            return outer.func.id in ("isinstance", "issubclass", "print", "repr", "str", "len", "id", "sorted")
-        if isinstance(outer, ast.Assign) and names < 4:  # a name for it is used like it
-            targets = [target.id if isinstance(target, ast.Name) else None for target in outer.targets]
-            return None not in targets and all(
-                self._asks_for_class(use, names + 1) for name in targets for use in self.uses.get(name, ())
-            )
-        return isinstance(outer, ast.Compare | ast.FormattedValue | ast.Subscript | ast.Expr)
+    def _judge_fields(self, node: ast.Attribute) -> None:
+        """An object's own fields; a module's are out of reach, for no module is ever a value."""
+        if not isinstance(node.value, ast.Name) or self.uses.keeps_fields(node):
+            why = "the name of an attribute stands in the source: write `thing.name`"
+            self._refuse(node, f"`{text_of(node)}`", why)
+
+    def _judge_setattr(self, node: ast.Attribute) -> None:
+        """A frozen dataclass sets its own fields so."""
+        call = self.uses.around(node)
+        called = isinstance(call, ast.Call) and call.func is node and len(call.args) == 3
+        if not called or not is_plain_name(call.args[1]):
+            self._refuse(node, f"`{text_of(node)}`", "write `object.__setattr__(self, 'name', value)`")
+
+    # ---- names and classes that are made from text when the module runs
+    def _judge_maker(self, node: ast.expr, path: str) -> None:
+        """Judge the use of a library's function or class that changes a class, or makes one."""
+        path = re.sub(r"(\.__\w+__)+$", "", path)  # `wraps.__call__` is no other function
+        call = self.uses.around(node)
+        call = call if isinstance(call, ast.Call) and call.func is node else None
+        shown = f"`{text_of(call or node)}`"
+        if path in tables.DECORATORS and not self.uses.decorates(node):
+            self._refuse(node, shown, f"write `@{text_of(node)}` above a function or class of your own")
+        elif path == "functools.wraps" and (call is None or len(call.args) != 1 or call.keywords):
+            self._refuse(node, shown, "write `@functools.wraps(function)`: no attribute is named in a text")
+        elif path in tables.ENUMERATIONS and not (self.uses.is_base(node) or self._is_asked_for(node)):
+            self._refuse(node, shown, "write an enumeration as a class statement with its members")
+        elif path == "abc.ABCMeta" and not isinstance(self.uses.around(self.uses.around(node)), ast.ClassDef):
+            self._refuse(node, shown, "write a class statement: a lab needs no metaclass")
+
+    def _is_asked_for(self, node: ast.expr) -> bool:
+        """Whether a class is named as a type: in an annotation, or in ``isinstance(x, C)``."""
+        return self.uses.is_type(node) or self.uses.is_tested(node)
 
     # ---- what may be changed: assignments to what a module does not own, and calls that do the same
     def _judge_subscript(self, node: ast.Subscript, scope: Scope) -> None:
@@ -327,34 +283,16 @@ class Reader:
             self._refuse(node, f"`{text_of(node)} = ...`", "a class is not changed from outside: write one of your own")
 
     def _judge_call(self, node: ast.Call, scope: Scope) -> None:
-        if isinstance(node.func, ast.Attribute):
-            self._judge_method(node, node.func, scope)
         if not isinstance(node.func, ast.Name) or scope.path(node.func.id) is not None:
             return
         name = node.func.id
         self.settled.add(id(node.func))
-        if name == "type":
-            self._judge_class_of(node)
         if name == "type" and (len(node.args) != 1 or node.keywords):
             self._refuse(node, f"`{text_of(node)}`", "write a class statement")
+        elif name == "type":
+            self._judge_class_of(node, scope)
         elif name in ("getattr", "setattr"):
             self._judge_access(node, name, scope)
-
-    def _judge_method(self, node: ast.Call, method: ast.Attribute, scope: Scope) -> None:
-        """A method that reads or writes an attribute, or reaches for one, by a name in a text."""
-        if method.attr == "__setattr__" and (len(node.args) != 3 or not self._is_plain_name(node.args[1])):
-            self._refuse(node, f"`{text_of(node)}`", "the name of an attribute stands in the source")
-        elif method.attr in ("format", "format_map") and self._is_made(method.value, scope):
-            self._refuse(node, f"`{text_of(node)}`", "a text with places to fill stands in the source as one text")
-
-    def _is_made(self, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
-        """Whether a text is put together when the module runs."""
-        if isinstance(node, ast.Name) and depth < 4:
-            found, inner = [], scope
-            while inner is not None and not found:
-                found, inner = inner.aliases.get(node.id, []), inner.outer
-            return any(self._is_made(value, scope, depth + 1) for value in found)
-        return isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call)
 
     def _judge_access(self, node: ast.Call, name: str, scope: Scope) -> None:
         if len(node.args) < 2 or any(isinstance(argument, ast.Starred) for argument in node.args[:2]):
@@ -388,50 +326,29 @@ class Reader:
         bases = {text_of(base).rpartition(".")[2] for base in node.bases}
         if "type" in bases:
             self._refuse(node, f"`class {node.name}(type)`", "a lab needs no metaclass")
-        plain = {text_of(base) for base in node.bases if self._is_plain(base, scope)}
-        functions = [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)]
-        harmless = ("__init__", "__new__", "__post_init__", "__repr__", "__str__")
-        own = [name for name in functions if is_special(name) and name not in harmless]
-        own += [name for name in functions if self._is_tensor(node) and name in _METHODS]
-        members = [inner for inner in node.body if isinstance(inner, ast.Assign | ast.AnnAssign)]
-        if any(self._root(base, scope).startswith("enum.") for base in node.bases) and not members:
+        roots = set().union(*(self._roots(base, scope) for base in node.bases))
+        if roots & tables.ENUMERATIONS and not self.uses.has_member(node, scope):
             self._refuse(node, f"`class {node.name}` without members", "write the members of an enumeration into it")
-        for inner in members:
-            names = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
-            if any(isinstance(name, ast.Name) and name.id == "__match_args__" for name in names):
-                given = inner.value.elts if isinstance(inner.value, ast.Tuple) else [None]
-                if not all(map(self._is_plain_name, given)):
-                    self._refuse(
-                        inner, f"`{text_of(inner)}`", "an attribute's name stands in the source, and is no special one"
-                    )
-        if plain and own:
-            self._refuse(
-                node, f"`class {node.name}({plain.pop()})` with `{own[0]}`", "return a plain value, not one in disguise"
-            )
+        kinds = {root.rpartition(".")[2] for root in roots} & tables.PLAIN_TYPES
+        may = tables.HARMLESS | (tables.ARITHMETIC if kinds <= {"NamedTuple"} else frozenset())
+        for inner in node.body if kinds else ():
+            name = inner.name if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+            looks = kinds & {"Tensor", "Parameter"} and name in tables.LOOKS
+            if looks or (is_special(name) and name not in may):
+                what = f"`class {node.name}({', '.join(map(text_of, node.bases))})` with `{name}`"
+                self._refuse(node, what, "return a plain value, not one in disguise")
 
-    def _root(self, base: ast.expr, scope: Scope, depth: int = 0) -> str:
-        """What a base class is at last: the path or builtin name of it, or of what a class of this module inherits."""
+    def _roots(self, base: ast.expr, scope: Scope, depth: int = 0) -> set[str]:
+        """What a class inherits from at last: paths of libraries' classes, and names of Python's own."""
         if isinstance(base, ast.Call):  # collections.namedtuple("Pair", ...)
             called = scope.path_of(base.func) or text_of(base.func)
-            return "tuple" if called.rpartition(".")[2] in ("namedtuple", "NamedTuple") else called
-        if not isinstance(base, ast.Name):
-            return scope.path_of(base) or text_of(base)
-        inner: Scope | None = scope
-        while inner is not None and depth < 8:
-            made = inner.made.get(base.id)
-            if isinstance(made, ast.ClassDef):
-                roots = [self._root(each, inner, depth + 1) for each in made.bases if text_of(each) != base.id]
-                return next((root for root in roots if _is_plain_type(root) or root.startswith("enum.")), "")
-            if isinstance(made, ast.expr) and not (isinstance(made, ast.Name) and made.id == base.id):
-                return self._root(made, inner, depth + 1)
-            inner = inner.outer
-        return scope.path(base.id) or base.id
-
-    def _is_plain(self, base: ast.expr, scope: Scope) -> bool:
-        return _is_plain_type(self._root(base, scope))
-
-    def _is_tensor(self, node: ast.ClassDef) -> bool:
-        return any(text_of(base).rpartition(".")[2] == "Tensor" for base in node.bases)
+            return {"NamedTuple" if called.rpartition(".")[2] == "namedtuple" else called}
+        made = scope.made_of(base.id) if isinstance(base, ast.Name) and depth < 8 else None
+        if isinstance(made, ast.ClassDef):
+            return set().union(*(self._roots(each, scope, depth + 1) for each in made.bases))
+        if isinstance(made, ast.expr):
+            return self._roots(made, scope, depth + 1)
+        return {scope.path_of(base) or text_of(base)}
 
     def _judge_excepthandler(self, node: ast.ExceptHandler, scope: Scope) -> None:
         self._judge_binding(node, node.name)
@@ -485,43 +402,6 @@ class Reader:
         return isinstance(node, ast.List | ast.Dict | ast.Lambda | ast.ClassDef | ast.ListComp | ast.DictComp)
 
 
-#: Methods by which others look at a tensor.
-_METHODS = frozenset(
-    [
-        "clone",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "data_ptr",
-        "detach",
-        "double",
-        "dim",
-        "element_size",
-        "equal",
-        "float",
-        "half",
-        "item",
-        "is_contiguous",
-        "numel",
-        "numpy",
-        "reshape",
-        "size",
-        "stride",
-        "sum",
-        "to",
-        "tolist",
-        "untyped_storage",
-        "view",
-    ]
-)
-#: Classes of Python's library whose instances are numbers, texts or containers.
-_ALSO_PLAIN = frozenset(["Fraction", "IntEnum", "IntFlag", "NamedTuple", "ReprEnum", "Size", "StrEnum"])
-
-
-def _is_plain_type(path: str) -> bool:
-    return path.rpartition(".")[2] in tables.PLAIN_TYPES | _ALSO_PLAIN
-
-
 def is_jit(decorator: ast.expr, scope: Scope) -> bool:
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return scope.path_of(called) in ("triton.jit", "triton.runtime.jit", "triton.experimental.gluon.jit")
+    return scope.path_of(called) in tables.JIT

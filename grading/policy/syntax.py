@@ -66,6 +66,11 @@ def is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+def is_plain_name(node: ast.AST) -> bool:
+    """Whether an expression is a text that stands in the source and is no special name."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_special(node.value)
+
+
 def is_class_of(node: ast.AST) -> bool:
     """Whether an expression is ``type(x)`` or ``x.__class__``."""
     if isinstance(node, ast.Attribute):
@@ -124,6 +129,13 @@ class Scope:
                         self.aliases.setdefault(target.id, []).append(inner.value)
                         self.made[target.id] = inner.value
         self.bound -= outside
+
+    def made_of(self, name: str) -> ast.AST | None:
+        """The statement or value that a name of the module's own stands for, where the nearest scope says so."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.bound:
+            scope = scope.outer
+        return scope.made.get(name) if scope is not None else None
 
     def path(self, name: str, depth: int = 0) -> str | None:
         """The dotted path that a name stands for; ``LOCAL`` for one of the module's own; None for a builtin."""

@@ -53,7 +53,7 @@ ONLY: Mapping[str, frozenset[str]] = {
         "vector_to_parameters"
     ),
     "time": _names("monotonic perf_counter perf_counter_ns process_time sleep time"),
-    "types": _names("EllipsisType GenericAlias MappingProxyType NoneType SimpleNamespace TracebackType UnionType"),
+    "types": _names("EllipsisType GenericAlias MappingProxyType NoneType TracebackType UnionType"),
     "triton": _names("Config autotune cdiv experimental heuristics jit language next_power_of_2 tools"),
     "triton.experimental": _names("gluon"),
     "triton.experimental.gluon": _names("jit language nvidia"),
@@ -70,12 +70,13 @@ ONLY: Mapping[str, frozenset[str]] = {
 #: Names of allowed modules that reach further than they look.
 EXCEPT: Mapping[str, frozenset[str]] = {
     "contextlib": _names("chdir redirect_stderr redirect_stdout"),
+    "copy": _names("replace"),
     "dataclasses": _names("make_dataclass"),
     "enum": _names("EnumMeta EnumType member nonmember global_enum global_enum_repr global_flag_repr global_str"),
     "functools": _names("singledispatch singledispatchmethod update_wrapper"),
     "operator": _names("attrgetter methodcaller"),
     "random": _names("SystemRandom"),
-    "typing": _names("ForwardRef evaluate_forward_ref get_type_hints no_type_check_decorator"),
+    "typing": _names("ForwardRef evaluate_forward_ref get_args get_origin get_type_hints no_type_check_decorator"),
     "numpy": _names(
         "DataSource from_dlpack frombuffer fromfile fromregex genfromtxt get_include load loadtxt memmap save savetxt "
         "savez savez_compressed seterrcall setbufsize show_config"
@@ -89,6 +90,7 @@ EXCEPT: Mapping[str, frozenset[str]] = {
         "vitals_enabled wait windows"
     ),
     "torch.autograd": _names("variable"),
+    "torch.autograd.function": _names("FunctionMeta"),
     "torch.cuda": _names("CUDAPluggableAllocator change_current_allocator default_generators"),
     "torch.distributed": _names(
         "FileStore HashStore PrefixStore Store TCPStore breakpoint destroy_process_group init_process_group "
@@ -141,7 +143,7 @@ SPECIAL_METHODS = _names(
 SPECIAL_ATTRIBUTES = SPECIAL_METHODS | _names("__class__ __doc__ __name__ __qualname__")
 
 #: Special names that may stand alone.
-SPECIAL_NAMES = _names("__all__ __author__ __debug__ __doc__ __match_args__ __name__ __slots__ __version__")
+SPECIAL_NAMES = _names("__all__ __author__ __debug__ __doc__ __name__ __slots__ __version__")
 
 #: Those that a module may set: not ``__name__``, since nothing under ``if __name__ == "__main__"`` is read.
 MAY_BE_SET = SPECIAL_NAMES - {"__name__"} | {"__hash__"}
@@ -156,5 +158,41 @@ INTERNALS = _names(
 #: Attributes that give the bare memory of a tensor: allowed only in a lab whose own modules use them.
 BARE_MEMORY = _names("untyped_storage storage typed_storage _cdata share_memory_")
 
+#: Attributes whose use is judged where it stands, so that no text or pattern may name them.
+AS_WRITTEN = _names("__class__ __dict__ format format_map")
+
+#: What changes the function or class that it is given: it stands above one of the module's own.
+DECORATORS = _names(
+    "abc.update_abstractmethods dataclasses.dataclass functools.total_ordering functools.wraps triton.jit "
+    "triton.runtime.jit triton.experimental.gluon.jit typing.final"
+)
+
+#: The decorators that make a kernel.
+JIT = _names("triton.jit triton.runtime.jit triton.experimental.gluon.jit")
+
+#: Classes that make a class when they are called with a table of names.
+ENUMERATIONS = _names("enum.Enum enum.Flag enum.IntEnum enum.IntFlag enum.ReprEnum enum.StrEnum")
+
+#: Abstract classes by which others ask what a value is: nobody tells them of one more kind.
+ABSTRACT = frozenset(
+    [*(f"numbers.{name}" for name in ("Complex", "Integral", "Number", "Rational", "Real"))]
+    + [f"collections.abc.{name}" for name in ("Callable", "Iterable", "Mapping", "Sequence", "Set", "Sized")]
+)
+
 #: Types whose values are compared and written down as they are: a subclass could say that it equals anything.
-PLAIN_TYPES = _names("bool bytes complex dict float frozenset int list object_ set str tuple Tensor Parameter ndarray")
+PLAIN_TYPES = _names(
+    "bool bytes complex dict float frozenset int list object_ set str tuple Tensor Parameter ndarray Fraction IntEnum "
+    "IntFlag NamedTuple ReprEnum Size StrEnum"
+)
+
+#: Special methods that say nothing of what such a value equals.
+HARMLESS = _names("__init__ __new__ __post_init__ __repr__ __str__")
+
+#: The same for a tuple, which is compared by its parts.
+ARITHMETIC = _names("__add__ __and__ __matmul__ __mod__ __mul__ __or__ __pow__ __radd__ __rmul__ __sub__ __truediv__")
+
+#: Methods by which others look at a tensor.
+LOOKS = _names(
+    "clone contiguous cpu cuda data_ptr detach dim double element_size equal float half is_contiguous item numel numpy "
+    "reshape size stride sum to tolist untyped_storage view"
+)

@@ -7,7 +7,10 @@ from pathlib import Path
 from grading.lab import Lab
 from hostile import TARGETS, at_import, hostile
 
-TEXT = r"stands in the source|written out|in disguise|metaclass|not yours|class statement|internals|special"
+TEXT = (
+    r"object\.__setattr__|write `@|stands in the source|written out|in disguise|metaclass|not yours|class statement|"
+    r"internals|special"
+)
 
 at_import(
     "matched-attribute",
@@ -122,6 +125,44 @@ at_import(
     "has dataclasses give a class of PyTorch a comparison of its own",
     "import dataclasses\nimport torch\n\ndataclasses.dataclass(torch.nn.Parameter)",
     TEXT,
+)
+at_import(
+    "class-by-a-comparison",
+    "has an object keep the class of a class that it is compared with",
+    "class Keeps:\n    def __eq__(self, other):\n        return other\n\n\n"
+    "Liar = (Keeps() == type(int))('Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT,
+)
+at_import(
+    "class-by-itself",
+    "has the class of a class say what class that class is of",
+    "kind = type(int)(int)\nLiar = kind('Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT,
+)
+at_import(
+    "class-by-getattr",
+    "asks for the class of a class by the name of the attribute",
+    "Liar = getattr(int, '__class__')('Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT + r"|write `thing",
+)
+at_import(
+    "class-by-a-pattern",
+    "has a match statement bind the class of a class",
+    "match int:\n    case object(__class__=kind):\n        Liar = kind('Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT + r"|write `thing",
+)
+at_import(
+    "class-by-a-field",
+    "has a dataclass keep the class of a class as the type of a field",
+    "from dataclasses import dataclass, fields\n\n\n@dataclass\nclass Kept:\n    kind: type\n\n\n"
+    "Liar = fields(Kept)[0].type('Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT,
+)
+at_import(
+    "text-by-str-format",
+    "has str itself fill a text that is put together",
+    "def reach():\n    pass\n\n\nshown = str.format('{0.__glo' + 'bals__[__builtins__]}', reach)",
+    TEXT + r"|a text",
 )
 
 

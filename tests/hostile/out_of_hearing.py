@@ -58,7 +58,7 @@ def gelu(name: str, tries: str, after: str, *outcomes: str, reason: str, before:
     hostile(name, tries, *outcomes, reason=reason, labs=(2,))(build)
 
 
-HEARD = r"Python|NumPy|PyTorch computes|single elements|notebook draws"
+HEARD = r"Python|NumPy|built-in|PyTorch computes|single elements|notebook draws"
 
 gelu(
     "memory-shared-with-numpy", "has PyTorch copy into NumPy's memory and works there",

@@ -132,7 +132,9 @@ def _chosen(launches: Iterable[Launched], met: set[Any]) -> Iterator[tuple[torch
 
 def _odd_argument(launch: LaunchProfile) -> Problem | None:
     """What a launch was given that no compiled kernel takes: the interpreter passes on whatever Python has."""
-    constant = _kernel(launch.function)[1] if launch.function is not None else ()
+    if launch.function is None:
+        return None
+    constant = _kernel(launch.function)[1]
     for name, value in launch.given.items():
         if value is not None and not (_is_constant(value) if name in constant else _type(value)):
             what = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

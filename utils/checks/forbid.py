@@ -68,7 +68,8 @@ BOOKKEEPING = _names(
 #: All of them.
 READY_MADE = frozenset().union(*OPERATOR_GROUPS.values())
 
-#: Single elements that a function may fetch into Python around its kernel, or write from there: a length, a flag.
+#: Single elements that a function may fetch into Python around its kernel, and different values that it may write from
+#: there: a length, a flag, a number to begin with.
 MOST_FETCHED = 16
 
 _LIBRARIES = _names(
@@ -104,7 +105,7 @@ class RecordedCalls:
     calls: list[Call] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     kernels: list[tuple[str, str]] = field(default_factory=list)  # (name, module) of each launch
-    written: int = 0  # elements of floating-point tensors whose values come from Python
+    written: set[str] = field(default_factory=set)  # different floating-point values that Python put into tensors
     launching: int = 0
 
     @property
@@ -192,7 +193,7 @@ class _Operators(TorchDispatchMode):
         self.seen.calls.append(Call(name, _base(name), where))
         given = torch.utils._pytree.tree_leaves((args, kwargs))
         self.seen.calls += [Call(kind, _FOREIGN, where) for kind in filter(None, map(_foreign, given))]
-        self.seen.written += _written(name, args)
+        self.seen.written |= _written(name, args, result)
         inputs = {_memory(value) for value in given}
         for value in torch.utils._pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.layout is torch.strided and _memory(value) not in inputs:
@@ -214,12 +215,14 @@ def _foreign(value: Any) -> str:
     return "" if value.untyped_storage().resizable() else "a tensor in the memory of NumPy or Python"
 
 
-def _written(name: str, args: Sequence[Any]) -> int:
-    """Elements of a floating-point tensor whose values an operator takes from Python."""
-    target = args[0] if args and isinstance(args[0], torch.Tensor) else None
-    if target is None or not target.dtype.is_floating_point:
-        return 0
-    return target.numel() if name in ("aten.lift_fresh", "aten.lift") else int(name == "aten.fill_")
+def _written(name: str, args: Sequence[Any], result: Any) -> set[str]:
+    """The floating-point values that an operator takes from Python: of a list, or a number that fills a tensor."""
+    if not (isinstance(result, torch.Tensor) and result.dtype.is_floating_point) or result.is_meta:
+        return set()
+    if name in ("aten.lift_fresh", "aten.lift"):
+        return set(map(repr, result.flatten().tolist()))
+    fills = name in ("aten.fill_", "aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor")
+    return {repr(float(args[-1]))} if fills and isinstance(args[-1], int | float) else set()
 
 
 def _is_of_the_launch(frame: types.FrameType | None, copies: bool) -> bool:
@@ -388,9 +391,9 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
                 f"{call.name} is used by {call.where}",
                 "what is written there is computed outside of your kernel: allocate with torch.empty",
             )
-    if seen.written > MOST_FETCHED:
+    if len(seen.written) > MOST_FETCHED:
         return Problem(
-            f"{seen.written:,} values of tensors are written from Python",
+            f"{len(seen.written):,} different values are written into tensors from Python",
             "Python does the kernel's work: do it inside the kernel",
         )
     fetched = [call for call in seen.calls if call.name in ("aten._local_scalar_dense", "aten.equal")]
