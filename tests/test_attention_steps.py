@@ -57,6 +57,7 @@ def test_a_step_that_fails_is_named_and_stops_no_other_but_nothing_is_recorded(k
     assert "FAILED ping-pong: no Hopper GPU here" in attention_steps.table(results)
 
 
+@pytest.mark.slow
 def test_without_a_failure_the_results_fill_their_layout(known_times, monkeypatch):
     monkeypatch.setattr(steps, "EVERYONE", tuple(steps.step(name) for name in GOOD))
     results = measured(monkeypatch, checked)

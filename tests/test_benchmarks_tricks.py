@@ -48,6 +48,7 @@ def test_sines_are_one():
     torch.testing.assert_close(chains.sines(chains.SINES[0], random(100))(), torch.ones(100, device=runtime.DEVICE))
 
 
+@pytest.mark.slow
 def test_gelu_five_ways_fill_their_schema_and_name_what_is_missing(known_times, monkeypatch):
     monkeypatch.setattr(cuda_program, "compiler", lambda: None)
     cuda_gelu.compiled.cache_clear()

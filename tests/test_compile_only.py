@@ -75,6 +75,7 @@ def test_items_of_tuples_are_specialised_as_a_launch_does():
         resource_usage(tuple_kernel, {**pointers, "strides": ("int", 1)}, constants)
 
 
+@pytest.mark.slow
 def test_resources_of_several_kernels_are_read_from_their_binaries():
     small, large, tuned, helper = resource_usages(
         [

@@ -63,6 +63,7 @@ def test_a_forked_process_starts_its_own_and_leaves_its_parents_alone():
     assert read() == first
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced():
     first = read()
     os.kill(first, signal.SIGKILL)

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OBEY = """
 import os, pathlib, subprocess, time
 
+pytestmark = pytest.mark.slow
+
 def obey(f):
     asked = f()
     if asked == "end":
@@ -124,7 +126,6 @@ def test_a_wrong_answer_shows_the_first_line_and_names_the_command_for_the_rest(
     assert "and there" not in printed and "-m grading.check_lab lab9 --exercise 9.2" in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--verbose",), ("--exercise", "9.2")])
 def test_the_whole_message_is_shown_when_asked_for(course, answer, capsys, arguments):
     answer("first", one="return 'right'", two="return 'wrong'")
@@ -140,7 +141,6 @@ def test_exercises_that_are_asked_for_decide_on_the_exit_status(course, answer, 
     assert "10 of 10 points" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "verdict"),
     [
@@ -166,7 +166,6 @@ def test_an_answer_that_ends_python_costs_its_own_points_only(course, answer, ca
     ]
 
 
-@pytest.mark.slow
 def test_an_answer_that_does_not_end_is_stopped_with_all_that_it_started(course, answer, capsys, tmp_path):
     answer("first", one=f"return 'orphan {tmp_path}/pid'", two="return 'right'")
     assert run(course, "--timeout", "2") == 1
@@ -226,7 +225,6 @@ def test_a_missing_file_is_taken_as_handed_out_and_the_student_is_told(course, a
     assert rows(printed)[2] == "9.3 the three 30 / 30 ✓" and rows(printed)[0].endswith("○ not attempted")
 
 
-@pytest.mark.slow
 def test_nothing_in_labs_changes(course, answer):
     answer("first", one="return 'right'", two="return 'end'")
     before = {path: path.read_bytes() for path in sorted(course.rglob("*")) if path.is_file()}
@@ -262,7 +260,6 @@ def test_it_needs_no_nbgrader():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, timeout=60).returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lab", "exercises"),
     [

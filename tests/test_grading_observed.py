@@ -46,6 +46,7 @@ def test_what_is_expected_is_compared_on_one_thread(tmp_path):
     assert subprocess.run(command, cwd=ROOT, timeout=100).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_text_of_a_hidden_error_reaches_the_instructors_table_and_no_page(tmp_path):
     lab, secret = find_lab("lab1"), "987654321"
     expected, got, package = (tmp_path / name for name in ("expected", "got", lab.name))

@@ -22,6 +22,7 @@ def refusals(source: str | bytes, lab: str = "lab2", filename: str = "gelu.py") 
     return list(map(str, violations(source, filename, find_lab(lab))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABS)
 def test_every_module_of_the_course_passes(name):
     lab = find_lab(name)

@@ -46,6 +46,7 @@ def anything(*args, **kwargs):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "named"),
     [

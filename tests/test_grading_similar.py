@@ -41,6 +41,7 @@ def pairs(lab: str, students: dict[str, Modules], **more: object) -> dict[tuple[
     return {(pair.student, pair.similar_to): pair for pair in compare(works, handed_out, **more)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lab", [pytest.param(lab, marks=() if lab in (LAB1, LAB3) else pytest.mark.thorough) for lab in LABS]
 )

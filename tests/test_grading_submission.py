@@ -210,6 +210,7 @@ def _members(count: int) -> dict[str, bytes]:
     return {f"{number}.txt": b"" for number in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz"])
 @pytest.mark.parametrize(
     ("files", "complaint"),

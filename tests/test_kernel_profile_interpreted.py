@@ -108,6 +108,7 @@ def results() -> dict:
     )
 
 
+@pytest.mark.slow
 def test_a_twin_computes_what_the_kernel_would(results):
     assert results["matmul"][0] <= 2**-4
     assert results["attention"][0] < 1e-5
@@ -196,6 +197,7 @@ def module_results(tmp_path_factory) -> dict:
     )
 
 
+@pytest.mark.slow
 def test_autotuned_kernels_nested_functions_and_tensor_methods_have_twins(module_results):
     out, launches, remembered = module_results["tuned"]
     assert out == [45 + 9 + 10 + 20 + 64] * 3
@@ -262,6 +264,7 @@ def sparse_results() -> dict:
     )
 
 
+@pytest.mark.slow
 def test_a_sparse_argument_is_read_and_left_as_it_was(sparse_results):
     assert sparse_results["softmax"] and sparse_results["findings"] == []
     assert sparse_results["reserved"] == [1]

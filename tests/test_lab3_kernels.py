@@ -333,6 +333,7 @@ def test_what_is_not_finite_is_the_same_with_an_anchor(tensor, value, monkeypatc
     torch.testing.assert_close(lse, right_lse, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_loads_of_the_next_tile_come_first_and_the_gradients_stay(monkeypatch):
     args = inputs(2, 4, 2, 50, 70, 24)
     right = five(*args, causal=True)
@@ -342,6 +343,7 @@ def test_the_loads_of_the_next_tile_come_first_and_the_gradients_stay(monkeypatc
         assert all(torch.equal(a, b) for a, b in zip(five(*args, causal=True), right, strict=True))
 
 
+@pytest.mark.slow
 def test_a_tile_is_chosen_by_what_descriptors_can_describe_and_short_rows_are_not_anchored(monkeypatch):
     asked = []
     for name in ("forward", "dkdv", "dq"):

@@ -113,6 +113,7 @@ def test_two_ranks_give_the_bits_of_one_process_that_adds_two_gradients(kind, ca
     training.assert_same_run([result["runs"][kind, case] for result in job(2)], one_process(case, 2), tolerance=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ranks.KINDS)
 @pytest.mark.parametrize("case", ["plain", "accumulated"])
 def test_one_rank_alone_gives_the_bits_of_one_process(alone, kind, case):

@@ -36,6 +36,7 @@ def test_a_random_workload_gives_each_request_its_unbatched_decode(seed):
     play(draw_workload(seed, tiny_model()), tiny_model())
 
 
+@pytest.mark.slow
 def test_a_random_workload_of_greedy_requests_is_the_same_with_a_draft_model():
     model = tiny_model()
     workload = draw_workload(20, model)  # a draft for a prompt of one token that the step then has no room for

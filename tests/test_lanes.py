@@ -67,6 +67,7 @@ def test_the_animation_has_a_frame_for_each_program_and_says_what_is_masked():
     assert shown.poster.startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_orders_are_drawn_and_said():
     rows = [(m, n) for m in range(4) for n in range(6)]
     columns = [(m, n) for n in range(6) for m in range(4)]

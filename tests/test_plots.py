@@ -332,6 +332,7 @@ def waves(**options):
     return plots.sm_waves_animation(schedule_tiles(120, 108), 108, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [bars, waves], ids=["frames", "waves"])
 def test_an_animation_is_self_contained_valid_small_and_has_a_fallback_picture(make):
     made = make()
@@ -395,6 +396,7 @@ def test_text_cannot_break_out_of_the_script():
     assert [tag for tag, _ in tags] == ["figure", "img", "script"]
 
 
+@pytest.mark.slow
 def test_an_animation_that_is_too_large_says_what_to_do(monkeypatch):
     monkeypatch.setitem(animate.__globals__, "LARGEST", 10_000)
     with pytest.raises(ValueError, match="fewer or simpler frames"):

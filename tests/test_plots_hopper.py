@@ -53,6 +53,7 @@ def test_a_producer_that_does_not_wait_overwrites_what_is_read():
         run_ring(8, 2, copy=9, wait_for_empty=False)
 
 
+@pytest.mark.slow
 def test_the_ring_is_drawn_with_its_phases_and_who_waits():
     run = run_ring(6, 3)
     frame = run.frames[4]

@@ -65,6 +65,7 @@ def test_a_tile_without_a_new_maximum_says_so_and_keeps_the_past():
     assert "no new maximum" in captions[6] and captions[6].endswith("= 1.")
 
 
+@pytest.mark.slow
 def test_the_still_shows_the_step_in_which_the_past_is_rescaled():
     made = play()
     stored = player_data(made)

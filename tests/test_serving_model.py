@@ -92,6 +92,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     assert ours.config.parameters == sum(weight.numel() for weight in theirs.parameters())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_several_files_loads_by_its_index(tmp_path):
     theirs = their_model(CASES["qwen2 tied"])
     theirs.save_pretrained(tmp_path, max_shard_size="40KB")

@@ -200,6 +200,7 @@ def test_every_document_is_either_trained_on_or_held_out(tmp_path):
         read_corpus(tmp_path / "corpus.txt")
 
 
+@pytest.mark.slow
 def test_training_leaves_a_folder_that_serves_and_a_draft_learns_from_it(vocabulary, tmp_path):
     (tmp_path / "corpus.txt").write_text(SEPARATOR.join(story()))
     common = ["--corpus", str(tmp_path / "corpus.txt"), "--tokenizer", str(vocabulary), "--device", "cpu"]

@@ -25,6 +25,8 @@ from grading.policy.paths import own_of
 from grading.policy.tables import BARE_MEMORY
 from grading.student_copy import FOR_INSTRUCTORS, NAME, PACKED, _for_students, main, student_copy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
@@ -120,7 +122,6 @@ def test_make_offers_what_works_there(copy):
     ]
 
 
-@pytest.mark.slow
 def test_lectures_run_the_packed_code_with_its_kernels(copy):
     told = ran(
         copy,
@@ -192,7 +193,6 @@ def goes_through_a_term(copy: Path, folder: Path, names: Iterable[str]) -> None:
         assert {e["number"]: e["score"] for e in found} == seen, name
 
 
-@pytest.mark.slow
 def test_a_lab_goes_from_the_copy_to_the_grade_with_the_same_points(copy, tmp_path):
     goes_through_a_term(copy, tmp_path, LABS[:1])
 
