@@ -26,7 +26,7 @@ from grading.archives import UnreadableSubmission
 from grading.class_folder import Class, Ungraded, find_submissions
 from grading.lab import ROOT, Lab, find_lab
 from grading.look import OUTDATED, Note
-from grading.observed import UNFINISHED
+from grading.observed import FAILED, UNFINISHED, solution_failure
 from grading.pool import run_all
 from grading.results import corrected, digest_of, files_below, read_result
 from grading.roster import read_roster
@@ -122,11 +122,7 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
                 results[student] = result
             bar.update()
     gradebook.enter(out, lab, results | absent)
-    lost = [
-        Ungraded(student, f"the grader failed: see {outputs.log_path(out, lab, student)}; run again")
-        for student in failed
-    ]
-    everyone.ungraded += lost
+    everyone.ungraded += [Ungraded(student, _why_failed(job, out, student)) for student in failed]
     results = _publish(out, lab, everyone, set(failed), gradebook.corrections(out / "gradebook.db", lab), term, absent)
     gradebook.enter_term(out / "gradebook.db", lab, results, term.due)
     shown = {student: result for student, result in results.items() if student in chosen}
@@ -208,14 +204,31 @@ def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any]
     return result if result and (result["digest"], result["student"]) == (digest, student) else None
 
 
+def _why_failed(job: Job, out: Path, student: str) -> str:
+    """Why a submission has no result, and what to do about it: for the instructor."""
+    seeds = job.seeds.of(student)
+    if failure := solution_failure(job.expected_of(seeds)):
+        return (
+            f"the course's own solution fails on set {seeds.input_set} of the hidden inputs, which is this student's: "
+            "the submission has no score yet, and may well be right; correct the solution, or draw other hidden inputs "
+            f"for the class (--fresh-seeds). What the solution said: {failure}"
+        )
+    return f"the grader failed: see {outputs.log_path(out, job.lab, student)}; run again"
+
+
 def _expected(lab: Lab, seeds: ClassSeeds, grader: str, out: Path) -> Path:
-    """The folder for what the solution gives in the hidden scenarios; what is older or unfinished is removed."""
+    """The folder for what the solution gives in the hidden scenarios.
+
+    What is older or unfinished is removed, and where the solution failed it is tried again.
+    """
     expected = out / lab.name / "expected" / digest_of(grader, seeds.name)[:20]
     expected.mkdir(parents=True, exist_ok=True)
     expected.parent.chmod(0o700)
     old = [folder for folder in expected.parent.iterdir() if folder != expected]
     for folder in [*old, *expected.glob(f"{UNFINISHED}*")]:
         shutil.rmtree(folder, ignore_errors=True)
+    for failure in expected.glob(f"*{FAILED}"):
+        failure.unlink()
     return expected
 
 

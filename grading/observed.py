@@ -22,6 +22,7 @@ from grading import die_with
 from grading.lab import ROOT, Lab, checks_of
 from grading.results import Verdict
 from grading.sandbox import Limits, Sandbox
+from utils.atomic_write import write_atomically
 
 SHOWN = {"grading/__init__.py": ROOT / "grading" / "__init__.py", "grading/scenarios": ROOT / "grading" / "scenarios"}
 DIFFERENT = "The check passes, but "
@@ -29,6 +30,8 @@ DIFFERENT = "The check passes, but "
 EACH = 60.0
 #: What the name of a folder begins with while the solution writes into it.
 UNFINISHED = ".expected-"
+#: What the name of the file ends with that says why the solution failed.
+FAILED = ".failed"
 
 
 class SolutionFails(RuntimeError):
@@ -38,7 +41,8 @@ class SolutionFails(RuntimeError):
 def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float = 600.0) -> Path:
     """The folder with what the solution gives, made in ``folder`` unless it is there.
 
-    Of several processes that want the same folder at the same time, one makes it and the others wait for it.
+    Of several processes that want the same folder at the same time, one makes it and the others wait for it. Where the
+    solution fails, it is not run again for the others: the reason is kept, for :func:`solution_failure`.
 
     Raises:
         SolutionFails: the scenarios do not run on the solution.
@@ -46,9 +50,23 @@ def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float =
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if failure := solution_failure(folder):
+            raise SolutionFails(failure)
         if not folder.is_dir():
-            _run_solution(lab, seed, folder, timeout)
+            try:
+                _run_solution(lab, seed, folder, timeout)
+            except SolutionFails as error:
+                write_atomically(folder.with_name(f"{folder.name}{FAILED}"), str(error).encode(), mode=0o600)
+                raise
     return folder
+
+
+def solution_failure(folder: Path) -> str:
+    """Why the solution failed when ``folder`` was to be made; empty if it did not. The text may hold hidden inputs."""
+    try:
+        return folder.with_name(f"{folder.name}{FAILED}").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _run_solution(lab: Lab, seed: int, folder: Path, timeout: float) -> None:

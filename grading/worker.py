@@ -25,7 +25,7 @@ from grading.observed import compared, expected_observations, observe, scenario_
 from grading.policy import violations
 from grading.results import Verdict, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
-from grading.seeds import ClassSeeds
+from grading.seeds import ClassSeeds, Seeds
 from grading.submission import HandedIn, Submission, collect
 from grading.verdicts import attempted, explain, judge, not_graded
 
@@ -44,6 +44,10 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     cell_seconds: int = 120
     import_seconds: int = 60
+
+    def expected_of(self, seeds: Seeds) -> Path:
+        """The folder of what the solution gives with a student's seeds."""
+        return self.expected / f"{seeds.input_set:02}"
 
 
 def grade(job: Job, handed_in: HandedIn, digest: str, submitted: Path) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class _Grading:
             seed = self.seeds.scenarios
             ended = observe(lab, self.files, seed, passing, observed, limits=limits, isolated=job.isolated)
             finished = [number for number in passing if number not in ended]
-            expected = expected_observations(lab, seed, job.expected / f"{self.seeds.input_set:02}")
+            expected = expected_observations(lab, seed, job.expected_of(self.seeds))
             verdicts |= ended | compared(lab, expected, observed, finished, self.files)
         wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
         if wanted:

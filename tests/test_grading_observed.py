@@ -105,9 +105,13 @@ def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it_and_a_classma
 )
 def test_a_run_of_the_solution_that_does_not_finish_leaves_nothing_to_compare_with(tmp_path, monkeypatch, code, why):
     monkeypatch.setattr(observed, "_program", lambda *_: [sys.executable, "-c", code])
+    folder = tmp_path / "expected" / "03"
     with pytest.raises(observed.SolutionFails, match=why):
-        observed.expected_observations(find_lab("lab1"), 1, tmp_path / "expected" / "03")
-    assert [path.name for path in (tmp_path / "expected").iterdir()] == ["03.lock"]
+        observed.expected_observations(find_lab("lab1"), 1, folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["03.failed", "03.lock"]
+    monkeypatch.setattr(observed, "_run_solution", lambda *_: pytest.fail("the solution is run once more"))
+    with pytest.raises(observed.SolutionFails, match=why):
+        observed.expected_observations(find_lab("lab1"), 1, folder)
 
 
 def test_of_workers_that_want_the_same_observations_one_runs_the_solution(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
 import os
 import shutil
@@ -16,9 +18,9 @@ import psutil
 import pytest
 from nbgrader.api import Gradebook
 
-from grading import grade, gradebook, outputs, sandbox
+from grading import grade, gradebook, observed, outputs, sandbox, worker
 from grading.lab import ROOT, find_lab
-from grading.observed import UNFINISHED
+from grading.observed import FAILED, UNFINISHED, SolutionFails
 from grading.results import Verdict, result, write_folder, write_json
 from grading.seeds import ClassSeeds
 
@@ -55,6 +57,11 @@ def quick(monkeypatch, tmp_path) -> list[str]:
 def run(submissions: Path, *more: str) -> int:
     out = submissions.parent / "grades"
     return grade.main(["lab1", "--submissions", str(submissions), "--out", str(out), "--no-sandbox", *more])
+
+
+def rows(submissions: Path) -> list[dict[str, str]]:
+    with open(submissions.parent / "grades" / LAB.name / "grades.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def book(submissions: Path) -> dict[str, float]:
@@ -100,6 +107,7 @@ def test_what_the_solution_gave_is_kept_for_the_same_seeds_and_removed_with_othe
         write_folder(folder / "03", {"1.1.json": b""})
         write_folder(folder / f"{UNFINISHED}abc", {"1.1.json": b""})
         write_json(folder / "untouched.json", {})
+        (folder / f"04{FAILED}").write_text("the solution fails")
         return there
 
     assert found("x") == set()
@@ -127,6 +135,49 @@ def test_a_worker_that_dies_leaves_its_submission_to_the_next_run(submissions, q
     assert "NOT GRADED: the-worker-dies" in capsys.readouterr().err
     assert run(submissions) == 1
     assert quick == ["ada", "bob", "the-worker-dies", "the-worker-dies"]
+
+
+@pytest.mark.slow
+def test_a_solution_that_fails_on_some_hidden_inputs_is_named_and_costs_nobody_points(submissions, monkeypatch, capsys):
+    fails: list[int] = []
+    worked: list[str] = []
+
+    def run_solution(lab, seed: int, folder: Path, timeout: float) -> None:
+        if seed in fails:
+            raise SolutionFails("lab1_roofline: the solution fails in the scenario of exercise 1.3: n is 77")
+        folder.mkdir()
+
+    def run_all(job, pending: Mapping, out: Path, jobs: int) -> Iterator[str]:
+        if not worked:
+            fails.append(job.seeds.of("ada").scenarios)
+        for student, (one, digest) in pending.items():
+            worked.append(student)
+            with contextlib.suppress(SolutionFails):
+                done = worker.grade(job, one, digest, outputs.submitted_path(out, LAB, student))
+                write_json(outputs.result_path(out, LAB, student), done)
+            yield student
+
+    ok = {e.number: {"outcome": "ok", "intact": True, "why": "", "seconds": 0.0} for e in LAB.exercises}
+    monkeypatch.setattr(worker._Grading, "_checks", lambda self: ok)
+    monkeypatch.setattr(worker, "observe", lambda *_, **__: {})
+    monkeypatch.setattr(worker, "compared", lambda *_: {})
+    monkeypatch.setattr(observed, "_run_solution", run_solution)
+    monkeypatch.setattr(grade, "run_all", run_all)
+    monkeypatch.setattr(grade, "_grader_digest", lambda lab: "this grader")
+    monkeypatch.setattr(grade, "similar_in", lambda lab, folders, together: [])
+    (submissions.parent / "grades").mkdir()
+    (submissions.parent / "grades" / "seeds.json").write_text(json.dumps({LAB.name: "x"}))
+    assert run(submissions) == 1
+    table = {row["student"]: row for row in rows(submissions)}
+    assert [table[student]["score"] for student in ("ada", "bob", "cyd")] == ["", "100", "100"]
+    told = "the course's own solution fails on set 7 of the hidden inputs, which is this student's: the"
+    assert table["ada"]["status"] == "not graded" and table["ada"]["notes"].startswith(told)
+    assert "exercise 1.3: n is 77" in table["ada"]["notes"] and "--fresh-seeds" in table["ada"]["notes"]
+    assert f"NOT GRADED: ada ({told}" in capsys.readouterr().err
+    assert not (submissions.parent / "grades" / LAB.name / "feedback" / "ada.html").exists()
+    fails.clear()  # the solution was corrected
+    assert run(submissions) == 0 and worked == ["ada", "bob", "cyd", "ada"]
+    assert {row["student"]: row["score"] for row in rows(submissions)} == {"ada": "100", "bob": "100", "cyd": "100"}
 
 
 @pytest.mark.slow
