@@ -17,6 +17,10 @@ $(VENV)/.grading: $(VENV)/.lab
 	$(call INSTALL,-e '.[grading]')
 	@touch $@
 
+$(VENV)/.cluster: $(VENV)/.grading
+	$(call INSTALL,-e '.[cluster]')
+	@touch $@
+
 $(VENV)/.site: $(VENV)/.lab
 	$(call INSTALL,-e '.[site]')
 	@touch $@
@@ -63,9 +67,9 @@ release: $(VENV)/.lab  ## write the students' copy of the course, a folder and a
 	$(BIN)/python -m grading.student_copy "$(OUT)"
 
 grade: OUT ?= grades
-grade: $(VENV)/.grading  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grades] [JOBS=2] [GRADE_ARGS="--students ada"]
+grade: $(VENV)/.grading $(if $(CLUSTER),$(VENV)/.cluster)  ## grade a class: LAB=lab2 SUBMISSIONS=folder [OUT=grades] [JOBS=2] [CLUSTER=address] [GRADE_ARGS="--students ada"]
 	@test -n "$(LAB)" -a -n "$(SUBMISSIONS)" || { echo "Say what to grade: make grade LAB=lab2 SUBMISSIONS=folder"; exit 2; }
-	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(GRADE_ARGS)
+	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
 test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 120 submissions per lab, most of them hostile [LABS="lab1 lab2"]

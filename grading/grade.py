@@ -24,6 +24,7 @@ from tqdm import tqdm
 from grading import feedback_archive, lateness, outputs
 from grading.archives import UnreadableSubmission
 from grading.class_folder import Class, Ungraded, find_submissions
+from grading.cluster import run_on
 from grading.lab import ROOT, Lab, find_lab
 from grading.look import OUTDATED, Note
 from grading.observed import FAILED, UNFINISHED, solution_failure
@@ -51,6 +52,7 @@ SHOWS_ONLY = (
     "check_lab.py",
     "roster.py",
     "class_folder.py",
+    "cluster.py",
     "times.py",
     "term.py",
     "lateness.py",
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lab = find_lab(given.lab)
         if given.no_sandbox:
             print("No sandbox: the submissions' code runs on this machine as you, with your files and your network.")
-        else:
+        elif not given.cluster:  # its workers are asked themselves
             require()
         with _only_one(given.out):
             return _grade_class(lab, given)
@@ -114,7 +116,12 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
             results[student] = kept
     failed: list[str] = []
     with tqdm(total=len(chosen), initial=len(results), desc=lab.name, unit="submission", disable=None) as bar:
-        for student in run_all(job, pending, out, given.jobs):
+        ended = (
+            run_on(given.cluster, job, pending, out, _grader_digest)
+            if given.cluster
+            else run_all(job, pending, out, given.jobs)
+        )
+        for student in ended:
             result = _result_of(pending[student][1], out, lab, student)
             if result is None:
                 failed.append(student)
@@ -291,6 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--roster", type=Path, help="a CSV file of the class: who is missing is in the table")
     parser.add_argument("--out", type=Path, default=Path("grades"), help="where grades go (default: grades)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="submissions at a time")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="grade on the workers of this Dask scheduler")
     parser.add_argument("--students", nargs="+", metavar="STUDENT", help="grade these only")
     parser.add_argument("--regrade", action="store_true", help="grade again what is graded already")
     parser.add_argument("--fresh-seeds", action="store_true", help="draw new hidden inputs, and grade everything again")
