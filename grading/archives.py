@@ -74,11 +74,13 @@ class Reader:
     Attributes:
         files: content by path; a file in an archive lies below the archive's name. None where it was not read.
         notes: what was left out, and why.
+        skipped: the names of what was left out without a note, each once.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes | None] = {}
         self.notes: list[str] = []
+        self.skipped: dict[str, None] = {}  # ordered
         self._members = self._read = self._unpacked = 0
 
     def add(self, path: Path, name: str = "") -> None:
@@ -103,6 +105,7 @@ class Reader:
             self.notes.append(f"{shown(Path(error.filename).name)}/ was ignored: it cannot be read")
 
         for place, folders, names in os.walk(folder, followlinks=False, onerror=unlisted):
+            self.skipped |= dict.fromkeys(sorted(filter(is_skipped, [*folders, *names])))
             links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             folders[:] = sorted(name for name in folders if not is_skipped(name) and name not in links)
             for name in sorted([*names, *links]):
@@ -157,7 +160,9 @@ class Reader:
     def _member(self, base: str, member: _Member, depth: int) -> None:
         name = member.name.replace("\\", "/")
         parts = PurePosixPath(name).parts
-        if name.endswith("/") or any(is_skipped(part) for part in parts if part != ".."):
+        skipped = [part for part in parts if part != ".." and is_skipped(part)]
+        if name.endswith("/") or skipped:
+            self.skipped |= dict.fromkeys(skipped[:1])
             return
         self._count()
         inside = _below(base, PurePosixPath(*parts).as_posix())

@@ -7,6 +7,7 @@ that says why it is none; none of them stops the others.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,6 +148,8 @@ def _entries(
     """
     name, stem = path.name, archive_stem(path.name)
     is_folder = path.is_dir()
+    if not os.access(path, os.R_OK | (os.X_OK if is_folder else 0), effective_ids=True):
+        raise ValueError("it cannot be read: you lack the permission (chmod -R u+rX), or a link leads nowhere")
     if is_folder and name in groups:
         for names in groups[name]:
             yield _Entry(path, names[0], names, part=name, submitted=created.get(name, UNKNOWN))

@@ -11,6 +11,7 @@ from typing import Any
 #: Outcomes of an exercise that are a reason to look, in the order in which they are named.
 OUTCOMES = ("tampered", "refused", "crashed")
 IGNORED = "ignored files"  # modules, notebooks or archives of the student's that were not graded
+NO_MODULE = "no module"
 SOLUTIONS = "solutions/ handed in"
 COPIED = "copy of the solution"
 CHECKS = "check cells edited"

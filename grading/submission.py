@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from grading.archives import Reader, UnreadableSubmission, shown
 from grading.lab import EXERCISES, Lab
-from grading.look import COPIED, IGNORED, SOLUTIONS, Note
+from grading.look import COPIED, IGNORED, NO_MODULE, SOLUTIONS, Note
 
 MAX_MODULE = 2**20
 MARKER = b"### BEGIN SOLUTION"
@@ -71,13 +71,18 @@ def collect(handed_in: HandedIn, lab: Lab) -> Submission:
     base = _base(theirs, released, lab)
     if base is None:
         expected = f"hand in the folder labs/{lab.name} with your modules in it"
-        raise UnreadableSubmission(
-            "; ".join([f"no file of {lab.name} is in the submission; {expected}", *submission.notes[:NAMED]])
-        )
+        text = f"no file of {lab.name} is in the submission; {expected}"
+        raise UnreadableSubmission("; ".join([text, _holds(theirs, reader, lab), *submission.notes[:NAMED]]))
     _take(submission, theirs, base, released, lab)
     missing = sorted(name for name in released if name.endswith(".py") and name not in submission.files)
     if missing:
         submission.notes.append(f"missing, so taken as handed out: {', '.join(missing)}")
+    if not any(name.endswith(".py") for name in submission.files):
+        text = "no module was handed in, only the notebook: answers are written into the modules beside it"
+        submission.notes.append(Note(text, NO_MODULE))
+    empty = [name for name, content in submission.files.items() if released.get(name) and not content.strip()]
+    if empty:
+        submission.notes.append(f"nothing is written in {', '.join(sorted(empty))}: the file is empty")
     for name in [name for name in submission.files if name.endswith(".py")]:
         if len(submission.files[name]) > MAX_MODULE:
             del submission.files[name]
@@ -87,6 +92,16 @@ def collect(handed_in: HandedIn, lab: Lab) -> Submission:
             text = f"{name} is a copy of the course's solution: its markers are still there"
             submission.notes.append(Note(text, COPIED))
     return submission
+
+
+def _holds(files: Mapping[str, bytes | None], reader: Reader, lab: Lab) -> str:
+    """What is in a submission that holds no file of the lab."""
+    if files:
+        return f"it holds {_listed(map(PurePosixPath, files), PurePosixPath('labs', lab.name))}"
+    if reader.skipped:
+        names = list(map(shown, reader.skipped))
+        return f"it holds only what is hidden or made by programs: {', '.join(names[:NAMED])}"
+    return "nothing else in it could be read" if reader.notes else "it is empty"
 
 
 def _without_solutions(files: Mapping[str, bytes | None], lab_name: str, notes: list[str]) -> dict[str, bytes | None]:

@@ -1,4 +1,4 @@
-"""The class grader on lab 1 without running anything: full marks for whatever can be read."""
+"""The class grader on lab 1 without running anything: full marks for whatever can be read and keeps the rules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 from grading import grade, outputs, worker
 from grading.lab import find_lab
 from grading.results import Verdict, write_json
+from grading.verdicts import exercises_in
 
 LAB = find_lab("lab1")
 
 
 def without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make the grader give full marks for whatever it can read, without running it; whom it graded is listed."""
+    """Make the grader give full marks for whatever it can read, without running it; whom it graded is listed.
+
+    What is written in a module that breaks the rules is refused, as ever.
+    """
     worked: list[str] = []
 
     def run_all(job, pending: Mapping, out: Path, jobs: int) -> Iterator[str]:
@@ -27,7 +31,9 @@ def without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             yield student
 
     def verdicts(self) -> dict[str, Verdict]:
-        return {exercise.number: Verdict("passed") for exercise in LAB.exercises}
+        self._lay_out()
+        refused = {number: one for name, one in self.left_out.items() for number in exercises_in(LAB, name)}
+        return {exercise.number: Verdict("passed") for exercise in LAB.exercises} | refused
 
     monkeypatch.setattr(worker._Grading, "verdicts", verdicts)
     monkeypatch.setattr(grade, "run_all", run_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 KINDS = [".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"]
@@ -28,10 +28,15 @@ def packed(files: Mapping[str, bytes], ending: str = ".zip") -> bytes:
     return made.getvalue()
 
 
-def written(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """The folder, with these files in it."""
+def written(folder: Path, files: Mapping[str, bytes | str | Callable[[Path], None]]) -> Path:
+    """The folder, with these files in it; a text is where a link leads, and a function makes what is to be there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif isinstance(content, str):
+            (folder / name).symlink_to(content)
+        else:
+            content(folder / name)
     return folder
