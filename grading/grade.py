@@ -214,12 +214,16 @@ def _result_of(digest: str, out: Path, lab: Lab, student: str) -> dict[str, Any]
 def _why_failed(job: Job, out: Path, student: str) -> str:
     """Why a submission has no result, and what to do about it: for the instructor."""
     seeds = job.seeds.of(student)
-    if failure := solution_failure(job.expected_of(seeds)):
-        return (
-            f"the course's own solution fails on set {seeds.input_set} of the hidden inputs, which is this student's: "
-            "the submission has no score yet, and may well be right; correct the solution, or draw other hidden inputs "
-            f"for the class (--fresh-seeds). What the solution said: {failure}"
-        )
+    for place, where in (
+        (job.expected_of(seeds), f"on set {seeds.input_set} of the hidden inputs, which is this student's"),
+        (job.checked_of(seeds), "in checks with this student's hidden seeds"),
+    ):
+        if failure := solution_failure(place):
+            return (
+                f"the course's own solution fails {where}: the submission has no score yet, and may well be right; "
+                "correct the course, or draw other hidden inputs for the class (--fresh-seeds). "
+                f"What the solution said: {failure}"
+            )
     return f"the grader failed: see {outputs.log_path(out, job.lab, student)}; run again"
 
 

@@ -35,7 +35,7 @@ FAILED = ".failed"
 
 
 class SolutionFails(RuntimeError):
-    """The course's own solution does not get through its scenarios: a mistake in the course, not in a submission."""
+    """The course's own solution does not get through its checks or scenarios: a mistake in the course."""
 
 
 def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float = 600.0) -> Path:
@@ -56,13 +56,18 @@ def expected_observations(lab: Lab, seed: int, folder: Path, *, timeout: float =
             try:
                 _run_solution(lab, seed, folder, timeout)
             except SolutionFails as error:
-                write_atomically(folder.with_name(f"{folder.name}{FAILED}"), str(error).encode(), mode=0o600)
+                keep_failure(folder, error)
                 raise
     return folder
 
 
+def keep_failure(folder: Path, error: SolutionFails) -> None:
+    """Keep why the solution failed beside ``folder``, for :func:`solution_failure`."""
+    write_atomically(folder.with_name(f"{folder.name}{FAILED}"), str(error).encode(), mode=0o600)
+
+
 def solution_failure(folder: Path) -> str:
-    """Why the solution failed when ``folder`` was to be made; empty if it did not. The text may hold hidden inputs."""
+    """Why the solution failed where ``folder`` would be; empty if it did not. The text may hold hidden inputs."""
     try:
         return folder.with_name(f"{folder.name}{FAILED}").read_text(encoding="utf-8")
     except FileNotFoundError:

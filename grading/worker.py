@@ -21,7 +21,14 @@ from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
 from grading.kernel import run_checks
 from grading.lab import EXERCISES, ROOT, Lab, checks_of
-from grading.observed import compared, expected_observations, observe, scenario_limits
+from grading.observed import (
+    SolutionFails,
+    compared,
+    expected_observations,
+    keep_failure,
+    observe,
+    scenario_limits,
+)
 from grading.policy import violations
 from grading.results import Verdict, result, write_folder, write_json
 from grading.sandbox import RUNTIME, Limits, Sandbox
@@ -46,8 +53,12 @@ class Job:
     import_seconds: int = 60
 
     def expected_of(self, seeds: Seeds) -> Path:
-        """The folder of what the solution gives with a student's seeds."""
+        """The folder of what the solution gives on a student's set of hidden inputs."""
         return self.expected / f"{seeds.input_set:02}"
+
+    def checked_of(self, seeds: Seeds) -> Path:
+        """Beside this is kept why the solution fails in a student's checks, if it does."""
+        return self.expected / seeds.name
 
 
 def grade(job: Job, handed_in: HandedIn, digest: str, submitted: Path) -> dict[str, Any]:
@@ -58,6 +69,9 @@ def grade(job: Job, handed_in: HandedIn, digest: str, submitted: Path) -> dict[s
         handed_in: whose submission it is, and where.
         digest: what the result is filed under.
         submitted: the folder for a copy of the files that were read.
+
+    Raises:
+        SolutionFails: the course's own solution fails on this student's hidden seeds; the reason is kept.
     """
     started = time.monotonic()
     try:
@@ -101,7 +115,10 @@ class _Grading:
         """The verdict of each exercise, by its number.
 
         Checks with hidden seeds come first, then hidden scenarios for what passed them, then a run without anything
-        hidden for the messages.
+        hidden for the messages. What fails on a hidden seed only costs points if the solution passes there.
+
+        Raises:
+            SolutionFails: the course's own solution fails on this student's hidden seeds.
         """
         self._lay_out()
         lab, job = self.lab, self.job
@@ -118,8 +135,28 @@ class _Grading:
             verdicts |= ended | compared(lab, expected, observed, finished, self.files)
         wanted = [number for number in attempted(verdicts, self.left_out) if ran[number]["outcome"] == "error"]
         if wanted:
-            verdicts |= explain(verdicts, self._execute(None, wanted))
+            shown = self._execute(None, wanted)
+            verdicts |= explain(verdicts, shown)
+            self._hold_solution([number for number in wanted if shown[number]["outcome"] == "ok"])
         return verdicts
+
+    def _hold_solution(self, numbers: list[str]) -> None:
+        """Hold the solution to the checks of ``numbers`` with the student's hidden seeds, where they cost points.
+
+        Raises:
+            SolutionFails: it fails one of them too.
+        """
+        if not numbers:
+            return
+        solution = _Grading(self.job, Submission(self.submission.student), self.scratch / "solution")
+        left_out = shutil.ignore_patterns("__pycache__", "*.ipynb", EXERCISES, "answers")
+        shutil.copytree(self.lab.solution, solution.files / self.lab.name, ignore=left_out)
+        ran = solution._execute(self.seeds.checks, numbers)
+        failing = [f"exercise {number}: {one['why']}" for number, one in ran.items() if one["outcome"] != "ok"]
+        if failing:
+            error = SolutionFails("; ".join(failing))
+            keep_failure(self.job.checked_of(self.seeds), error)
+            raise error
 
     def _lay_out(self) -> None:
         """The package that is imported: the release, with every module of the student's that the policy accepts."""

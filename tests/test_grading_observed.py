@@ -16,7 +16,8 @@ import pytest
 from lab_answers import answers
 from lab_places import write_lab
 
-from grading import gradebook, observed, outputs, sandbox
+from grading import gradebook, observed, outputs, sandbox, worker
+from grading.grade import _why_failed
 from grading.lab import ROOT, find_lab
 from grading.results import Verdict, result
 from grading.sandbox import Limits
@@ -98,6 +99,70 @@ def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it_and_a_classma
     assert re.search(r"it raised ValueError at operators\.py, line \d+\.?$", first["message"]), first
     assert first["private"].startswith(f"ValueError: n is {hidden} (operators.py, line ")
     assert sorted(path.name for path in job.expected.iterdir()) == ["07", "07.lock"]  # ada's set, and no other
+
+
+def test_a_hidden_seed_costs_points_only_where_the_solution_passes_with_it(tmp_path, monkeypatch):
+    lab = find_lab("lab1")
+    numbers = [exercise.number for exercise in lab.exercises]
+    job = Job(lab, ClassSeeds("x", tuple(numbers)), tmp_path / "expected")
+    runs: list[tuple[bool, dict | None, list[str] | None]] = []
+
+    def execute(self, seeds, only=None) -> dict[str, dict]:
+        """1.3 fails on ada's and bob's hidden seeds: in ada's submission, in bob's, and in the solution on ada's."""
+        is_solution = (self.files / lab.name / "waves.py").read_bytes() == (lab.solution / "waves.py").read_bytes()
+        runs.append((is_solution, seeds, only))
+        fails = seeds is not None and (not is_solution or self.submission.student == "ada")
+        done = {number: {"outcome": "ok", "intact": True, "why": "", "seconds": 0.0} for number in only or numbers}
+        return done | ({"1.3": {**done["1.3"], "outcome": "error", "why": "CheckFailed: n is 77"}} if fails else {})
+
+    monkeypatch.setattr(worker._Grading, "_execute", execute)
+    monkeypatch.setattr(worker, "observe", lambda *_, **__: {})
+    monkeypatch.setattr(worker, "expected_observations", lambda *_: tmp_path)
+    monkeypatch.setattr(worker, "compared", lambda *_: {})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "waves.py").write_text("x = 1\n")
+
+    def graded(student: str) -> dict:
+        return worker.grade(job, HandedIn(student, (("", tmp_path / "in"),)), "digest", tmp_path / "submitted")
+
+    lost = [one for one in graded("bob")["exercises"] if one["score"] == 0]
+    assert [one["number"] for one in lost] == ["1.3"] and "It passes on the inputs" in lost[0]["message"]
+    assert runs[-1] == (True, job.seeds.of("bob").checks, ["1.3"])
+    with pytest.raises(observed.SolutionFails, match=r"exercise 1\.3: CheckFailed: n is 77"):
+        graded("ada")
+    told = _why_failed(job, tmp_path, "ada")
+    assert told.startswith("the course's own solution fails in checks with this student's hidden seeds: ")
+    assert told.endswith("exercise 1.3: CheckFailed: n is 77")
+    assert _why_failed(job, tmp_path, "bob").startswith("the grader failed: see")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+def test_an_answer_that_fails_on_its_hidden_seed_only_is_lost_after_the_solution_was_held_to_it(tmp_path, monkeypatch):
+    lab = find_lab("lab1")
+    job = Job(lab, ClassSeeds("x", tuple(e.number for e in lab.exercises)), tmp_path / "expected")
+    (exercise,), seen = chosen("lab1", ["1.1"]), []
+    package = importlib.import_module(f"solutions.{lab.name}")
+    module = exercise.home(package)
+    right = module.dot_product_flops
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "dot_product_flops", lambda n: seen.append(n) or right(n))
+        exercise.run_check(package, int(re.search(r"seed=(\d+)", lab.exercise("1.1").source)[1]))
+        shown = {*seen}
+        exercise.run_check(package, job.seeds.of("ada").checks["1.1"])
+    hidden = next(n for n in seen if n not in shown)
+    places = answers(lab.name).right | {"1.1: FLOPs of a dot product": f"return 2 * n + (n == {hidden})"}
+    (tmp_path / "ada").mkdir()
+    write_lab(lab.name, tmp_path / "ada" / lab.name, places)
+    held: list[list[str]] = []
+    hold = worker._Grading._hold_solution
+    monkeypatch.setattr(worker._Grading, "_hold_solution", lambda self, those: held.append(those) or hold(self, those))
+    graded = grade(job, HandedIn("ada", (("", tmp_path / "ada"),)), "digest", tmp_path / "submitted")
+    first, *others = graded["exercises"]
+    assert {one["outcome"] for one in others} == {"passed"} and held == [["1.1"]]
+    assert first["outcome"] == "failed" and first["message"].startswith(
+        "It passes on the inputs that your notebook draws"
+    )
 
 
 @pytest.mark.parametrize(
