@@ -98,7 +98,7 @@ def run_on(
             if future.status == "finished":
                 graded = future.result()
             else:  # it raised, or Dask gave up after several workers had died with it
-                graded = Graded(None, f"{future.exception() or future.status}\n".encode())
+                graded = Graded(None, f"the cluster did not grade it: {future.exception() or future.status}\n".encode())
             _write(graded, out, job.lab, student)
             yield student
 
