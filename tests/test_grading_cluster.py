@@ -174,6 +174,9 @@ def test_a_worker_that_cannot_grade_here_is_named_before_anything_is_graded(tmp_
     answers = iter(["mine"])
     assert f"StopIteration: : start it in {ROOT}" in refused()  # as an error of an import would be
     assert not (tmp_path / "grades").exists()
+    late = cluster._Here(job, this_course, "another course")  # as one that joins after the others were asked
+    with pytest.raises(RuntimeError, match="a worker of the cluster cannot grade: its course, Python or PyTorch"):
+        cluster._grade(late, given["ada"][0], "digest")
 
 
 def test_a_scheduler_without_workers_one_that_does_not_answer_and_no_dask_are_told(
