@@ -16,7 +16,7 @@ from lab_notebook import LabNotebook
 from lab_places import ROOT, lab_with
 
 from grading.strip import places
-from utils.checks.answers import Answers, WrongAnswer, answers_of
+from utils.checks.answers import Answers, EditedAnswer, WrongAnswer, answers_of
 from utils.checks.core import Exercise, exercises_of
 
 LABS = sorted(path.name for path in (ROOT / "solutions").glob("lab*_*"))
@@ -57,6 +57,11 @@ def edited(lab: str) -> dict[str, str]:
 def wrong_answers(lab: str, number: str = "") -> list[WrongAnswer]:
     """The wrong answers to a lab's exercises, or to one of them."""
     return [wrong for wrong in answers(lab).wrong_answers if number in ("", wrong.exercise)]
+
+
+def unusual_answers(lab: str, number: str = "") -> list[EditedAnswer]:
+    """Right answers that few would write, to a lab's exercises or to one of them."""
+    return [answer for answer in answers(lab).unusual if number in ("", answer.exercise)]
 
 
 #: Their checks run many kernels, or ranks: `make test` tries one wrong answer for each of a few classic numbers.

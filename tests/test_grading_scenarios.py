@@ -27,7 +27,7 @@ from grading.scenarios.__main__ import run
 from grading.scenarios.compare import DID_NOT_FINISH, compare, difference, errors
 from solutions.lab2_triton_kernels.answers.cross_entropy import KERNELS as KERNELS_2_4
 from solutions.lab2_triton_kernels.answers.rms_norm import KERNELS as KERNELS_2_3
-from utils.checks.answers import WrongAnswer
+from utils.checks.answers import EditedAnswer
 from utils.checks.core import Exercise
 from utils.checks.hidden import Observed, Tolerance
 
@@ -122,7 +122,7 @@ def with_other_tiles(lab: str, package: ModuleType) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("lab", OTHERWISE)
 def test_right_answers_that_round_and_add_otherwise_agree(lab, tmp_path):
-    edited = WrongAnswer(lab, "right", (), OTHERWISE[lab]).filled(answers(lab).right)
+    edited = EditedAnswer(lab, "right", OTHERWISE[lab]).filled(answers(lab).right)
     with lab_filled(lab, tmp_path, edited) as package:
         with_other_tiles(lab, package)
         for number in exercises(lab):

@@ -15,7 +15,7 @@ from solutions import lab3_flash_attention as solution
 from solutions.lab3_flash_attention.exercises import backward, forward, gradients, operator, shapes, walk
 from utils import reference, runtime
 from utils.checks import tensors
-from utils.checks.answers import WrongAnswer
+from utils.checks.answers import EditedAnswer
 from utils.checks.core import CheckFailed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def test_what_is_kept_in_16_bits_between_the_steps_is_named_on_every_seed(name, 
     [pytest.param(name, marks=[pytest.mark.thorough] if place else []) for place, name in enumerate(ROUNDED_ELSEWHERE)],
 )
 def test_what_is_rounded_where_only_a_product_takes_it_passes_on_every_seed(name, tmp_path, drifting_alone, capsys):
-    answer = WrongAnswer("3.3", name, (), ROUNDED_ELSEWHERE[name]).filled(answers(LAB).right)
+    answer = EditedAnswer("3.3", name, ROUNDED_ELSEWHERE[name]).filled(answers(LAB).right)
     with lab_filled(LAB, tmp_path, answer) as lab:
         for seed in range(6):
             run_check("3.3", lab, seed)

@@ -16,28 +16,24 @@ Edits = Mapping[str, str] | str
 
 
 @dataclass(frozen=True)
-class WrongAnswer:
-    """A right answer with one mistake in it, made as the mistake is made.
+class EditedAnswer:
+    """A right answer with edits.
 
     Attributes:
-        exercise: whose check must refuse it (``"3.1"``).
-        name: the mistake in a few words.
-        says: what the check's message must hold.
+        exercise: whose check it is for (``"3.1"``).
+        name: what is special about it, in a few words.
         edits: by place, words of the right answer and what stands there instead.
-        functions: by name, functions or classes that stand in place of the right ones, for what fills no place.
     """
 
     exercise: str
     name: str
-    says: tuple[str, ...]
-    edits: Mapping[str, Edits] = field(default_factory=dict)
-    functions: Mapping[str, object] = field(default_factory=dict)
+    edits: Mapping[str, Edits]
 
     def __str__(self) -> str:
         return f"{self.exercise}-{self.name.replace(' ', '-')}"
 
     def filled(self, right: Mapping[str, str]) -> dict[str, str]:
-        """The right answers by place, one or two of them with the mistake.
+        """The right answers by place, with the edits.
 
         Raises:
             ValueError: the right answer does not hold the words that are replaced.
@@ -51,12 +47,30 @@ class WrongAnswer:
         return places
 
 
+@dataclass(frozen=True)
+class WrongAnswer(EditedAnswer):
+    """A right answer with one mistake in it, made as the mistake is made. The check must refuse it.
+
+    Attributes:
+        says: what the check's message must hold.
+        functions: by name, functions or classes that stand in place of the right ones, for what fills no place.
+    """
+
+    says: tuple[str, ...] = ()
+    functions: Mapping[str, object] = field(default_factory=dict)
+
+
 @dataclass
 class Answers:
-    """Answers to a lab's exercises: ``right`` by place, and wrong ones in the order in which they were added."""
+    """Answers to a lab's exercises: ``right`` by place, further right ones, and wrong ones, in the order of adding."""
 
     right: dict[str, str] = field(default_factory=dict)
+    unusual: list[EditedAnswer] = field(default_factory=list)
     wrong_answers: list[WrongAnswer] = field(default_factory=list)
+
+    def also_right(self, name: str, edits: Mapping[str, Edits]) -> None:
+        """Add a right answer that few would write: by place, edits of the plain answer or another text."""
+        self.unusual.append(EditedAnswer(next(iter(edits)).split(":")[0], name, edits))
 
     def wrong(
         self,
@@ -73,14 +87,14 @@ class Answers:
         It belongs to the exercise of its place unless ``exercise`` names another one.
         """
         number = exercise or place.split(":")[0]
-        self.wrong_answers.append(WrongAnswer(number, name, says, {place: instead or edits or {}, **(also or {})}))
+        self.wrong_answers.append(WrongAnswer(number, name, {place: instead or edits or {}, **(also or {})}, says))
 
     def wrong_function(self, exercise: str, replaces: str, *says: str) -> Callable[[Callable], Callable]:
         """Decorate a function or class that stands in place of the one that ``replaces`` names."""
 
         def add(function: Callable) -> Callable:
             name = function.__name__.replace("_", " ")
-            self.wrong_answers.append(WrongAnswer(exercise, name, says, functions={replaces: function}))
+            self.wrong_answers.append(WrongAnswer(exercise, name, {}, says, {replaces: function}))
             return function
 
         return add
@@ -94,5 +108,6 @@ def answers_of(package: str) -> Answers:
     every = Answers()
     for answers in found.values():
         every.right |= answers.right
+        every.unusual += answers.unusual
         every.wrong_answers += answers.wrong_answers
     return every

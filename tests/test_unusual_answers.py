@@ -1,0 +1,87 @@
+"""Right answers that few would write pass the check, the policy and the hidden cases. Each exercise has at least five.
+
+One of the five is the plain answer of which the wrong ones are edits.
+The others are in ``solutions/LAB/answers/unusual.py``.
+Those to an exercise of lab 4 that runs on ranks share one launch for the check and one for the hidden cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from lab4_played import CHECKS, SEED, functions_of, solved
+from lab_answers import LABS, answers, exercise, exercises, lab_filled, lab_of, solution, unusual_answers
+from lab_places import write_lab
+
+from grading.lab import find_lab
+from grading.policy import violations
+from grading.scenarios.compare import difference
+from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
+from utils.checks.answers import EditedAnswer
+from utils.distributed import warm
+
+EXERCISES = [number for lab in LABS for number in exercises(lab)]
+LEAST = 5
+
+
+def alone() -> Iterator:
+    """Answers that need no ranks; those to lab 1 take no time."""
+    for lab in LABS:
+        for answer in unusual_answers(lab):
+            if answer.exercise not in CHECKS:
+                marks = () if lab == LABS[0] else pytest.mark.thorough
+                yield pytest.param(answer, id=str(answer), marks=marks)
+
+
+def filled(answer: EditedAnswer) -> dict[str, str]:
+    return answer.filled(answers(lab_of(answer.exercise)).right)
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_an_exercise_has_five_right_answers_that_are_not_the_solution(number):
+    found = unusual_answers(lab_of(number), number)
+    assert len(found) + 1 >= LEAST
+    assert len({tuple(filled(answer).items()) for answer in found}) == len({each.name for each in found}) == len(found)
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_the_policy_has_nothing_against_them(lab, tmp_path):
+    judged = set()
+    for index, answer in enumerate(unusual_answers(lab)):
+        write_lab(lab, tmp_path / str(index), filled(answer))
+        for path in (tmp_path / str(index)).glob("*.py"):
+            if (source := path.read_bytes()) not in judged:
+                judged.add(source)
+                assert violations(source, path.name, find_lab(lab)) == [], (str(answer), path.name)
+
+
+@pytest.mark.parametrize("answer", alone())
+def test_an_unusual_right_answer_passes_the_check_and_agrees_with_the_solution_on_hidden_cases(answer, tmp_path):
+    asked = exercise(answer.exercise)
+    with lab_filled(lab_of(answer.exercise), tmp_path, filled(answer)) as lab:
+        asked.run_check(lab, seed=9)
+        expected, found = (asked.observe(each, 9) for each in (solution(lab_of(answer.exercise)), lab))
+    assert difference(asked, expected, found) is None
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[None]:
+    with warm():
+        yield
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", CHECKS)
+def test_unusual_right_answers_on_ranks_pass_the_check_and_agree_on_hidden_cases(number, launcher):
+    check, texts = CHECKS[number], {str(each): filled(each) for each in unusual_answers("lab4_zero", number)}
+    with functions_of(number, texts) as found:
+        shown, hidden = check.scenarios(SEED), check.hidden(SEED)
+        for answer, run in zip(found.values(), run_on_ranks(list(found.values()), shown), strict=True):
+            check.alone(answer, shown[0], SEED)
+            check.judge(run, shown, SEED)
+        functions = {"solution": solved(number)} | found
+        runs = run_on_ranks(list(functions.values()), hidden)
+        seen = {name: check.observations(run, hidden) for name, run in zip(functions, runs, strict=True)}
+        for name, observed in seen.items():
+            assert difference(check.exercise, seen["solution"], observed) is None, name
