@@ -1,0 +1,35 @@
+"""Right answers to exercise 7.1 that few would write: other ways to count stages, phases and rounds."""
+
+from __future__ import annotations
+
+from utils.checks.answers import Answers
+
+from .consumer import ANSWERS as PLAIN
+from .consumer import DONE, ISSUE, PLACE, RELEASE, WAIT
+
+ANSWERS = Answers()
+COUNTING = PLAIN.right[PLACE][
+    PLAIN.right[PLACE].index("    before = stage") : PLAIN.right[PLACE].index("acc = warpgroup_mma_wait(0")
+]
+ANSWERS.also_right("a phase from the number of the tile", {
+    PLACE: {"for i in range(num_tiles):\n": "for i in range(num_tiles):\n    stage = i % STAGES\n"
+                                           "    phase = (i // STAGES) % 2\n    before = (i + STAGES - 1) % STAGES\n",
+            COUNTING: ""},
+})  # fmt: skip
+ANSWERS.also_right("one arrival in a condition", {
+    PLACE: {RELEASE: "if i > 0:\n        mbarrier.arrive(empty.index(before))"},
+})  # fmt: skip
+ANSWERS.also_right("the first tile before the loop", {
+    PLACE: {"for i in range(num_tiles):\n": f"""\
+{WAIT}
+{ISSUE.replace("use_acc=i > 0", "use_acc=False")}
+before = 0
+stage = 1
+for i in range(1, num_tiles):
+""", "use_acc=i > 0, ": "", RELEASE: "mbarrier.arrive(empty.index(before))"},
+})  # fmt: skip
+ANSWERS.also_right("a ring by subtraction", {
+    PLACE: {"if stage == STAGES:\n        stage = 0\n        phase = phase ^ 1":
+            "if stage >= STAGES:\n        stage -= STAGES\n        phase = 1 - phase",
+            "pred=i > 0": "pred=i >= 1", DONE: "acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])"},
+})  # fmt: skip
