@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from pathlib import Path
 
@@ -9,10 +11,11 @@ import pytest
 import synthetic_cohort
 from hostile import HOSTILE, TARGETS, write
 from lab_answers import answers, edited, wrong_answers
-from lab_places import write_lab
+from lab_places import ROOT, write_lab
 
 from grading.lab import find_lab, lab_names
 from grading.policy import LONGEST, violations
+from utils.checks.forbid import MOST_FETCHED, OPERATOR_GROUPS
 
 LAB = find_lab("lab2")
 LABS = lab_names()
@@ -273,6 +276,42 @@ type(int)(*(v for v in ('L', (int,), {})))
 @pytest.mark.parametrize("source", REFUSED)
 def test_what_leads_out_of_a_lab_is_refused(source):
     assert refusals(source.replace("\\n", "\n"))
+
+
+def rows_of_the_guide() -> list[list[str]]:
+    """The guide's table of rules: about what, refused, heard, allowed."""
+    guide = (ROOT / "grading" / "README.md").read_text(encoding="utf-8")
+    section = guide.split("### What is refused, what is heard\n")[1].split("\n###")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line] for line in lines[1:]]
+
+
+def code_of(cell: str) -> list[str]:
+    """What stands as code in a cell, if it is a piece of Python that can stand alone."""
+    found = []
+    for code in re.findall(r"`([^`]+)`", cell):
+        with contextlib.suppress(SyntaxError):
+            ast.parse(code)
+            found.append(code)
+    return found
+
+
+@pytest.mark.parametrize("row", rows_of_the_guide(), ids=lambda row: row[0])
+def test_the_guides_examples_are_refused_and_allowed_as_it_says(row):
+    head = "import torch, triton\nimport triton.language as tl\nimport numpy as np\n"
+    refused, allowed = (code_of(row[place]) for place in (1, -1))
+    for code in (each for each in refused if not each.startswith(("policy", "utils", "@"))):
+        assert refusals(head + code), code
+    assert allowed or row[0] == "values in disguise"
+    for code in allowed:
+        assert refusals(head + code) == [], code
+
+
+def test_the_guide_names_each_group_of_operators_and_how_many_elements_python_may_fetch():
+    heard = " ".join(row[2] for row in rows_of_the_guide())
+    named = {"NumPy", "Python"}
+    assert all(group in heard for group in OPERATOR_GROUPS if group not in named) and named < set(OPERATOR_GROUPS)
+    assert f"more than {MOST_FETCHED} elements fetched" in heard and f"more than {MOST_FETCHED} different" in heard
 
 
 @pytest.mark.parametrize(

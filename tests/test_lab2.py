@@ -1,4 +1,4 @@
-"""Lab 2: the order of tiles, gradients to the bit, unusual right answers, a file saved while its notebook is open."""
+"""Lab 2: the order of tiles, gradients to the bit, a file saved while its notebook is open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
-from lab_answers import answers, exercise, lab_filled, notebook
+from lab_answers import notebook
 from nbclient import NotebookClient
 
 from solutions import lab2_triton_kernels as solution
@@ -71,52 +71,6 @@ def test_gradients_have_the_same_bits_on_each_run():
             w = weight.clone().to(solution.gelu(x).device).requires_grad_()
             found.append(torch.autograd.grad(function(x.to(w.device), w).sum(), w)[0])
         assert torch.equal(*found)
-
-
-#: Right answers that are not written as most are: place, and words of the plain answer with what stands there instead.
-UNUSUAL = {
-    "Triton's own softmax": (
-        "2.5: softmax of short rows",
-        {
-            "numerator = tl.exp(x - tl.max(x, axis=1)[:, None])": "y = tl.softmax(x, dim=1, keep_dims=True)",
-            "y = numerator / tl.sum(numerator, axis=1)[:, None]": "",
-        },
-    ),
-    "rows that wrap around": (
-        "2.7: tiled matmul",
-        {
-            "row[:, None] * stride_am": "(row % M)[:, None] * stride_am",
-            "column[None, :] * stride_bn": "(column % N)[None, :] * stride_bn",
-            "mask=(row[:, None] < M) & (inner[None, :] < K - start)": "mask=inner[None, :] < K - start",
-            "mask=(inner[:, None] < K - start) & (column[None, :] < N)": "mask=inner[:, None] < K - start",
-        },
-    ),
-    "a maximum that keeps NaN": (
-        "2.2: bias and ReLU",
-        {"y = tl.where(y < 0, 0.0, y)": "y = tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)"},
-    ),
-    "a maximum that starts at -inf": (
-        "2.6: softmax of long rows",
-        {
-            "-3.0e38": '-float("inf")',
-            "total = total *": "rest = tl.where(new_maximum > -3e38, new_maximum, 0.0)\n            total = total *",
-            "tl.exp(maximum - new_maximum)": "tl.exp(maximum - rest)",
-            "tl.exp(x - new_maximum)": "tl.exp(x - rest)",
-        },
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", UNUSUAL)
-def test_an_unusual_right_answer_passes(what, tmp_path):
-    place, edits = UNUSUAL[what]
-    right = dict(answers(LAB).right)
-    for words, instead in edits.items():
-        assert words in right[place]
-        right[place] = right[place].replace(words, instead)
-    with lab_filled(LAB, tmp_path, right) as lab:
-        exercise(place.split(":")[0]).run_check(lab, seed=9)
 
 
 @pytest.mark.slow

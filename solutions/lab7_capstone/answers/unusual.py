@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from utils.checks.answers import Answers
 
-from .consumer import ANSWERS as PLAIN
 from .consumer import DONE, ISSUE, PLACE, RELEASE, WAIT
 
 ANSWERS = Answers()
-COUNTING = PLAIN.right[PLACE][
-    PLAIN.right[PLACE].index("    before = stage") : PLAIN.right[PLACE].index("acc = warpgroup_mma_wait(0")
-]
+COUNTING = """\
+    before = stage
+    stage = stage + 1
+    if stage == STAGES:
+        stage = 0
+        phase = phase ^ 1
+"""
 ANSWERS.also_right("a phase from the number of the tile", {
     PLACE: {"for i in range(num_tiles):\n": "for i in range(num_tiles):\n    stage = i % STAGES\n"
                                            "    phase = (i // STAGES) % 2\n    before = (i + STAGES - 1) % STAGES\n",
