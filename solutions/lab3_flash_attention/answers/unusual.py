@@ -98,8 +98,8 @@ also_right("the product added by hand", {
     LOOP: {ADDED: 'acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")'},
     ROW_END: {"acc = acc / tl.where(seen, l_i, 1.0)[:, None]": "acc = acc * (1.0 / tl.where(seen, l_i, 1.0))[:, None]"},
 })  # fmt: skip
-also_right("the second product in float32", {
-    LOOP: {"tl.dot(p.to(v.dtype), v, acc": "tl.dot(p, v.to(tl.float32), acc"},
+also_right("the larger by a comparison", {
+    LOOP: {"m_ij = tl.maximum(m_i, tl.max(s, 1))": "top = tl.max(s, 1)\n        m_ij = tl.where(top > m_i, top, m_i)"},
     ROW_END: {"(m_i + tl.log2(l_i)) * 0.6931471805599453": "m_i * 0.6931471805599453 + tl.log(l_i)"},
 })  # fmt: skip
 also_right("scores shifted first", {
@@ -161,9 +161,10 @@ also_right("natural exponentials and sums by hand", {
     DKDV: {P: "p = tl.exp(s * scale - lse[None, :])", DV: DV.replace("dv, ", "").replace("dv =", "dv +="),
            DK: DK.replace("dk, ", "").replace("dk =", "dk +=")},
 })  # fmt: skip
-also_right("products in float32", {
-    DKDV: {"tl.dot(p.to(do.dtype), do, dv": "tl.dot(p, do.to(tl.float32), dv",
-           "tl.dot(ds.to(q.dtype), q, dk": "tl.dot(ds, q.to(tl.float32), dk"},
+also_right("a transposed product for dP", {
+    DKDV: {'dp = tl.dot(v, tl.trans(do), input_precision="ieee")':
+           'dp = tl.trans(tl.dot(do, tl.trans(v), input_precision="ieee"))',
+           "p = tl.where(seen, p, 0.0)": "p = tl.where(~seen, 0.0, p)"},
 })  # fmt: skip
 also_right("scores as the forward pass has them", {
     DKDV: {S: 's = tl.trans(tl.dot(q, tl.trans(k), input_precision="ieee"))',
@@ -182,7 +183,10 @@ DQ, DQ_END = "3.7: one step of dQ", "3.7: the end of dQ"
 also_right("natural exponentials", {
     DQ: {"p = tl.exp2((s * scale - lse[:, None]) * 1.4426950408889634)": "p = tl.exp(scale * s - lse[:, None])"},
 })  # fmt: skip
-also_right("the product in float32", {DQ: {"tl.dot(ds.to(k.dtype), k, dq": "tl.dot(ds, k.to(tl.float32), dq"}})
+also_right("a transposed product", {
+    DQ: {'dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")':
+         'dq += tl.trans(tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision="ieee"))'},
+})  # fmt: skip
 also_right("the sum by hand, scaled in the loop", {
     DQ: {'dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")':
          'dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee") * scale'},

@@ -244,8 +244,9 @@ also_right("scores shifted in place", {
            "mask=inside, other=0)": "mask=token < end, other=0)"},
     END: {"o = o / tl.where(seen, d, 1.0)[:, None]": "o = o * (1.0 / tl.where(seen, d, 1.0))[:, None]"},
 })  # fmt: skip
-also_right("the second product in float32", {
-    LOOP: {SUM: "o = o * ratio[:, None] + tl.dot(p, v.to(tl.float32), input_precision='ieee')"},
+also_right("the larger by a comparison", {
+    LOOP: {"new = tl.maximum(m, tl.max(s, axis=1))":
+           "top = tl.max(s, axis=1)\n        new = tl.where(top > m, top, m)"},
     END: {"seen = d > 0": "seen = d != 0.0"},
 })  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils.checks.answers import Answers
 
-from .consumer import DONE, ISSUE, PLACE, RELEASE, WAIT
+from .consumer import DONE, PLACE, RELEASE
 
 ANSWERS = Answers()
 COUNTING = """\
@@ -22,14 +22,10 @@ ANSWERS.also_right("a phase from the number of the tile", {
 ANSWERS.also_right("one arrival in a condition", {
     PLACE: {RELEASE: "if i > 0:\n        mbarrier.arrive(empty.index(before))"},
 })  # fmt: skip
-ANSWERS.also_right("the first tile before the loop", {
-    PLACE: {"for i in range(num_tiles):\n": f"""\
-{WAIT}
-{ISSUE.replace("use_acc=i > 0", "use_acc=False")}
-before = 0
-stage = 1
-for i in range(1, num_tiles):
-""", "use_acc=i > 0, ": "", RELEASE: "mbarrier.arrive(empty.index(before))"},
+ANSWERS.also_right("rounds with a name", {
+    PLACE: {"for i in range(num_tiles):\n": "for i in range(num_tiles):\n    done_rounds = i // STAGES\n"
+                                           "    stage = i - done_rounds * STAGES\n    phase = done_rounds & 1\n",
+            RELEASE: "if i != 0:\n        mbarrier.arrive(empty.index((stage - 1 + STAGES) % STAGES))", COUNTING: ""},
 })  # fmt: skip
 ANSWERS.also_right("a ring by subtraction", {
     PLACE: {"if stage == STAGES:\n        stage = 0\n        phase = phase ^ 1":
