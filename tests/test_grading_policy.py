@@ -121,6 +121,7 @@ SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES[type(x)]
 SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES.get(type(x), 8)
 from torch import nn\nclass A(nn.Module):\n  def __init__(self, **kw):\n    super().__init__()\n    nn.Module.__init__(self)
 import numpy as np\ndef f(x):\n  return np.asarray([1.0]).astype(np.float32)
+Nothing = type(None)\ndef f(x):\n  return isinstance(x, (int, type(None), type([]))) or x.__class__ is Nothing
 def f(d):\n  return sorted(d, key=lambda k: (type(k).__name__, k))
 class Meta:\n  type = 3\ndef f(x):\n  return x.type == "cuda"
 class D(float):\n  pass

@@ -83,6 +83,8 @@ class Uses:
     def keeps_class(self, node: ast.expr, scope: Scope, names: int = 0) -> bool:
         """Whether a class may be called as a metaclass, or kept: not if it is compared, shown, or makes an instance."""
         outer = self.around(node)
+        if isinstance(_asked(node), DISPLAY):  # `type(None)`, `type([])`: Python's own types are no secret
+            return False
         if isinstance(outer, ast.Tuple | ast.List | ast.Set):
             above = self.around(outer)
             return not (isinstance(above, ast.Compare) and self._compares_classes(above, node, scope)) and not (
@@ -185,6 +187,13 @@ class Uses:
         path = scope.path_of(called or value) or ""
         literal = not any(isinstance(part, ast.Name | ast.Call | ast.Lambda) for part in ast.walk(value))
         return literal or path.startswith("torch.") or path == "enum.auto" or self._is_call_of(value, ("range",))
+
+
+def _asked(node: ast.expr) -> ast.expr | None:
+    """Of what ``type(x)`` or ``x.__class__`` is the class."""
+    if isinstance(node, ast.Call):
+        return node.args[0] if node.args else None
+    return node.value if isinstance(node, ast.Attribute) else None
 
 
 def _bound_by(node: ast.AST) -> list[str]:
