@@ -147,6 +147,11 @@ def written_one_by_one_and_stacked(x, out):
     out.copy_(torch.stack([torch.full((), 0.5 * place) for place in range(64)]).view(8, 8))
 
 
+def written_as_padding(x, out):
+    pad = torch.nn.functional.pad
+    out.view(-1).copy_(torch.cat([pad(x[:0, 0], (1, 0), value=0.5 * place) for place in range(64)]))
+
+
 def compared_one_by_one(x, out):
     for place in range(64):
         torch.equal(x.view(-1)[place], out.view(-1)[place])
@@ -174,6 +179,7 @@ UNHEARD_ONCE = (
     written_as_a_list,
     written_one_by_one,
     written_one_by_one_and_stacked,
+    written_as_padding,
     compared_one_by_one,
     read_as_bits,
     fetched_in_a_grid,
@@ -202,6 +208,7 @@ def test_beginning_with_the_same_number_in_many_places_breaks_no_rule():
         for row in range(64):
             out.view(-1)[row] = float("nan") if row % 2 else 0.0
             out[row % 8].fill_(-torch.inf)
+        out[:, :2].copy_(torch.FloatTensor([0.5, 1.0]))
         copy[(1,)](x, out, BLOCK=64)
     assert broken_rule(Rules(), seen) is None
 

@@ -215,14 +215,20 @@ def _foreign(value: Any) -> str:
     return "" if value.untyped_storage().resizable() else "a tensor in the memory of NumPy or Python"
 
 
+#: Operators whose last argument is a number that fills a tensor.
+_FILLING = frozenset(
+    f"aten.{name}" for name in ("constant_pad_nd", "fill_", "full", "full_like", "new_full", "scalar_tensor")
+)
+
+
 def _written(name: str, args: Sequence[Any], result: Any) -> set[str]:
     """The floating-point values that an operator takes from Python: of a list, or a number that fills a tensor."""
     if not (isinstance(result, torch.Tensor) and result.dtype.is_floating_point) or result.is_meta:
         return set()
     if name in ("aten.lift_fresh", "aten.lift"):
-        return set(map(repr, result.flatten().tolist()))
-    fills = name in ("aten.fill_", "aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor")
-    return {repr(float(args[-1]))} if fills and isinstance(args[-1], int | float) else set()
+        with torch._C.DisableTorchFunction():  # this reading is not the student's
+            return set(map(repr, result.flatten().tolist()))
+    return {repr(float(args[-1]))} if name in _FILLING and isinstance(args[-1], int | float) else set()
 
 
 def _is_of_the_launch(frame: types.FrameType | None, copies: bool) -> bool:
