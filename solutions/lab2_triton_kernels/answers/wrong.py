@@ -251,6 +251,16 @@ wrong(
     edits={"grid = ": "return torch.softmax(x, -1)\n        grid = "},
 )
 SHORT_STORE = "tl.store(out_ptr + row[:, None] * columns + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)"
+wrong(
+    SHORT,
+    "the logarithm of the sum",
+    "exp(x - log(sum)) errs the more the larger x is",
+    edits={
+        "numerator = tl.exp(x - tl.max(x, axis=1)[:, None])": "top = tl.max(x, axis=1)[:, None]",
+        "y = numerator / tl.sum(numerator, axis=1)[:, None]": "total = tl.sum(tl.exp(x - top), axis=1)[:, None]\n"
+        "        y = tl.exp(x - (top + tl.log(total)))",
+    },
+)
 wrong(SHORT, "no store", "softmax_short_kernel ran: where is its tl.store", edits={SHORT_STORE: "pass"})
 
 # ---- 2.6 softmax of long rows
@@ -272,6 +282,15 @@ wrong(
     "each block of columns has its own maximum",
     '"classic wrong answers" 2',
     edits={LONG_MAX: "new_maximum = tl.max(x, axis=0)", RESCALED: "total +"},
+)
+wrong(
+    LONG,
+    "the logarithm of the sum",
+    "exp(x - log(sum)) errs the more the larger x is",
+    edits={
+        "for again in range": "lse = maximum + tl.log(total)\n        for again in range",
+        "tl.exp(x - maximum) / total": "tl.exp(x - lse)",
+    },
 )
 wrong(LONG, "last sum", "the sum holds the last block of columns only", edits={RESCALED: ""})
 wrong(

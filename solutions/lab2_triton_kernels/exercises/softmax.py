@@ -57,6 +57,22 @@ def _overflows(e: Evidence) -> bool:
     return bool(bad.any() and bad[most > 100].all() and (most[bad] > 80).all())
 
 
+def _rounded_logarithm(e: Evidence) -> bool:
+    """Whether float32 errs by no more than its rounding of x and of the logarithm of the sum explains."""
+    x = e.args64[0]
+    lse = torch.logsumexp(x, -1, keepdim=True)
+    relative = torch.finfo(torch.float32).eps * (x.abs() + lse.abs())
+    room = e.right * relative.clamp(max=0.1)
+    return bool(e.case.dtype == torch.float32 and ((e.got - e.right).abs() <= room)[e.bad].all())
+
+
+_LOGARITHM = Diagnosis(
+    _rounded_logarithm,
+    "exp(x - log(sum)) errs the more the larger x is, since float32 rounds the logarithm: subtract the row's maximum, "
+    "and divide by the sum",
+)
+
+
 def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormalised: int, precision: int):
     """Mistakes that both exercises share, with their places in the exercise's list."""
     return (
@@ -113,6 +129,7 @@ def _shared_sum(x: torch.Tensor, full: bool) -> torch.Tensor:
 
 
 _SHORT_MISTAKES = (
+    _LOGARITHM,
     Diagnosis(
         _tile_maximum,
         classic("rows far below their neighbours fail: a program subtracts one maximum from all its rows", 3),
@@ -278,6 +295,7 @@ def _starts_above(e: Evidence) -> bool:
 
 
 _LONG_MISTAKES = (
+    _LOGARITHM,
     Diagnosis(
         _starts_above,
         classic("rows far below 0 fail: the running maximum starts above their values", 8),
