@@ -121,6 +121,8 @@ SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES[type(x)]
 SIZES = {int: 4, float: 8}\ndef f(x):\n  return SIZES.get(type(x), 8)
 from torch import nn\nclass A(nn.Module):\n  def __init__(self, **kw):\n    super().__init__()\n    nn.Module.__init__(self)
 import numpy as np\ndef f(x):\n  return np.asarray([1.0]).astype(np.float32)
+def f(x):\n  try: pass\n  except ValueError as e:\n    raise type(e)(str(e) + f" in {x}") from e
+class A:\n  def twice(self):\n    return type(self)(int(self.n))
 Nothing = type(None)\ndef f(x):\n  return isinstance(x, (int, type(None), type([]))) or x.__class__ is Nothing
 def f(d):\n  return sorted(d, key=lambda k: (type(k).__name__, k))
 class Meta:\n  type = 3\ndef f(x):\n  return x.type == "cuda"
@@ -271,6 +273,8 @@ import torch\ntorch.Tensor.__class__.__call__('L', (int,), {})
 __match_args__, x = ('__globals__',), 1
 import dataclasses\nimport torch\ndataclasses.dataclass(eq=True)(torch.nn.Parameter)
 type(int)(*(v for v in ('L', (int,), {})))
+class E:\n  def __radd__(self, o): return int\ntype(int)("a" + E())
+def str(x): return int\ntype(int)(str(3))
 """.strip().split("\n")
 
 

@@ -95,7 +95,7 @@ class Uses:
         if isinstance(outer, ast.Compare):
             return not self._compares_classes(outer, node, scope)
         if isinstance(outer, ast.Call) and outer.func is node:
-            return not _makes_instance(outer)
+            return not self._makes_instance(outer)
         if isinstance(outer, ast.Call):
             shown = ("isinstance", "issubclass", "print", "repr", "str", "id", "len", "hash")
             called = outer.func
@@ -111,6 +111,20 @@ class Uses:
                 self.keeps_class(use, scope, names + 1) for use in self._read.get(outer.targets[0].id, ())
             )
         return not (isinstance(outer, ast.FormattedValue | ast.Expr) or _is_filled(outer, node))
+
+    def _makes_instance(self, call: ast.Call) -> bool:
+        """Whether a call of a class gives no class: a metaclass takes three arguments, `type` itself also one."""
+        if any(isinstance(given, ast.Starred) for given in call.args) or any(k.arg is None for k in call.keywords):
+            return False
+        return len(call.args) != 3 and (len(call.args) != 1 or self._is_no_class(call.args[0]))
+
+    def _is_no_class(self, node: ast.expr) -> bool:
+        """Whether an expression gives a number, a text or a container for certain."""
+        if isinstance(node, ast.BinOp):
+            return self._is_no_class(node.left) and self._is_no_class(node.right)
+        return isinstance(node, DISPLAY) or self._is_call_of(
+            node, ("bool", "dict", "float", "int", "len", "list", "repr", "set", "sorted", "str", "tuple")
+        )
 
     def _compares_classes(self, compare: ast.Compare, node: ast.expr, scope: Scope) -> bool:
         """Whether all that a class is compared with are classes: others may keep what they are compared with."""
@@ -206,13 +220,6 @@ def _bound_by(node: ast.AST) -> list[str]:
         return [node.asname or node.name.split(".")[0]]
     name = node.rest if isinstance(node, ast.MatchMapping) else getattr(node, "name", None)
     return [name] if isinstance(name, str) else []
-
-
-def _makes_instance(call: ast.Call) -> bool:
-    """Whether a call of a class gives no class: a metaclass takes three arguments, `type` itself also one."""
-    if any(isinstance(given, ast.Starred) for given in call.args) or any(k.arg is None for k in call.keywords):
-        return False
-    return len(call.args) != 3 and (len(call.args) != 1 or isinstance(call.args[0], DISPLAY))
 
 
 def _is_filled(node: ast.AST | None, inner: ast.AST) -> bool:
