@@ -275,6 +275,8 @@ import dataclasses\nimport torch\ndataclasses.dataclass(eq=True)(torch.nn.Parame
 type(int)(*(v for v in ('L', (int,), {})))
 class E:\n  def __radd__(self, o): return int\ntype(int)("a" + E())
 def str(x): return int\ntype(int)(str(3))
+KINDS = {}\nKINDS.get(3, type(int))('L', (int,), {})
+import numbers\ntype(numbers.Integral).register(numbers.Integral, float)
 """.strip().split("\n")
 
 

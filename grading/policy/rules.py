@@ -225,7 +225,7 @@ class Reader:
             self._judge_class_of(node, scope)
         elif node.attr in ("format", "format_map") and not self.uses.is_written(node.value):
             self._refuse(node, f"`{text_of(node)}`", "a text with places to fill stands in the source as one text")
-        elif node.attr == "register" and self._roots(node.value, scope) & tables.ABSTRACT:
+        elif node.attr == "register" and (is_class_of(node.value) or self._roots(node.value, scope) & tables.ABSTRACT):
             self._refuse(node, f"`{text_of(node)}`", "Python's classes are not yours to change")
 
     def _judge_class_of(self, node: ast.expr, scope: Scope) -> None:

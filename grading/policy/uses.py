@@ -102,7 +102,7 @@ class Uses:
             method = called.attr if isinstance(called, ast.Attribute) else ""
             return not self._is_call_of(outer, shown) and not (
                 (method == "format" and isinstance(called.value, ast.Constant))
-                or (method == "get" and self._is_always(called.value, ast.Dict))
+                or (method == "get" and node is outer.args[0] and self._is_always(called.value, ast.Dict))
             )
         if isinstance(outer, ast.Subscript):
             return not (outer.slice is node and self._is_always(outer.value, ast.Dict))
