@@ -211,7 +211,7 @@ gelu(
 gelu(
     "kernel-by-a-call", "makes its kernel of a function that no decorator marks, with PyTorch in it",
     "KEPT.append((given, out))\ntriton.jit(plain)[(1,)](out)\nlaunch()\nreturn out",
-    "refused", "failed", reason=r"kernel|PyTorch computes|built-in",
+    "refused", reason=r"write `@triton\.jit`",
     before="KEPT = []\n\n\ndef plain(out_ptr):\n    given, out = KEPT[-1]\n"
            "    out.copy_(torch.nn.functional.gelu(given, approximate='tanh'))\n\n\n",
 )  # fmt: skip
