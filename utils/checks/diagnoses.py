@@ -119,6 +119,8 @@ class Evidence:
         dtype, allowed = self.trial.targets[self.position].dtype, self.difference.allowed
         if agrees(candidate, self.right, 4 * allowed, dtype).all():
             return False
+        if candidate.any() and agrees(candidate, torch.zeros_like(candidate), 4 * allowed, dtype).all():
+            return False  # what is next to nothing is no evidence of a formula either
         larger = max(1.0, _largest(candidate) / (_largest(self.right) or 1.0))  # and so is its rounding error
         return bool(agrees(self.got, candidate, 4 * allowed * larger, dtype).all())
 

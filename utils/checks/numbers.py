@@ -212,7 +212,7 @@ def _constant_ratio(form: AnswerFormat, answers: Sequence[Answer]) -> str:
     ratio = Fraction(ratios[0]).limit_denominator(64)
     if not ratio or any(abs(r / float(ratio) - 1) > 1e-6 for r in ratios):
         return ""
-    return f"every result is {ratio} times what is expected: which factor or term is missing or counted twice?"
+    return f"every result is {ratio} times what is expected: which factor or term is missing, wrong or counted twice?"
 
 
 def _check_refusals(

@@ -23,7 +23,7 @@ def _out_of_bounds(e: Evidence) -> str:
     found = e.findings("out_of_bounds")[0]
     if found.index < 0:
         return f"out-of-bounds access ({found}): its offset is negative"
-    return f"out-of-bounds access ({found}): no mask stops it, or its offset is wrong"
+    return f"out-of-bounds access ({found}): no mask stops it, its offset is wrong, or the tensor is another than meant"
 
 
 # ---- which cases fail
@@ -177,7 +177,7 @@ def _factor_sentence(e: Evidence) -> str:
     if factor is not None and abs(factor + 1) < 5e-3:
         return "every element has the wrong sign"
     told = f"every element is {number(factor)} times the expected value"
-    asked = "is a factor missing or applied twice, or a term added twice?"
+    asked = "is a factor missing, wrong or applied twice, or a term added twice?"
     return f"{told} ({' or '.join(named[:2])}): {asked}" if named else told
 
 
@@ -235,10 +235,39 @@ def _nan(e: Evidence) -> bool:
     return bool((e.got.isnan() & ~e.right.isnan()).any())
 
 
+def _only_read(launch: LaunchProfile, tensor: Any) -> bool:
+    """Whether a launch loads from a tensor's memory and stores nothing there."""
+    moved = launch.by_argument
+    counts = [moved[name] for name in arguments_in(launch, tensor) if name in moved]
+    return any(c.bytes_loaded for c in counts) and not any(c.bytes_stored for c in counts)
+
+
 def _launches(e: Evidence) -> list[LaunchProfile]:
-    """The launches that are given the output."""
-    launches = getattr(e.trial.profile, "launches", ())
-    return [launch for launch in launches if arguments_in(launch, e.trial.outputs[e.position])]
+    """The launches that are given the output, but for those that only read it."""
+    launches, out = getattr(e.trial.profile, "launches", ()), e.trial.outputs[e.position]
+    return [launch for launch in launches if arguments_in(launch, out) and not _only_read(launch, out)]
+
+
+def _uninitialized(e: Evidence) -> list:
+    """Reads of memory that nothing has written, on the way to the output.
+
+    A later kernel may read an output that an earlier one should have written: that says nothing about the later one.
+    """
+    if not _launches(e):
+        return []
+    launches, outputs = getattr(e.trial.profile, "launches", ()), e.trial.outputs
+    given = [number for number, launch in enumerate(launches, 1) if arguments_in(launch, outputs[e.position])]
+    before = launches[: max(given)]
+    kernels = {launch.kernel for launch in before}
+    read = {
+        (launch.kernel, name)
+        for launch in before
+        for output in outputs
+        if _only_read(launch, output)
+        for name in arguments_in(launch, output)
+    }
+    found = e.findings("uninitialized_reads")
+    return [each for each in found if each.kernel in kernels and (each.kernel, each.argument) not in read]
 
 
 def _no_store(e: Evidence) -> str:
@@ -250,7 +279,8 @@ def _no_store(e: Evidence) -> str:
     if not ran:
         return "the output is never written: is the kernel launched on it, and does it end with tl.store?"
     return (
-        f"the output is never written, though {', '.join(ran)} ran: where is its tl.store, with which mask and offsets?"
+        f"the output is never written, though {', '.join(ran)} ran: where is its tl.store, is it reached, and "
+        "with which mask and offsets?"
     )
 
 
@@ -263,8 +293,9 @@ def _programs(e: Evidence) -> int:
     return max((math.prod(launch.grid) for launch in _launches(e)), default=0)
 
 
-def _too_few_programs(e: Evidence) -> bool:
-    return _programs(e) < len(set(e.tiling.programs(tuple(e.bad.shape)).values()))
+def _needed(e: Evidence) -> int:
+    """How many programs the tiles of the output take."""
+    return len(set(e.tiling.programs(tuple(e.bad.shape)).values()))
 
 
 def _writes_outside(e: Evidence) -> bool:
@@ -278,7 +309,7 @@ def _first_program_alone(e: Evidence) -> str | None:
         return None
     if _programs(e) == 1:
         return "only the first tile is written: the grid has a single program, which does not walk through the others"
-    return "only the first program's tile is written: what do the others write? See where tl.program_id comes in"
+    return "only the first program's tile is written: what do the others write, at which offsets, with which mask?"
 
 
 _CARRY = (
@@ -294,7 +325,7 @@ GENERIC: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         lambda e: (
-            e.only(lambda case: case.layout != "contiguous")
+            (e.only(lambda case: case.layout != "contiguous") and not (_writes_outside(e) or e.findings("races")))
             or (not e.trial.args[0].is_contiguous() and _ignores_strides(e))
         ),
         lambda e: (
@@ -304,23 +335,25 @@ GENERIC: tuple[Diagnosis, ...] = (
         ),
     ),
     Diagnosis(
-        lambda e: e.findings("uninitialized_reads"),
-        lambda e: f"the kernel reads uninitialized memory ({e.findings('uninitialized_reads')[0]})",
+        _uninitialized,
+        lambda e: f"the kernel reads uninitialized memory ({_uninitialized(e)[0]})",
     ),
     Diagnosis(
         lambda e: bool(_never(e).all()),
         _no_store,
     ),
     Diagnosis(
-        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()) and _too_few_programs(e),
-        "the partial last tile is never written: the grid has too few programs; it needs triton.cdiv(size, BLOCK), "
-        "not size // BLOCK",
+        lambda e: _last_tile(e) and bool(_never(e)[e.bad].all()) and _programs(e) < _needed(e),
+        lambda e: (
+            f"the partial last tile is never written: the grid has too few programs, {_programs(e):,} for the "
+            f"{_needed(e):,} of triton.cdiv(size, BLOCK)"
+        ),
     ),
     Diagnosis(_first_program_alone, lambda e: _first_program_alone(e)),
     Diagnosis(
         lambda e: bool(_never(e)[e.bad].all()) and not _writes_outside(e),
-        "these elements are never written: no program's store covers them (the grid is too small, a mask excludes "
-        "too much, an offset is wrong, or two programs write the same tile)",
+        "these elements are never written: no program's store covers them (the grid is too small, a loop ends too "
+        "early, a mask excludes too much, an offset is wrong, or two programs write the same tile)",
     ),
     Diagnosis(lambda e: bool(e.findings("out_of_bounds")), _out_of_bounds),
     Diagnosis(
@@ -397,8 +430,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         _nan,
         lambda e: (
             f"{'every element is NaN' if e.got.isnan().all() else 'NaN where a finite value is expected'}: "
-            "it comes from 0/0, 0 * inf or inf - inf, or from a lane that a mask should have left out, or did leave "
-            "out without `other`"
+            "it comes from 0/0, 0 * inf, inf - inf or the root or logarithm of a negative number, or from a lane that "
+            "a mask should have left out, or did leave out without `other`"
         ),
     ),
     Diagnosis(

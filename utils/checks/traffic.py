@@ -20,8 +20,8 @@ _SHOWN = 3
 
 #: What goes wrong where only the ``far`` layout does.
 OVERFLOW = (
-    "only offsets beyond 2^31 are wrong: a 32-bit integer overflows where an index is multiplied by a stride; "
-    "convert the index to 64 bits first: row.to(tl.int64) * stride"
+    "only offsets beyond 2^31 are wrong: a 32-bit integer overflows where an index is multiplied by a stride or "
+    "the size of a tile; convert the index to 64 bits first: row.to(tl.int64) * stride"
 )
 
 
@@ -222,7 +222,8 @@ def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
             "out-of-bounds access",
             "out-of-bounds accesses",
             "the values may be right here, but on a GPU this reads or overwrites other memory, or aborts the kernel: "
-            "give each load and store a mask that compares its offsets with the tensor's size",
+            "give each load and store a mask that compares its offsets with the tensor's size, and launch no "
+            "program and take no step beyond its last tile",
         ),
         (
             "uninitialized_reads",

@@ -82,7 +82,7 @@ def _form(
         return Problem(f"expected {len(outputs)} output{plural} ({', '.join(outputs)}), got {len(trial.outputs)}")
     for name, old, new in zip(_fill(named, len(trial.args)), before, trial.args):
         if old is not None and tensors.changed(old, new):
-            cause = "the caller still needs the input: write to a new tensor, and hand that one to the kernel as output"
+            cause = "the caller still needs the input: let kernels write to a new tensor only"
             return Problem(f"input {name} was modified in place", cause)
     problems = map(lambda *pair: tensors.wrong_form(*pair, named), outputs, trial.outputs, trial.targets)
     return next((problem for problem in problems if problem), None)

@@ -198,7 +198,8 @@ FLOPS = Question(
             3,
         ),
         Mistake(
-            "the maximum's comparisons are counted: inside a softmax they are free",
+            "one operation per pair too many is counted: the maximum's comparisons, which are free inside a "
+            "softmax, or the scale twice",
             _flops_of(per_pair=lambda d: 4 * d + 6),
             3,
         ),
@@ -207,7 +208,12 @@ FLOPS = Question(
             _flops_of(per_pair=lambda d: 2 * d + 5),
             4,
         ),
-        Mistake(MULTIPLY_ADD, _flops_of(per_pair=lambda d: 2 * d), 4),
+        Mistake(
+            "the softmax, the scale and one of the two products are left out; or softmax and scale are, and "
+            f"{MULTIPLY_ADD}",
+            _flops_of(per_pair=lambda d: 2 * d),
+            4,
+        ),
         Mistake(
             "the heads are not counted",
             lambda heads, **sizes: attention_flops(heads=1, **sizes),
@@ -247,8 +253,10 @@ BYTES = Question(
         Mistake("three of the four trips of S and P are left out", _bytes_of(scores=1), 6),
         Mistake("the score matrices are left out: they go through HBM when materialised", _bytes_of(scores=0), 6),
         Mistake("one score matrix serves all heads: each head has its own", _bytes_of(shared_scores=True), 7),
-        Mistake("O is not written", _bytes_of(ends=(1, 2)), 7),
-        Mistake("V is not read", _bytes_of(ends=(2, 1)), 7),
+        Mistake(
+            "one of the two tensors with seq_q rows is left out: Q is read and O is written", _bytes_of(ends=(1, 2)), 7
+        ),
+        Mistake("one of the two tensors with seq_k rows is left out: K and V are both read", _bytes_of(ends=(2, 1)), 7),
         Mistake("Q, K, V and O are all taken to have seq_q rows: K and V have seq_k", _bytes_of(ends=(4, 0)), 7),
         Mistake("Q, K, V and O are all taken to have seq_k rows: Q and O have seq_q", _bytes_of(ends=(0, 4)), 7),
         Mistake(
@@ -270,7 +278,8 @@ BYTES = Question(
             8,
         ),
         Mistake(
-            "two numbers are written for each query: a log-sum-exp holds the maximum and the sum in one",
+            "the log-sum-exp is counted twice, as if two numbers are written for each query: it holds the "
+            "maximum and the sum in one",
             _bytes_of(statistics=8),
             8,
         ),

@@ -61,14 +61,19 @@ BYTES = Question(
     residual_add_bytes,
     (
         Mistake(
-            "the second loop's loads are left out: it reads x and residual again, because nothing of them was kept",
+            "two passes are missing: the second loop's loads are left out (it reads x and residual again, "
+            "because nothing of them was kept), or y's store is subtracted",
             _moved(given=3),
             1,
         ),
         Mistake(
             "every pass of the given kernel is counted: with mended=True, x and residual are read once", _moved(5, 5), 1
         ),
-        Mistake("one pass too many is counted: y is stored, and need not be read back", _moved(mended=4), 1),
+        Mistake(
+            "one pass too many is counted: mended, x and residual are read once, y is stored and not read back",
+            _moved(mended=4),
+            1,
+        ),
         Mistake(
             "one of the passes is left out: each loop that reads loads x and residual, and y is stored", _moved(4, 2), 2
         ),
@@ -171,7 +176,8 @@ SECTORS = Question(
         ),
         Mistake("this walk is taken for the other one", _walked(element=_other_walk), 3),
         Mistake(
-            "one sector per element is counted: lanes of a warp that want the same sector share it",
+            "one sector per element is counted: the lanes of a warp that take part in a step share a sector, and "
+            "there are ceil(cols / block) steps",
             lambda rows, cols, stride, element_size, block, walk: rows * cols,
             4,
         ),
@@ -343,7 +349,9 @@ _MISTAKES = (
     Diagnosis(
         _stored_by_the_stride_of_x, classic("y has no gaps between its rows: its row begins at row * cols, not x's", 8)
     ),
-    Diagnosis(_partial_step_missing, classic("the last, partial step is left out: cols / BLOCK is rounded up", 8)),
+    Diagnosis(
+        _partial_step_missing, classic("the last, partial step is left out: there are ceil(cols / BLOCK) steps", 8)
+    ),
     same_as(_of_step(-1), classic("only the last step's elements are in the sum: add each step's to the total", 8)),
     same_as(_of_step(0), classic("only the first step's elements are in the sum: add each step's to the total", 8)),
     same_as(lambda x, residual: (x, (x + residual).sum(1)), classic("this is x: residual is not added", 8)),

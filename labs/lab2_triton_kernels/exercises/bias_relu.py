@@ -10,7 +10,7 @@ import torch
 from utils import runtime
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed
-from utils.checks.diagnoses import Diagnosis, Evidence, same_as
+from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.hidden import Tolerance, tried
 from utils.checks.huge import everywhere
 from utils.checks.kernel import check_kernel
@@ -46,6 +46,11 @@ def _zero_for_nan(e: Evidence, output: str) -> bool:
     return e.difference.name == output and bool((e.bad <= at_nan).all()) and bool((e.got[e.bad] == 0).all())
 
 
+def _of(output: str, formula: Callable[..., torch.Tensor], cause: str) -> Diagnosis:
+    """A rule that holds when this output equals what ``formula`` gives."""
+    return Diagnosis(lambda e: e.difference.name == output and e.same_as(formula), cause)
+
+
 _MISTAKES = (
     Diagnosis(
         lambda e: _zero_for_nan(e, "out"),
@@ -59,28 +64,40 @@ _MISTAKES = (
         lambda e: e.only(lambda case: case.kind == CANCELLING) and e.difference.name == "dbias",
         classic("only sums of many 16-bit rows are wrong: the sums of a split stay float32 until all is added", 6),
     ),
-    same_as(
+    _of(
+        "out",
         lambda x, bias, dout: torch.relu(x + bias[: x.shape[-2], None]),
         classic("each row has its own bias here: the bias has one number for each column", 1),
     ),
-    same_as(lambda x, bias, dout: torch.relu(x + bias[0]), classic("every column gets the first bias", 1)),
-    same_as(lambda x, bias, dout: torch.relu(x) + bias, classic("ReLU is applied before the bias is added", 2)),
-    same_as(lambda x, bias, dout: x + bias, classic("there is no ReLU", 2)),
-    same_as(lambda x, bias, dout: torch.relu(x), classic("the bias is not added", 2)),
-    same_as(lambda x, bias, dout: torch.where(dout > 0, dout, 0), classic("dout decides what is cut, not out", 3)),
-    same_as(lambda x, bias, dout: torch.where(x > 0, dout, 0), classic("x decides what is cut, not x + bias", 3)),
-    same_as(lambda x, bias, dout: torch.where(x + bias > 0, 0, dout), classic("the wrong side of the ReLU is cut", 3)),
-    same_as(lambda x, bias, dout: dout.clone(), classic("nothing is cut in dx: the derivative of ReLU is left out", 3)),
-    same_as(lambda x, bias, dout: (torch.relu(x + bias) > 0).to(x.dtype), classic("dx lacks the factor dout", 3)),
-    same_as(
+    _of("out", lambda x, bias, dout: torch.relu(x + bias[0]), classic("every column gets the first bias", 1)),
+    _of("out", lambda x, bias, dout: torch.relu(x) + bias, classic("ReLU is applied before the bias is added", 2)),
+    _of("out", lambda x, bias, dout: x + bias, classic("there is no ReLU", 2)),
+    _of("out", lambda x, bias, dout: torch.relu(x), classic("the bias is not added", 2)),
+    _of("dx", lambda x, bias, dout: torch.where(dout > 0, dout, 0), classic("dout decides what is cut, not out", 3)),
+    _of("dx", lambda x, bias, dout: torch.where(x > 0, dout, 0), classic("x decides what is cut, not x + bias", 3)),
+    _of(
+        "dx", lambda x, bias, dout: torch.where(x + bias > 0, 0, dout), classic("the wrong side of the ReLU is cut", 3)
+    ),
+    _of(
+        "dx",
+        lambda x, bias, dout: dout.clone(),
+        classic("nothing is cut in dx: the derivative of ReLU is left out, or its mask leaves all", 3),
+    ),
+    _of("dx", lambda x, bias, dout: (torch.relu(x + bias) > 0).to(x.dtype), classic("dx lacks the factor dout", 3)),
+    _of(
+        "dx",
         lambda x, bias, dout: torch.relu(x + bias) * dout,
         classic("out itself is the factor, not where it is above 0", 3),
     ),
-    same_as(
-        lambda x, bias, dout: _flat(dout).sum(0), classic("dbias sums dout, not what is left of it after the cut", 4)
+    _of(
+        "dbias",
+        lambda x, bias, dout: _flat(dout).sum(0),
+        classic("dbias sums dout, not what is left of it after the cut", 4),
     ),
-    same_as(
-        lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0), classic("dbias is a mean over rows, not their sum", 4)
+    _of(
+        "dbias",
+        lambda x, bias, dout: _flat(_cut(x, bias, dout)).mean(0),
+        classic("dbias is a mean over rows, not their sum", 4),
     ),
     *splits.mistakes(BACKWARD, "dbias", lambda e: _flat(_cut(*e.args64)), sharing=5, adding=6),
     *shapes.MISTAKES,

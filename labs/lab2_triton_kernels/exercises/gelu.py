@@ -61,12 +61,27 @@ def _constants(e: Evidence) -> tuple[float, float] | None:
 
 def _wrong_constants(e: Evidence) -> str:
     found = _constants(e)
-    if found is None:
+    if found is None or abs(found[0] / _FACTOR - 1) > 0.01 or abs(found[1] / _CUBIC - 1) > 0.01:
         return ""
     pairs = (("sqrt(2/pi) = 0.79788456", found[0], _FACTOR), ("0.044715", found[1], _CUBIC))
     return " and ".join(
         f"about {got:.6g} stands for {name}" for name, got, right in pairs if abs(got / right - 1) > 2e-6
     )
+
+
+def _another_u(e: Evidence) -> str:
+    """The formula as it is computed, where what stands in the tanh is another odd polynomial; '' if it is none."""
+    found = None if e.difference.never_written.any() else _constants(e)
+    if found is None or (abs(found[0] / _FACTOR - 1) <= 0.01 and abs(found[1] / _CUBIC - 1) <= 0.01):
+        return ""
+    got = _polynomial(found[0], found[0] * found[1])
+    return f"this is 0.5 x (1 + tanh(u)) with u = {got}: expected u = {_polynomial(_FACTOR, _FACTOR * _CUBIC)}"
+
+
+def _polynomial(linear: float, cubic: float) -> str:
+    """``0.7979 x + 0.03568 x^3``, without a term that is next to nothing."""
+    terms = [f"{number:.4g} {power}" for number, power in ((linear, "x"), (cubic, "x^3")) if abs(number) > 1e-6]
+    return " + ".join(terms).replace("+ -", "- ")
 
 
 _GELU_MISTAKES = (
@@ -93,6 +108,7 @@ _GELU_MISTAKES = (
         classic("0.5 (1 + tanh(u)) is sigmoid(2u): the 2 is left out", 3),
     ),
     Diagnosis(_wrong_constants, lambda e: classic(f"a constant is not exact: {_wrong_constants(e)}", 3)),
+    Diagnosis(_another_u, _another_u),
     Diagnosis(
         lambda e: (
             e.only(lambda case: case.magnitude > 1 or case.kind == LARGEST)

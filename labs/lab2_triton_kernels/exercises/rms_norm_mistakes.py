@@ -124,7 +124,9 @@ MISTAKES = (
     shapes.FAR,
     same_as(
         _second_term(lambda scaled, normed, weight, dout: torch.zeros_like(scaled)),
-        classic("dx takes rstd for a constant: it depends on every x of its row, which is the second term", 1),
+        classic(
+            "the second term of dx is missing, which takes rstd for a constant: it depends on every x of its row", 1
+        ),
     ),
     same_as(
         _second_term(lambda scaled, normed, weight, dout: normed * (scaled * normed).sum(-1, keepdim=True)),
@@ -214,7 +216,7 @@ MISTAKES = (
     Diagnosis(_first_split, classic("dweight holds the first rows only: add up the sums of all programs", 6)),
     Diagnosis(
         lambda e: e.difference.name == "dweight" and e.only(lambda case: case.kind in ("tall", "sums that cancel")),
-        classic("only sums over many rows are wrong: keep them, and the partial sums, in float32", 7),
+        classic("only sums over many rows are wrong: keep rstd, the sums and the partial sums in float32", 7),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.dtype == torch.float16 and case.magnitude > 1),

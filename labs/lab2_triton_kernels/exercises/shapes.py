@@ -160,7 +160,11 @@ MISTAKES = (
     ONE_STRIDE,
     VECTOR_STRIDE,
     Diagnosis(
-        lambda e: e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes),
+        lambda e: (
+            e.only(lambda case: case.layout != "contiguous" or "batch" in case.sizes)
+            and not e.findings("races")
+            and all(found.access != "write" for found in e.findings("out_of_bounds"))
+        ),
         "only non-contiguous inputs fail: in the input row r starts at row_offset(r, ...) and its elements are "
         "`stride_col` apart; in the output it starts at r * columns",
     ),

@@ -47,25 +47,31 @@ def _missing(e: Evidence) -> torch.Tensor | None:
 
 def _whole_rows_missing(e: Evidence) -> bool:
     missing = _missing(e)
-    return missing is not None and bool((missing.all(1) == missing.any(1)).all())
+    return missing is not None and not missing.all() and bool((missing.all(1) == missing.any(1)).all())
 
 
 def _same_columns_missing(e: Evidence) -> bool:
     missing = _missing(e)
-    return missing is not None and bool((missing == missing[:1]).all())
+    return missing is not None and not missing.all() and bool((missing == missing[:1]).all())
+
+
+_LOOK = "see how many programs there are, which rows and columns each takes, and the offsets and the mask of its store"
 
 
 def _missing_rows(e: Evidence) -> str:
     rows = _missing(e).all(1).nonzero().flatten().tolist()
     which = f"{len(rows)} of them, the first is row {rows[0]}"
-    return f"whole rows are never written ({which}): look at which rows a program takes"
+    return f"whole rows are never written ({which}): {_LOOK}"
 
 
 def _missing_columns(e: Evidence) -> str:
-    columns = _missing(e)[0].nonzero().flatten().tolist()
+    missing = _missing(e)[0]
+    columns, block = missing.nonzero().flatten().tolist(), e.tiling.tiles[list(e.case.sizes)[-1]]
+    partial = len(missing) % block
+    look = "a row has triton.cdiv(columns, BLOCK) blocks, in the grid and in the kernel"
     return (
-        f"the same {len(columns)} columns of every row are never written (the first is column {columns[0]}): a row has "
-        "triton.cdiv(columns, BLOCK) blocks, in the grid and in the kernel"
+        f"the same {len(columns)} columns of every row are never written (the first is column {columns[0]}): "
+        f"{look if partial and columns == list(range(len(missing)))[-partial:] else _LOOK}"
     )
 
 
@@ -89,10 +95,6 @@ def mistakes(kernel: str, output: str, products: Products, sharing: int, adding:
     return (
         Diagnosis(lambda e: not is_output(e) and _whole_rows_missing(e), _missing_rows),
         Diagnosis(lambda e: not is_output(e) and _same_columns_missing(e), _missing_columns),
-        Diagnosis(
-            lambda e: not is_output(e) and _missing(e) is not None,
-            lambda e: f"{int(_missing(e).sum()):,} elements are never written: no program takes their tiles",
-        ),
         Diagnosis(
             lambda e: is_output(e) and races(e),
             lambda e: classic(

@@ -129,8 +129,16 @@ SOFTMAX_BYTES = Question(
     softmax_bytes,
     (
         Mistake("the output is not written", _pass_table(fused=(1, 0)), 4),
-        Mistake("a row is read more than once: fused, it stays on the chip", _pass_table(fused=(3, 0)), 4),
-        Mistake("a row is read more than once: fused, it stays on the chip", _pass_table(fused=(4, 0)), 4),
+        Mistake(
+            "more than two trips are counted: fused, a row is read once, stays on the chip and is written once",
+            _pass_table(fused=(3, 0)),
+            4,
+        ),
+        Mistake(
+            "more than two trips are counted: fused, a row is read once, stays on the chip and is written once",
+            _pass_table(fused=(4, 0)),
+            4,
+        ),
         *(
             Mistake(
                 "the maximum and the sum of a row are counted: they stay on the chip, in one kernel",
@@ -141,7 +149,10 @@ SOFTMAX_BYTES = Question(
         ),
         Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=(6, 0)), 5),
         Mistake(
-            "a long row is read once: it does not stay on the chip from pass to pass", _pass_table(three_pass=(2, 0)), 5
+            "two of the four trips are missing: a long row does not stay on the chip, so three passes read it "
+            "and one writes",
+            _pass_table(three_pass=(2, 0)),
+            5,
         ),
         Mistake(
             "one of four trips is left out: three passes read (the maximum, the sum and the result), one writes",
@@ -150,7 +161,8 @@ SOFTMAX_BYTES = Question(
         ),
         Mistake("the row statistics are left out: they too are written and read again", _pass_table(eager=(8, 0)), 6),
         Mistake(
-            "half of the trips of the row statistics are left out: each is written by one kernel and read by another",
+            "half of the trips of the row statistics are missing, left out or subtracted: each is written by one "
+            "kernel and read by another",
             _pass_table(eager=(8, 2)),
             6,
         ),
@@ -167,8 +179,8 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
-            "two kernels are taken as one, or the one for e is left out: each of d and e is written by one kernel and "
-            "read by the next",
+            "two trips of a matrix are missing: two kernels are taken as one, the one for e is left out, or some "
+            "trips of others are left out or subtracted: each of d and e is written by one kernel and read by the next",
             _pass_table(eager=(6, 4)),
             6,
         ),
@@ -201,7 +213,8 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
-            "each of the five kernels reads and writes the whole matrix: two of them write one number a row",
+            "ten trips of a matrix are counted, there are eight: a kernel is counted twice, or each of the five "
+            "is taken to read and write the whole matrix, though two of them write one number a row",
             _pass_table(eager=(10, 4)),
             6,
         ),
