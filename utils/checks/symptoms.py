@@ -23,7 +23,9 @@ def _out_of_bounds(e: Evidence) -> str:
     found = e.findings("out_of_bounds")[0]
     if found.index < 0:
         return f"out-of-bounds access ({found}): its offset is negative"
-    return f"out-of-bounds access ({found}): no mask stops it, its offset is wrong, or the tensor is another than meant"
+    return (
+        f"out-of-bounds access ({found}): no mask stops it, its offset is wrong, or it is not the tensor that is meant"
+    )
 
 
 # ---- which cases fail

@@ -130,12 +130,12 @@ SOFTMAX_BYTES = Question(
     (
         Mistake("the output is not written", _pass_table(fused=(1, 0)), 4),
         Mistake(
-            "more than two trips are counted: fused, a row is read once, stays on the chip and is written once",
+            "a row moves more than twice: fused, it stays on the chip between one read and one write",
             _pass_table(fused=(3, 0)),
             4,
         ),
         Mistake(
-            "more than two trips are counted: fused, a row is read once, stays on the chip and is written once",
+            "a row moves more than twice: fused, it stays on the chip between one read and one write",
             _pass_table(fused=(4, 0)),
             4,
         ),
@@ -149,8 +149,8 @@ SOFTMAX_BYTES = Question(
         ),
         Mistake("each of the three passes also writes: only the last one does", _pass_table(three_pass=(6, 0)), 5),
         Mistake(
-            "two of the four trips are missing: a long row does not stay on the chip, so three passes read it "
-            "and one writes",
+            "three_pass is counted like fused, with two of its four trips: a long row does not stay on the chip, "
+            "so three passes read it and one writes",
             _pass_table(three_pass=(2, 0)),
             5,
         ),
@@ -179,7 +179,7 @@ SOFTMAX_BYTES = Question(
             6,
         ),
         Mistake(
-            "two trips of a matrix are missing: two kernels are taken as one, the one for e is left out, or some "
+            "two trips of a matrix are missing: two kernels are taken as one, or the one for e is left out, or some "
             "trips of others are left out or subtracted: each of d and e is written by one kernel and read by the next",
             _pass_table(eager=(6, 4)),
             6,

@@ -104,6 +104,13 @@ wrong(BYTES, "two kernels", "or two of the five kernels", edits={"maximum + subt
 wrong(BYTES, "three kernels", "or three of the five kernels", edits={"maximum + subtraction + ": ""})
 SUBTRACTED = "moved = maximum + subtraction"
 wrong(BYTES, "a kernel twice", "which factor or term", edits={SUBTRACTED: f"{SUBTRACTED} + subtraction"})
+wrong(BYTES, "the kernel for e twice", "a kernel is counted twice", edits={"+ exponential": "+ 2 * exponential"})
+wrong(
+    BYTES,
+    "a read less a write",
+    "or subtracted",
+    edits={"exponential = matrix + matrix": "exponential = matrix - matrix"},
+)
 wrong(FLOPS, "comparisons of a row", "cols - 1 per row", edits={"4 * rows * cols": "rows * (5 * cols - 1)"})
 
 # ---- 1.4 attention ----
@@ -125,6 +132,9 @@ wrong(
 )
 wrong(FLOPS, "scores are not used", "one of the two products is left out", edits={" + 2 * head_dim)": ")"})
 wrong(FLOPS, "products only", "softmax and the scale are left out", edits={" + 1 + 4": ""})
+wrong(FLOPS, "scales twice", "or the scale twice", edits={" + 1 + 4": " + 2 + 4"})
+wrong(FLOPS, "Q K^T only", "one of the two products are left out", edits={" + 1 + 4 + 2 * head_dim)": ")"})
+wrong(BYTES, "Q or O", "Q is read and O is written", edits={"(2 * seq_q + 2": "(seq_q + 2"})
 wrong(FLOPS, "sees only the past", "diagonal is left out", edits={FIRST_AND_LAST: "(seq_k - rows + seq_k - 1)"})
 wrong(FLOPS, "one head", "heads are not counted", edits={"batch * heads": "batch"})
 COST = "(2 * head_dim + 1 + 4 + 2 * head_dim)"

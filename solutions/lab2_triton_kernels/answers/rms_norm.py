@@ -178,6 +178,13 @@ wrong(
         "sums = torch.empty(programs,": "sums = torch.zeros(1,",
     },
 )
+wrong(
+    KERNELS,
+    "one program's row",
+    "these elements are never written",
+    edits={"normalise[(rows.count,)]": "normalise[(1,)]"},
+)
+wrong(KERNELS, "root of a sum", "root or logarithm of a negative", edits={"tl.sum(x * x, axis=1)": "tl.sum(x, axis=1)"})
 wrong(KERNELS, "last row only", "dweight", edits={SUM: "sums = g * n"})
 wrong(
     KERNELS,

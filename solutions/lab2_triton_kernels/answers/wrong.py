@@ -73,6 +73,9 @@ wrong(
     "sqrt(2/pi) multiplies x only",
     edits={GELU_U: "u = 0.7978845608028654 * x + 0.044715 * x * x * x"},
 )
+wrong(GELU, "three u", "with u = 1.197 x + 0.05352 x^3", edits={GELU_Y: "y = x / (1 + tl.exp(-3 * u))"})
+wrong(GELU, "no linear term", "u = 0.03568 x^3", edits={"(x + 0.044715 * x * x * x)": "(0.044715 * x * x * x)"})
+wrong(GELU_LAUNCH, "a program too many", "launch no program", edits={"rows.columns, tile": "rows.columns + 1, tile"})
 wrong(
     GELU,
     "exact form",
@@ -118,7 +121,7 @@ wrong(
 
 # ---- 2.2 bias and ReLU
 RELU, RELU_BACK = "2.2: bias and ReLU", "2.2: backward of bias and ReLU"
-RELU_BACK_LAUNCH = "2.2: backward of bias and ReLU, the launch"
+RELU_BACK_LAUNCH, RELU_LAUNCH = "2.2: backward of bias and ReLU, the launch", "2.2: bias and ReLU, the launch"
 RELU_SUM, RELU_CUT = "y = x + bias[None, :]", "y = tl.where(y < 0, 0.0, y)"
 wrong(
     RELU,
@@ -189,6 +192,31 @@ wrong(
     also={RELU_BACK_LAUNCH: {"triton.cdiv(rows.columns, tile.block)": "max(1, rows.columns // tile.block)"}},
 )
 
+wrong(RELU_BACK, "columns not masked", "no mask stops it", edits={" & (column[None, :] < columns)": ""})
+SAME_BLOCK = {"pid % blocks_per_row * BLOCK + tl.arange": "tl.arange"}
+wrong(
+    RELU,
+    "same columns for all",
+    "columns of every row are never",
+    "which rows and columns each takes",
+    edits=SAME_BLOCK,
+)
+SAME_ROWS = {"pid // blocks_per_row * ROWS + tl.arange": "tl.arange"}
+wrong(RELU, "same rows for all", "whole rows are never written", "which rows and columns each takes", edits=SAME_ROWS)
+wrong(
+    RELU,
+    "stores nothing",
+    "though bias_relu_kernel ran: where is its tl.store",
+    edits={"row[:, None] < num_rows": "row[:, None] >= num_rows"},
+)
+BACKWARDS = {"* columns + column[None, :], y": "* columns - column[None, :], y"}
+wrong(RELU, "columns stored backwards", "bias_relu_kernel: program", "its offset is negative", edits=BACKWARDS)
+wrong(
+    RELU_LAUNCH,
+    "never launched",
+    "is the kernel launched on it",
+    edits={"bias_relu_kernel[grid](": "(lambda *a, **k: None)("},
+)
 # ---- 2.5 softmax of short rows
 SHORT, SHORT_LAUNCH = "2.5: softmax of short rows", "2.5: softmax of short rows, the launch"
 SHORT_MAX, SHORT_SUM = "tl.max(x, axis=1)[:, None]", "tl.sum(numerator, axis=1)[:, None]"

@@ -124,9 +124,7 @@ MISTAKES = (
     shapes.FAR,
     same_as(
         _second_term(lambda scaled, normed, weight, dout: torch.zeros_like(scaled)),
-        classic(
-            "the second term of dx is missing, which takes rstd for a constant: it depends on every x of its row", 1
-        ),
+        classic("dx lacks its second term and so takes rstd for a constant: rstd depends on every x of its row", 1),
     ),
     same_as(
         _second_term(lambda scaled, normed, weight, dout: normed * (scaled * normed).sum(-1, keepdim=True)),
