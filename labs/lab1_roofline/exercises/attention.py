@@ -297,7 +297,7 @@ BYTES = Question(
             8,
         ),
         Mistake(
-            "materialize is read the wrong way round: True means that S and P are in HBM",
+            "materialize is read the wrong way round, or not at all: True means that S and P are in HBM",
             lambda materialize, **sizes: attention_bytes(materialize=not materialize, **sizes),
             6,
         ),
