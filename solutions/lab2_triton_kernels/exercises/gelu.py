@@ -29,6 +29,8 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 _FACTOR, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+#: How far off, as a share, a constant of too few digits may be: 0.04 for 0.044715.
+_NEAR = 0.12
 
 
 def _tanh_form(x: torch.Tensor, factor: float = _FACTOR, cubic: float = _CUBIC) -> torch.Tensor:
@@ -61,7 +63,7 @@ def _constants(e: Evidence) -> tuple[float, float] | None:
 
 def _wrong_constants(e: Evidence) -> str:
     found = _constants(e)
-    if found is None or abs(found[0] / _FACTOR - 1) > 0.01 or abs(found[1] / _CUBIC - 1) > 0.01:
+    if found is None or abs(found[0] / _FACTOR - 1) > _NEAR or abs(found[1] / _CUBIC - 1) > _NEAR:
         return ""
     pairs = (("sqrt(2/pi) = 0.79788456", found[0], _FACTOR), ("0.044715", found[1], _CUBIC))
     return " and ".join(
@@ -72,7 +74,7 @@ def _wrong_constants(e: Evidence) -> str:
 def _another_u(e: Evidence) -> str:
     """The formula as it is computed, where what stands in the tanh is another odd polynomial; '' if it is none."""
     found = None if e.difference.never_written.any() else _constants(e)
-    if found is None or (abs(found[0] / _FACTOR - 1) <= 0.01 and abs(found[1] / _CUBIC - 1) <= 0.01):
+    if found is None or (abs(found[0] / _FACTOR - 1) <= _NEAR and abs(found[1] / _CUBIC - 1) <= _NEAR):
         return ""
     got = _polynomial(found[0], found[0] * found[1])
     return f"this is 0.5 x (1 + tanh(u)) with u = {got}: expected u = {_polynomial(_FACTOR, _FACTOR * _CUBIC)}"
