@@ -184,12 +184,22 @@ def known_mistake(question: Question, answers: Sequence[Answer]) -> Mistake | No
 def diagnose(question: Question, answers: Sequence[Answer]) -> str:
     """The likely cause of wrong answers in a sentence; empty when nothing is known about them.
 
-    With ``split_by``, only the cases that share the first wrong case's value of that parameter are looked at.
+    With ``split_by``, only the cases that share the first wrong case's value of that parameter are looked at. Where
+    others fail too, and not by the same mistake, the sentence says so.
     """
     first = next(answer for answer in answers if not answer.right)
-    if question.split_by:
-        value = first.case.arguments[question.split_by]
-        answers = [answer for answer in answers if answer.case.arguments[question.split_by] == value]
+    if not question.split_by:
+        return _cause(question, answers)
+    if mistake := known_mistake(question, answers):
+        return str(mistake)
+    value = first.case.arguments[question.split_by]
+    alike = [answer for answer in answers if answer.case.arguments[question.split_by] == value]
+    others_fail = any(not answer.right and answer.case.arguments[question.split_by] != value for answer in answers)
+    cause = _cause(question, alike)
+    return f"{cause} (so with {question.split_by}={value!r}; other cases fail too)" if cause and others_fail else cause
+
+
+def _cause(question: Question, answers: Sequence[Answer]) -> str:
     if mistake := known_mistake(question, answers):
         return str(mistake)
     return _common_tag(answers) or _constant_ratio(question.form, answers)

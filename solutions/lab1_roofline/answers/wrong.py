@@ -134,6 +134,13 @@ wrong(FLOPS, "scores are not used", "one of the two products is left out", edits
 wrong(FLOPS, "products only", "softmax and the scale are left out", edits={" + 1 + 4": ""})
 wrong(FLOPS, "scales twice", "or the scale twice", edits={" + 1 + 4": " + 2 + 4"})
 wrong(FLOPS, "Q K^T only", "one of the two products are left out", edits={" + 1 + 4 + 2 * head_dim)": ")"})
+wrong(
+    BYTES,
+    "nothing between",
+    "is left out",
+    "so with materialize=",
+    edits={"inputs_and_output + between": "inputs_and_output"},
+)
 wrong(BYTES, "Q or O", "Q is read and O is written", edits={"(2 * seq_q + 2": "(seq_q + 2"})
 wrong(FLOPS, "sees only the past", "diagonal is left out", edits={FIRST_AND_LAST: "(seq_k - rows + seq_k - 1)"})
 wrong(FLOPS, "one head", "heads are not counted", edits={"batch * heads": "batch"})
