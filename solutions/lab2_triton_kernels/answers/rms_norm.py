@@ -180,6 +180,16 @@ wrong(
 )
 wrong(
     KERNELS,
+    "squares in float16",
+    "only large float16 values fail",
+    number(7),
+    edits={
+        "other=0.0).to(tl.float32)\n    w = ": "other=0.0)\n    w = ",
+        "squares / columns + eps": "squares.to(tl.float32) / columns + eps",
+    },
+)
+wrong(
+    KERNELS,
     "one program's row",
     "these elements are never written",
     edits={"normalise[(rows.count,)]": "normalise[(1,)]"},
