@@ -168,7 +168,8 @@ def _judge_backward(
         return Problem(told, _WAIT, found)
     if problem and SAYINGS["own"] in problem.cause and seen["kinds"].get("all_reduce", 0) >= training.psi:
         cause = (
-            "every bucket was sent, but before this gradient was there: a bucket is full when no gradient is missing"
+            "every bucket was sent, but before this gradient was there: a bucket is full when no gradient is missing; "
+            "or a copy of it was averaged"
         )
         return replace(problem, cause=classic(cause, 8))
     problem = problem or _judge_traffic(seen, training.psi, len(names))

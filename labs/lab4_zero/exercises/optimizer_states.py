@@ -19,14 +19,14 @@ from . import tiny_models
 from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
 from .scenarios import RankObservation, RankScenario
-from .tiny_models import TinyTraining
+from .tiny_models import Reference, TinyTraining
 from .waits import record_waits
 
 _NUMBERS = {"sum": 1, "divided twice": 1, "own": 2, "own divided": 2, "gather": 3, "cover": 4, "zeros": 4, "made up": 7}
 _STUCK = "every rank starts the same collectives in the same order, also a rank whose shard holds little or nothing"
-_PADDED = classic("N does not divide the elements: shards are of equal size, the last one is padded", 4)
+_NO_GRADIENT = classic("a parameter has no gradient", 7)
 #: What 4.5 says too of an exception; of ranks that wait in vain each says its own.
-FAULTS = {"raised": {("NoneType", ".grad"): classic("a parameter has no gradient", 7)}, "sizes": _PADDED}
+FAULTS = {"raised": {("NoneType", "parameter.grad."): _NO_GRADIENT, ("NoneType", "p.grad."): _NO_GRADIENT}}
 UNWAITED = classic("a collective that has only been started has no result yet: wait for it", 11)
 
 TOLERANCE, TRAINED = Tolerance(1e-4, 5e-6, of="element"), Tolerance(3e-4, 3e-5, of="element")
@@ -50,26 +50,31 @@ def play_step(
     }  # fmt: skip
 
 
-def _piece_problem(optimizer: object, rank: int) -> str:
-    """What is wrong with the pieces of this rank's shards, where an answer has the lab's buckets; or nothing."""
+def _piece_problem(optimizer: object, rank: int) -> tuple[str, str]:
+    """What is wrong with the pieces of this rank's shards, where an answer has the lab's buckets, and its cause."""
     for bucket in getattr(optimizer, "buckets", ()):
         flat, covered = torch.arange(bucket.numel), 0
         parameters, shard = [view.flatten() for view in bucket.views(flat)], bucket.shard(flat, rank)
         for piece in bucket.pieces(rank):
             if not 0 <= piece.start <= piece.stop <= len(shard):
-                return f"{piece} of rank {rank} does not lie in its shard of {len(shard)} elements"
+                told = f"{piece} of rank {rank} does not lie in its shard of {len(shard)} elements"
+                return told, "start and stop count from the shard's beginning, and the piece ends where the shard does"
             here = shard[piece.start : piece.stop]
             there = parameters[piece.parameter][piece.offset : piece.offset + len(here)]
             if not torch.equal(here, there):
                 ends = f"has {len(here)} elements, the parameter has {len(there)} from there on"
                 starts = f"begins at element {int(here[0]) if len(here) else 0} of the flat tensor"
                 starts += f", the parameter's element {piece.offset} is {int(there[0]) if len(there) else 'none'}"
-                return f"{piece} of rank {rank} {ends if len(here) != len(there) else starts}"
+                told = f"{piece} of rank {rank} {ends if len(here) != len(there) else starts}"
+                cause = "start and stop count from the shard's beginning, offset from the parameter's"
+                return told, cause + ("; padding is in no piece" if len(here) > len(there) else "")
             covered += len(here)
         inside = int((shard < bucket.numel - bucket.padding).sum())
         if covered != inside:
-            return f"rank {rank}'s pieces of a bucket hold {covered} elements, its shard has {inside} without padding"
-    return ""
+            told = f"rank {rank}'s pieces of a bucket hold {covered} elements, its shard has {inside} without padding"
+            few = "the pieces do not cover the shard: of each parameter that lies in it a part is a piece"
+            return told, few if covered < inside else "padding is in no piece, and no element in two"
+    return "", ""
 
 
 def judge_waits(observations: Sequence[RankObservation], problem: Problem | None) -> Problem | None:
@@ -169,10 +174,9 @@ def _judge_step(observations: Sequence[RankObservation], training: TinyTraining)
     problem = judge_steps(weights_of(observations), training.reference(len(observations)), _NUMBERS)
     problem = problem or judge_kinds(observations[0].value["kinds"], training.psi, {"all-reduce": 5, "volume": 5})
     problem = judge_waits(observations, problem)
-    told = next((observed.value["pieces"] for observed in observations if observed.value["pieces"]), "")
-    if told and problem is None:
-        cause = "start and stop count from the shard's beginning, offset from the parameter's; padding is in no piece"
-        return Problem(told, classic(cause, 4))
+    told, cause = next((o.value["pieces"] for o in observations if o.value["pieces"][0]), ("", ""))
+    if told and not observations[0].value["unwaited"]:
+        return Problem(told, classic(cause, 4), (problem.headline, *problem.details) if problem else ())
     return problem
 
 
@@ -184,7 +188,7 @@ def _judge_clipped(observations: Sequence[RankObservation], training: TinyTraini
     for rank, observed in enumerate(observations):
         got = observed.value["norm"]
         if abs(got - norm) > 1e-3 * norm:
-            own = abs(got - norm) < 0.9 * norm and len({s.value["norm"] for s in observations}) > 1
+            own = abs(sum(s.value["norm"] ** 2 for s in observations) - norm**2) < 1e-3 * norm**2
             squares = abs(got - norm**2) < 1e-3 * norm**2
             cause = "each rank takes the norm of its own shard: the squares of all shards are to be added up"
             cause = cause if own else "squares are added, the root is taken at the end" if squares else ""
@@ -195,11 +199,26 @@ def _judge_clipped(observations: Sequence[RankObservation], training: TinyTraini
                 f"clip_grad_norm returns {got:.5g} on rank {rank}, the norm of the whole gradient is {norm:.5g}",
                 classic(cause, 8),
             )
-    problem = judge_steps(weights_of(observations), reference, {}, scale=min(1.0, clip / norm))
-    if problem:
+    scale = min(1.0, clip / norm)
+    problem = judge_steps(weights_of(observations), reference, {}, scale=scale)
+    if problem and _other_scale(weights_of(observations), reference, scale):
         cause = "the norm is right, but the gradients are not scaled by max_norm / norm, or only some are"
         return Problem(problem.headline, classic(cause, 8), problem.details)
-    return None
+    return problem
+
+
+def _other_scale(after: Sequence[Mapping[str, torch.Tensor]], reference: Reference, scale: float) -> bool:
+    """Whether each parameter's step is a multiple of its gradient: one and the same, or the right one or 1."""
+    steps = [
+        ((reference.start[name] - of[name]).double().flatten(), mean.double().flatten())
+        for of in after
+        for name, mean in reference.mean.items()
+        if mean is not None
+    ]
+    taken, means = (torch.cat(parts) for parts in zip(*steps, strict=True))
+    factor = taken.dot(means) / means.dot(means)
+    close = [torch.isclose(taken, k * means, rtol=1e-3, atol=1e-5) for k in (factor, scale, 1.0)]
+    return bool(close[0].all() or (close[1] | close[2]).all())
 
 
 def _judge_training(observations: Sequence[RankObservation], training: TinyTraining, **steps: Any) -> Problem | None:

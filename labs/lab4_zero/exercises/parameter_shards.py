@@ -30,8 +30,12 @@ _EMPTY = classic(
 _PADDED = classic("N does not divide the elements: every shard has the same size, the last one is padded with zeros", 5)
 _STALE = classic("weights that were gathered before the step are stale: gather anew in each pass", 8)
 _NO_ROOM = classic("full has no memory when gradients are reduced: the mean goes into a tensor of its own", 4)
-_FREED = ("SIGSEGV", "out of bounds", "storage", "setStorage")
-_RAISED = {(words, "in reduce"): _NO_ROOM for words in _FREED} | dict.fromkeys(_FREED, _EMPTY)
+_NO_MEMORY = classic("full has no memory when it is to be filled: gather gives it memory first", 4)
+_FREED = ("SIGSEGV", "storage of size 0", "setStorage")
+_RAISED = {(words, "in reduce"): _NO_ROOM for words in _FREED} | {
+    (words, "in gather"): _NO_MEMORY for words in _FREED[1:]
+}
+_RAISED |= dict.fromkeys(_FREED, _EMPTY)
 
 
 def sharded_by(answer: Mapping[str, Callable], tiny: tiny_models.TinyModel, **group: ProcessGroup) -> Callable:
@@ -135,7 +139,9 @@ def _judge_values(
                 f"rank {rank}'s parameters() have {observed.value['kept']:,} elements, its share is about {share:,}",
                 classic("a rank keeps its shard of every unit, and nothing else between the steps", 1)
                 if observed.value["kept"] == psi
-                else classic("the pieces of a shard overlap, or reach beyond their parameters", 5),
+                else classic(
+                    "the pieces of a shard overlap, or reach beyond their parameters, or a unit is kept whole", 5
+                ),
             )
         same = all(torch.equal(observed.value["weights"][name], reference.start[name]) for name in reference.mean)
         if observed.value["moved"] and same:

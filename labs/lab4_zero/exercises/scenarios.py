@@ -33,7 +33,8 @@ class RankScenario:
             the last kind of call on each rank.
         raised: words of an exception, and perhaps of the student's lines that led to it, that must all be there -> its
             likely cause.
-        sizes: the likely cause if an exception speaks of sizes; on a single rank, which has everything, there is none.
+        sizes: the likely cause if an exception names two sizes that differ by fewer elements than there are ranks, as
+            shares that are not of equal size do.
         same_calls: the ranks that take part must call the same collectives in the same order (not so for send and
             recv).
         apart: says the likely cause from the differing collectives that the ranks called, or nothing.

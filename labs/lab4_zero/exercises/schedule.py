@@ -132,6 +132,8 @@ def _pipeline_problem(orders: list[list[Action]], stages: int, m: int) -> Proble
     best = 3 * (m + stages - 1)
     if timeline.makespan > best + 1e-9:
         cause = classic("too few forwards before the first backward: the later stages wait for work", 3)
+        if all(_warm_up(order) >= min(stages - stage, m) for stage, order in enumerate(orders)):
+            cause = ""
         return Problem(
             f"{stages} stages, {m} micro-batches take {timeline.makespan:g} units of time, {best} are possible "
             "(forward 1, backward 2)",

@@ -401,7 +401,9 @@ PIECES, REDUCE, SHARD, STEP, NORM = (
 wrong(
     PIECES,
     "pieces end where they begin",
-    "it has no gradient, or no element, to step with",
+    "the step moves no element, on no rank",
+    "the pieces do not cover the shard",
+    '"classic wrong answers" 4',
     edits={"high - first": "low - first"},
 )
 REDUCED = "reduce_scatter_mean(shard.gradient, flat, self.group).wait()"
@@ -451,7 +453,8 @@ wrong(
     PIECES,
     "off by one",
     "are never stepped, on no rank",
-    "the shards do not cover every element",
+    "the pieces do not cover the shard",
+    '"classic wrong answers" 4',
     edits={"last = first + self.shard_numel": "last = first + self.shard_numel - 1"},
 )
 wrong(

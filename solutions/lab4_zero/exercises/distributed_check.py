@@ -6,6 +6,7 @@ on one rank, on all ranks, do the ranks call the same collectives, and is what t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -25,8 +26,11 @@ from .scenarios import RankObservation, RankScenario, ScenarioRun
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
 #: Seconds that ranks wait for one another in a hidden scenario: on a busy grader they are slow to come.
 HIDDEN_PATIENCE = 15.0
-#: Words of exceptions about tensors that do not fit.
-_SIZES = ("shape", "size", "divisible", "must match")
+#: Exceptions that name two sizes which do not fit.
+_SIZES = (
+    re.compile(r"size of tensor a \((\d+)\).* tensor b \((\d+)\)"),
+    re.compile(r"expected \((\d+)\), got \((\d+)\)"),
+)
 _GROUP = "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group"
 
 
@@ -168,8 +172,8 @@ def _cause(said: str, where: Sequence[str], scenario: RankScenario, alone: bool 
     for words, cause in scenario.raised.items():
         if all(word in text for word in ((words,) if isinstance(words, str) else words)):
             return cause
-    own_output = "Mismatch in shape" in said  # of a gradient and what it is of, not of what ranks share
-    return scenario.sizes if not alone and not own_output and any(word in said for word in _SIZES) else ""
+    sizes = [(int(a), int(b)) for pattern in _SIZES for a, b in pattern.findall(said)]
+    return scenario.sizes if not alone and any(0 < abs(a - b) < scenario.ranks for a, b in sizes) else ""
 
 
 def _cause_apart(scenario: RankScenario, called: Sequence[Sequence[Entry | Call]]) -> str:
@@ -247,12 +251,9 @@ def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
     if scenario is not None and scenario.same_calls and (apart := parted(run.called, scenario.taking_part(), True)):
         details = (apart, run.end, *run.where)
         return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
-    cause = (_cause(run.end, run.where, scenario) if scenario else "") or (
-        "one rank never leaves local computation; its peers time out"
-        if "did not end" in run.end
-        else "a process that dies ends all others: it left, or a message came that is larger than the tensor "
-        "that waits for it"
-    )
+    cause = _cause(run.end, run.where, scenario) if scenario else ""
+    if not cause and "SIGABRT" in run.end:
+        cause = "compiled code ends the process: a message came that is larger than the tensor that waits for it?"
     return Problem(run.end, cause, run.where)
 
 

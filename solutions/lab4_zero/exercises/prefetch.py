@@ -207,7 +207,8 @@ def _judge_step(observations: Sequence[RankObservation], training: TinyTraining)
         if not elements <= sent <= elements + 2 * padding:
             kind = "reduce-scattered" if what == "scattered" else "all-gathered"
             when = " in the forward pass" if what == "forward" else ""
-            return Problem(f"{sent:,} elements are {kind}{when}, expected {elements:,} and padding", _AGAIN)
+            cause = _AGAIN if what != "scattered" and sent > elements else ""
+            return Problem(f"{sent:,} elements are {kind}{when}, expected {elements:,} and padding", cause)
     for rank, observed in enumerate(observations):
         if problem := _not_ahead(observed.value["log"]):
             return replace(problem, headline=f"rank {rank}, {problem.headline}")
@@ -215,8 +216,7 @@ def _judge_step(observations: Sequence[RankObservation], training: TinyTraining)
 
 
 def _judge_training(observations: Sequence[RankObservation], training: TinyTraining, **steps: Any) -> Problem | None:
-    stale = classic("weights that were gathered before the step are stale: gather anew in each pass", 8)
-    return judge_training(observations, training, stale, **steps)
+    return judge_training(observations, training, **steps)
 
 
 def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
@@ -226,7 +226,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 
     def scenario(name: str, training: TinyTraining, *how: Any, empty: str = _EMPTY, **arguments: Any) -> RankScenario:
         play, judge, *values = how
-        raised = {"SIGSEGV": _CRASH} | dict.fromkeys(("out of bounds", "storage", "setStorage"), empty)
+        raised = {"SIGSEGV": _CRASH} | dict.fromkeys(("storage of size 0", "setStorage"), empty)
         arguments = {"training": training, **arguments}
         return RankScenario(name, play, judge, arguments, stuck=_STUCK, raised=raised, values=tuple(values))
 

@@ -36,8 +36,8 @@ _TO_ITSELF = classic("a step too many: N ranks take N - 1 steps, so one rank tak
 class Outcome:
     """What one rank has after one reduction.
 
-    Its tensor, what the function returned, how often it called each kind of collective, how many elements it sent, and
-    the peers of its messages by kind.
+    Its tensor, what the function returned, how often it called each kind of collective, how many elements it sent, the
+    peers of its messages by kind, and the elements of the largest that it sent.
     """
 
     tensor: torch.Tensor
@@ -45,6 +45,7 @@ class Outcome:
     kinds: dict[str, int]
     sent: int
     peers: dict[str, set[int | None]]
+    largest: int
 
 
 def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
@@ -75,7 +76,8 @@ def _play(answer: Mapping[str, Callable], name: str, reductions: Sequence[Reduct
         kinds = {kind: ledger.count(kind) for kind in {entry.kind for entry in ledger.entries}}
         sent = sum(entry.elements for entry in ledger.entries if entry.kind == "send")
         peers = {kind: {call.peer for call in messages if call.kind == kind} for kind in ("send", "recv")}
-        outcomes.append(Outcome(tensor.detach().reshape(-1), returned, kinds, sent, peers))
+        largest = max((call.elements for call in messages if call.kind == "send"), default=0)
+        outcomes.append(Outcome(tensor.detach().reshape(-1), returned, kinds, sent, peers, largest))
     results = [outcome and [outcome.tensor, outcome.returned] for outcome in outcomes]
     return {"outcomes": outcomes, "results": results}
 
@@ -100,12 +102,15 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: t
                 (str(reduction),),
             )
     rounds = 2 if name == "ring_all_reduce" else 1
-    budget = rounds * (size - 1) * -(-reduction.numel // size)
+    chunk = -(-reduction.numel // size)
+    budget = rounds * (size - 1) * chunk
     if outcome.sent > budget:
         cause = (
             classic("whole tensors travel: each message holds one chunk, a part in N of the tensor", 6)
-            if outcome.sent >= (size - 1) * reduction.numel
-            else classic("a step too many, or chunks that are too large: N - 1 steps of one chunk each", 3)
+            if outcome.largest == reduction.numel > chunk
+            else classic("chunks are too large: each message holds a part in N of the tensor", 6)
+            if outcome.largest > chunk
+            else classic("a step too many: N - 1 steps of one chunk each", 3)
         )
         return Problem(
             f"rank {rank} sends {outcome.sent:,} elements in {name}, {budget:,} are enough", cause, (str(reduction),)

@@ -26,6 +26,7 @@ _DETACHED = classic("autograd does not reach it: .detach(), .data or no_grad cut
 _RAISED = {
     "incorrect number of gradients": "backward returns a gradient for each argument of forward",
     "does not require grad": _DETACHED,
+    "shapes cannot be multiplied": _SHAPES,
 }
 
 
@@ -305,7 +306,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         title: str, play: Callable, judge: Callable, *values: str, stuck: str = _STUCK, **arguments: Any
     ) -> RankScenario:
         arguments = {"layers": usual, **arguments}
-        return RankScenario(title, play, judge, arguments, stuck=stuck, raised=_RAISED, sizes=_SHAPES, values=values)
+        return RankScenario(title, play, judge, arguments, stuck=stuck, raised=_RAISED, values=values)
 
     mlp = scenario("TensorParallelMLP", _play_mlp, _judge_mlp, "y", "dx", "gradients", "input")
     few = "a rank without features adds nothing, but is waited for: it calls what all ranks call"
