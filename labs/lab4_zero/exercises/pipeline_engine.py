@@ -30,8 +30,8 @@ _NO_GRADIENT = classic(
     1,
 )
 _NOT_MADE = classic(
-    "what an exchange sends an action before it has put into self.made, and what an action needs an exchange into "
-    "self.received, by (content, micro-batch)",
+    "an action puts into self.made what an exchange sends, and an exchange into self.received what an action needs, by "
+    "(content, micro-batch)",
     2,
 )
 _LEFT = classic("what an action has used is taken out of self.received (pop): else it lives until the step's end", 5)

@@ -22,7 +22,9 @@ from .scenarios import RankObservation, RankScenario
 
 _STUCK = classic("an all-reduce that only some ranks call: every rank passes through the same layers, also backward", 8)
 _SHAPES = classic("which dimension is cut? nn.Linear stores the transpose: W1's columns are rows of up.weight", 6)
-_DETACHED = classic("autograd does not reach it: .detach(), .data or no_grad cuts what is computed off from it", 10)
+_DETACHED = classic(
+    "autograd does not reach it: .detach(), .data or no_grad cuts it off, or a backward returns None for it", 10
+)
 _RAISED = {
     "incorrect number of gradients": "backward returns a gradient for each argument of forward",
     "does not require grad": _DETACHED,
@@ -157,7 +159,8 @@ def _wrong_bias(layer: str, rank: int, got: Tensor | None, right: Tensor, ranks:
         found = "no gradient"
     elif _close(got, right / ranks):
         found = "an N-th of its gradient"
-    return Problem(f"the bias of a {layer}-parallel layer has {found} on rank {rank}", classic(cause, 4))
+    cause = "" if found.startswith("another") else classic(cause, 4)
+    return Problem(f"the bias of a {layer}-parallel layer has {found} on rank {rank}", cause)
 
 
 def _collectives(forward: int, backward: int) -> str:

@@ -252,7 +252,7 @@ def _ended(run: ScenarioRun, scenario: RankScenario | None) -> Problem:
         details = (apart, run.end, *run.where)
         return Problem("the ranks call different collectives", _cause_apart(scenario, run.called), details)
     cause = _cause(run.end, run.where, scenario) if scenario else ""
-    if not cause and "SIGABRT" in run.end:
+    if not cause and "SIGABRT" in run.end and any(call.kind == "recv" for of_one in run.called for call in of_one):
         cause = "compiled code ends the process: a message came that is larger than the tensor that waits for it?"
     return Problem(run.end, cause, run.where)
 
