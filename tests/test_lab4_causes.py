@@ -1,0 +1,65 @@
+"""Lab 4's checks name a cause where its symptom is there, and none where it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from solutions.lab4_zero.exercises import optimizer_states, parameter_shards, pipeline_engine
+from solutions.lab4_zero.exercises.distributed_check import _cause, _ended
+from solutions.lab4_zero.exercises.gradients import _shrunk
+from solutions.lab4_zero.exercises.scenarios import ScenarioRun
+from solutions.lab4_zero.exercises.tiny_models import Reference
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "RuntimeError: The size of tensor a (32) must match the size of tensor b (31) at non-singleton dimension 0",
+            True,
+        ),
+        (
+            "RuntimeError: The size of tensor a (43) must match the size of tensor b (3) at non-singleton dimension 0",
+            False,
+        ),
+        ("RuntimeError: invalid tensor size at index 0 (expected (285), got (32))", False),
+        ("NameError: name 'world_size' is not defined", False),
+    ],
+)
+def test_padding_is_told_of_sizes_that_differ_by_less_than_the_ranks(said, told):
+    scenario = parameter_shards.CHECK.scenarios(3)[0]
+    assert ("N does not divide" in _cause(said, (), scenario)) == told
+
+
+def test_what_is_none_decides_what_is_said_of_it():
+    first = optimizer_states.CHECK.scenarios(3)[0]
+    said = "TypeError: 'NoneType' object is not subscriptable"
+    assert not _cause(said, ("tensor.grad = self.gradient[0:3]",), first)
+    assert "has no gradient" in _cause("AttributeError: 'NoneType' object", ("flat(parameter.grad.view(-1))",), first)
+    step = pipeline_engine.CHECK.scenarios(3)[0]
+    none, line = "AttributeError: 'NoneType' object has no attribute ", ("x.grad.contiguous()",)
+    assert "x is None on the first stage" in _cause(none + "'grad'", line, step)
+    assert "must require a gradient" in _cause(none + "'contiguous'", line, step)
+
+
+def test_of_a_loop_that_does_not_end_only_its_lines_are_told():
+    problem = _ended(ScenarioRun({}, "rank 0 did not end in 18 s", ("a.py, line 3 in f",)), None)
+    assert not problem.cause and problem.details == ("a.py, line 3 in f",)
+
+
+def test_weight_decay_is_told_of_a_weight_that_shrank():
+    weight = torch.tensor([1.0, -2.0, 3.0])
+    assert _shrunk(0.99 * weight, weight)
+    assert not _shrunk(weight + 0.01, weight) and not _shrunk(1.01 * weight, weight)
+
+
+def test_a_wrong_scale_is_told_of_steps_along_the_gradient():
+    start, mean = {"w": torch.zeros(4)}, {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}
+    reference = Reference(start, [mean], mean, [])
+    for step, told in (
+        (3 * mean["w"], True),
+        (mean["w"] * torch.tensor([1, 0.5, 1, 0.5]), True),
+        (mean["w"] + 1, False),
+    ):
+        assert optimizer_states._other_scale([{"w": -step}], reference, 0.5) == told
