@@ -376,7 +376,10 @@ GENERIC: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         lambda e: (
-            e.only(_ragged(e)) and not _slight(e) and any(trial.failed and _plain(trial.case) for trial in e.trials)
+            e.only(_ragged(e))
+            and not e.only(lambda case: case.kind == "one element")
+            and not _slight(e)
+            and any(trial.failed and _plain(trial.case) for trial in e.trials)
         ),
         "only sizes that are no multiple of the tile fail: look at the lanes past the end (masks, `other`, what is "
         "reduced over them), and at where a loop ends",

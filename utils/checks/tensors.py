@@ -236,7 +236,7 @@ def wrong_form(name: str, got: Any, target: Target, inputs: Mapping[str, torch.T
         )
     for input_name, value in inputs.items():
         if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
-            cause = "allocate a new tensor for the result"
+            cause = "a result is computed into a tensor of its own: an input, or a view of one, is none"
             return Problem(f"{name} shares memory with the input {input_name}", cause)
     return None
 

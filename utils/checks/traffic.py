@@ -208,7 +208,10 @@ def _cause(verb: str, counted: float, needed: float) -> str:
             "the same elements are loaded more than once: load a tile once and keep it on chip until its last use, and "
             "launch no more programs than there are tiles"
         )
-    return "some loaded elements are never needed: tiles overlap, or a loop, or the grid, goes one step too far"
+    return (
+        "some loaded elements are never needed: tiles overlap, a loop begins too early or ends too late, or the grid "
+        "goes too far"
+    )
 
 
 def unsafe(profile: Any, case: Case | None = None) -> Problem | None:

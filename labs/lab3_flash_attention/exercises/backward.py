@@ -17,6 +17,7 @@ from utils.checks.diagnoses import Diagnosis, Evidence, same_as
 from utils.checks.hidden import tried
 from utils.checks.kernel import check_kernel
 from utils.checks.launches import cdiv, no_atomics, tile_sizes, within
+from utils.checks.tensors import agrees
 from utils.checks.traffic import Budget, Passes
 
 from . import forward, gradients, hidden, shapes, tiles
@@ -65,9 +66,13 @@ def _delta_cases(seed: int, block: int) -> list[Case]:
 
 
 def _one_number_a_tile(e: Evidence) -> bool:
+    """Whether the rows of the first tile all get the sum over the whole tile."""
     block = tiles.blocks_of_rows(e, DELTA)
-    tile = e.got[..., : min(block, e.got.shape[-1])]
-    return tile.shape[-1] > 1 and bool((tile == tile[..., :1]).all()) and bool(tile.any())
+    rows = min(block, e.got.shape[-1])
+    tile, sums = e.got[..., :rows], e.right[..., :rows].sum(-1, keepdim=True)
+    if rows < 2 or not bool((tile == tile[..., :1]).all()):
+        return False
+    return bool(agrees(tile[..., :1], sums, rows * e.difference.allowed, e.difference.dtype).all())
 
 
 _DELTA_TILES = tiles.query_tiles(DELTA, "delta_ptr")
@@ -276,7 +281,8 @@ def _mistakes(kernel: str) -> tuple:
         Diagnosis(
             lambda e: e.only(causal) and not e.findings("out_of_bounds"),
             classic(
-                "only causal attention goes wrong: which pairs of tiles see each other, and which of them need a mask?",
+                "only causal attention goes wrong: which pairs of tiles see each other, which of them need a mask, and "
+                "which pairs inside of a tile does it set to 0?",
                 _PLACES["mask"],
             ),
         ),
@@ -287,7 +293,7 @@ _MASKED = Diagnosis(
     lambda e: not e.only(causal) and e.only(lambda case: causal(case) or case.kind == shapes.LOW),
     classic(
         "only tiles that need a mask go wrong, causal ones and the last, ragged one: which are they, and which pairs "
-        "does the mask hide?",
+        "does the mask set to 0?",
         _PLACES["mask"],
     ),
 )

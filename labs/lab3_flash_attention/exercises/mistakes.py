@@ -129,6 +129,12 @@ def _is_lse(e: Evidence) -> bool:
     return e.difference.name == "lse"
 
 
+def _no_sum(e: Evidence) -> bool:
+    """Whether the logsumexp is -inf in each row, beside an output that is right or wrong."""
+    found = next((d for d in e.trial.differences if d.name == "lse"), None)
+    return found is not None and bool(found.count) and bool((found.got == -math.inf).all())
+
+
 def _stuck_maximum(e: Evidence) -> bool:
     return _is_lse(e) and bool((e.got[e.bad].isfinite() & (e.got[e.bad] < -1e20)).any())
 
@@ -209,6 +215,12 @@ _SUMS = (
         [{"divide": "each"}],
     ),
     Mistake("sums", "only the last tile of keys counts: add to sum and accumulator", [{"last_tile": True}]),
+    Mistake(
+        "sums",
+        "the running sum stays 0, and nothing is divided by it: each step adds the sum of its tile",
+        [{"divide": False}],
+        _no_sum,
+    ),
     Mistake("sums", "the accumulator is not divided by the running sum at the end", [{"divide": False}]),
 )
 _SCALE = (

@@ -191,7 +191,18 @@ _MISTAKES = (
         where=lambda e: e.case.options.get("upstream", "both") != "o",
         dlse=lambda e: -e.args64[4],
     ),
-    _with("delta is missing in the backward pass", 6, delta="none"),
+    _with(
+        "delta is missing in the backward pass",
+        6,
+        where=lambda e: not e.only(lambda case: bool(case.options.get("causal"))),
+        delta="none",
+    ),
+    _with(
+        "delta is 0 in causal attention alone: too many queries are taken to see no key, max(0, Nq - Nk) of them do",
+        5,
+        where=lambda e: e.only(lambda case: bool(case.options.get("causal"))),
+        delta="none",
+    ),
     _with(
         "the backward pass forgets that attention was causal: keep causal on ctx",
         2,
@@ -231,7 +242,8 @@ _MISTAKES = (
     Diagnosis(
         _is_gradient,
         "the forward pass is right. If exercises 3.5 to 3.7 pass too, look at what backward hands to them: the "
-        "tensors in the order in which they were saved, and delta from o and do",
+        "tensors in the order in which they were saved, a dO of zeros where none arrives, and delta from o, do, dlse "
+        "and the number of queries that see no key",
     ),
 )
 
@@ -388,10 +400,14 @@ def _why(case: Case, read: int, once: int, least: int) -> str:
     if case.kind == shapes.NEGATIVE:
         return classic("with a negative scale each row is computed again: scale before the mask and the maximum", 6)
     if read == 2 * once:
-        return classic("each row is computed again although nothing outgrew its anchor", 4)
+        return classic("each row is computed again although nothing outgrew the maximum of its first tile", 4)
     if case.options.get("causal"):
-        return classic("the loop does not end with the last key that a query of the tile sees", 5)
-    return classic("some rows are computed again although nothing outgrew their anchor", 4)
+        return classic(
+            "the loop does not end with the last key that a query of the tile sees, or a tile is loaded before or "
+            "behind it where none is seen",
+            5,
+        )
+    return classic("some rows are computed again although nothing outgrew the maximum of their first tile", 4)
 
 
 def _as(e: Evidence, **mistake: Any) -> bool:
@@ -448,16 +464,20 @@ _ANCHOR_MISTAKES = (
     *tiles.only_where({"negative": 6, "empty": 5}),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal"))),
-        classic("only causal attention goes wrong: the mask, or the tiles that the loop takes", 5),
+        classic(
+            "only causal attention goes wrong: the mask, the tiles that the loop takes, or the last tile behind it", 5
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "only a last tile that keys do not fill goes wrong: where does it begin, and which of its scores count?",
+        "only a last tile that keys do not fill goes wrong: where does it begin, which of its scores count, and which "
+        "of its values are loaded?",
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),
-        "only rows of more than one tile go wrong: which tiles does the loop take, which tile's values does a step "
-        "add, with which anchor taken off, and which scores come next?",
+        "only rows of more than one tile go wrong: where does the first tile begin, which tiles does the loop take, "
+        "which tile's values does a step add, with which anchor taken off, which scores come next, and what is added "
+        "behind the loop?",
     ),
 )
 

@@ -158,7 +158,7 @@ def _upside_down(d: Tensor, part: Tensor, m: Tensor) -> Tensor:
 _OUTPUT_MISTAKES = (
     Diagnosis(
         lambda e: e.position < 2 and not bool(e.got.isnan().any()),
-        "the maximum or the sum is wrong already: merge_outputs can call merge",
+        "the maximum or the sum is wrong already: they are what merge(m1, d1, m2, d2) returns, in that order",
     ),
     same_as(_weighted(_one, _one), classic("the outputs are added as they are: each is rescaled like its sum", 5)),
     Diagnosis(

@@ -8,7 +8,7 @@ from typing import Any
 
 from utils.checks.cases import Case
 from utils.checks.core import Exercise, classic, draw_seed, generator
-from utils.checks.diagnoses import CaseResult
+from utils.checks.diagnoses import CaseResult, Diagnosis
 from utils.checks.forbid import Rules
 from utils.checks.hidden import tried
 from utils.checks.kernel import check_kernel
@@ -70,6 +70,10 @@ def _tiles(axes: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
 
 
 _MISTAKES = (
+    Diagnosis(
+        lambda e: bool(e.difference.never_written.all()),
+        lambda e: f"{e.difference.name} is never written: each tile of queries writes its rows of o and of the logsumexp",
+    ),
     *mistakes.forward(
         lambda e: {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]},
         sums=1, scale=2, mask=3, corner=3, range=3, last=4, heads=5, lse=6, empty=7,

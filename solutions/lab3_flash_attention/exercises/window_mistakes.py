@@ -290,6 +290,14 @@ RULES = (
         lambda e: _is_gradient(e) and e.close(_computed(e, power=2)),
         classic("the scale is multiplied twice: once in dS, or once at the end", BEFORE),
     ),
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == "odd head dimension"),
+        classic(
+            "only a head dimension that is no power of two, in tensors that are not contiguous, goes wrong: columns "
+            "from D to BLOCK_D must be masked, with other=0.0, and each tensor has strides of its own",
+            BEFORE,
+        ),
+    ),
     *tiles.only_where(
         {"scale": BEFORE, "negative": BEFORE, "strides": BEFORE, "head_dim": BEFORE, "precision": BEFORE}
     ),

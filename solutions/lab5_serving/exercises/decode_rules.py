@@ -55,9 +55,9 @@ def tile_of(e: Evidence) -> int:
     return tile_of_launch(e.trial)
 
 
-def _says(reading: Reading, text: str, number: int) -> Diagnosis:
+def _says(reading: Reading, text: str, number: int, where: Callable[[Evidence], bool] = lambda e: True) -> Diagnosis:
     """A rule that holds when the answer is what this reading of the cache gives, with the answer's own tile."""
-    return Diagnosis(lambda e: e.same_as(replace(reading, tile=tile_of(e))), classic(text, number))
+    return Diagnosis(lambda e: where(e) and e.same_as(replace(reading, tile=tile_of(e))), classic(text, number))
 
 
 def _rounded_up(n: int, size: int, tile: int) -> int:
@@ -89,7 +89,8 @@ RULES = (
           "the block table is ignored: token t of a sequence lies in block table[t // block_size]", 1),
     _says(Reading(block=lambda t, size, table, s: s * len(table) + t // size),
           "the block table is ignored: its place is taken for its entry", 1),
-    _says(Reading(block=lambda t, size, table, s: table[0]), "every token is read from the sequence's first block", 1),
+    _says(Reading(block=lambda t, size, table, s: table[0]), "every token is read from the sequence's first block", 1,
+          lambda e: not e.findings("out_of_bounds")),
     _says(Reading(block=lambda t, size, table, s: table[min(t, len(table) - 1)]),
           "the table is asked for the token, not for its block: table[t // block_size]", 1),
     _says(Reading(length=lambda n, size, tile: n - 1), "the newest token is left out: context_lens counts it", 2),
@@ -98,16 +99,18 @@ RULES = (
           "a last block that is not full is left out: round the number of blocks up", 2),
     _says(Reading(length=lambda n, size, tile: n // tile * tile),
           "a last tile that is not full is left out: round the number of tiles up", 2),
-    _says(Reading(length=_rounded_up), "the mask is missing in the last block: free slots hold old keys", 3),
+    _says(Reading(length=_rounded_up),
+          "the free slots of the last block count, which hold old keys: the mask is missing, or it ends there", 3),
     _says(Reading(length=lambda n, size, tile: _rounded_up(n, tile, tile)),
-          "the mask is missing in the last tile: slots beyond the context count", 3),
+          "slots beyond the context count in the last tile: the mask is missing, or its end is that of the tile", 3),
     _says(Reading(zeros=True),
-          "scores of the free slots are not masked before the maximum is taken: a score of 0 is no weight of 0, "
-          "-inf is", 3),
+          "scores of the free slots are not masked before the maximum is taken, or not with -inf: a score of 0, or "
+          "of another number, is no weight of 0", 3),
     _says(Reading(head=lambda h, H, G: 0), "every query head reads the first key head: k_head_ptr is the program's", 4),
     _says(Reading(head=lambda h, H, G: h % G), "query head h reads key head h // (H / G), not h % G", 4),
     _says(Reading(rescale_sum=False, rescale_output=False),
-          "neither the sum nor the output is rescaled after the maximum has changed", 5),
+          "neither the sum nor the output is rescaled after the maximum has changed (or the powers take it off twice, "
+          "which comes to the same)", 5),
     _says(Reading(rescale_output=False), "the sum is rescaled after the maximum has changed, the output is not", 5),
     _says(Reading(rescale_sum=False), "the output is rescaled after the maximum has changed, the sum is not", 5),
     _says(Reading(carry=False, rescale_sum=False, rescale_output=False), "each tile has a maximum of its own", 5),

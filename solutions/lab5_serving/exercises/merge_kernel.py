@@ -116,7 +116,14 @@ _RULES = (
         _nan_of_nothing,
         classic("an empty part gives NaN: its logsumexp is -inf, and its output may hold anything, NaN too", 3),
     ),
-    same_as(_mean, classic("the parts are averaged: a part counts as much as the sum of its exponentials", 2)),
+    same_as(
+        _mean,
+        classic(
+            "the parts are averaged, as if each had the same logsumexp: a part counts as much as the sum of its "
+            "exponentials",
+            2,
+        ),
+    ),
     same_as(_mean_of_all, classic("the parts are averaged, empty ones among them: the logsumexps are the weights", 2)),
     same_as(_plain_sum, classic("the outputs are added up as they are: the logsumexps are the weights", 2)),
     same_as(_exponentials_over_count, classic("the denominator is the sum of the weights, not their number", 2)),
@@ -136,7 +143,11 @@ _RULES = (
     same_as(_not_normalised, classic("the sum of the weights is missing: d collects it", 2)),
     Diagnosis(
         _in_steps(False, False, True),
-        classic("neither sum nor output is rescaled when a later step brings a larger logsumexp", 1),
+        classic(
+            "neither sum nor output is rescaled when a later step brings a larger logsumexp (or a step's weights take "
+            "it off twice, which comes to the same)",
+            1,
+        ),
     ),
     Diagnosis(_in_steps(True, False, True), classic("the sum is rescaled, the output is not", 1)),
     Diagnosis(_in_steps(False, True, True), classic("the output is rescaled, the sum is not", 1)),
