@@ -377,9 +377,8 @@ GENERIC: tuple[Diagnosis, ...] = (
     Diagnosis(
         lambda e: (
             e.only(_ragged(e))
-            and not e.only(lambda case: case.kind == "one element")
             and not _slight(e)
-            and any(trial.failed and _plain(trial.case) for trial in e.trials)
+            and any(t.failed and _plain(t.case) and t.case.kind != "one element" for t in e.trials)
         ),
         "only sizes that are no multiple of the tile fail: look at the lanes past the end (masks, `other`, what is "
         "reduced over them), and at where a loop ends",
@@ -435,8 +434,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         _nan,
         lambda e: (
             f"{'every element is NaN' if e.got.isnan().all() else 'NaN where a finite value is expected'}: "
-            "it comes from 0/0, 0 * inf, inf - inf or the root or logarithm of a negative number, or from a lane that "
-            "a mask should have left out, or did leave out without `other`"
+            "it comes from 0/0, inf/inf, 0 * inf, inf - inf or the root or logarithm of a negative number, or from a "
+            "lane that a mask should have left out, or did leave out without `other`"
         ),
     ),
     Diagnosis(

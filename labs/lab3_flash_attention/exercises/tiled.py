@@ -72,7 +72,7 @@ def _tiles(axes: str) -> Callable[[Sequence[CaseResult]], Tiling | None]:
 _MISTAKES = (
     Diagnosis(
         lambda e: bool(e.difference.never_written.all()),
-        lambda e: f"{e.difference.name} is never written: each tile of queries writes its rows of o and of the logsumexp",
+        lambda e: f"{e.difference.name} is never written: each tile of queries writes its rows of o and lse",
     ),
     *mistakes.forward(
         lambda e: {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]},
