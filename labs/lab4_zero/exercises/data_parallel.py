@@ -26,7 +26,8 @@ from .waits import record_waits
 _NUMBERS = {"sum": 1, "divided twice": 1, "mean of weights": 2, "last": 3, "own": 3, "own divided": 3, "missing": 4}
 _NUMBERS |= {"made up": 4, "zeros": 3}
 _STUCK_UNUSED = classic(
-    "a bucket waits for a parameter that has no gradient in this pass: the end of the backward pass sends what is left",
+    "a rank waits for a collective that another has not started: look for a bucket that waits for a parameter without "
+    "gradient (the end of the backward pass sends what is left), and for buckets in another order",
     4,
 )
 _STUCK = classic(

@@ -27,7 +27,11 @@ from .waits import WaitLog, record_waits
 #: As in zero2.py.
 IN_FLIGHT = 1
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "gather": 4, "cover": 4, "zeros": 5, "made up": 8}
-_STUCK = classic("a bucket waits for a parameter without gradient, or ranks start their buckets in another order", 6)
+_STUCK = classic(
+    "a rank waits for a collective that another has not started: look for a bucket that waits for a parameter without "
+    "gradient, and for buckets in another order",
+    6,
+)
 #: A bucket of the wide model holds one of its matrices, of 2,112 bytes.
 _SMALL_BUCKET = 1024
 _REBOUND = classic(
@@ -185,9 +189,10 @@ def _judge_training(
     observations: Sequence[RankObservation], training: TinyTraining, accumulation: int = 1, **steps: Any
 ) -> Problem | None:
     cause = (
-        "a second backward pass before the step adds to the shard of the first"
+        "one backward pass per step trains well, two do not: the second must add to the shard of the first"
         if accumulation > 1
-        else "the shard still holds the gradient of the step before: a new step starts from nothing"
+        else "the first step is right, a later one is not, so look at what it leaves to the next: a gradient that the "
+        "shard still holds, or moments of other elements"
     )
     if problem := judge_state(observations, training, 9):
         return problem

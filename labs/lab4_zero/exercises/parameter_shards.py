@@ -28,7 +28,11 @@ _EMPTY = classic(
     "a weight is used while its memory is freed: gather before a block computes, in both passes, and wait", 4
 )
 _PADDED = classic("N does not divide the elements: every shard has the same size, the last one is padded with zeros", 5)
-_STALE = classic("weights that were gathered before the step are stale: gather anew in each pass", 8)
+_STALE = classic(
+    "the first step is right, a later one is not: look at what it leaves to the next. Weights that were gathered "
+    "before the step are stale, so gather anew in each pass",
+    8,
+)
 _NO_ROOM = classic("full has no memory when gradients are reduced: the mean goes into a tensor of its own", 4)
 _NO_MEMORY = classic("full has no memory when it is to be filled: gather gives it memory first", 4)
 _FREED = ("SIGSEGV", "storage of size 0", "setStorage")
@@ -126,7 +130,10 @@ def _judge_values(
     reference, psi = training.reference(len(observations), users=users), training.psi
     for rank, observed in enumerate(observations):
         if abs(observed.value["loss"] - reference.losses[rank]) > 1e-4 * abs(reference.losses[rank]):
-            cause = "the gathered weights are not those of the module: shards out of order, of another rank, unfilled"
+            cause = (
+                "the blocks do not compute with the module's weights: shards out of order, of another rank, unfilled, "
+                "or not gathered yet"
+            )
             return Problem(
                 f"rank {rank}'s first loss is {observed.value['loss']:.6g}, "
                 f"one process has {reference.losses[rank]:.6g}",
@@ -200,7 +207,9 @@ def judge_sharded_training(
 ) -> Problem | None:
     cause = _STALE
     if accumulation > 1:
-        cause = classic("a second backward pass before the step adds to the gradient of the first", 9)
+        cause = classic(
+            "one backward pass per step trains well, two do not: the second must add to the gradient of the first", 9
+        )
     return judge_state(observations, training, 1) or judge_training(
         observations, training, cause, accumulation=accumulation, **steps
     )

@@ -60,7 +60,11 @@ _RAISED = {
         "targets; a stage in the middle starts from the gradient that has come",
         3,
     ),
-    "Mismatch in shape": classic("an action is about its own micro-batch: B i goes backward through F i's graph", 6),
+    "Mismatch in shape": classic(
+        "the gradient does not fit the output: B i goes backward through F i's graph, from the gradient that has come "
+        "for micro-batch i",
+        6,
+    ),
 }
 
 

@@ -506,7 +506,7 @@ wrong(
 wrong(
     SHARD,
     "gradient of the step before",
-    "a gradient of an earlier step is still there",
+    "a gradient that is still there",
     '"classic wrong answers" 7',
     edits={
         "tensor.grad = self.gradient[piece.start : piece.stop].to(tensor.dtype) if anyone else None": (
@@ -600,13 +600,13 @@ wrong(
 wrong(
     TAKE,
     "second pass overwrites",
-    "a second backward pass before the step adds to the shard of the first",
+    "two do not: the second must add to the shard",
     edits={"self.gradients[k].add_(mean)": "self.gradients[k].copy_(mean)"},
 )
 wrong(
     TAKE,
     "added to the step before",
-    "the shard still holds the gradient of the step before",
+    "a gradient that the shard still holds",
     edits={"self.gradients[k].copy_(mean)": "self.gradients[k].add_(mean)"},
 )
 wrong(BUCKET, "ranks of the whole job", GROUP, edits={SENT: SENT.replace(", self.group", "")})
@@ -707,7 +707,7 @@ wrong(
 wrong(
     FILL,
     "stale weights",
-    "weights that were gathered before the step are stale",
+    "Weights that were gathered before the step are stale",
     instead="""
         self.full.untyped_storage().resize_(self.full.nbytes)
         if not hasattr(self, "kept"):
@@ -793,7 +793,7 @@ wrong(
 wrong(
     SPREAD,
     "second backward pass overwrites",
-    "a second backward pass before the step adds to the gradient of the first",
+    "two do not: the second must add to the gradient",
     edits={"self.pieces[k].grad +=": "self.pieces[k].grad ="},
 )
 wrong(

@@ -222,7 +222,11 @@ def _other_scale(after: Sequence[Mapping[str, torch.Tensor]], reference: Referen
 
 
 def _judge_training(observations: Sequence[RankObservation], training: TinyTraining, **steps: Any) -> Problem | None:
-    cause = classic("a gradient of an earlier step is still there, or moments sit at another place than before", 7)
+    cause = classic(
+        "the first step is right, a later one is not, so look at what it leaves to the next: a gradient that is still "
+        "there, or moments of other elements",
+        7,
+    )
     return judge_state(observations, training, 6) or judge_training(observations, training, cause, **steps)
 
 
