@@ -293,8 +293,8 @@ RULES = (
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == "odd head dimension"),
         classic(
-            "only a head dimension that is no power of two, in tensors that are not contiguous, goes wrong: columns "
-            "from D to BLOCK_D must be masked, with other=0.0, and each tensor has strides of its own",
+            "only non-contiguous inputs fail, of a head dimension that is no power of two: each axis of each tensor "
+            "has a stride of its own, the last one too, and columns from D to BLOCK_D must be masked, with other=0.0",
             BEFORE,
         ),
     ),

@@ -700,6 +700,14 @@ wrong(
 )
 wrong(
     BACKWARD,
+    "all queries fully masked",
+    "delta is 0 in causal attention alone",
+    '"classic wrong answers" 5',
+    edits={"q.shape[2] - k.shape[2]": "q.shape[2]"},
+)
+wrong(LOOP, "no running sum", "the running sum stays 0", edits={"l_i * alpha + tl.sum(p, 1)": "l_i * alpha"})
+wrong(
+    BACKWARD,
     "fully masked the other way",
     "too many queries are taken to see no key",
     edits={"q.shape[2] - k.shape[2]": "k.shape[2] - q.shape[2]"},

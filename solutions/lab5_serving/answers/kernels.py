@@ -22,6 +22,11 @@ wrong(
 )
 wrong("first block alone", "from the sequence's first block", edits={"(token // BLOCK_SIZE) * stride_bb": "0 * token"})
 wrong(
+    "before the table",
+    "its offset is negative",
+    edits={"(token // BLOCK_SIZE) * stride_bb": "-(token // BLOCK_SIZE) * stride_bb"},
+)
+wrong(
     "one block a tile",
     "a tile spans several blocks",
     edits={"(token // BLOCK_SIZE) * stride_bb": "(start // BLOCK_SIZE + 0 * token) * stride_bb"},
