@@ -281,8 +281,8 @@ def _no_store(e: Evidence) -> str:
     if not ran:
         return "the output is never written: is the kernel launched on it, and does it end with tl.store?"
     return (
-        f"the output is never written, though {', '.join(ran)} ran: where is its tl.store, is it reached, and "
-        "with which mask and offsets?"
+        f"the output is never written, though {', '.join(ran)} ran: where is its tl.store, is it reached, with "
+        "which mask and offsets, and which arguments does the launch pass?"
     )
 
 
@@ -355,7 +355,8 @@ GENERIC: tuple[Diagnosis, ...] = (
     Diagnosis(
         lambda e: bool(_never(e)[e.bad].all()) and not _writes_outside(e),
         "these elements are never written: no program's store covers them (the grid is too small, a loop ends too "
-        "early, a mask excludes too much, an offset is wrong, or two programs write the same tile)",
+        "early, a mask excludes too much, an offset is wrong, the launch passes other sizes, or two programs "
+        "write the same tile)",
     ),
     Diagnosis(lambda e: bool(e.findings("out_of_bounds")), _out_of_bounds),
     Diagnosis(
@@ -415,7 +416,8 @@ GENERIC: tuple[Diagnosis, ...] = (
         _three_digits,
         (
             "only about three digits are right: a float32 value is rounded to a narrower format on the way "
-            "(a conversion, or tl.dot in TF32: use input_precision='ieee')"
+            "(a conversion, or tl.dot in TF32: use input_precision='ieee'), large numbers cancel, or a small part of "
+            "the result is missing or wrong"
         ),
     ),
     Diagnosis(

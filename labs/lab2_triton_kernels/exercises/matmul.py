@@ -219,7 +219,11 @@ _TILED_MISTAKES = (
     Diagnosis(_wrong_moves, lambda e: classic(_wrong_moves(e), 3)),
     *_accumulation(TILED, 3),
     Diagnosis(
-        lambda e: _from_the_second_step(e, TILED) and not e.difference.never_written.any(),
+        lambda e: (
+            _from_the_second_step(e, TILED)
+            and not e.difference.never_written.any()
+            and any(trial.failed and trial.case.layout == "contiguous" for trial in e.trials)
+        ),
         classic("right in one step along K, wrong from the second on: look at the loop, masks, pointers and total", 3),
     ),
     Diagnosis(

@@ -54,7 +54,9 @@ def _overflows(e: Evidence) -> bool:
     if not e.only(lambda case: case.magnitude != 1 or case.kind in EDGES):
         return False
     most, bad = _rows(e.args64[0]).amax(-1), _rows(e.bad).any(-1)
-    return bool(bad.any() and bad[most > 100].all() and (most[bad] > 80).all())
+    unshifted = torch.exp(e.args64[0].float())
+    as_unshifted = torch.equal(e.got.isnan(), (unshifted / unshifted.sum(-1, True)).isnan())
+    return bool(bad.any() and bad[most > 100].all() and (most[bad] > 80).all()) and as_unshifted
 
 
 def _rounded_logarithm(e: Evidence) -> bool:
@@ -76,6 +78,13 @@ _LOGARITHM = Diagnosis(
 def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormalised: int, precision: int):
     """Mistakes that both exercises share, with their places in the exercise's list."""
     return (
+        Diagnosis(
+            lambda e: e.close(_other_is_zero(e, kernel)) and e.only(lambda case: case.kind in EDGES),
+            classic(
+                "only rows far below 0 fail: lanes past the end hold a number above theirs: give them other=-inf",
+                past_the_end,
+            ),
+        ),
         Diagnosis(
             lambda e: e.close(_other_is_zero(e, kernel)),
             classic(

@@ -161,7 +161,11 @@ def _why_kept(kept: Tensor, right: Tensor, slot: int, length: int, longest: int,
         return f"the first new token went to slot {first[0]}, slot lengths[b] = {length} is its own"
     if (kept[slot] == POISON).all():
         return "nothing is kept there: slot lengths[b] + t of sequence b holds its new token t"
-    return "another token's keys stand in that slot: token t goes to lengths[b] + t"
+    if any(torch.equal(kept[slot], right[s]) for s in range(len(right)) if s != slot):
+        return "another token's keys or values stand in that slot: token t goes to lengths[b] + t"
+    return (
+        "what stands in that slot is not what was given of its token: slot lengths[b] + t of sequence b holds token t"
+    )
 
 
 def _judge_seen(

@@ -85,7 +85,9 @@ class Steps:
         if tile < self.done:
             return None
         if tile >= self.issued:
-            cause = classic("a stage is released after the product that reads it, once for each tile", 3)
+            cause = classic(
+                "a stage is released after its tile's product, once for each tile, and each has a product", 3
+            )
             return Problem(f"stage {stage} is released before product {tile} is issued", cause)
         due = self.released.total() - 1  # the tile whose release this should be
         if due < self.done and stage != due % self.stages:

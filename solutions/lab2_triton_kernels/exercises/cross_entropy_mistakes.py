@@ -110,6 +110,17 @@ def _one_maximum(e: Evidence) -> bool:
     return several and apart and not bool((e.got == torch.inf).any())
 
 
+def _several_tiles(e: Evidence) -> bool:
+    """Whether rows of several tiles go wrong, and no others do."""
+    return e.args64[0].shape[-1] > _tile(e) and e.only(lambda case: case.sizes["col"] > _tile(e))
+
+
+def _of_last_tile(e: Evidence) -> torch.Tensor:
+    """The logit of each row's target where it lies in the row's last tile, else 0."""
+    first = (e.args64[0].shape[-1] - 1) // _tile(e) * _tile(e)
+    return torch.where(e.args64[1] >= first, _chosen(e), 0)
+
+
 def _to_base_2(e: Evidence) -> tuple[torch.Tensor, ...]:
     """The logsumexp with log2 for log, with exp2 for exp, and with both."""
     x, ln2 = e.args64[0], math.log(2)
@@ -123,6 +134,16 @@ def _nan_is_computed(e: Evidence) -> bool:
     """Whether a loss is NaN that was written, from numbers that were there to be read."""
     strange = e.findings("out_of_bounds") or e.findings("uninitialized_reads")
     return not strange and bool((e.got.isnan() & e.right.isfinite() & ~e.difference.never_written).any())
+
+
+def _only_infinite(e: Evidence) -> bool:
+    """Whether losses are wrong, and all of them in rows that hold -inf or whose last tile has lanes past the end."""
+    if e.difference.name != "loss":
+        return False
+    if not e.only(lambda case: case.kind == EVERY_KIND or case.sizes["col"] % _tile(e) != 0):
+        return False
+    ragged = e.args64[0].shape[-1] % _tile(e) != 0
+    return ragged or bool((e.args64[0].isneginf().any(-1) | ~e.bad).all())
 
 
 def _bad_rows(e: Evidence) -> set[int]:
@@ -166,18 +187,22 @@ MISTAKES = (
         _left_out(rescale=False, carry=False),
         classic("each tile has a maximum of its own: carry the largest so far, and rescale the sum", 1),
     ),
-    Diagnosis(_left_out(last=True), classic("the sum holds the last tile only: add to what came before", 1)),
+    Diagnosis(_left_out(last=True), classic("the sum holds the last tile only: what came before is lost", 1)),
     Diagnosis(
         lambda e: _loss_is(e, torch.logsumexp(e.args64[0][..., : _tile(e)], -1) - _chosen(e)),
-        classic("the sum holds the first tile only", 1),
+        classic("the sum holds the first tile only: does the loop go on to the end of the row?", 1),
     ),
     Diagnosis(
         lambda e: e.case.kind == EVERY_KIND and _bad_rows(e) == {LATE} and bool(e.got.isnan().any()),
         classic("a tile that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite number", 2),
     ),
     Diagnosis(
-        lambda e: e.difference.name == "loss" and _nan_is_computed(e),
-        classic("NaN comes of -inf - (-inf), where a maximum starts at -inf, or of -inf times 0", 2),
+        lambda e: _only_infinite(e) and _nan_is_computed(e),
+        classic(
+            "only rows give NaN that hold -inf or have lanes past the end: -inf - (-inf), where a maximum is still "
+            "-inf, and -inf times 0 are NaN, and lanes past the end need other=-inf",
+            2,
+        ),
     ),
     Diagnosis(_one_maximum, classic("all rows of a tile share one maximum: take it along axis 1, one per row", 7)),
     Diagnosis(
@@ -195,6 +220,10 @@ MISTAKES = (
     Diagnosis(
         lambda e: _loss_is(e, _lse(e) - torch.where(e.args64[1] < _tile(e), _chosen(e), 0)),
         classic("targets beyond the first tile are not found", 4),
+    ),
+    Diagnosis(
+        lambda e: _several_tiles(e) and _loss_is(e, _lse(e) - _of_last_tile(e)),
+        classic("only a target in the last tile of its row is subtracted: what earlier tiles found is lost", 4),
     ),
     Diagnosis(lambda e: _loss_is(e, _lse(e)), classic("the logit of the target is not subtracted", 4)),
     Diagnosis(lambda e: _loss_is(e, _chosen(e) - _lse(e)), classic("the loss has the wrong sign", 4)),

@@ -24,7 +24,10 @@ WORKLOADS = (
     ),
     Workload("everything together", WholeEngineMachine, times=1, hidden=({"new": 10}, 1)),
 )  # fmt: skip
-ROWS = classic("sampling has more chunks than logits has rows: one that ends in a prompt, or that failed, has none", 3)
+ROWS = classic(
+    "zip needs a token for each chunk: one that ends in a prompt, or that failed, has no row in logits",
+    3,
+)
 RAISED = {
     "ArithmeticError: this request cannot be computed": FAILED, "KeyError: 'r": FAILED, "ValueError: zip() arg": ROWS,
 }  # fmt: skip

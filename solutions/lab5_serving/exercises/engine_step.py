@@ -24,7 +24,7 @@ AMID = classic("a request in the middle of its prompt gets no token: only chunks
 FAILED = classic("a request that fails ends with the reason 'error' and is in no other step; the others go on", 4)
 SAYS = "failed has a text for each request that failed, by its id: its output's error is this text"
 NEXT = "a request with all tokens computed gets its next one: its chunk is in sampling, and _accept appends it"
-APPENDED = classic("_accept appends a token, ends a request that has all of its own, and gives the output", 5)
+APPENDED = classic("_accept appends a token, ends a request that has all of its own, and gives its output to return", 5)
 
 
 @dataclass

@@ -87,7 +87,12 @@ def _stored_elsewhere(launch: Launch) -> Problem | None:
         if stores != [("c_tile", [row, column])]:
             said = " and ".join(f"{where} at {at}" for where, at in stores) or "nothing"
             headline = f"program {run.program} stores {said}, expected c_tile at {[row, column]}"
-            return Problem(headline, classic("TMA takes the coordinates of the tile in C, rows first", 8))
+            cause = (
+                "TMA takes the coordinates of the tile in C, rows first"
+                if stores
+                else "TMA copies c_tile to C at the end"
+            )
+            return Problem(headline, classic(cause, 8))
     return None
 
 
