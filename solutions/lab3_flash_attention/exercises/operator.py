@@ -470,8 +470,8 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "only a last tile that keys do not fill goes wrong: where does it begin, which of its scores count, and which "
-        "of its values are loaded?",
+        "only a last tile that keys do not fill goes wrong: where does it begin, of which head is it, which of its "
+        "scores count, and which of its values are loaded?",
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),

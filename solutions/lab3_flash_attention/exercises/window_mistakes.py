@@ -168,7 +168,8 @@ _SEEN: tuple[tuple[str, int, tuple[str, ...], Seen], ...] = (
     ),
     ("nothing is masked inside of the tiles that are read", MASK, OF_QUERIES + OF_KEYS, _no_mask),
     (
-        "the window is aligned at the top left: with Nq != Nk the last query sees the last key, i' = i + Nk - Nq",
+        "the window is aligned at the top left, or Nq and Nk have changed places: the last query sees the last key, "
+        "i' = i + Nk - Nq",
         ALIGNED, OF_QUERIES + OF_KEYS, _top_left,
     ),
     (
@@ -246,6 +247,8 @@ def _nothing_in_the_first_tile(e: Evidence) -> bool:
     if e.difference.name not in ("o", "lse"):
         return False
     got = _bad_rows(e, e.got.isnan())
+    if e.difference.never_written.any() or not torch.equal(got, _bad_rows(e, e.bad)):
+        return False
     for m, n in _tiles(e):
         x = _Pairs(e.case, m, n, e.difference.name)
         begin = (x.first_i + x.offset - x.window + 1).clamp(min=0)
