@@ -92,7 +92,7 @@ def pool_state(
 
 @styled
 def block_tables(state: PoolState, *, title: str) -> Figure:
-    """Draw sequences as they see themselves, whole, and the pool as it is; lines between them are the block tables."""
+    """Draw each sequence in the order of its tokens, and the pool as it is; lines between them are the block tables."""
     rows = max(_rows(state), len(state.references))
     fig, ax = figure(title, height=0.55 + 0.29 * rows, grid="none")
     _draw_state(ax, state=state, rows=rows)
@@ -128,7 +128,7 @@ def _said(state: PoolState) -> str:
 def _draw_state(ax: Axes, *, state: PoolState, rows: int) -> None:
     bare(ax)
     size, pool_x = state.block_size, state.block_size + 1.9
-    ax.text(0, -0.62, "sequences, as they see themselves", size=TEXT, weight="bold", va="bottom", color=INK)
+    ax.text(0, -0.62, "sequences, each in order", size=TEXT, weight="bold", va="bottom", color=INK)
     ax.text(pool_x, -0.62, "the pool", size=TEXT, weight="bold", va="bottom", color=INK)
     row = 0.0
     for id, table in state.tables.items():
