@@ -46,7 +46,7 @@ def _cases(seed: int, least: int = 33, most: int = 47) -> list[Case]:
         ("output only", square, {"upstream": "o", "causal": True}, {}),
         ("both", square, {}, {}),
         ("logsumexp only", square, {"upstream": "lse"}, {}),
-        ("shared heads", shared, {"causal": True}, {}),
+        ("shared heads", {**shared, "B": 1}, {"causal": True}, {}),
         ("given scale", square, {"scale": 0.41}, {}),
         ("given scale", square, {"scale": -0.2, "causal": True}, {}),
         ("fewer queries than keys", sizes(1, 1, 1, n, n + more, odd), {"causal": True}, {}),

@@ -67,7 +67,7 @@ def _cases(seed: int, found: Sequence[tuple[int, int]]) -> list[Case]:
         case("window larger than N", few, few, few + extra),
         case("whole tiles", 3 * large, 3 * large, large),
         case("fewer queries than keys", 2 * m + draw.randint(1, 9), 2 * m + 2 * large + extra, part),
-        case("far fewer queries than keys", few, few + 3 * large, n // 2 + 1, shape=(2, 3)),
+        case("far fewer queries than keys", few, few + 3 * large, n // 2 + 1, shape=(1, 2)),
         case("more queries than keys", n + extra + m + draw.randint(2, m), n + extra, n // 2 + 3),
         case("one query", 1, 3 * n + extra, n + 2),
         case("one key", few, 1, 3),
