@@ -24,7 +24,8 @@ def _out_of_bounds(e: Evidence) -> str:
     if found.index < 0:
         return f"out-of-bounds access ({found}): its offset is negative"
     return (
-        f"out-of-bounds access ({found}): no mask stops it, its offset is wrong, or it is not the tensor that is meant"
+        f"out-of-bounds access ({found}): no mask stops it, its offset is wrong, a loop or the grid goes a step too "
+        "far, or the launch passes another tensor, size or stride than is meant"
     )
 
 

@@ -59,6 +59,11 @@ def _overflows(e: Evidence) -> bool:
     return bool(bad.any() and bad[most > 100].all() and (most[bad] > 80).all()) and as_unshifted
 
 
+def _only_far_from_zero(e: Evidence) -> bool:
+    """Whether only cases of large numbers fail, above or below 0, and not for the NaN and infinities in them."""
+    return e.case.kind != shapes.SPECIAL and e.only(lambda case: case.magnitude != 1 or case.kind in EDGES)
+
+
 def _rounded_logarithm(e: Evidence) -> bool:
     """Whether float32 errs by no more than its rounding of x and of the logarithm of the sum explains."""
     x = e.args64[0]
@@ -102,6 +107,11 @@ def _common(kernel: str, past_the_end: int, no_maximum: int, axis: int, unnormal
         Diagnosis(
             _overflows,
             classic("rows with values above 88 fail: exp overflows unless the row's maximum is subtracted", no_maximum),
+        ),
+        Diagnosis(
+            _only_far_from_zero,
+            "only rows of values far from 0 fail: look at what exp is given (x minus its row's maximum is never above "
+            "0), at how a maximum starts, and at lanes past the end (other=-inf)",
         ),
         *shapes.MISTAKES,
         shapes.too_inaccurate("exponentials and their sum need float32; round once, when storing", precision),
@@ -303,6 +313,13 @@ def _starts_above(e: Evidence) -> bool:
     return bool(bad.any() and bad[x < -1e37].all() and (x[bad] < -60).all())
 
 
+def _nan_of_empty_lanes(e: Evidence) -> bool:
+    """Whether NaN is computed, in rows that leave lanes of the block without a number, and longer rows are right."""
+    block = launched([e.trial, *e.trials], LONG)["BLOCK"]
+    few = e.only(lambda case: case.sizes["col"] < block or case.kind in ("masked", shapes.SPECIAL))
+    return few and bool(e.got[e.bad].isnan().all()) and not e.difference.never_written.any()
+
+
 _LONG_MISTAKES = (
     _LOGARITHM,
     Diagnosis(
@@ -325,6 +342,13 @@ _LONG_MISTAKES = (
         lambda e: bool(e.got.isnan().any()) and e.only(lambda case: case.kind == "masked"),
         classic(
             "a block of columns that holds -inf only gives -inf - (-inf) = NaN: start the maximum at a finite value", 4
+        ),
+    ),
+    Diagnosis(
+        _nan_of_empty_lanes,
+        classic(
+            "NaN comes only where a lane sees -inf alone: -inf - (-inf) is NaN: start each maximum at a finite float32",
+            4,
         ),
     ),
     *_common(LONG, past_the_end=3, no_maximum=1, axis=2, unnormalised=5, precision=5),
