@@ -14,13 +14,13 @@ import pytest
 from grading import check_lab
 from grading.release import main as release
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: A check that does what an answer asks of it: a stand-in for what a kernel's wrong address would do.
 OBEY = """
 import os, pathlib, subprocess, time
-
-pytestmark = pytest.mark.slow
 
 def obey(f):
     asked = f()

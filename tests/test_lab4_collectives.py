@@ -43,7 +43,7 @@ def test_a_ring_refuses_what_it_cannot_do(alone):
 def test_values_that_came_by_fewer_messages_than_a_ring_sends_are_no_answer():
     reduction = Reduction(10, torch.float32)
     for rank, sent in enumerate((4, 6, 6, 0)):
-        outcome = ring.Outcome(torch.zeros(10), None, {}, sent, {"send": set(), "recv": set()})
+        outcome = ring.Outcome(torch.zeros(10), None, {}, sent, {"send": set(), "recv": set()}, largest=3)
         problem = ring._past_the_ring("ring_reduce_scatter", outcome, rank, reduction, (0, 1, 2, 3))
         assert (problem is None) == (sent == 6), sent
     assert problem.headline == "rank 3 sends 0 elements in ring_reduce_scatter, a ring needs at least 6"
