@@ -207,7 +207,7 @@ class StepInvariants:
     def _admits_one_a_step(self) -> bool:
         """Whether this scheduler, played on until it is idle, admits one of three short prompts; it has failed."""
         scheduler, request = self.scheduler, type(self.scheduler.waiting[0])
-        if scheduler.token_budget < 6 or scheduler.max_batch < 3:
+        if scheduler.token_budget < 3 or scheduler.max_batch < 2:
             return False  # too little room to tell
         try:
             for _ in range(MOST_STEPS):
