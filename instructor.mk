@@ -32,7 +32,7 @@ site: $(VENV)/.site  ## build the website in build/site/html, to be opened there
 
 # ---- an instructor -----------------------------------------------------------------------------------------------------------
 
-check: $(VENV)/.test  ## lint, format and unit tests, in under two minutes
+check: $(VENV)/.test  ## lint, format and unit tests, in a minute and a half
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo

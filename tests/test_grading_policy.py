@@ -48,6 +48,7 @@ def test_every_answer_right_or_wrong_passes(number, tmp_path):
                 assert violations(text, path.name, lab) == [], (index, path.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABS)
 def test_students_who_print_assert_and_add_helpers_pass(name, tmp_path):
     lab = find_lab(name)
@@ -331,6 +332,7 @@ def test_what_cannot_be_read_is_a_violation_and_no_error(source):
     assert bool(found) == (source != "\f") and all(each.line >= 1 and each.what and each.why for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABS)
 def test_hostile_modules_are_refused_for_the_reason_that_students_read(name, tmp_path):
     lab = find_lab(name)

@@ -57,6 +57,7 @@ def test_the_policy_has_nothing_against_them(lab, tmp_path):
                 assert violations(source, path.name, find_lab(lab)) == [], (str(answer), path.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", list(alone()))
 def test_an_unusual_right_answer_passes_the_check_and_agrees_with_the_solution_on_hidden_cases(answer, tmp_path):
     asked = exercise(answer.exercise)
