@@ -198,6 +198,7 @@ def test_integers_must_be_equal_and_overflow_in_half_precision_is_right_where_it
 # ---- right kernels pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, 20261120])
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):

@@ -57,6 +57,7 @@ def held(tmp_path: Path, kinds: Iterable[str | None]) -> None:
     assert not Path("/tmp/x.py").exists()
 
 
+@pytest.mark.slow
 def test_each_kind_of_damage_has_a_line_that_says_what_happened(tmp_path, quick, monkeypatch):
     for name in ("register", "enter", "enter_term"):  # nbgrader takes its time
         monkeypatch.setattr(gradebook, name, lambda *_: None)

@@ -116,6 +116,7 @@ def test_a_twin_computes_what_the_kernel_would(results):
     assert results["histogram"]
 
 
+@pytest.mark.slow
 def test_a_twin_is_counted_exactly(results):
     assert results["matmul"][1:] == results["matmul formula"]
     assert results["attention"][1:] == [results["attention formula"], 0]
@@ -205,6 +206,7 @@ def test_autotuned_kernels_nested_functions_and_tensor_methods_have_twins(module
     assert remembered == 0  # the GPU's own tuning must still happen
 
 
+@pytest.mark.slow
 def test_an_error_in_a_twin_names_the_program_and_keeps_partial_counts(module_results):
     assert "broken_kernel raised AssertionError in program (1, 0, 0)" in module_results["error"]
     assert module_results["partial"] == 16
@@ -270,6 +272,7 @@ def test_a_sparse_argument_is_read_and_left_as_it_was(sparse_results):
     assert sparse_results["reserved"] == [1]
 
 
+@pytest.mark.slow
 def test_what_a_kernel_writes_comes_back_and_gaps_stay_as_they_are(sparse_results):
     assert sparse_results["copied"] and sparse_results["gap untouched"]
 

@@ -102,6 +102,7 @@ def test_a_checkpoint_in_several_files_loads_by_its_index(tmp_path):
         torch.testing.assert_close(logits_of(load_model(tmp_path), tokens), theirs(tokens[None]).logits[0])
 
 
+@pytest.mark.slow
 def test_transformers_reads_what_save_model_writes(tmp_path):
     transformers = pytest.importorskip("transformers")
     scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 32)
