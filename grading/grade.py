@@ -30,7 +30,7 @@ from grading.look import OUTDATED, Note
 from grading.observed import FAILED, UNFINISHED, solution_failure
 from grading.pool import run_all
 from grading.results import corrected, digest_of, files_below, read_result
-from grading.roster import read_roster
+from grading.roster import Roster, read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import ClassSeeds, seeds_of
 from grading.similar import NotCompared, Similar, similar_in
@@ -97,8 +97,9 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     if given.submissions.resolve().is_relative_to(out / "submitted"):
         raise ValueError(f"{out / 'submitted'} holds this grader's own copies: choose another --out, or move it away")
     remove_leftovers()
-    term = read_term(out / FILE, lab)
-    everyone, chosen = _submissions(lab, given)
+    roster = read_roster(given.roster) if given.roster else None
+    term = read_term(out / FILE, lab, roster)
+    everyone, chosen = _submissions(lab, given, roster)
     absent = lateness.prepared(term, lab, everyone)
     gradebook.register(out / "gradebook.db", lab)
     outputs.write_config(out)
@@ -137,14 +138,14 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _submissions(lab: Lab, given: argparse.Namespace) -> tuple[Class, dict[str, HandedIn]]:
+def _submissions(lab: Lab, given: argparse.Namespace, roster: Roster | None) -> tuple[Class, dict[str, HandedIn]]:
     """Everything in the folder of submissions, and what is to be graded of it, by student.
 
     Raises:
         ValueError: there is nothing in it, or one that was chosen is missing.
     """
     folder: Path = given.submissions
-    found = find_submissions(folder.resolve(), lab, read_roster(given.roster) if given.roster else None)
+    found = find_submissions(folder.resolve(), lab, roster)
     if unknown := set(given.students or ()) - set(found.handed_in):
         why = [f"{line.student}: {line.why}" for line in found.ungraded if line.student in unknown]
         raise ValueError("; ".join([f"no submission of {', '.join(sorted(unknown))} in {folder}", *why]))
@@ -246,7 +247,7 @@ def _expected(lab: Lab, seeds: ClassSeeds, grader: str, out: Path) -> Path:
 def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, everyone: Class) -> None:
     ungraded = [line for line in everyone.ungraded if line.status != WAITING]
     print(outputs.table(lab, results, ungraded))
-    rest = f"; {len(ungraded)} lines without a score" if ungraded else ""
+    rest = f"; without a score: {len(ungraded)}" if ungraded else ""
     print(f"{len(results)} submissions: {graded} graded, {len(results) - graded} up to date{rest}")
     if gone := sorted({path.stem for path in (out / lab.name / "results").glob("*.json")} - everyone.handed_in.keys()):
         print(f"No longer handed in, so not in grades.csv: {', '.join(gone)}")

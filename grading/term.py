@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from grading.class_folder import wrong_id
 from grading.lab import Lab, lab_names
+from grading.roster import Roster
 from grading.times import Submitted
 
 FILE = "class.toml"
@@ -86,22 +87,23 @@ class Term:
 # ---- the file ------------------------------------------------------------------------------------------------------
 
 
-def read_term(path: Path, lab: Lab) -> Term:
-    """What ``class.toml`` says of a lab.
+def read_term(path: Path, lab: Lab, roster: Roster | None = None) -> Term:
+    """What ``class.toml`` says of a lab, about students by their ids in the roster, whichever name of theirs it uses.
 
     Raises:
-        ValueError: it cannot be read, or says anything that is not known here, about whichever lab.
+        ValueError: it cannot be read, or says anything that is not known here, about whichever lab; or it has a student
+            twice, under two names.
     """
     if not path.is_file():
         return Term()
     try:
         whole = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        return _term(whole, lab)
+        return _term(whole, lab, roster or Roster())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _term(whole: dict[str, Any], lab: Lab) -> Term:
+def _term(whole: dict[str, Any], lab: Lab, roster: Roster) -> Term:
     names = {spelling: name for name in lab_names() for spelling in (name, name.split("_")[0])}
     top = _table("", whole, {"timezone": str, "late": dict} | dict.fromkeys(names, dict))
     zone = _zone(top.pop("timezone", None))
@@ -123,7 +125,13 @@ def _term(whole: dict[str, Any], lab: Lab) -> Term:
                 raise ValueError(
                     f"{spelling}.students.{student}.score: the lab has {lab.max_score:g} points, got {one.score:g}"
                 )
-        terms[names[spelling]] = Term(zone, due, late, overrides)
+        by_id: dict[str, Override] = {}
+        for student, one in overrides.items():
+            id_ = roster.id_of([student]) or student
+            if id_ in by_id:
+                raise ValueError(f"{spelling}.students: {student!r} is a second name of {id_}, who is there already")
+            by_id[id_] = one
+        terms[names[spelling]] = Term(zone, due, late, by_id)
     return terms.get(lab.name, Term(zone))
 
 

@@ -267,7 +267,7 @@ def test_the_table_has_a_line_for_everybody_and_says_what_was_not_graded(tmp_pat
     assert "essay.txt" in table["ada"]["notes"] and "cannot be read" in table["bob"]["notes"]
     assert "not in the roster" in table["'=cmd()"]["notes"]
     printed = capsys.readouterr()
-    assert "4 lines without a score" in printed.out and "NOT GRADED: a+b" in printed.err
+    assert "; without a score: 4\n" in printed.out and "NOT GRADED: a+b" in printed.err
     assert run(tmp_path / "in", "--students", "cyd") == 2
     assert "the files differ: keep one" in capsys.readouterr().err
 

@@ -21,6 +21,7 @@ from grading.feedback import page
 from grading.lab import ROOT, find_lab
 from grading.lateness import applied, days_late, lines, prepared
 from grading.results import Verdict, result
+from grading.roster import Roster
 from grading.submission import HandedIn
 from grading.term import Late, Override, Term, read_term
 from grading.times import UNKNOWN, Submitted
@@ -82,6 +83,16 @@ def test_one_file_holds_due_dates_the_policy_and_what_was_decided_for_students(t
     other = read(tmp_path, WHOLE, "lab2")
     assert other.due.astimezone(UTC) == datetime(2026, 12, 12, 22, 59, tzinfo=UTC) and other.overrides == {}
     assert read(tmp_path, WHOLE, "lab3").due is None and read_term(tmp_path / "none.toml", LAB) == Term()
+
+
+def test_a_student_of_whom_something_was_decided_may_have_any_name_in_the_roster(tmp_path):
+    known = Roster(("Participant 901", "bo"), {"u1": "Participant 901", "jodo": "Participant 901"})
+    read(tmp_path, WHOLE)
+    term = read_term(tmp_path / "class.toml", LAB, known)
+    assert term.overrides.keys() == {"ada", "Participant 901", "bo"} and term.overrides["Participant 901"].score == 80
+    read(tmp_path, WHOLE.replace("ada = {", "u1 = {"))
+    with pytest.raises(ValueError, match=r"lab1\.students: 'Jo Do' is a second name of Participant 901, who is there"):
+        read_term(tmp_path / "class.toml", LAB, known)
 
 
 def test_the_guides_example_is_read(tmp_path):
@@ -255,7 +266,7 @@ percent_per_day = 10
 [lab1]
 due = 2026-11-28T23:00:00Z
 [lab1.students]
-ext = { due = 2026-11-30T00:00:00Z, reason = "ill" }
+"Doe, Eve" = { due = 2026-11-30T00:00:00Z, reason = "ill" }
 set = { score = 80, reason = "on paper" }
 paper = { score = 70, reason = "on paper" }
 out = { excused = true }
@@ -278,7 +289,7 @@ def graded(tmp_path_factory) -> Path:
     """A class in which everybody has full marks, graded with a ``class.toml``."""
     folder = tmp_path_factory.mktemp("class")
     written(folder / "grades", {"class.toml": TOML.encode()})
-    (folder / "roster.csv").write_text("student\naway\nlate\n")
+    (folder / "roster.csv").write_text('student,name\naway,\nlate,\next,"Doe, Eve"\n')
     with pytest.MonkeyPatch.context() as monkeypatch:
         without_running(monkeypatch)
         assert run(handed_in(folder / "in"), "--roster", str(folder / "roster.csv")) == 0
