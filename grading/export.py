@@ -278,9 +278,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_atomically(out, _csv([*above, *rows], sheet.delimiter))
     lines = [(line.student, line.person, line.why) for line in left]
     write_atomically(report, _csv([("student", sheet.platform, "why"), *lines]))
-    print(
-        f"{out}: {len(rows)} scores for {sheet.head[sheet.column]!r} in {sheet.platform}; {report}: {len(left)} lines"
-    )
+    print(f"{out}: {len(rows)} scores for {sheet.head[sheet.column]!r} in {sheet.platform}")
+    print(f"{report}: why {len(left)} are not in it")
     for line in left:
         print(f"not entered: {line.student or line.person}: {line.why}", file=sys.stderr)
     return 0
