@@ -184,9 +184,9 @@ def message(
     return "\n".join(lines)
 
 
-def classic(cause: str, number: int) -> str:
-    """A likely cause, with its number in the notebook's list of classic wrong answers."""
-    return f'{cause}: see "classic wrong answers" {number}'
+def classic(cause: str, *numbers: int) -> str:
+    """A likely cause, with its number, or its numbers, in the notebook's list of classic wrong answers."""
+    return f'{cause}: see "classic wrong answers" {" and ".join(map(str, numbers))}'
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:

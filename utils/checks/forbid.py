@@ -104,6 +104,7 @@ class RecordedCalls:
 
     calls: list[Call] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
+    foreign: list[tuple[str, str]] = field(default_factory=list)  # (what, who) of tensors with values out of hearing
     kernels: list[tuple[str, str]] = field(default_factory=list)  # (name, module) of each launch
     written: set[str] = field(default_factory=set)  # different floating-point values that Python put into tensors
     launching: int = 0
@@ -192,7 +193,7 @@ class _Operators(TorchDispatchMode):
         where = _caller()
         self.seen.calls.append(Call(name, _base(name), where))
         given = torch.utils._pytree.tree_leaves((args, kwargs))
-        self.seen.calls += [Call(kind, _FOREIGN, where) for kind in filter(None, map(_foreign, given))]
+        self.seen.foreign += [(kind, where) for kind in filter(None, map(_foreign, given))]
         self.seen.written |= _written(name, args, result)
         inputs = {_memory(value) for value in given}
         for value in torch.utils._pytree.tree_leaves(result):
@@ -200,10 +201,6 @@ class _Operators(TorchDispatchMode):
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 self.seen.allocations.append(Allocation(elements, tuple(value.shape), name, where))
         return result
-
-
-#: The last part of the name of a :class:`Call` in which a tensor's values lie where nobody listens.
-_FOREIGN = "foreign"
 
 
 def _foreign(value: Any) -> str:
@@ -282,10 +279,10 @@ def _note_launches() -> None:
 
         def run(*args, **kwargs):
             listening = tuple(_LISTENING)
-            found = [Call(kind, _FOREIGN, _caller()) for kind in map(_foreign, (*args, *kwargs.values())) if kind]
+            found = [(kind, _caller()) for kind in map(_foreign, (*args, *kwargs.values())) if kind]
             for seen in listening:
                 seen.kernels.append(kernel_name(kernel))
-                seen.calls += found
+                seen.foreign += found
                 seen.launching += 1
             try:
                 return launch(*args, **kwargs)
@@ -391,12 +388,12 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             return Problem(f"the kernel {name} from {module} is launched", "write that kernel yourself")
     if not seen.kernels and not empty:
         return Problem("no Triton kernel is launched", "launch your kernel: kernel[grid](...)")
-    for call in seen.calls:
-        if call.base == _FOREIGN:
-            return Problem(
-                f"{call.name} is used by {call.where}",
-                "what is written there is computed outside of your kernel: allocate with torch.empty",
-            )
+    if seen.foreign:
+        kind, where = seen.foreign[0]
+        return Problem(
+            f"{kind} is used by {where}",
+            "what is written there is computed outside of your kernel: allocate with torch.empty",
+        )
     if len(seen.written) > MOST_FETCHED:
         return Problem(
             f"{len(seen.written):,} different values are written into tensors from Python",

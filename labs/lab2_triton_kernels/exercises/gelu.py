@@ -61,9 +61,13 @@ def _constants(e: Evidence) -> tuple[float, float] | None:
     return (factor, slope / factor) if fits else None
 
 
+def _near(factor: float, cubic: float) -> bool:
+    return abs(factor / _FACTOR - 1) <= _NEAR and abs(cubic / _CUBIC - 1) <= _NEAR
+
+
 def _wrong_constants(e: Evidence) -> str:
     found = _constants(e)
-    if found is None or abs(found[0] / _FACTOR - 1) > _NEAR or abs(found[1] / _CUBIC - 1) > _NEAR:
+    if found is None or not _near(*found):
         return ""
     pairs = (("sqrt(2/pi) = 0.79788456", found[0], _FACTOR), ("0.044715", found[1], _CUBIC))
     return " and ".join(
@@ -74,7 +78,7 @@ def _wrong_constants(e: Evidence) -> str:
 def _another_u(e: Evidence) -> str:
     """The formula as it is computed, where what stands in the tanh is another odd polynomial; '' if it is none."""
     found = None if e.difference.never_written.any() else _constants(e)
-    if found is None or (abs(found[0] / _FACTOR - 1) <= _NEAR and abs(found[1] / _CUBIC - 1) <= _NEAR):
+    if found is None or _near(*found):
         return ""
     got = _polynomial(found[0], found[0] * found[1])
     return f"this is 0.5 x (1 + tanh(u)) with u = {got}: expected u = {_polynomial(_FACTOR, _FACTOR * _CUBIC)}"

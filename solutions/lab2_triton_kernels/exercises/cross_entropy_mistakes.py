@@ -202,8 +202,8 @@ MISTAKES = (
             "only rows give NaN that hold -inf or have lanes past the end: -inf - (-inf), where a maximum is still "
             "-inf, and -inf times 0 are NaN, and lanes past the end need other=-inf",
             2,
-        )
-        + " and 3",
+            3,
+        ),
     ),
     Diagnosis(_one_maximum, classic("all rows of a tile share one maximum: take it along axis 1, one per row", 7)),
     Diagnosis(
