@@ -129,15 +129,13 @@ SOFTMAX_BYTES = Question(
     softmax_bytes,
     (
         Mistake("the output is not written", _pass_table(fused=(1, 0)), 4),
-        Mistake(
-            "a row moves more than twice: fused, it stays on the chip between one read and one write",
-            _pass_table(fused=(3, 0)),
-            4,
-        ),
-        Mistake(
-            "a row moves more than twice: fused, it stays on the chip between one read and one write",
-            _pass_table(fused=(4, 0)),
-            4,
+        *(
+            Mistake(
+                "a row moves more than twice: fused, it stays on the chip between one read and one write",
+                _pass_table(fused=(trips, 0)),
+                4,
+            )
+            for trips in (3, 4)
         ),
         *(
             Mistake(

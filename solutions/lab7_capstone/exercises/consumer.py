@@ -15,6 +15,7 @@ from utils.checks.core import Exercise, classic, draw_seed, fail, generator, pas
 from utils.checks.forbid import record_calls
 from utils.checks.hidden import Draw, Observation, Observed
 from utils.checks.problem import Problem
+from utils.checks.tensors import plain_outputs
 from utils.compile_only import CompileError, Request, readings, resource_usages
 from utils.gluon import Fault, Launch, emulated
 
@@ -100,7 +101,7 @@ def _computed_elsewhere(launch: Launch, c: object) -> Problem | None:
     """A result that is not what the last launch wrote into fresh memory."""
     if not isinstance(c, torch.Tensor):
         return None
-    c = torch.Tensor.detach(c)
+    (c,) = plain_outputs(c)
     for before, after in zip(launch.before, launch.after, strict=True):
         same = after.shape == c.shape and after.dtype == c.dtype and torch.equal(after.nan_to_num(), c.nan_to_num())
         if same and (before == after).sum() <= max(8, after.numel() // 2):
