@@ -225,12 +225,12 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def frequent_ones_first() -> list:
-    """Each exercise's most frequent wrong answer, and all of those that take no time, are tried by `make check` too."""
+    """Each exercise's most frequent wrong answer is tried by `make check` too."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
-        found += tried(others, *(() if number[0] == "1" and number != "1.10" else (pytest.mark.slow,)))
+        found += tried(others, pytest.mark.slow)
     return found
 
 
