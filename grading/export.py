@@ -232,7 +232,8 @@ def _why_not(sheet: Sheet, line: Mapping[str, str], score: float | None, places:
     excused = score is None and line.get("status") == "excused" and sheet.platform == "Canvas"
     if score is None and not excused:
         said = f"{line['score']!r} is no score" if line["score"].strip() else line.get("status", "") or "no score"
-        return ": ".join(filter(None, (said, line.get("notes"))))
+        notes = line.get("notes") or ""
+        return notes if notes.startswith(said) else ": ".join(filter(None, (said, notes)))
     if len(places) != 1:
         return f"{len(places)} people in {sheet.platform} are called so" if places else f"nobody in {sheet.platform}"
     if not excused and (score < 0 or (sheet.platform == "Moodle" and sheet.most is not None and score > sheet.most)):

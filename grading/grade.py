@@ -248,7 +248,8 @@ def _report(out: Path, lab: Lab, results: Mapping[str, Any], graded: int, everyo
     ungraded = [line for line in everyone.ungraded if line.status != WAITING]
     print(outputs.table(lab, results, ungraded))
     rest = f"; without a score: {len(ungraded)}" if ungraded else ""
-    print(f"{len(results)} submissions: {graded} graded, {len(results) - graded} up to date{rest}")
+    count = f"{len(results)} submission" + "s" * (len(results) != 1)
+    print(f"{count}: {graded} graded, {len(results) - graded} up to date{rest}")
     if gone := sorted({path.stem for path in (out / lab.name / "results").glob("*.json")} - everyone.handed_in.keys()):
         print(f"No longer handed in, so not in grades.csv: {', '.join(gone)}")
     print(f"{out / lab.name}: grades.csv, feedback/, gradescope/, results/; gradebook: {out / 'gradebook.db'}")

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,10 @@ def scores(*students: str) -> list[dict[str, str]]:
     return [{"student": student, "score": str(60 + k), "max_score": "100"} for k, student in enumerate(students)]
 
 
+#: Students without a score, and what the column notes of grades.csv says of them.
+WHY = {"ada": "excused: ill", "bo": "a note"}
+
+
 def test_a_name_of_two_is_nobodys_and_two_scores_of_one_are_not_entered():
     two = sheet(("Doe, Jo", "jdoe"), ("Doe, Jo", "jo"), ("Roe, Al", "al"))
     rows, left = entered(two, scores("doejo", "jo", "al", "roeal"))
@@ -206,6 +211,12 @@ def test_a_name_of_two_is_nobodys_and_two_scores_of_one_are_not_entered():
         ("al", "several scores are this person's"),
         ("roeal", "several scores are this person's"),
     ]
+
+
+def test_why_nobody_is_entered_is_said_once():
+    lines = [{"student": who, "score": "", "status": "excused", "notes": notes} for who, notes in WHY.items()]
+    moodle = replace(sheet(*((who, who) for who in WHY)), platform="Moodle")
+    assert [line.why for line in entered(moodle, lines)[1][: len(WHY)]] == ["excused: ill", "excused: a note"]
 
 
 def test_an_id_is_not_taken_for_another_that_looks_like_it():
