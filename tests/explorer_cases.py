@@ -16,6 +16,7 @@ from tests.site_server import Visit
 from utils import operators, roofline
 from utils import transformer_math as tm
 from utils.hardware import CPUS, GPUS, TPUS
+from utils.living import tables
 from utils.operators import ELEMENT_SIZE
 from utils.transformer_math import memory
 from website import explorers
@@ -34,7 +35,7 @@ background: var(--pst-color-background, #fff); color: var(--pst-color-text-base,
 
 #: Runs an explorer on texts as a reader types them; a BigInt comes back as "123n", whatever is a function not at all.
 RUN = """([name, inputs]) => {
-  const { groups, compute } = MLF.explorers[name];
+  const { groups, compute } = MLF.figures[name];
   const fields = groups.flatMap((group) => group.fields);
   const plain = (value) => typeof value === "bigint" ? `${value}n` : Array.isArray(value) ? value.map(plain)
     : value && typeof value === "object" ? Object.fromEntries(Object.entries(value)
@@ -53,7 +54,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The explorers' part of a staged site, and a bare page around each explorer (``roofline-dark.html``)."""
     source = tmp_path_factory.mktemp("site")
     shutil.copytree(WEBSITE / "pages" / "explorers", source / "explorers")
-    shutil.copytree(WEBSITE / "static" / "explorers", source / "_static" / "explorers")
     explorers.write(source)
     for name in NAMES:
         block = re.search(
@@ -133,7 +133,7 @@ def sizes_of(rng: random.Random, name: str) -> dict[str, Any]:
         }
     return {
         size.get("argument", size["id"]): whole(rng, min(size["most"], 1e15))
-        for size in explorers.OPERATORS[name]["sizes"]
+        for size in tables.OPERATORS[name]["sizes"]
     }
 
 
@@ -145,7 +145,7 @@ def roofline_case(rng: random.Random, op: str) -> tuple[dict[str, str], dict[str
     sizes = sizes_of(rng, op)
     cost = getattr(operators, op)(**sizes, dtype=dtype)
     bounds = roofline.time_bounds(cost, device, rate)
-    names = {size.get("argument", size["id"]): size["id"] for size in explorers.OPERATORS[op]["sizes"]}
+    names = {size.get("argument", size["id"]): size["id"] for size in tables.OPERATORS[op]["sizes"]}
     asked = {"gpu": device.name, "op": op, "dtype": dtype, "rate": "same" if own else rate}
     expected = {
         "cost": {"flops": cost.flops, "bytes": cost.bytes},
@@ -181,7 +181,7 @@ def memory_case(rng: random.Random, recipe: str) -> tuple[dict[str, str], dict[s
     psi = whole(rng, 1e14) if model == "own" else tm.SERVED_MODELS[model].parameters
     reserve = rng.choice((0.0, round(rng.uniform(0, device.memory_bytes / 1e9 - 0.1), 2)))
     room = device.memory_bytes - reserve * 1e9
-    precision = getattr(memory, explorers._RECIPES[recipe][0])
+    precision = getattr(memory, tables._RECIPES[recipe][0])
     link, bandwidth = link_of(rng, device)
     sent, rate = rng.choice(list(ELEMENT_SIZE)), rng.choice(list(device.peak_flops))
     size, peak = ELEMENT_SIZE[sent], device.peak_flops[rate]
@@ -254,7 +254,7 @@ def serving_case(rng: random.Random, name: str) -> tuple[dict[str, str], dict[st
 
 
 CASE = {
-    "roofline": (roofline_case, list(explorers.OPERATORS)),
-    "memory": (memory_case, list(explorers._RECIPES)),
+    "roofline": (roofline_case, list(tables.OPERATORS)),
+    "memory": (memory_case, list(tables._RECIPES)),
     "serving": (serving_case, ["own", *tm.SERVED_MODELS]),
 }

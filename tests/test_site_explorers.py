@@ -21,6 +21,7 @@ from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site,
 from utils import operators, roofline, units
 from utils import transformer_math as tm
 from utils.hardware import GPUS, gpu
+from utils.living import tables
 from utils.operators import ELEMENT_SIZE
 from utils.transformer_math import memory
 from website import explorers
@@ -96,11 +97,11 @@ def test_numbers_are_printed_as_utils_prints_them(tab: Tab):
 def test_every_operator_of_utils_is_there():
     public = {name for name, f in inspect.getmembers(operators, inspect.isfunction)
               if not name.startswith("_") and inspect.signature(f).return_annotation == "Cost"}  # fmt: skip
-    assert public == set(explorers.OPERATORS)
+    assert public == set(tables.OPERATORS)
 
 
 def test_every_figure_has_a_source_and_rates_are_whole():
-    data = explorers.data()
+    data = tables.data()
     assert set(data["devices"]) == set(DEVICES)
     for name, device in data["devices"].items():
         rates = [device["memoryBandwidth"], *device["peakFlops"].values()]
@@ -108,7 +109,7 @@ def test_every_figure_has_a_source_and_rates_are_whole():
         for figure in ("memoryBandwidth", "peakFlops", "memoryBytes", "linkBandwidth", "pcieBandwidth"):
             assert (figure in device) == bool(device["sources"].get(figure)) or device["kind"] == "CPU", (name, figure)
     recipes = {name for name, value in vars(memory).items() if isinstance(value, memory.Precision)}
-    assert {constant for constant, _ in explorers._RECIPES.values()} == recipes
+    assert {constant for constant, _ in tables._RECIPES.values()} == recipes
 
 
 def test_pages_have_every_figure_filled_in_and_an_unknown_one_is_an_error(site: Path):
@@ -128,10 +129,13 @@ NUMBERS = {
     "memory": ["psi", "ranks", "reserve", "tokens"],
     "serving": ["batch", "prompt", "new"],
 }
-NONSENSE = ["", "   ", "many", "-5", "−5", "1e400", "1e30", "NaN", "Infinity", "0x10", "1,5", "1 2", "--3", "1e", ".",
+NONSENSE = ["4q", "k", "2^", "4kk", "1^1^1", "99^99",
+            "", "   ", "many", "-5", "−5", "1e400", "1e30", "NaN", "Infinity", "0x10", "1,5", "1 2", "--3", "1e", ".",
             "٣", "<b>4</b>", "4;5", "1e-400000", "12,34,567"]  # fmt: skip
 FRACTIONS = ["0", "1.5", "1e-3", "4096.0001"]  # fine where a number need not be whole
-FINE = {"4,096": 4096, "1 024": 1024, "+5": 5, "4096.0": 4096, "1e3": 1000, "2_048": 2048, " 16 ": 16, "0.5e1": 5}
+FINE = {"4,096": 4096, "1 024": 1024, "+5": 5, "4096.0": 4096, "1e3": 1000, "2_048": 2048, " 16 ": 16, "0.5e1": 5,
+        "4k": 4000, "4Ki": 4096, "1.5M": 1_500_000, "0.5B": 500_000_000, "0.25 billion": 250_000_000, "2^12": 4096,
+        "2**12": 4096}  # fmt: skip
 
 
 #: Settings in which further fields are there, and those fields; first the fields that are there as a page opens.
@@ -172,7 +176,7 @@ def test_nonsense_gets_a_message_and_the_results_are_withdrawn(tab: Tab, name: s
 
 EXTREMES = """([name, least]) => {
   const odd = [];
-  const { groups } = MLF.explorers[name];
+  const { groups } = MLF.figures[name];
   const fields = groups.flatMap((group) => group.fields);
   const set = (field, text) => {
     const input = document.getElementById(`mlf-${name}-${field.id}`);
@@ -211,6 +215,10 @@ def test_numbers_as_people_write_them_are_read(tab: Tab):
         tab.field("roofline", "m").fill(text)
         assert page.locator(".mlf-results").is_visible(), text
         assert f"{2 * value * 4096 * 4096:,} FLOP" in tab.results(), text
+    row = page.locator(".mlf-field", has=tab.field("roofline", "m"))
+    for text, meant in {"4k": "= 4,000", "4Ki": "= 4,096", "4,000": "", "1e3": ""}.items():
+        tab.field("roofline", "m").fill(text)
+        assert row.locator(".mlf-meant").inner_text() == meant, text
 
 
 @pytest.mark.slow

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from utils.claims import MIME
+from website import explorers
 
 #: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
 _SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
 #: Functions of utils.plots that put such a word into the figure themselves.
 _SHADED = re.compile(r"\b(?:causal_tile_map|pipeline_timeline|sm_waves)\(")
+#: A living figure as `utils.living.show` writes it; on the site its scripts are files that its pages share.
+_LIVING = re.compile(
+    r'<figure [^>]*data-living="(?P<name>\w+)" data-settings="(?P<settings>[^"]*)"[^>]*>(?P<still><img [^>]*>)</figure>'
+)
 
 
 def names_a_shade(*texts: str) -> bool:
@@ -70,6 +75,8 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
         return text_block("".join(output["text"]))
     if "text/html" in data:
         markup = "".join(data["text/html"])
+        if living := _LIVING.search(markup):
+            return explorers.markup(living["name"], "../_static/living", living["settings"], living["still"])
         if any("claim+json" in kind for kind in data):
             return re.sub(r' style="[^"]*"', "", markup).replace("<details>", '<details class="course-claim">', 1)
         return table_box(markup).replace("<figure data-mlf", f'<figure class="{figures.kind}" data-mlf')

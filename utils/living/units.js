@@ -67,15 +67,33 @@
   const quoted = (text) => `“${text.length > SHOWN_AT_MOST ? `${text.slice(0, SHOWN_AT_MOST)}…` : text}”`;
 
   const DECIMAL = /^([+-]?)(\d{1,3}(?:[,_ \u00a0\u202f]\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?$/;
+  const POWER = /^(\d{1,3})\s*(?:\^|\*\*)\s*(\d{1,2})$/;
+  const MULTIPLE = /^(.*\d\.?)\s*(k|K|M|G|B|b|T|P|thousand|million|billion|trillion|Ki|Mi|Gi|Ti)$/;
+  const TENS = { k: 3, K: 3, thousand: 3, M: 6, million: 6, G: 9, B: 9, b: 9, billion: 9, T: 12, trillion: 12, P: 15 };
+  const TWOS = { Ki: 10n, Mi: 20n, Gi: 30n, Ti: 40n };
 
-  /** The decimal that a reader typed ("4096", "4,096", "7.5e9"), as [integer, tenths]: integer x 10^-tenths; or null. */
+  /** The decimal that a reader typed, as [integer, tenths]: integer x 10^-tenths; or null. Understood are "4096",
+      "4,096", "7.5e9", "4k" (4,000), "4Ki" (4,096), "70B" and "70 billion", "2^12" and "2**12". */
   function decimal(text) {
-    const found = DECIMAL.exec(text.trim().replace("−", "-"));
+    const plain = text.trim().replace("−", "-");
+    const power = POWER.exec(plain);
+    if (power) return [BigInt(power[1]) ** BigInt(power[2]), 0];
+    const multiple = MULTIPLE.exec(plain);
+    const found = DECIMAL.exec(multiple ? multiple[1] : plain);
     if (!found) return null;
     const [whole, tenths] = [found[2].replace(/\D/g, ""), found[3] || ""];
     if (!(whole + tenths)) return null;
-    const digits = BigInt(whole + tenths);
-    return [found[1] === "-" ? -digits : digits, tenths.length - Number(found[4] || 0)];
+    const digits = BigInt(whole + tenths) * (found[1] === "-" ? -1n : 1n);
+    const places = tenths.length - Number(found[4] || 0);
+    if (!multiple) return [digits, places];
+    const unit = multiple[2];
+    return unit in TWOS ? [digits << TWOS[unit], places] : [digits, places - TENS[unit]];
+  }
+
+  /** What a number that is written with a letter or a power means: "4k" -> "= 4,000"; "" for plain digits. */
+  function meant(text) {
+    const found = /[a-df-zA-DF-Z^*]/.test(text) ? decimal(text) : null;
+    return found ? `= ${number(Number(`${found[0]}e${-found[1]}`), 9)}` : "";
   }
 
   /** The whole number in `text` as BigInt, between `least` and `most`; an InputError says what would be right. */
@@ -96,7 +114,7 @@
   function read(field, text, kind) {
     if (typeof text !== "string" || !text.trim()) throw new MLF.InputError(field, `Enter ${kind}.`);
     const found = text.length > 60 ? null : decimal(text);
-    if (!found) throw new MLF.InputError(field, `Enter ${kind}, such as 4096 or 7.5e9; ${quoted(text.trim())} is none.`);
+    if (!found) throw new MLF.InputError(field, `Enter ${kind}, such as 4096, 4k or 7.5e9; ${quoted(text.trim())} is none.`);
     return found;
   }
 
@@ -106,5 +124,5 @@
     return value;
   }
 
-  MLF.units = { number, scale, quantity, many, parseWhole, parseNumber };
+  MLF.units = { number, scale, quantity, many, meant, parseWhole, parseNumber };
 })(globalThis);

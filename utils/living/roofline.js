@@ -140,7 +140,7 @@
     const caption = h("figcaption", {}, "");
     const figure = h("figure", {}, caption);
     const used = h("div", {});
-    host.append(line, list, figure, used);
+    host.append(figure, line, list, used);
     const plot = new MLF.Plot(figure);
     const probe = new MLF.Probe(figure, [plot], "Read the roof at an intensity", "mlf-roofline-probe");
     return (values, found) => {
@@ -166,5 +166,4 @@
   }
 
   MLF.start({ name: "roofline", title: "Roofline explorer", groups, compute, build });
-  MLF.explorers = { ...MLF.explorers, roofline: { groups, compute } };
 })(globalThis);

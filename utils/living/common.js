@@ -1,5 +1,6 @@
-/* What the explorers share: a form from a list of fields, messages beside the fields, results that are withdrawn while
-   an input is wrong, and a setting that lives in the address (#gpu=H100&batch=16) so that it can be linked. */
+/* What the living figures share: the figure first, a form from a list of fields beside it, messages at the fields, results that
+   are withdrawn while an input is wrong, steps that are played or taken one by one, and a setting that lives in the address
+   (#gpu=H100&batch=16), so that it can be linked, where the figure has a page of its own. */
 (function (root) {
   "use strict";
 
@@ -52,7 +53,7 @@
 
   /* ---- fields ---- */
 
-  const idOf = (name, field) => `mlf-${name}-${field.id}`;
+  const idOf = (key, field) => `mlf-${key}-${field.id}`;
 
   function options(field) {
     const groups = new Map();
@@ -69,17 +70,20 @@
     const shared = { id, name: field.id, "aria-describedby": described };
     if (field.kind === "choice") return h("select", shared, options(field));
     if (field.kind === "flag") return h("input", { ...shared, type: "checkbox" });
-    const more = { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false", maxlength: "60" };
+    const more = { type: "text", autocomplete: "off", spellcheck: "false", maxlength: field.kind === "text" ? "400" : "60" };
     return h("input", { ...shared, ...more });
   }
+
+  const isNumber = (field) => field.kind === "whole" || field.kind === "number";
 
   function row(name, field, input) {
     const id = idOf(name, field);
     const label = h("label", { for: id }, field.label, field.unit ? h("span", { class: "mlf-unit" }, ` ${field.unit}`) : null);
     const hint = field.hint ? h("p", { class: "mlf-hint", id: `${id}-hint` }, field.hint) : null;
     const error = h("p", { class: "mlf-error", id: `${id}-error`, role: "status" });
+    const meant = isNumber(field) ? h("p", { class: "mlf-hint mlf-meant" }) : null;
     const parts = field.kind === "flag" ? [h("div", { class: "mlf-flag" }, input, label)] : [label, input];
-    return h("div", { class: `mlf-field mlf-${field.kind}${field.wide ? " mlf-wide" : ""}` }, ...parts, hint, error);
+    return h("div", { class: `mlf-field mlf-${field.kind}${field.wide ? " mlf-wide" : ""}` }, ...parts, hint, meant, error);
   }
 
   /** The value of a field from what was typed or chosen; throws InputError. */
@@ -87,6 +91,7 @@
     if (field.kind === "flag") return text === "1";
     if (field.kind === "whole") return parseWhole(field.id, text, field.least ?? 1, field.most);
     if (field.kind === "number") return parseNumber(field.id, text, field.least, field.most);
+    if (field.kind === "text") return field.parse ? field.parse(text) : text;
     if (!field.options.some((option) => option.value === text)) {
       throw new MLF.InputError(field.id, `The link asks for “${text.slice(0, 24)}”, which is not in this list. Choose another.`);
     }
@@ -95,28 +100,129 @@
 
   const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
-  /* ---- an explorer ---- */
+  /* ---- steps ---- */
 
-  class Explorer {
-    /** `plan`: {name, groups: [{legend, fields}], build(host) -> show(values, results), compute(values) -> results}. */
+  const ICONS = {
+    first: "M13 2L5 8l8 6zM3 2h2v12H3z", back: "M11 3L4 8l7 5z", play: "M4 2l10 6-10 6z", pause: "M3 2h4v12H3zM9 2h4v12H9z",
+    forward: "M5 3l7 5-7 5z",
+  };
+  const PERIOD = 800; // milliseconds a step is shown while the figure plays
+
+  const icon = (name) => s("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", focusable: "false" },
+    s("path", { fill: "currentColor", d: ICONS[name] }));
+
+  class Player {
+    /** Buttons, a slider and a line of text for a figure of several steps; `show(step)` shows one and gives its words. */
+    constructor(title, id, show) {
+      [this.show, this.step, this.last] = [show, 0, 0];
+      const button = (name, label, act) => h("button", { type: "button", "aria-label": label, title: label, onclick: act }, icon(name));
+      this.toggle = button("play", "Play", () => (this.timer ? this.pause() : this.play()));
+      this.slider = h("input", { type: "range", min: 0, max: 0, step: 1, value: 0, id, "aria-label": "step",
+        oninput: () => this.go(Number(this.slider.value)) });
+      this.text = h("output", { for: id, class: "mlf-reading", "aria-live": "polite" });
+      this.element = h("div", { class: "mlf-player", role: "group", "aria-label": `${title}: steps`, onkeydown: (event) => this.key(event) },
+        h("div", { class: "mlf-player-bar" }, button("first", "Back to the start", () => this.go(0)),
+          button("back", "One step back", () => this.go(this.step - 1)), this.toggle,
+          button("forward", "One step forward", () => this.go(this.step + 1)), this.slider), this.text);
+    }
+
+    key(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target === this.slider) return;
+      const to = { ArrowRight: this.step + 1, ArrowLeft: this.step - 1, Home: 0, End: this.last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.go(to);
+    }
+
+    /** Show `step`, or the nearest there is; what plays stops. */
+    go(step) {
+      this.pause();
+      this.at(step);
+    }
+
+    at(step) {
+      this.step = Math.max(0, Math.min(this.last, step));
+      this.slider.value = this.step;
+      const said = this.show(this.step) || `Step ${this.step} of ${this.last}`;
+      this.text.textContent = said;
+      this.slider.setAttribute("aria-valuetext", said);
+    }
+
+    update(last) {
+      this.last = last;
+      this.slider.max = last;
+      if (this.timer && this.step >= last) this.pause();
+      this.at(this.step);
+    }
+
+    face(name, label) {
+      this.toggle.replaceChildren(icon(name));
+      this.toggle.setAttribute("aria-label", label);
+      this.toggle.title = label;
+      this.text.setAttribute("aria-live", name === "pause" ? "off" : "polite");
+    }
+
+    pause() {
+      clearInterval(this.timer);
+      this.timer = null;
+      this.face("play", "Play");
+    }
+
+    play() {
+      if (this.step >= this.last) this.at(0);
+      this.face("pause", "Pause");
+      this.timer = setInterval(() => {
+        if (!this.element.isConnected || this.step >= this.last) return this.pause();
+        this.at(this.step + 1);
+        if (this.step >= this.last) this.pause();
+      }, PERIOD);
+    }
+  }
+
+  /* ---- a living figure ---- */
+
+  const started = (MLF.started = MLF.started || new Map()); // how many figures of each name this page has
+
+  class Living {
+    /** `plan`: {name, title, groups: [{legend, fields}], compute(values) -> results,
+        build(host, act) -> show(values, results, step) -> words of the step, steps?(values, results) -> last step,
+        changed?(id, text) -> further texts}. `act.set(id, value)` changes a field from the figure itself, `act.player` is
+        the bar of steps, for build to put below its drawing. */
     constructor(host, plan) {
-      this.plan = plan;
+      [this.plan, this.host] = [plan, host];
+      const count = (started.get(plan.name) || 0) + 1;
+      started.set(plan.name, count);
+      this.key = count > 1 ? `${plan.name}-${count}` : plan.name;
+      this.given = JSON.parse(host.dataset.settings || "{}");
+      this.linked = !("settings" in host.dataset); // on a page of its own; embedded in a lecture the address is the lecture's
       this.fields = plan.groups.flatMap((group) => group.fields);
-      this.inputs = new Map(this.fields.map((field) => [field.id, control(plan.name, field)]));
-      this.rows = new Map(this.fields.map((field) => [field.id, row(plan.name, field, this.inputs.get(field.id))]));
+      this.inputs = new Map(this.fields.map((field) => [field.id, control(this.key, field)]));
+      this.rows = new Map(this.fields.map((field) => [field.id, row(this.key, field, this.inputs.get(field.id))]));
       this.text = this.initial();
       this.notice = h("p", { class: "mlf-notice", role: "status" });
       this.results = h("div", { class: "mlf-results" });
       this.said = h("span", { class: "mlf-said", role: "status" });
-      host.replaceChildren(this.form(), this.notice, this.results);
-      this.show = plan.build(this.results);
-      this.read(location.hash);
+      host.replaceChildren(h("div", { class: "mlf-body" }, h("div", { class: "mlf-main" }, this.notice, this.results), this.form()));
+      this.player = plan.steps ? new Player(plan.title, `mlf-${this.key}-step`, (step) => this.show(...this.found, step)) : null;
+      this.show = plan.build(this.results, { set: (id, value) => this.set(id, value), player: this.player && this.player.element });
+      if (this.player && !this.player.element.isConnected) this.results.append(this.player.element);
+      if (this.linked) {
+        this.read(location.hash);
+        root.addEventListener("hashchange", () => this.follow());
+      }
       this.update();
-      root.addEventListener("hashchange", () => this.follow());
     }
 
     initial() {
-      return Object.fromEntries(this.fields.map((field) => [field.id, field.initial]));
+      return Object.fromEntries(this.fields.map((field) => [field.id, String(this.given[field.id] ?? field.initial)]));
+    }
+
+    /** Change a field from the figure: what a handle was dragged to. */
+    set(id, value) {
+      const text = typeof value === "boolean" ? String(Number(value)) : String(value);
+      if (this.text[id] === text) return;
+      this.text[id] = text;
+      this.changed(id);
     }
 
     form() {
@@ -125,7 +231,7 @@
           h("div", { class: "mlf-grid" }, group.fields.map((field) => this.rows.get(field.id)))));
       const form = h("form", { class: "mlf-form", novalidate: true, "aria-label": this.plan.title }, groups,
         h("div", { class: "mlf-actions" },
-          h("button", { type: "button", onclick: () => this.copy() }, "Copy link"),
+          this.linked ? h("button", { type: "button", onclick: () => this.copy() }, "Copy link") : null,
           h("button", { type: "reset" }, "Start again"), this.said));
       form.addEventListener("submit", (event) => event.preventDefault());
       form.addEventListener("reset", (event) => {
@@ -146,6 +252,7 @@
     changed(id) {
       if (this.plan.changed && id) Object.assign(this.text, this.plan.changed(id, this.text) || {});
       this.update();
+      if (!this.linked) return;
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.write(), 120);
     }
@@ -167,7 +274,7 @@
       if (!this.read(location.hash)) return;
       this.update();
       const calm = root.matchMedia("(prefers-reduced-motion: reduce)").matches;
-      this.results.closest("[data-explorer]").scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
+      this.host.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
     }
 
     address() {
@@ -222,7 +329,10 @@
       }
       this.mirror(wrong);
       this.withdraw(wrong);
-      if (!wrong.size) this.show(values, results);
+      if (wrong.size) return this.player && this.player.pause();
+      this.found = [values, results];
+      if (this.player) this.player.update(this.plan.steps(values, results));
+      else this.show(values, results);
     }
 
     /** Put texts and messages into the form. */
@@ -236,6 +346,8 @@
         this.rows.get(field.id).hidden = !active.has(field);
         if (message) input.setAttribute("aria-invalid", "true");
         else input.removeAttribute("aria-invalid");
+        const meant = this.rows.get(field.id).querySelector(".mlf-meant");
+        if (meant) meant.textContent = message ? "" : MLF.units.meant(text);
         const error = this.rows.get(field.id).querySelector(".mlf-error");
         if (error.textContent !== message) error.textContent = message;
       }
@@ -248,14 +360,19 @@
       if (!hide) this.notice.style.minHeight = "";
       this.results.hidden = hide;
       this.notice.hidden = !hide;
-      this.notice.textContent = hide ? `No result: look at ${names.join(" and ")} above.` : "";
+      this.notice.textContent = hide ? `No result: look at ${names.join(" and ")}.` : "";
     }
   }
 
-  /** Start the explorer `plan` where the page has a place for it. */
-  function start(plan) {
-    const host = document.querySelector(`[data-explorer="${plan.name}"]`);
-    return host ? new Explorer(host, plan) : null;
+  /** Start the figure `plan` wherever the page has a place for it: at once, or as soon as its notebook shows it. */
+  function start(plan, tries = 20) {
+    const hosts = [...document.querySelectorAll(`[data-living="${plan.name}"]:not([data-ready])`)];
+    for (const host of hosts) {
+      host.setAttribute("data-ready", "");
+      new Living(host, plan);
+    }
+    if (!hosts.length && tries) requestAnimationFrame(() => start(plan, tries - 1));
+    MLF.figures = { ...MLF.figures, [plan.name]: plan };
   }
 
   Object.assign(MLF, { h, s, facts, table, sources, parse, start });

@@ -1,4 +1,4 @@
-/* Plots of the explorers: SVG drawn at the width of the page's column, so that text keeps its size on a phone. What a
+/* Drawings of the living figures: SVG drawn at the width of the page's column, so that text keeps its size on a phone. What a
    plot shows is also said in words: its label, the reading under the slider, or the table beside it. */
 (function (root) {
   "use strict";
@@ -62,17 +62,101 @@
   }
 
   class Figure {
-    /** What draws itself into `host` again when its view or its width changes. */
+    /** What draws itself into `host` again when its view or its width changes. A handle that has the focus keeps it. */
     constructor(host) {
       this.host = h("div", { class: "mlf-plot" });
+      this.handles = new Map();
       host.append(this.host);
-      atEachWidth(this.host, () => this.draw());
+      atEachWidth(this.host, () => this.redraw());
     }
 
     update(view) {
       this.view = view;
-      this.draw();
+      this.redraw();
     }
+
+    redraw() {
+      const held = this.host.contains(document.activeElement) && document.activeElement.dataset.handle;
+      this.draw();
+      if (held) this.host.querySelector(`[data-handle="${held}"]`)?.focus({ preventScroll: true });
+    }
+  }
+
+  class Drawing extends Figure {
+    /** A drawing of one's own: `paint(width, view, drawing)` gives the SVG element. */
+    constructor(host, paint) {
+      super(host);
+      this.paint = paint;
+    }
+
+    draw() {
+      const width = this.host.clientWidth;
+      if (this.view && width) this.host.replaceChildren(this.paint(width, this.view, this));
+    }
+  }
+
+  const TOUCH = 22; // half the side of what a finger must hit, in pixels
+
+  /** What can be dragged in a figure, and moved by the arrow keys: a slider for those who do not see it.
+
+      `figure` is the Figure that draws it, `key` its name there. {x, y} is its place in the SVG, `axis` the direction it moves
+      in ("x" or "y"), `value` its number, `values` the numbers it may have, in ascending order, or {least, most, step};
+      `at(pixel)` is the value at a pixel along its axis, `change(value)` is called with the new one. `label` names it, `text`
+      is the value in words. `children` draw it; else it is a knob. */
+  function handle(figure, key, spec) {
+    const { x, y, axis: along = "x", value, values, least, most, step, label, text, children } = spec;
+    figure.handles.set(key, spec);
+    const [low, high] = values ? [values[0], values[values.length - 1]] : [least, most];
+    const grip = children || [s("circle", { class: "mlf-knob", cx: x, cy: y, r: 8 })];
+    const element = s("g", { class: `mlf-handle mlf-along-${along}`, role: "slider", tabindex: 0, "data-handle": key, "aria-label": label,
+      "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": value, "aria-valuetext": text,
+      "aria-orientation": along === "x" ? "horizontal" : "vertical" },
+    s("circle", { class: "mlf-touch", cx: x, cy: y, r: TOUCH }), grip);
+    const move = (to) => nearest(figure.handles.get(key), to);
+    element.addEventListener("keydown", (event) => {
+      const sign = { ArrowRight: 1, ArrowUp: 1, PageUp: 4, ArrowLeft: -1, ArrowDown: -1, PageDown: -4, Home: -Infinity, End: Infinity }[event.key];
+      if (sign === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (!values) return move(Math.max(least, Math.min(most, value + sign * step)));
+      const place = values.indexOf(values.reduce((best, each) => (Math.abs(each - value) < Math.abs(best - value) ? each : best)));
+      return move(values[Math.max(0, Math.min(values.length - 1, place + sign))]);
+    });
+    element.addEventListener("pointerdown", (event) => drag(figure, key, event, move));
+    return element;
+  }
+
+  /** Hand the allowed value nearest to `to` to the handle's `change`, if it is another than the present one. */
+  function nearest({ value, values, least, most, step, change }, to) {
+    const found = values
+      ? values.reduce((best, each) => (Math.abs(each - to) < Math.abs(best - to) ? each : best))
+      : Math.max(least, Math.min(most, Number((least + Math.round((to - least) / step) * step).toPrecision(12))));
+    if (found !== value && !Number.isNaN(found)) change(found);
+  }
+
+  /** Follow the pointer until it is let go; the handle is drawn anew on the way, so the window is what listens. */
+  function drag(figure, key, begin, move) {
+    if (begin.button) return;
+    begin.preventDefault();
+    figure.host.querySelector(`[data-handle="${key}"]`).focus({ preventScroll: true });
+    let [waiting, last] = [false, begin];
+    const follow = (event) => {
+      if (event.pointerId !== begin.pointerId) return;
+      last = event;
+      if (waiting) return;
+      waiting = true;
+      requestAnimationFrame(() => {
+        waiting = false;
+        const { axis: along = "x", at } = figure.handles.get(key);
+        const box = figure.host.getBoundingClientRect();
+        move(at(along === "x" ? last.clientX - box.left : last.clientY - box.top));
+      });
+    };
+    const end = (event) => {
+      if (event.pointerId !== begin.pointerId) return;
+      for (const [name, act] of [["pointermove", follow], ["pointerup", end], ["pointercancel", end]]) root.removeEventListener(name, act);
+    };
+    for (const [name, act] of [["pointermove", follow], ["pointerup", end], ["pointercancel", end]]) root.addEventListener(name, act);
   }
 
   class Plot extends Figure {
@@ -256,5 +340,5 @@
     }
   }
 
-  Object.assign(MLF, { Plot, Probe, Bars });
+  Object.assign(MLF, { axis, Drawing, Plot, Probe, Bars, handle });
 })(globalThis);

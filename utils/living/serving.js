@@ -154,7 +154,7 @@
     const lower = h("figure", {}, h("figcaption", {}, "What each user waits for it: time per output token"));
     const slider = h("div", {});
     const used = h("div", {});
-    host.append(line, list, upper, lower, slider, used);
+    host.append(upper, lower, slider, line, list, used);
     const plots = [new MLF.Plot(upper), new MLF.Plot(lower)];
     const probe = new MLF.Probe(slider, plots, "Read both at a batch", "mlf-serving-probe");
     return (values, found) => {
@@ -182,5 +182,4 @@
   }
 
   MLF.start({ name: "serving", title: "Serving explorer", groups, compute, build });
-  MLF.explorers = { ...MLF.explorers, serving: { groups, compute } };
 })(globalThis);

@@ -145,7 +145,7 @@
     const legend = h("p", { class: "mlf-legend" });
     const figure = h("figure", {}, h("figcaption", {}, "What each rank keeps, stage by stage"), legend);
     const rest = h("div", {});
-    host.append(line, figure, list, rest);
+    host.append(figure, line, list, rest);
     const bars = new MLF.Bars(figure);
     return (values, found) => {
       const chosen = found.stages[Number(values.stage)];
@@ -167,5 +167,4 @@
   }
 
   MLF.start({ name: "memory", title: "Explorer of training memory and communication", groups, compute, build });
-  MLF.explorers = { ...MLF.explorers, memory: { groups, compute } };
 })(globalThis);
