@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.site_server import Visit
-from utils import operators, roofline
+from utils import living, operators, roofline
 from utils import transformer_math as tm
 from utils.hardware import CPUS, GPUS, TPUS
 from utils.living import tables
@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("site")
     shutil.copytree(WEBSITE / "pages" / "explorers", source / "explorers")
     explorers.write(source)
-    for name in NAMES:
+    for name in living.FIGURES:
         block = re.search(
             r"^```\{raw\} html\n(.*?)^```", (source / f"explorers/{name}.md").read_text("utf-8"), re.S | re.M
         )

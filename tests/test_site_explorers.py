@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from explorer_cases import CASE, DEVICES, NAMES, RUN, WEBSITE, Tab, agree, site, tab  # noqa: F401  (fixtures)
 
-from utils import operators, roofline, units
+from utils import living, operators, roofline, units
 from utils import transformer_math as tm
 from utils.hardware import GPUS, gpu
 from utils.living import tables
@@ -308,7 +308,9 @@ def test_the_questions_links_set_what_their_answers_say(tab: Tab):
             assert shown[figure] in text, (figure, shown[figure])
     for name, setting in explorers.SETTINGS.items():
         page = next(
-            n for n in NAMES if f"{{{{set:{name}}}}}" in (WEBSITE / f"pages/explorers/{n}.md").read_text("utf-8")
+            n
+            for n in living.FIGURES
+            if f"{{{{set:{name}}}}}" in (WEBSITE / f"pages/explorers/{n}.md").read_text("utf-8")
         )
         tab.open(f"{page}-light", explorers.setting(setting))
         values = {field: tab.field(page, field) for field in setting}

@@ -17,7 +17,7 @@ from parameters import thorough_but
 from playwright.sync_api import TimeoutError
 
 from tests.site_server import Visit, served
-from utils import records
+from utils import living, records
 from utils.claims import ledger
 from website import build
 from website.places import PREREQUISITES, ROOT, labs, launches, lectures, page_of, repository
@@ -239,7 +239,7 @@ def expected_pages() -> list[str]:
         "search",
         "genindex",
     ]
-    own += [f"explorers/{name}" for name in ("index", "roofline", "memory", "serving")]
+    own += [f"explorers/{name}" for name in ("index", *living.FIGURES)]
     own += ["records/index", *(f"records/{benchmark}" for benchmark in records.benchmark_names())]
     return sorted(f"{name}.html" for name in [*own, *map(page_of, [PREREQUISITES, *lectures(), *labs()])])
 

@@ -8,6 +8,7 @@ question is about.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -39,6 +40,9 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "full": {"model": "Llama 3 8B", "batch": _FULL, **_REQUESTS},
     "eight": {"model": "Llama 3 8B", "batch": 1, **_REQUESTS, "weights": "int8"},
     "grouped": {"model": "Llama 2 7B", "batch": 16, **_REQUESTS},
+    "forgotten": {"scores": "-29, -30, -20, -20", "tile": 2, "rescale": 0},
+    "single": {"scores": "-29, -30, -20, -20", "tile": 1, "rescale": 1},
+    "masked": {"scores": "-inf, -inf, 2, 1", "tile": 2, "rescale": 1},
 }
 
 
@@ -106,9 +110,15 @@ def _serving_answers() -> dict[str, str]:
     }
 
 
+def _softmax_answers() -> dict[str, str]:
+    first, second = 1 + math.exp(-1), 2.0  # the sums of the two tiles, each relative to its own maximum
+    right = first * math.exp(-9) + second
+    return {"forgotten.sum": number(right / (first + second), 3)}
+
+
 def answers() -> dict[str, str]:
     """The figures in the pages' answers, by name, as text; computed from `utils`."""
-    return _roofline_answers() | _memory_answers() | _serving_answers()
+    return _roofline_answers() | _memory_answers() | _serving_answers() | _softmax_answers()
 
 
 def setting(state: Mapping[str, object]) -> str:

@@ -28,6 +28,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "roofline": ("devices", "elementSize", "operators"),
     "memory": ("devices", "elementSize", "links", "models", "precisions", "shardedFrom", "stages"),
     "serving": ("devices", "elementSize", "models"),
+    "online_softmax": (),
 }
 
 

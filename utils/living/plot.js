@@ -102,16 +102,16 @@
       `figure` is the Figure that draws it, `key` its name there. {x, y} is its place in the SVG, `axis` the direction it moves
       in ("x" or "y"), `value` its number, `values` the numbers it may have, in ascending order, or {least, most, step};
       `at(pixel)` is the value at a pixel along its axis, `change(value)` is called with the new one. `label` names it, `text`
-      is the value in words. `children` draw it; else it is a knob. */
+      is the value in words. `children` draw it; else it is a knob. `room` is how wide it may be for a finger, in pixels. */
   function handle(figure, key, spec) {
-    const { x, y, axis: along = "x", value, values, least, most, step, label, text, children } = spec;
+    const { x, y, axis: along = "x", value, values, least, most, step, label, text, children, room = 2 * TOUCH } = spec;
     figure.handles.set(key, spec);
     const [low, high] = values ? [values[0], values[values.length - 1]] : [least, most];
     const grip = children || [s("circle", { class: "mlf-knob", cx: x, cy: y, r: 8 })];
     const element = s("g", { class: `mlf-handle mlf-along-${along}`, role: "slider", tabindex: 0, "data-handle": key, "aria-label": label,
       "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": value, "aria-valuetext": text,
       "aria-orientation": along === "x" ? "horizontal" : "vertical" },
-    s("circle", { class: "mlf-touch", cx: x, cy: y, r: TOUCH }), grip);
+    s("rect", { class: "mlf-touch", x: x - room / 2, y: y - TOUCH, width: room, height: 2 * TOUCH }), grip);
     const move = (to) => nearest(figure.handles.get(key), to);
     element.addEventListener("keydown", (event) => {
       const sign = { ArrowRight: 1, ArrowUp: 1, PageUp: 4, ArrowLeft: -1, ArrowDown: -1, PageDown: -4, Home: -Infinity, End: Infinity }[event.key];

@@ -1,0 +1,104 @@
+"""A tab of a browser with a living figure in an otherwise empty page, as a notebook shows it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from explorer_cases import RUN
+
+from utils import living
+
+#: The theme's colours, as the site sets them in the dark.
+DARK = (
+    "<style>:root { --pst-color-text-base: #ced6dd; --pst-color-text-muted: #9ca4af; --pst-color-background: #121212;"
+    "--pst-color-on-background: #222832; --pst-color-border: #48566b; --pst-color-primary: #7dc7f5 }"
+    "body { background: #121212; color: #ced6dd }</style>"
+)
+PAGE = (
+    '<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8"><title>{name}</title>'
+    '<meta name="viewport" content="width=device-width">{style}</head><body><main><h1>{name}</h1>{figure}</main></body>'
+)
+#: Measures each frame that a drag draws: the script and the layout that it makes necessary.
+MEASURED = """() => {
+  window.frames_ms = [];
+  const ask = window.requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = (act) => ask((now) => {
+    const begin = performance.now();
+    act(now);
+    document.body.offsetHeight;
+    window.frames_ms.push(performance.now() - begin);
+  });
+}"""
+
+
+class LivingTab:
+    """Opens living figures and keeps what went wrong in them."""
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_page(viewport={"width": 1000, "height": 900})
+        self.wrong: list[str] = []
+        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda r: None if r.url.startswith(("about:", "data:")) else self.wrong.append(r.url))
+
+    def open(self, name: str, theme: str = "light", **settings: object) -> Any:
+        """The page with this figure."""
+        figure = living.show(name, still=b"", alt="A living figure in an otherwise empty page", **settings).html
+        self.page.goto("about:blank")
+        style = DARK if theme == "dark" else ""
+        self.page.set_content(PAGE.format(name=name, theme=theme, style=style, figure=figure))
+        self.page.wait_for_selector(f'[data-living="{name}"][data-ready] .mlf-results')
+        return self.page
+
+    def run(self, name: str, inputs: Sequence[dict[str, str]]) -> list[Any]:
+        """What the figure computes from each input, given as texts that a reader types."""
+        return self.open(name).evaluate(RUN, [name, list(inputs)])
+
+    def frame(self, handle: Any, across: int = 0, down: int = -60, steps: int = 40) -> float:
+        """Drag a handle; returns the median time of a frame in milliseconds."""
+        handle.scroll_into_view_if_needed()
+        box = handle.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        self.page.evaluate(MEASURED)
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        for k in range(1, steps + 1):
+            self.page.mouse.move(x + across * k / steps, y + down * k / steps)
+        self.page.mouse.up()
+        frames = self.page.evaluate("window.frames_ms")
+        assert len(frames) >= 5, f"the drag drew {len(frames)} frames"
+        return statistics.median(frames)
+
+    def fits(self, width: int) -> bool:
+        """Whether nothing is cut at this width of the page."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.wait_for_timeout(100)
+        inside = self.page.evaluate(
+            "(width) => [...document.querySelectorAll('.mlf-explorer :is(svg, svg text, button, input, p, dd)')]"
+            ".map((each) => [each.getBoundingClientRect(), each.outerHTML.slice(0, 120)])"
+            ".filter(([box]) => box.width && (box.left < -0.5 || box.right > width + 0.5)).map(([, html]) => html)",
+            width,
+        )
+        assert inside == [], inside
+        return self.page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def grave(self) -> list[Any]:
+        """What axe-core finds serious or critical."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+        found = [v for v in axe.run(self.page).response["violations"] if v["impact"] in ("serious", "critical")]
+        return [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found]
+
+    def check(self) -> None:
+        """Nothing went wrong, and nothing was asked for from elsewhere."""
+        assert not self.wrong, self.wrong
+
+
+@pytest.fixture(scope="module")
+def living_tab(browser: Any) -> Iterator[LivingTab]:
+    """One tab for a module's tests."""
+    opened = LivingTab(browser)
+    yield opened
+    opened.page.close()
