@@ -10,7 +10,9 @@ import pytest
 from explorer_cases import RUN
 
 from utils import living
+from utils.plots.show import Animation
 
+STILL = Animation("", b"", "A living figure in an otherwise empty page")
 #: The theme's colours, as the site sets them in the dark.
 DARK = (
     "<style>:root { --pst-color-text-base: #ced6dd; --pst-color-text-muted: #9ca4af; --pst-color-background: #121212;"
@@ -46,7 +48,7 @@ class LivingTab:
 
     def open(self, name: str, theme: str = "light", **settings: object) -> Any:
         """The page with this figure."""
-        figure = living.show(name, still=b"", alt="A living figure in an otherwise empty page", **settings).html
+        figure = living.show(name, STILL, **settings).html
         self.page.goto("about:blank")
         style = DARK if theme == "dark" else ""
         self.page.set_content(PAGE.format(name=name, theme=theme, style=style, figure=figure))

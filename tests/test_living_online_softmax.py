@@ -11,7 +11,7 @@ import pytest
 import torch
 from living_tab import LivingTab, living_tab  # noqa: F401  (fixtures)
 
-from utils.plots.online import TileStep, check_steps
+from utils.plots.online import MOST_SCORES, TileStep, check_steps
 
 CASES = 500
 NAME = "online_softmax"
@@ -52,7 +52,8 @@ def test_500_random_rows_have_the_states_of_the_recurrence_and_the_weights_of_py
             steps.append(TileStep(tuple(part), m, factor, tuple(math.exp(x - m) for x in part), step["d"]))
         assert found["weights"] == pytest.approx([math.exp(x - m) / d for x in row], rel=1e-9, abs=1e-300)
         if rescale and all(map(math.isfinite, row)):
-            check_steps(steps)
+            if len(row) <= MOST_SCORES:
+                check_steps(steps)
             assert math.log(steps[-1].total) + m == pytest.approx(exact.logsumexp(0).item(), rel=1e-9)
 
 

@@ -307,11 +307,8 @@ def test_the_questions_links_set_what_their_answers_say(tab: Tab):
         for figure in figures:
             assert shown[figure] in text, (figure, shown[figure])
     for name, setting in explorers.SETTINGS.items():
-        page = next(
-            n
-            for n in living.FIGURES
-            if f"{{{{set:{name}}}}}" in (WEBSITE / f"pages/explorers/{n}.md").read_text("utf-8")
-        )
+        pages = ((n, (WEBSITE / f"pages/explorers/{n}.md").read_text("utf-8")) for n in living.FIGURES)
+        page = next(n for n, text in pages if f"{{{{set:{name}}}}}" in text)
         tab.open(f"{page}-light", explorers.setting(setting))
         values = {field: tab.field(page, field) for field in setting}
         read = {

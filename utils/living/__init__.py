@@ -14,10 +14,11 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from matplotlib.figure import Figure
 
 from utils.living.tables import data
-from utils.plots.show import Animation, checked_alt
+from utils.plots.show import Animation, png
 
 FOLDER = Path(__file__).parent
 #: What every figure loads before its own script, in this order.
@@ -52,31 +53,31 @@ def _short(file: str) -> str:
     return "\n".join(kept)
 
 
-def show(name: str, *, still: bytes, alt: str, **settings: object) -> Animation:
+def show(name: str, still: Animation | Figure, **settings: object) -> Animation:
     """A living figure, to be a cell's last value.
 
     Args:
         name: One of `FIGURES`.
-        still: A PNG that is shown where scripts do not run, such as ``utils.plots.show.png(figure)``.
-        alt: What the figure shows, for those who cannot see it.
+        still: What is shown where scripts do not run: a figure or an animation of `utils.plots`, with its alternative
+            text.
         settings: What the figure starts with, by the names of its fields.
 
     Raises:
-        ValueError: There is no such figure, or ``alt`` is too short to say anything.
+        ValueError: There is no such figure.
     """
     if name not in FIGURES:
         raise ValueError(f"there is no living figure {name!r}; there are {', '.join(FIGURES)}")
-    alt = checked_alt(alt)
+    poster = still.poster if isinstance(still, Animation) else png(still)
     given = html.escape(json.dumps(settings, ensure_ascii=False, separators=(",", ":")))
-    image = base64.b64encode(still).decode()
+    image = base64.b64encode(poster).decode()
     source = script(name).replace("</", "<\\/").replace("<!--", "<\\!--")
     page = (
         f'<figure class="mlf-explorer" data-living="{name}" data-settings="{given}" data-lm-suppress-shortcuts="true">'
-        f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{image}" '
+        f'<img alt="{html.escape(still.alt)}" src="data:image/png;base64,{image}" '
         f'style="max-width:100%;height:auto;background:#FFFFFF"></figure>'
         f"<style>{_style()}</style><script>{source}</script>"
     )
-    return Animation(page, still, alt)
+    return Animation(page, poster, still.alt)
 
 
 @cache
