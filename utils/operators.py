@@ -118,6 +118,18 @@ def matmul(m: int, k: int, n: int, dtype: str = "bf16") -> Cost:
     return Cost(2 * m * k * n, (m * k + k * n + m * n) * element_size(dtype))
 
 
+def tiled_matmul_bytes(m: int, k: int, n: int, block_m: int, block_n: int, dtype: str = "bf16") -> int:
+    """Bytes that (m, k) @ (k, n) asks of memory when each program computes a (block_m, block_n) tile of the output.
+
+    A tile needs ``block_m`` rows of the first matrix and ``block_n`` columns of the second, so the first is read once
+    for each column of tiles, the second once for each row of tiles. The output is written once. What a cache serves
+    counts too.
+    """
+    require_sizes(m=m, k=k, n=n, block_m=block_m, block_n=block_n)
+    rows, columns = -(-m // block_m), -(-n // block_n)
+    return (m * k * columns + k * n * rows + m * n) * element_size(dtype)
+
+
 def softmax(rows: int, cols: int, dtype: str = "bf16") -> Cost:
     """Row softmax of (rows, cols) in one pass over memory: 4 operations an element, one read, one write.
 

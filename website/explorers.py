@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
+from utils import attention_math as am
 from utils import living, roofline
 from utils import transformer_math as tm
 from utils.hardware import gpu
 from utils.living.tables import NETWORK, data
+from utils.operators import tiled_matmul_bytes
 from utils.transformer_math import SERVED_MODELS, STAGES
 from utils.units import number, quantity
 
@@ -42,6 +44,10 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "grouped": {"model": "Llama 2 7B", "batch": 16, **_REQUESTS},
     "forgotten": {"scores": "-29, -30, -20, -20", "tile": 2, "rescale": 0},
     "single": {"scores": "-29, -30, -20, -20", "tile": 1, "rescale": 1},
+    "walk": {"kernel": "attention", "block_m": 64, "block_n": 64, "head_dim": 64, "queries": 1024, "keys": 1024},
+    "ridged": {"kernel": "attention", "block_m": 256, "block_n": 64, "head_dim": 64, "queries": 8192, "keys": 8192},
+    "wide": {"kernel": "attention", "block_m": 256, "block_n": 256, "head_dim": 256, "stages": 2},
+    "product": {"kernel": "matmul", "block_m": 128, "block_n": 128, "m": 4096, "k": 4096, "n": 4096},
     "masked": {"scores": "-inf, -inf, 2, 1", "tile": 2, "rescale": 1},
 }
 
@@ -116,9 +122,26 @@ def _softmax_answers() -> dict[str, str]:
     return {"forgotten.sum": number(right / (first + second), 3)}
 
 
+def _tile_answers() -> dict[str, str]:
+    shape = am.AttentionShape(1, 32, 1024, 64)
+    columns = {bn: am.flash2_traffic(shape, 64, bn).total for bn in (16, 256)}
+    assert columns[16] == columns[256], "without a mask the bytes do not depend on BLOCK_N"
+    few, many = (am.flash2_traffic(shape, bm, 64).total for bm in (64, 128))
+    long = am.AttentionShape(1, 32, 8192, 64)
+    flops = am.attention_flops(long)
+    held = sum(am.on_chip_bytes(256, 256, 256, stages=2)["registers"].values())
+    tiles = [tiled_matmul_bytes(4096, 4096, 4096, side, side) for side in (64, 128)]
+    return {
+        "walk.times": number(few / many, 3),
+        "ridged.intensity": number(flops / am.flash2_traffic(long, 256, 64).total, 3),
+        "wide.registers": quantity(float(held), "B", 3),
+        "product.times": number(tiles[0] / tiles[1], 3),
+    }
+
+
 def answers() -> dict[str, str]:
     """The figures in the pages' answers, by name, as text; computed from `utils`."""
-    return _roofline_answers() | _memory_answers() | _serving_answers() | _softmax_answers()
+    return _roofline_answers() | _memory_answers() | _serving_answers() | _softmax_answers() | _tile_answers()
 
 
 def setting(state: Mapping[str, object]) -> str:

@@ -30,6 +30,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "memory": ("devices", "elementSize", "links", "models", "precisions", "shardedFrom", "stages"),
     "serving": ("devices", "elementSize", "models"),
     "online_softmax": (),
+    "tiles": ("devices", "elementSize"),
 }
 
 

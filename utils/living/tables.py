@@ -96,6 +96,11 @@ def _device(device: Any, kind: str) -> dict[str, Any]:
         "kind": kind,
         "group": {"GPU": "GPUs", "TPU": "TPUs, one chip", "CPU": "CPUs, one socket"}[kind],
         "memoryBandwidth": device.memory_bandwidth,
+        **(
+            {"sharedMemory": device.max_shared_memory_per_block, "registers": 4 * device.registers_per_sm}
+            if kind == "GPU"
+            else {}
+        ),
         "peakFlops": dict(device.peak_flops),
         **{name: value for name, field in names.items() if (value := getattr(device, field, None)) is not None},
     }
