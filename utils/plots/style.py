@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from utils.plots.check import require_data
 
 ARITHMETIC = "#0072B2"
-#: Repeated in website/static/home.css, explorers/explorers.css and tests/test_plots.py; named in notebooks/README.md.
+#: Repeated in website/static/home.css, utils/living/living.css and tests/test_plots.py; named in notebooks/README.md.
 HBM = "#D55E00"
 ON_CHIP = "#009E73"
 LINK = "#CC79A7"
