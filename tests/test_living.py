@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import nbformat
 import pytest
 
 from utils import living
+from utils.living.__main__ import renew
 from utils.plots.show import Animation
 from website.cells import Figures, as_html
 
+ROOT = Path(__file__).parents[1]
 ALT = "A roofline of an H100 with the point of a matrix product on its flat part"
 
 STILL = Animation("", b"\x89PNG\r\n\x1a\n", ALT)
@@ -51,3 +57,26 @@ def test_on_the_site_its_scripts_are_files(shown, tmp_path):
 def test_an_unknown_figure_is_refused():
     with pytest.raises(ValueError, match=r"no living figure 'rofline'; there are roofline, memory, serving"):
         living.show("rofline", STILL)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem[:2])
+def test_notebooks_store_the_scripts_of_today(path):
+    """`python -m utils.living notebooks/*.ipynb` renews them."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", ()):
+            page = output.get("data", {}).get("text/html", "")
+            assert living.renewed(page) == page, cell.id
+            assert "data-living" not in page or living.renewed(page + " ") != page + " ", "it can be renewed"
+
+
+def test_a_notebook_is_renewed_and_nothing_else_in_it_changes(tmp_path, shown):
+    old = shown.html.replace("MLF.start(", "MLF.begin(")
+    path = tmp_path / "a.ipynb"
+    cell = {"cell_type": "code", "outputs": [{"data": {"text/html": old.splitlines(True)}}, {"text": ["1"]}]}
+    path.write_text(
+        json.dumps({"cells": [cell, {"cell_type": "markdown", "source": ["×"]}]}, indent=1, ensure_ascii=False) + "\n"
+    )
+    assert renew(path) and not renew(path)
+    after = json.loads(path.read_text())
+    assert "".join(after["cells"][0]["outputs"][0]["data"]["text/html"]) == shown.html
+    assert after["cells"][0]["outputs"][1] == {"text": ["1"]} and after["cells"][1]["source"] == ["×"]

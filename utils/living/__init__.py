@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -71,14 +72,26 @@ def show(name: str, still: Animation | Figure, **settings: object) -> Animation:
     poster = still.poster if isinstance(still, Animation) else png(still)
     given = html.escape(json.dumps(settings, ensure_ascii=False, separators=(",", ":")))
     image = base64.b64encode(poster).decode()
-    source = script(name).replace("</", "<\\/").replace("<!--", "<\\!--")
-    page = (
+    figure = (
         f'<figure class="mlf-explorer" data-living="{name}" data-settings="{given}" data-lm-suppress-shortcuts="true">'
         f'<img alt="{html.escape(still.alt)}" src="data:image/png;base64,{image}" '
         f'style="max-width:100%;height:auto;background:#FFFFFF"></figure>'
-        f"<style>{_style()}</style><script>{source}</script>"
     )
-    return Animation(page, poster, still.alt)
+    return Animation(figure + _sources(name), poster, still.alt)
+
+
+def renewed(page: str) -> str:
+    """HTML that `show` made, with the scripts and the style of today; other HTML as it is."""
+    found = _STORED.match(page)
+    return found["figure"] + _sources(found["name"]) if found else page
+
+
+_STORED = re.compile(r'(?P<figure><figure [^>]*data-living="(?P<name>\w+)".*?</figure>)<style>', re.DOTALL)
+
+
+def _sources(name: str) -> str:
+    source = script(name).replace("</", "<\\/").replace("<!--", "<\\!--")
+    return f"<style>{_style()}</style><script>{source}</script>"
 
 
 @cache
