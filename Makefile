@@ -37,6 +37,7 @@ $(VENV)/.lab: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
 
 lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook
 	@$(BIN)/python -m utils.runtime || true
+	@$(BIN)/python -m utils.jupyterlab
 	$(BIN)/jupyter lab $(SERVER) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 runtime: $(VENV)/.lab  ## say what works on this machine, and what to do about what does not

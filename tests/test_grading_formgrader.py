@@ -26,15 +26,16 @@ pytestmark = pytest.mark.slow
 
 
 class Server:
-    """JupyterLab as the guide starts it, in the folder of grades; nothing of the user's own settings is read."""
+    """JupyterLab in a folder, as the guide starts it; nothing of the user's own settings is read."""
 
-    def __init__(self, folder: Path, private: Path) -> None:
+    def __init__(self, folder: Path, private: Path, *arguments: str) -> None:
         self.token = secrets.token_hex(16)
         own = {f"JUPYTER_{name}_DIR": str(private / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+        own["JUPYTER_PATH"] = str(private / "share" / "jupyter")
         environment = os.environ | own | {"PYTHONPATH": str(ROOT), "JUPYTER_TOKEN": self.token, "HOME": str(private)}
         root = ["--allow-root"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--port=0", "--ip=127.0.0.1", *root],
+            [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--port=0", "--ip=127.0.0.1", *root, *arguments],
             cwd=folder,
             env=environment,
             stderr=subprocess.PIPE,

@@ -7,7 +7,8 @@
   that was executed and of how many outputs it gave. nbval compares stored outputs but passes a notebook that was
   stripped of them; the mark is what tells. Run on a machine without a GPU, it keeps the outputs that only a GPU can
   give (the cells tagged ``gpu-output``), as long as their source is unchanged.
-- *check* lists everything in which a notebook falls short of these rules.
+- *check* lists everything in which a notebook falls short of these rules, and of those of its prompts
+  (:mod:`utils.predictions`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ import hashlib
 import json
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
+
+from utils import predictions
+from utils.claims.expressions import claim_values
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 2_000_000
@@ -266,6 +272,11 @@ def _cell_problems(cell: NotebookNode, where: str) -> Iterable[str]:
             yield f"{where}: an output that loads something from the network"
 
 
+@cache
+def _claims() -> Mapping[str, Any]:
+    return claim_values()
+
+
 def problems(path: Path) -> list[str]:
     """Everything in which the stored notebook falls short, a line each; an empty list is a good notebook."""
     notebook = read(path)
@@ -280,6 +291,9 @@ def problems(path: Path) -> list[str]:
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and cell.source.strip():
             found.extend(_cell_problems(cell, f"{path.name}, cell {number}"))
+    if predictions.is_marked(notebook.cells):
+        wrong = predictions.problems(notebook.cells, path.stem.partition("_")[0], _claims())
+        found.extend(f"{path.name}, {problem}" for problem in wrong)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import nbformat
 
+from utils import predictions
 from utils.notebooks import is_folded, tags
 from website import laptop
 from website.cells import Figures, all_html, names_a_shade, tabs
@@ -22,9 +23,14 @@ from website.prose import (
     under_title,
 )
 
+#: What a page with prompts loads.
+PREDICT = '<link rel="stylesheet" href="../_static/predict.css">\n<script src="../_static/predict.js" defer></script>\n'
+
 
 def write(source: Path) -> None:
     """Stage the prerequisites, every lecture and every lab below the folder of Sphinx's sources."""
+    (source / "_static" / "predict.js").write_text(predictions.script(), encoding="utf-8")
+    (source / "_static" / "predict.css").write_text(predictions.style(), encoding="utf-8")
     for path in [PREREQUISITES, *lectures(), *labs()]:
         target = source / f"{page_of(path)}.ipynb"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,20 +46,38 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
     pages, own = mentions(path), _name(path)
     prefix = path.stem.split("_")[0]
     cells: list[Any] = []
+    prompts = {prompt.cell: prompt for prompt in predictions.predictions(notebook.cells)}
+    answers = {prompt.until for prompt in prompts.values()}
     for k, cell in enumerate(notebook.cells):
         if _is_text(cell):
-            text = link_lectures(_relink(cell.source), pages, own)
+            text = link_lectures(_relink(predictions.MARK.sub("", cell.source)), pages, own)
             text = link_equations(text, numbers, prefix)
-            cells.append(nbformat.v4.new_markdown_cell(own_lines(anchor_equations(text, prefix))))
+            parts = [own_lines(anchor_equations(text, prefix)), "</details>" if k in answers else ""]
+            parts.append(prompt_box(prompts[k]) if k in prompts else "")
+            cells.append(nbformat.v4.new_markdown_cell("\n\n".join(filter(None, parts))))
         elif "setup" not in tags(cell):
             around = notebook.cells[max(0, k - 1) : k + 2]
             figures.as_drawn = names_a_shade(*(each.source for each in around if each is cell or _is_text(each)))
             cells += _code(cell, figures, path.stem)
     minutes = reading_minutes(texts, figures.made)
-    cells[0].source = under_title(cells[0].source, heading(path, minutes))
+    loads = PREDICT if prompts else ""
+    cells[0].source = under_title(cells[0].source, loads + heading(path, minutes))
     notebook.cells = cells
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
     return notebook
+
+
+def prompt_box(prompt: predictions.Prediction) -> str:
+    """What stands below a prompt: the place of its form, and the beginning of the fold that holds its answer."""
+    return (
+        f'<div class="predict" id="{anchor(prompt)}" data-mark="{html.escape(prompt.mark)}"></div>\n'
+        '<details class="predict-held"><summary>Show the answer</summary>'
+    )
+
+
+def anchor(prompt: predictions.Prediction) -> str:
+    """The place of a prompt on its page."""
+    return "predict-" + prompt.name.replace(".", "-")
 
 
 def _is_text(cell: Any) -> bool:

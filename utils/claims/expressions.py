@@ -51,6 +51,12 @@ def per_unit(unit: str) -> float:
     return 1 / _PREFIXES[prefix[1]] if prefix else 1.0
 
 
+def is_printed_as(value: float, text: str) -> bool:
+    """Whether a value, in the printed unit, rounds to the digits of a text: 9.614 to "9.6"."""
+    last_place = 10.0 ** -len(text.partition(".")[2])
+    return abs(value - float(text.replace(",", "").replace("−", "-"))) <= 0.5 * last_place * (1 + 1e-9)
+
+
 def evaluate(expression: str, claims: Mapping[str, Any], results: Callable[[str], Any]) -> np.ndarray:
     """The values of an expression, a float64 array of one dimension.
 

@@ -30,6 +30,8 @@ from utils.claims.expressions import claim_values, evaluate, per_unit, tables
 from utils.claims.ledger import notebook_paths
 from utils.units import number
 
+#: The comment of a prompt, whose answer :mod:`utils.predictions` holds against its own expression.
+PROMPT = re.compile(r"<!--\s*(predict\s.*?)\s*-->", re.S)
 _MASKED = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]+`|^#[^\n]*|\]\([^)\n]*\)", re.S | re.M)
 _NUMBER = r"(?<![\w.,-])[+−]?\d+(?:,\d{3})*(?:\.\d+)?(?![\d,]*\d)"
 _UNIT = (
@@ -73,21 +75,28 @@ def problems(
         shown: list[list[dict[str, Any]]] = []
         for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
             if cell["cell_type"] == "code":
-                texts = ["".join(o.get("data", {}).get("text/plain", "")) for o in cell["outputs"]]
-                shown = [[row for text in texts for row in tables(text)], *shown]
+                shown = [rows_of(cell), *shown]
             elif cell["cell_type"] == "markdown":
                 where = f"notebook {path.stem.partition('_')[0]}, cell {index}"
-                wrong = text_problems("".join(cell["source"]), claims, _results(shown, load))
+                wrong = text_problems("".join(cell["source"]), claims, results_of(shown, load))
                 found += [f"{where}: {problem}" for problem in wrong]
     return found
 
 
-def _results(shown: list[list[dict[str, Any]]], load: Callable[[str], records.Record]) -> Callable[[str], Any]:
+def rows_of(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the tables that a code cell's stored outputs show."""
+    texts = ["".join(output.get("data", {}).get("text/plain", "")) for output in cell["outputs"]]
+    return [row for text in texts for row in tables(text)]
+
+
+def results_of(shown: list[list[dict[str, Any]]], load: Callable[[str], records.Record]) -> Callable[[str], Any]:
+    """What an expression finds below ``benchmark:`` and ``table:``, given the rows of some cells, the nearest first."""
     return lambda benchmark: shown if benchmark == "table" else load(benchmark).results
 
 
 def text_problems(text: str, claims: Mapping[str, Any], results: Callable[[str], Any]) -> list[str]:
     """What is wrong with the numbers of one Markdown text, see :func:`problems`."""
+    text = PROMPT.sub("", text)
     masked = _MASKED.sub(lambda found: "\0" * len(found[0]), text)
     exercises = text.find("## Exercises") % (len(text) + 1)
     found, held = [], 0

@@ -1,0 +1,5 @@
+"""Writes the extension into this environment."""
+
+from utils.jupyterlab import install
+
+install()
