@@ -23,7 +23,7 @@ from utils.plots.show import Animation, png
 
 FOLDER = Path(__file__).parent
 #: What every figure loads before its own script, in this order.
-LIBRARY = ("formulas.js", "units.js", "common.js", "plot.js")
+LIBRARY = ("formulas.js", "units.js", "common.js", "plot.js", "schedules.js")
 STYLE = "living.css"
 #: The figures by name, with the parts of `data` that each needs.
 FIGURES: Mapping[str, tuple[str, ...]] = {
@@ -32,6 +32,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "serving": ("devices", "elementSize", "models"),
     "online_softmax": (),
     "tiles": ("devices", "elementSize"),
+    "parallelism": ("devices", "elementSize", "links"),
 }
 
 

@@ -187,7 +187,8 @@
     /** `plan`: {name, title, groups: [{legend, fields}], compute(values) -> results,
         build(host, act) -> show(values, results, step) -> words of the step, steps?(values, results) -> last step,
         changed?(id, text) -> further texts}. `act.set(id, value)` changes a field from the figure itself, `act.player` is
-        the bar of steps, for build to put below its drawing. */
+        the bar of steps, for build to put below its drawing, and `act.go(step)` goes to one; `begin` is the step that is shown first. A field may have a `slider`,
+        a function of all texts that lists the numbers it slides over. */
     constructor(host, plan) {
       [this.plan, this.host] = [plan, host];
       const count = (started.get(plan.name) || 0) + 1;
@@ -198,14 +199,16 @@
       this.fields = plan.groups.flatMap((group) => group.fields);
       this.inputs = new Map(this.fields.map((field) => [field.id, control(this.key, field)]));
       this.rows = new Map(this.fields.map((field) => [field.id, row(this.key, field, this.inputs.get(field.id))]));
+      this.sliders = new Map(this.fields.filter((field) => field.slider).map((field) => [field, this.slider(field)]));
       this.text = this.initial();
       this.notice = h("p", { class: "mlf-notice", role: "status" });
       this.results = h("div", { class: "mlf-results" });
       this.said = h("span", { class: "mlf-said", role: "status" });
       host.replaceChildren(h("div", { class: "mlf-body" }, h("div", { class: "mlf-main" }, this.notice, this.results), this.form()));
       this.player = plan.steps ? new Player(plan.title, `mlf-${this.key}-step`, (step) => this.show(...this.found, step)) : null;
-      this.show = plan.build(this.results, { set: (id, value) => this.set(id, value), player: this.player && this.player.element });
+      this.show = plan.build(this.results, { set: (id, value) => this.set(id, value), player: this.player && this.player.element, go: (step) => this.player.go(step) });
       if (this.player && !this.player.element.isConnected) this.results.append(this.player.element);
+      if (this.player) this.player.step = Number(this.given.step ?? plan.begin ?? 0);
       if (this.linked) {
         this.read(location.hash);
         root.addEventListener("hashchange", () => this.follow());
@@ -215,6 +218,14 @@
 
     initial() {
       return Object.fromEntries(this.fields.map((field) => [field.id, String(this.given[field.id] ?? field.initial)]));
+    }
+
+    /** A slider below a field's text, over the numbers that `field.slider(text)` lists. */
+    slider(field) {
+      const range = h("input", { type: "range", min: 0, step: 1, class: "mlf-slide", "aria-label": `${field.label}, slider`,
+        oninput: () => this.set(field.id, field.slider(this.text)[Number(range.value)]) });
+      this.inputs.get(field.id).after(range);
+      return range;
     }
 
     /** Change a field from the figure: what a handle was dragged to. */
@@ -350,7 +361,15 @@
         if (meant) meant.textContent = message ? "" : MLF.units.meant(text);
         const error = this.rows.get(field.id).querySelector(".mlf-error");
         if (error.textContent !== message) error.textContent = message;
+        if (this.sliders.has(field) && !message) this.slide(field, Number(parse(field, text)));
       }
+    }
+
+    slide(field, value) {
+      const [range, values] = [this.sliders.get(field), field.slider(this.text)];
+      range.max = values.length - 1;
+      range.value = values.findLastIndex((each) => each <= value);
+      range.setAttribute("aria-valuetext", String(value));
     }
 
     withdraw(wrong) {

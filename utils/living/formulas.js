@@ -186,6 +186,16 @@
     return (ROUNDS[kind] * Number(elements) * (world - 1)) / world;
   }
 
+  /** Bytes/s that a rank sends over the chosen link, one direction, and who says so. */
+  function sendingRate(data, values, device) {
+    const link = data.links[values.link];
+    if (values.link === "own") return [values.bandwidth * 1e9, "your own figure"];
+    if (link.bandwidth) return [link.bandwidth, link.source];
+    const both = device[link.of];
+    if (!both) throw new InputError("link", `${device.name} has no ${link.name}; choose another link`);
+    return [both / 2, `${device.sources[link.of]}; half of the ${MLF.units.quantity(both, "B/s")} that it adds up for both directions`];
+  }
+
   /** utils.transformer_math.communication_volume: elements that each rank sends in a step, by collective. */
   function communicationVolume(parameters, ranks, stage) {
     const psi = whole("parameters", parameters);
@@ -278,7 +288,7 @@
   MLF.InputError = InputError;
   MLF.formulas = {
     whole, positive, elementSize, peak, causalPairs, operatorCost, OPERATORS, attainable, roofline, crossoverBatch,
-    memoryPerRank, total, largestModel, fewestRanks, ringVolume, communicationVolume, tokensToHide,
+    memoryPerRank, total, largestModel, fewestRanks, ringVolume, sendingRate, communicationVolume, tokensToHide,
     arithmeticSeconds, servedModel, weightBytes, kvBytesPerToken, decodeBounds, prefillBounds, largestBatch, requestBounds,
   };
 })(globalThis);

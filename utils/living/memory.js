@@ -47,16 +47,6 @@
     },
   ];
 
-  /** Bytes/s that a rank sends, one direction, and who says so. */
-  function sendingRate(values, device) {
-    if (values.link === OWN) return [values.bandwidth * 1e9, "your own figure"];
-    const link = data.links[values.link];
-    if (link.bandwidth) return [link.bandwidth, link.source];
-    const both = device[link.of];
-    if (!both) throw new MLF.InputError("link", `${device.name} has no ${link.name}; choose another link`);
-    return [both / 2, `${device.sources[link.of]}; half of the ${quantity(both, "B/s")} that it adds up for both directions`];
-  }
-
   function stageOf(stage, psi, values, given) {
     const { precision, room, bandwidth, size, peak } = given;
     const kept = F.memoryPerRank(data, psi, values.ranks, stage, precision);
@@ -79,7 +69,7 @@
     const psi = values.model === OWN ? values.psi : BigInt(data.models[values.model].parameters);
     const room = device.memoryBytes - values.reserve * 1e9;
     if (!(room > 0)) throw new MLF.InputError("reserve", `must be less than the ${quantity(device.memoryBytes, "B")} of a ${device.name}`);
-    const [bandwidth, linkSource] = sendingRate(values, device);
+    const [bandwidth, linkSource] = F.sendingRate(data, values, device);
     const size = F.elementSize(data, "sent", values.sent);
     const peak = F.peak(device, values.rate);
     const given = { precision: data.precisions[values.recipe].bytes, room, bandwidth, size, peak };

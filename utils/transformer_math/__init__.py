@@ -29,6 +29,7 @@ from utils.transformer_math.memory import (
     largest_model,
     memory_per_rank,
 )
+from utils.transformer_math.overlap import BucketTimes, DataParallelStep, data_parallel_step
 from utils.transformer_math.parameters import (
     MODELS,
     block_parameters,

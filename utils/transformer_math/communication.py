@@ -11,7 +11,7 @@ from utils.operators import require_sizes
 from utils.transformer_math.memory import check_stage
 
 
-def ring_volume(kind: str, elements: int, world_size: int) -> float:
+def ring_volume(kind: str, elements: float, world_size: int) -> float:
     """Elements that each rank sends, on average, in a ring collective of a full tensor of ``elements``.
 
     Args:
@@ -27,7 +27,7 @@ def ring_volume(kind: str, elements: int, world_size: int) -> float:
     return rounds[kind] * elements * (world_size - 1) / world_size
 
 
-def ring_seconds(kind: str, size_bytes: int, world_size: int, bandwidth: float, latency: float = 0.0) -> float:
+def ring_seconds(kind: str, size_bytes: float, world_size: int, bandwidth: float, latency: float = 0.0) -> float:
     """Seconds of a ring collective: (N - 1) steps, twice for an all-reduce, each a latency and a chunk's transfer.
 
     Args:
