@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from tests.site_server import Visit
 from utils import living, operators, roofline
 from utils import transformer_math as tm
-from utils.hardware import CPUS, GPUS, TPUS
+from utils.hardware import CPU, CPUS, GPUS, TPUS
 from utils.living import tables
 from utils.operators import ELEMENT_SIZE
 from utils.transformer_math import memory
@@ -137,6 +138,17 @@ def sizes_of(rng: random.Random, name: str) -> dict[str, Any]:
     }
 
 
+def dragged(rng: random.Random, device: Any) -> tuple[Any, dict[str, str]]:
+    """A device with other roofs, in whole FLOP/s and B/s, and the factors that a reader types for them."""
+    peak, beta = (rng.choice((1, round(10 ** rng.uniform(-2, 2), 3))) for _ in range(2))
+    beta = max(beta, 0.01)
+    changes = {"memory_bandwidth": float(math.floor(device.memory_bandwidth * beta + 0.5))}
+    if isinstance(device, CPU):
+        return replace(device, **changes), {"beta": str(beta)}  # a CPU's peaks come from its cores and clock
+    peaks = {name: float(math.floor(rate * peak + 0.5)) for name, rate in device.peak_flops.items()}
+    return replace(device, **changes, peak_flops=peaks), {"peak": str(peak), "beta": str(beta)}
+
+
 def roofline_case(rng: random.Random, op: str) -> tuple[dict[str, str], dict[str, Any]]:
     device = rng.choice(list(DEVICES.values()))
     dtype = rng.choice(list(ELEMENT_SIZE))
@@ -144,6 +156,7 @@ def roofline_case(rng: random.Random, op: str) -> tuple[dict[str, str], dict[str
     rate = dtype if own else rng.choice(list(device.peak_flops))
     sizes = sizes_of(rng, op)
     cost = getattr(operators, op)(**sizes, dtype=dtype)
+    device, roofs = dragged(rng, device)
     bounds = roofline.time_bounds(cost, device, rate)
     names = {size.get("argument", size["id"]): size["id"] for size in tables.OPERATORS[op]["sizes"]}
     asked = {"gpu": device.name, "op": op, "dtype": dtype, "rate": "same" if own else rate}
@@ -160,7 +173,7 @@ def roofline_case(rng: random.Random, op: str) -> tuple[dict[str, str], dict[str
     }
     if op == "matmul" and rate == dtype:
         expected["crossover"] = roofline.crossover_batch(sizes["k"], sizes["n"], device, dtype)
-    return asked | {names[name]: typed(value) for name, value in sizes.items()}, expected
+    return asked | roofs | {names[name]: typed(value) for name, value in sizes.items()}, expected
 
 
 def link_of(rng: random.Random, device: Any) -> tuple[dict[str, str], float]:

@@ -27,7 +27,7 @@ LIBRARY = ("formulas.js", "units.js", "common.js", "plot.js", "schedules.js")
 STYLE = "living.css"
 #: The figures by name, with the parts of `data` that each needs.
 FIGURES: Mapping[str, tuple[str, ...]] = {
-    "roofline": ("devices", "elementSize", "operators"),
+    "roofline": ("devices", "elementSize", "kernels", "operators"),
     "memory": ("devices", "elementSize", "links", "models", "precisions", "shardedFrom", "stages"),
     "serving": ("devices", "elementSize", "models"),
     "online_softmax": (),

@@ -186,7 +186,7 @@
   class Living {
     /** `plan`: {name, title, groups: [{legend, fields}], compute(values) -> results,
         build(host, act) -> show(values, results, step) -> words of the step, steps?(values, results) -> last step,
-        changed?(id, text) -> further texts}. `act.set(id, value)` changes a field from the figure itself, `act.player` is
+        changed?(id, text) -> further texts}. `act.set(id, value)` or `act.set({id: value, ...})` changes fields from the figure itself, `act.player` is
         the bar of steps, for build to put below its drawing, and `act.go(step)` goes to one; `begin` is the step that is shown first. A field may have a `slider`,
         a function of all texts that lists the numbers it slides over. */
     constructor(host, plan) {
@@ -228,12 +228,13 @@
       return range;
     }
 
-    /** Change a field from the figure: what a handle was dragged to. */
+    /** Change a field from the figure, or several: what a handle was dragged to. */
     set(id, value) {
-      const text = typeof value === "boolean" ? String(Number(value)) : String(value);
-      if (this.text[id] === text) return;
-      this.text[id] = text;
-      this.changed(id);
+      const asked = Object.entries(typeof id === "object" ? id : { [id]: value });
+      const texts = asked.map(([key, each]) => [key, typeof each === "boolean" ? String(Number(each)) : String(each)]);
+      if (texts.every(([key, each]) => this.text[key] === each)) return;
+      Object.assign(this.text, Object.fromEntries(texts));
+      this.changed(texts.length > 1 ? "" : id);
     }
 
     form() {

@@ -160,24 +160,26 @@
   }
 
   class Plot extends Figure {
-    /** A plot with axes in `host`; `update(view)` draws {label, height, x, y, areas, lines, marks, points}. */
+    /** A plot with axes in `host`; `update(view)` draws {label, height, margin, x, y, areas, lines, marks, points}, and
+        what `over(plot)` gives, such as handles. `margin` is the room to the right of the axes where there is any. */
     probed = null;
 
     draw() {
       const width = this.host.clientWidth;
       if (!this.view || !width) return;
       const { view } = this;
-      const height = view.height || 320;
       this.narrow = width < NARROW;
+      const height = view.height || 320;
+      const margin = (!this.narrow && view.margin) || MARGIN.right;
       this.y = axis(view.y, height - MARGIN.bottom, MARGIN.top);
       const left = Math.max(this.narrow ? 0 : 64, 14 + LETTER * Math.max(...this.y.ticks.map((tick) => quantity(tick, view.y.unit || "", 3).length)));
-      this.x = axis(view.x, left, width - MARGIN.right);
-      this.box = { left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+      this.x = axis(view.x, left, width - margin);
+      this.box = { left, right: width - margin, top: MARGIN.top, bottom: height - MARGIN.bottom };
       this.cursor = s("g", { class: "mlf-cursor" });
-      const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": view.label },
+      const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: view.over ? "group" : "img", "aria-label": view.label },
         this.grid(width, height), (view.areas || []).map((area) => this.area(area)),
         (view.lines || []).map((line) => this.line(line)), (view.marks || []).map((mark) => this.mark(mark)),
-        this.cursor, (view.points || []).map((point) => this.point(point)));
+        this.cursor, (view.points || []).map((point) => this.point(point)), view.over ? view.over(this) : []);
       this.host.replaceChildren(svg);
       this.probe(this.probed);
     }

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.hardware import CPUS, GPUS, TPUS
+from utils.living.kernels import recorded
 from utils.operators import ELEMENT_SIZE
 from utils.transformer_math import SERVED_MODELS, SHARDED_FROM, STAGES, memory
 
@@ -137,6 +138,7 @@ def data() -> dict[str, Any]:
         "models": _models(),
         "precisions": _precisions(),
         "operators": OPERATORS,
+        "kernels": recorded(),
         "links": {
             "nvlink": {"label": "NVLink", "name": "NVLink", "of": "linkBandwidth"},
             "pcie": {"label": "PCIe", "name": "PCIe of its own", "of": "pcieBandwidth"},
