@@ -163,7 +163,7 @@ def markup(name: str, root: str = "../_static/living", settings: str | None = No
         '<p class="mlf-notice">This figure computes in your browser and needs JavaScript, which is off here. '
         "Questions, answers and formulas do without it, and the lectures compute the same in Python.</p>"
     )
-    scripts = ("data.js", *living.LIBRARY, f"{name}.js")
+    scripts = ("data.js", *living.files(name))
     return "\n".join(
         [
             f'<link rel="stylesheet" href="{root}/{living.STYLE}">',

@@ -23,7 +23,9 @@ from utils.plots.show import Animation, png
 
 FOLDER = Path(__file__).parent
 #: What every figure loads before its own script, in this order.
-LIBRARY = ("formulas.js", "units.js", "common.js", "plot.js", "schedules.js")
+LIBRARY = ("formulas.js", "units.js", "common.js", "plot.js")
+#: Formulas that one figure alone needs, after the library.
+_MORE = {"parallelism": ("schedules.js",)}
 STYLE = "living.css"
 #: The figures by name, with the parts of `data` that each needs.
 FIGURES: Mapping[str, tuple[str, ...]] = {
@@ -36,12 +38,16 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def files(name: str) -> tuple[str, ...]:
+    """The scripts of a figure, in the order in which they are loaded."""
+    return *LIBRARY, *_MORE.get(name, ()), f"{name}.js"
+
+
 def script(name: str) -> str:
     """What a notebook needs for one figure: data, library and the figure itself; KeyError if there is no such one."""
     wanted = data()
     plain = json.dumps({key: wanted[key] for key in FIGURES[name]}, separators=(",", ":"), ensure_ascii=False)
-    files = (*LIBRARY, f"{name}.js")
-    return "\n".join([f"globalThis.MLF_DATA = {{ ...globalThis.MLF_DATA, ...{plain} }};", *map(_short, files)])
+    return "\n".join([f"globalThis.MLF_DATA = {{ ...globalThis.MLF_DATA, ...{plain} }};", *map(_short, files(name))])
 
 
 @cache

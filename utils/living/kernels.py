@@ -30,6 +30,11 @@ def _sizes(**sizes: int) -> str:
     return " x ".join(f"{size:,}" for size in sizes.values())
 
 
+def _named(params: dict[str, int]) -> dict[str, int]:
+    """Sizes by the names of the figure's fields."""
+    return {"elements" if name == "n" else name: value for name, value in params.items()}
+
+
 def _library_operators() -> Iterator[dict[str, Any]]:
     record = records.load("operators")
     for item in record.results["points"]:
@@ -39,13 +44,9 @@ def _library_operators() -> Iterator[dict[str, Any]]:
         size = f"{_sizes(**{k: v for k, v in item['params'].items() if k != 'causal'})}, {item['dtype']}"
         point = _point(record, item["name"], size, unit, item["flops"], item["bytes"], item["seconds"])
         if item["kind"] in _SAME:
-            names = {"n": "elements"} if item["kind"] != "matmul" else {}
-            sizes = {names.get(name, name): value for name, value in item["params"].items()}
-            point["set"] = {
-                "op": _SAME[item["kind"]],
-                "dtype": item["dtype"],
-                "rate": "same" if unit == item["dtype"] else unit,
-            } | sizes
+            rate = "same" if unit == item["dtype"] else unit
+            sizes = item["params"] if item["kind"] == "matmul" else _named(item["params"])
+            point["set"] = {"op": _SAME[item["kind"]], "dtype": item["dtype"], "rate": rate, **sizes}
         yield point
 
 

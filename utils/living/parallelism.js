@@ -386,7 +386,7 @@
     const bottom = place(p) + 2;
     svg.append(timeAxis(x, left, right, bottom, "", narrow ? "time, in forward passes" : "time, in forward passes of a stage"), ...cursor(figure, view, x, top - 6, bottom, names));
     let y = bottom + 58;
-    svg.append(text(2, y, "what each stage holds at this moment: micro-batches in flight", { class: "mlf-label mlf-strong" }));
+    svg.append(text(2, y, narrow ? "micro-batches in flight at this moment" : "what each stage holds at this moment: micro-batches in flight", { class: "mlf-label mlf-strong" }));
     y += 10;
     const held = heldAt(found, time);
     const room = (right - left) / Math.max(8, ...found.peaks);
@@ -523,7 +523,7 @@
     const used = h("div", {});
     host.append(figure, act.player, line, list, more, used);
     const drawing = new MLF.Drawing(figure, (width, view, self) => PAINT[view.mode](width, view, self));
-    let last = null;
+    let [last, waiting] = [null, 0];
     return (values, found, step) => {
       const said = words(values, found, step);
       drawing.update({ mode: values.mode, found, step, times: moments(values, found), act, said, label: labelOf(values, found) });
@@ -534,7 +534,9 @@
       const [strong, rest] = verdict(values, found);
       line.replaceChildren(h("strong", {}, strong), rest);
       list.replaceChildren(...MLF.facts(figures(values, found)));
-      more.replaceChildren(...(values.mode === "pipeline" ? comparison(values, found) : []));
+      clearTimeout(waiting); // six schedules are more than a frame has time for: the table follows when the hand rests
+      more.hidden = values.mode !== "pipeline";
+      if (!more.hidden) waiting = setTimeout(() => more.replaceChildren(...comparison(values, found)), more.firstChild ? 120 : 0);
       used.replaceChildren(MLF.sources(values.mode === "pipeline" ? [["Schedules and their simulation", SCHEDULES[values.schedule], "utils/schedules in the course’s repository; sending takes no time"]] : [
         ["Each rank sends at", quantity(found.bandwidth, "B/s"), found.source],
         ...(values.mode === "data" ? [[`${found.device.fullName}, ${rateOf(found.device)} peak, dense`, quantity(found.peakFlops, "FLOP/s"), found.device.sources.peakFlops]] : []),

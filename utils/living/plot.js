@@ -67,7 +67,15 @@
       this.host = h("div", { class: "mlf-plot" });
       this.handles = new Map();
       host.append(this.host);
-      atEachWidth(this.host, () => this.redraw());
+      atEachWidth(this.host, (width) => {
+        this.measured = width;
+        this.redraw();
+      });
+    }
+
+    /** The host's width in pixels as it was last seen: to ask for it anew would lay out the page at each drawing. */
+    get width() {
+      return this.measured || this.host.clientWidth;
     }
 
     update(view) {
@@ -90,7 +98,7 @@
     }
 
     draw() {
-      const width = this.host.clientWidth;
+      const { width } = this;
       if (this.view && width) this.host.replaceChildren(this.paint(width, this.view, this));
     }
   }
@@ -165,7 +173,7 @@
     probed = null;
 
     draw() {
-      const width = this.host.clientWidth;
+      const { width } = this;
       if (!this.view || !width) return;
       const { view } = this;
       this.narrow = width < NARROW;
@@ -302,7 +310,7 @@
   class Bars extends Figure {
     /** Stacked bars, one below the other, against a limit: `update({label, bars, limit, unit})`. */
     draw() {
-      const width = this.host.clientWidth;
+      const { width } = this;
       if (!this.view || !width) return;
       const { bars, limit, label } = this.view;
       const [left, right, top, thick, gap] = [62, 82, 30, 28, 18];
