@@ -302,6 +302,13 @@ def test_the_questions_links_set_what_their_answers_say(tab: Tab):
         ("full", "serving", ("full.batch",)),
         ("eight", "serving", ("eight.batch",)),
         ("grouped", "serving", ("grouped.old",)),
+        ("twice", "roofline", ("twice.intensity",)),
+        ("one_bucket", "parallelism", ("one_bucket.exposed1",)),
+        ("few_tokens", "parallelism", ("few_tokens.exposed", "few_tokens.tokens")),
+        ("small_ring", "parallelism", ("small_ring.few",)),
+        ("eight_stages", "parallelism", ("eight_stages.bubble",)),
+        ("two_chunks", "parallelism", ("two_chunks.bubble",)),
+        ("slow_last", "parallelism", ("slow_last.bubble",)),
     ):
         page = tab.open(f"{name}-light", explorers.setting(explorers.SETTINGS[setting]))
         assert page.locator(".mlf-results").is_visible(), setting

@@ -16,9 +16,10 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from utils import attention_math as am
-from utils import living, roofline
+from utils import living, roofline, schedules
 from utils import transformer_math as tm
 from utils.hardware import gpu
+from utils.living.kernels import recorded
 from utils.living.tables import NETWORK, data
 from utils.operators import tiled_matmul_bytes
 from utils.transformer_math import SERVED_MODELS, STAGES
@@ -31,6 +32,8 @@ STATIC = "_static/living"
 _FEW_ROWS, _PROMPT, _NEW = 16, 1792, 256
 _FULL = tm.largest_batch(SERVED_MODELS["Llama 3 8B"], gpu("H100").memory_bytes, _PROMPT + _NEW)
 _REQUESTS = {"gpu": "H100", "prompt": _PROMPT, "new": _NEW}
+_STEP = {"mode": "data", "ranks": 4, "psi": "7B", "tokens": 2048, "gpu": "H100", "link": "nvlink", "latency": 5}
+_PIPELINE = {"mode": "pipeline", "ratio": 2, "last": 1}
 #: What the questions of the pages are about: settings of the explorers by name.
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ridge": {"gpu": "H100", "op": "matmul", "dtype": "bf16", "m": 256, "k": 4096, "n": 4096},
@@ -48,6 +51,14 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ridged": {"kernel": "attention", "block_m": 256, "block_n": 64, "head_dim": 64, "queries": 8192, "keys": 8192},
     "wide": {"kernel": "attention", "block_m": 256, "block_n": 256, "head_dim": 256, "stages": 2},
     "product": {"kernel": "matmul", "block_m": 128, "block_n": 128, "m": 4096, "k": 4096, "n": 4096},
+    "twice": {"gpu": "H100", "op": "matmul", "dtype": "bf16", "m": 64, "k": 4096, "n": 4096, "beta": 2},
+    "shortest": {"gpu": "H100", "op": "matmul", "dtype": "bf16", "m": 256, "k": 256, "n": 256, "kernels": "operators"},
+    "one_bucket": _STEP | {"buckets": 1},
+    "few_tokens": _STEP | {"buckets": 6, "tokens": 1024},
+    "small_ring": {"mode": "ring", "ranks": 8, "size": 1, "gpu": "H100", "link": "nvlink", "latency": 5},
+    "eight_stages": _PIPELINE | {"schedule": "one_f_one_b", "stages": 8, "micro": 8},
+    "two_chunks": _PIPELINE | {"schedule": "interleaved", "stages": 8, "micro": 8, "chunks": 2},
+    "slow_last": _PIPELINE | {"schedule": "one_f_one_b", "stages": 4, "micro": 8, "last": 1.5},
     "masked": {"scores": "-inf, -inf, 2, 1", "tile": 2, "rescale": 1},
 }
 
@@ -72,6 +83,53 @@ def _roofline_answers() -> dict[str, str]:
         "scores.times": number(slow / fast, 2),
         "newer.few": number(_product("H100", _FEW_ROWS) / _product("H200", _FEW_ROWS), 3),
         "newer.many": number(_product("H100", 4096) / _product("H200", 4096), 3),
+    }
+
+
+def _dragged_answers() -> dict[str, str]:
+    h100, product = gpu("H100"), roofline.matmul(64, 4096, 4096)
+    points = [point for point in recorded()["operators"]["points"] if point["unit"] == "bf16"]
+    shares = {
+        point["name"]: point["flopsPerSecond"] / roofline.attainable(point["intensity"], h100) for point in points
+    }
+    least = min(shares, key=shares.__getitem__)
+    return {
+        "twice.times": number(roofline.ridge(h100) / product.intensity, 3),
+        "twice.intensity": number(product.intensity, 3),
+        "shortest.name": least,
+        "shortest.share": number(100 * shares[least], 2),
+        "shortest.seconds": quantity(next(p["seconds"] for p in points if p["name"] == least), "s", 3),
+    }
+
+
+def _parallel_answers() -> dict[str, str]:
+    h100 = gpu("H100")
+    link = {"bandwidth": h100.link_bandwidth / 2, "latency": 5e-6}
+    given = {"peak_flops": h100.peak_flops["bf16"], **link}
+    step = {k: tm.data_parallel_step(7 * 10**9, 4, k, 2048, **given) for k in (1, 12, 96)}
+    few = tm.data_parallel_step(7 * 10**9, 4, 6, 1024, **given)
+    ring = {n: tm.ring_seconds("all_reduce", 10**6, n, *link.values()) for n in (8, 64)}
+    wide, twice, chunked = schedules.one_f_one_b(8, 8), schedules.one_f_one_b(8, 16), schedules.interleaved(8, 8, 2)
+    assert math.isclose(schedules.simulate(twice).bubble, schedules.simulate(chunked).bubble)
+    slow = {m: schedules.simulate(schedules.one_f_one_b(4, m), [1, 1, 1, 1.5], [2, 2, 2, 3]).bubble for m in (8, 64)}
+    even = schedules.simulate(schedules.one_f_one_b(4, 64)).bubble
+
+    def percent(share: float) -> str:
+        return f"{number(100 * share, 3)} %"
+
+    return {
+        **{f"one_bucket.exposed{k}": quantity(each.exposed, "s", 3) for k, each in step.items()},
+        "few_tokens.exposed": quantity(few.exposed, "s", 3),
+        "few_tokens.tokens": number(math.ceil(few.communication * given["peak_flops"] / (4 * 7e9)), 4),
+        "small_ring.few": quantity(ring[8], "s", 3),
+        "small_ring.many": quantity(ring[64], "s", 3),
+        "small_ring.times": number(ring[64] / ring[8], 3),
+        "eight_stages.bubble": percent(schedules.simulate(wide).bubble),
+        "eight_stages.held": number(max(twice.peak_in_flight)),
+        "two_chunks.bubble": percent(schedules.simulate(chunked).bubble),
+        "slow_last.bubble": percent(slow[8]),
+        "slow_last.many": percent(slow[64]),
+        "slow_last.even": percent(even),
     }
 
 
@@ -141,7 +199,8 @@ def _tile_answers() -> dict[str, str]:
 
 def answers() -> dict[str, str]:
     """The figures in the pages' answers, by name, as text; computed from `utils`."""
-    return _roofline_answers() | _memory_answers() | _serving_answers() | _softmax_answers() | _tile_answers()
+    parts = (_roofline_answers, _dragged_answers, _memory_answers, _serving_answers, _softmax_answers, _tile_answers)
+    return {name: text for part in (*parts, _parallel_answers) for name, text in part().items()}
 
 
 def setting(state: Mapping[str, object]) -> str:
