@@ -23,16 +23,39 @@ PAGE = (
     '<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8"><title>{name}</title>'
     '<meta name="viewport" content="width=device-width">{style}</head><body><main><h1>{name}</h1>{figure}</main></body>'
 )
-#: Measures each frame that a drag draws: the script and the layout that it makes necessary.
+#: Measures each frame that draws a figure anew: the script and the layout that it makes necessary.
 MEASURED = """() => {
   window.frames_ms = [];
+  const drawn = () => [...document.querySelectorAll(".mlf-plot svg")];
   const ask = window.requestAnimationFrame.bind(window);
   window.requestAnimationFrame = (act) => ask((now) => {
-    const begin = performance.now();
+    const [before, begin] = [drawn(), performance.now()];
     act(now);
     document.body.offsetHeight;
-    window.frames_ms.push(performance.now() - begin);
+    const end = performance.now();
+    if (drawn().some((svg, i) => svg !== before[i])) window.frames_ms.push(end - begin);
   });
+}"""
+#: Texts and knobs that their drawing cuts off, and pairs of texts that lie on each other.
+CROWDED = """() => {
+  const found = [];
+  for (const svg of document.querySelectorAll(".mlf-plot svg")) {
+    const frame = svg.getBoundingClientRect();
+    const boxes = [...svg.querySelectorAll("text, .mlf-knob")].map((each) => [each, each.getBoundingClientRect()])
+      .filter(([, box]) => box.width);
+    const name = (each) => each.textContent || each.parentNode.getAttribute("aria-label");
+    for (const [each, box] of boxes) {
+      const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
+      if (out > 1.5) found.push(`${name(each)} is cut`);
+    }
+    const texts = boxes.filter(([each]) => each.tagName === "text");
+    texts.forEach(([a, one], i) => texts.slice(i + 1).forEach(([b, two]) => {
+      const wide = Math.min(one.right, two.right) - Math.max(one.left, two.left);
+      const high = Math.min(one.bottom, two.bottom) - Math.max(one.top, two.top);
+      if (wide > 2 && high > 5) found.push(`${name(a)} lies on ${name(b)}`);
+    }));
+  }
+  return found;
 }"""
 
 
@@ -59,25 +82,38 @@ class LivingTab:
         """What the figure computes from each input, given as texts that a reader types."""
         return self.open(name).evaluate(RUN, [name, list(inputs)])
 
-    def frame(self, handle: Any, across: int = 0, down: int = -60, steps: int = 40) -> float:
-        """Drag a handle; returns the median time of a frame in milliseconds."""
+    def frame(self, handle: Any, across: int = 0, down: int = -60, steps: int = 24) -> float:
+        """Drag a handle there, back and there, five ways in all; the median time of a frame that draws, in milliseconds."""
         handle.scroll_into_view_if_needed()
         box = handle.bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         self.page.evaluate(MEASURED)
         self.page.mouse.move(x, y)
         self.page.mouse.down()
-        for k in range(1, steps + 1):
-            self.page.mouse.move(x + across * k / steps, y + down * k / steps)
+        for way in range(5):
+            for k in range(1, steps + 1):
+                share = (k if way % 2 == 0 else steps - k) / steps
+                self.page.mouse.move(x + across * share, y + down * share)
+        self.page.wait_for_timeout(50)
         self.page.mouse.up()
         frames = self.page.evaluate("window.frames_ms")
         assert len(frames) >= 5, f"the drag drew {len(frames)} frames"
-        return statistics.median(frames)
+        median = statistics.median(frames)
+        print(f"{len(frames)} frames drawn: {median:.2f} ms each, the longest {max(frames):.2f} ms")
+        return median
+
+    def resize(self, width: int) -> None:
+        """Give the page this width and wait until every drawing has it."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.wait_for_function(
+            "(width) => innerWidth === width && [...document.querySelectorAll('.mlf-plot > svg')]"
+            ".every((svg) => !svg.parentNode.clientWidth || Number(svg.getAttribute('width')) === svg.parentNode.clientWidth)",
+            arg=width,
+        )
 
     def fits(self, width: int) -> bool:
         """Whether nothing is cut at this width of the page."""
-        self.page.set_viewport_size({"width": width, "height": 900})
-        self.page.wait_for_timeout(100)
+        self.resize(width)
         inside = self.page.evaluate(
             "(width) => [...document.querySelectorAll('.mlf-explorer :is(svg, svg text, button, input, p, dd)')]"
             ".map((each) => [each.getBoundingClientRect(), each.outerHTML.slice(0, 120)])"
@@ -86,6 +122,29 @@ class LivingTab:
         )
         assert inside == [], inside
         return self.page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def crowded(self, *widths: int) -> list[str]:
+        """What a drawing cuts off or writes on something else, at any of these widths of the page."""
+        found = []
+        for width in widths:
+            self.resize(width)
+            found += [f"{width}: {each}" for each in self.page.evaluate(CROWDED)]
+        return found
+
+    def tabbed(self) -> set[str]:
+        """What the Tab key reaches in the figure from its start, by accessible name or field."""
+        self.page.evaluate("document.activeElement.blur()")
+        seen: list[str] = []
+        for _ in range(120):
+            self.page.keyboard.press("Tab")
+            here = self.page.evaluate(
+                "(document.activeElement.name || document.activeElement.getAttribute('aria-label')"
+                " || document.activeElement.textContent).trim()"
+            )
+            if here in seen or not self.page.evaluate("document.activeElement.closest('.mlf-explorer') !== null"):
+                break
+            seen.append(here)
+        return set(seen)
 
     def grave(self) -> list[Any]:
         """What axe-core finds serious or critical."""

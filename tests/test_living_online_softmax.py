@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_500_random_rows_have_the_states_of_the_recurrence_and_the_weights_of_py
             part = row[start : start + tile]
             factor, m = (math.exp(m - max(m, *part)) if m > -math.inf else 0.0), max(m, *part)
             d = d * (factor if rescale else 1) + exps(part, m)
-            assert (number(step["m"]), step["factor"]) == (m, pytest.approx(factor, rel=1e-9))
+            assert (number(step["m"]), step["factor"]) == (m, pytest.approx(factor, rel=1e-9, abs=1e-300))
             assert step["d"] == pytest.approx(d, rel=1e-9)
             assert step["right"] == pytest.approx(exps(row[: start + tile], m), rel=1e-9)
             steps.append(TileStep(tuple(part), m, factor, tuple(math.exp(x - m) for x in part), step["d"]))
@@ -82,6 +83,9 @@ def test_nonsense_gets_a_message_and_the_results_are_withdrawn(living_tab: Livin
 @pytest.mark.slow
 def test_a_keyboard_steps_drags_and_shows_the_bug(living_tab: LivingTab):
     page = living_tab.open(NAME)
+    steps = {"Back to the start", "One step back", "Play", "One step forward", "step"}
+    handles = {f"score {k}" for k in range(1, 5)}
+    assert living_tab.tabbed() == handles | steps | {"scores", "tile", "rescale", "Start again"}
     said = page.locator(".mlf-reading")
     assert said.inner_text().startswith("Nothing is read yet")
     page.get_by_role("button", name="One step forward").focus()
@@ -116,6 +120,29 @@ def test_a_score_follows_the_pointer_60_times_a_second(living_tab: LivingTab, re
     assert knob.get_attribute("aria-valuenow") != before
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
+    living_tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scores", "tile"),
+    [
+        ("-29, -30, -20, -20", 2),
+        ("3", 1),
+        ("-inf, -inf, 3, -inf", 2),
+        ("1e-9, 2e-9, 3e-9", 1),
+        (", ".join(["1000000, -1000000"] * 16), 32),
+        (", ".join(["0"] * 32), 1),
+    ],
+)
+@pytest.mark.parametrize("rescale", [0, 1])
+def test_nothing_is_cut_or_covered_in_phone_lecture_and_notebook(living_tab: LivingTab, scores, tile, rescale):
+    page = living_tab.open(NAME, scores=scores, tile=tile, rescale=rescale)
+    last = int(page.locator(".mlf-player input").get_attribute("max"))
+    for step in sorted({0, 1, min(2, last), last - 1, last}):
+        page.locator(".mlf-player input").fill(str(step))
+        assert living_tab.crowded(390, 806, 1040) == [], step
+        assert not set(re.findall("NaN|Infinity|undefined|null", page.locator(".mlf-results").inner_html()))
     living_tab.check()
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from living_tab import LivingTab, living_tab  # noqa: F401  (fixtures)
@@ -48,6 +49,11 @@ def expected(v: dict) -> tuple[int, int, int, dict[str, int], dict[str, int]]:
     return flops, traffic.total, least, held["shared memory"], held["registers"]
 
 
+def close(value: float) -> object:
+    """Equal to nine digits, however small the value is."""
+    return pytest.approx(value, rel=1e-9, abs=0)
+
+
 @pytest.mark.slow
 def test_500_random_settings_give_the_numbers_of_utils(living_tab: LivingTab):
     rng = random.Random(1729)
@@ -56,8 +62,7 @@ def test_500_random_settings_give_the_numbers_of_utils(living_tab: LivingTab):
     for case, found in zip(cases, living_tab.run(NAME, asked), strict=True):
         flops, total, least, shared, registers = expected(case)
         device, cost = gpu(case["gpu"]), Cost(flops, total)
-        assert found["flops"] == pytest.approx(flops, rel=1e-9) and found["bytes"] == pytest.approx(total, rel=1e-9)
-        assert found["least"] == pytest.approx(least, rel=1e-9), case
+        assert (found["flops"], found["bytes"], found["least"]) == (close(flops), close(total), close(least)), case
         for place, parts in (("shared", shared), ("registers", registers)):
             assert {part["name"]: part["value"] for part in found[place]} == parts, (place, case)
         fits = (
@@ -66,9 +71,9 @@ def test_500_random_settings_give_the_numbers_of_utils(living_tab: LivingTab):
         )
         assert found["programs"] == min(fits)
         bound = roofline.time_bounds(cost, device, case["dtype"]).overlapped
-        assert found["seconds"] == pytest.approx(bound, rel=1e-9)
+        assert found["seconds"] == close(bound)
         reach = roofline.attainable(cost.intensity, device, case["dtype"])
-        assert found["attainable"] == pytest.approx(reach, rel=1e-9)
+        assert found["attainable"] == close(reach)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +88,52 @@ def test_the_formula_of_a_tiled_product_counts_what_a_walk_over_its_tiles_loads(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("field", ["queries", "heads", "stages"])
-def test_nonsense_gets_a_message_and_the_results_are_withdrawn(living_tab: LivingTab, field):
-    page = living_tab.open(NAME)
-    for wrong in ("", "0", "-1", "1.5", "many", "1e30", "NaN"):
-        page.locator(f"#mlf-{NAME}-{field}").fill(wrong)
-        assert len(page.locator(f"#mlf-{NAME}-{field}-error").inner_text()) > 10, wrong
-        assert not page.locator(".mlf-results").is_visible(), wrong
-    page.get_by_role("button", name="Start again").click()
+@pytest.mark.parametrize(
+    ("kernel", "fields"), [("attention", ("queries", "keys", "heads", "stages")), ("matmul", ("m", "k", "n", "stages"))]
+)
+def test_nonsense_gets_a_message_and_the_results_are_withdrawn(living_tab: LivingTab, kernel, fields):
+    page = living_tab.open(NAME, kernel=kernel)
+    for field in fields:
+        for wrong in ("", "0", "-1", "1.5", "many", "1e30", "NaN"):
+            page.locator(f"#mlf-{NAME}-{field}").fill(wrong)
+            assert len(page.locator(f"#mlf-{NAME}-{field}-error").inner_text()) > 10, (field, wrong)
+            assert not page.locator(".mlf-results").is_visible(), (field, wrong)
+        page.locator(f"#mlf-{NAME}-{field}").fill("1")
+        assert page.locator(".mlf-results").is_visible(), field
     page.locator(f"#mlf-{NAME}-gpu").select_option("T4")
     assert "T4 has no bf16 rate" in page.locator(f"#mlf-{NAME}-dtype-error").inner_text()
     living_tab.check()
 
 
+#: Settings at the edges of what the fields take, and the one that the lectures and the page begin with.
+SETTINGS = [
+    {},
+    {"causal": 1, "queries": 700, "keys": 3000},
+    {"queries": 1, "keys": 8192, "causal": 1},
+    {"queries": 256, "keys": 256, "block_m": 256, "block_n": 256, "head_dim": 16},
+    {"queries": 1, "keys": 1, "heads": 1, "block_m": 16, "block_n": 256, "head_dim": 256, "stages": 8},
+    {"queries": 65536, "keys": 65536, "heads": 65536, "causal": 1},
+    {"queries": 8192, "keys": 8192, "block_m": 256, "head_dim": 256, "gpu": "A100"},
+    {"kernel": "matmul"},
+    {"kernel": "matmul", "m": 65536, "n": 1},
+    {"kernel": "matmul", "m": 65536, "k": 65536, "n": 65536, "block_m": 256, "block_n": 256, "dtype": "fp8"},
+]
+
+
 @pytest.mark.slow
-def test_a_keyboard_moves_every_edge(living_tab: LivingTab):
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: "-".join(map(str, setting.values())) or "first")
+def test_nothing_is_cut_or_covered_in_phone_lecture_and_notebook(living_tab: LivingTab, setting):
+    page = living_tab.open(NAME, **setting)
+    assert living_tab.crowded(390, 806, 1040) == []
+    assert not set(re.findall("NaN|Infinity|undefined|null", page.locator(".mlf-results").inner_html()))
+    living_tab.check()
+
+
+@pytest.mark.slow
+def test_a_keyboard_reaches_everything_and_moves_every_edge(living_tab: LivingTab):
     page = living_tab.open(NAME)
+    fields = {"kernel", "block_m", "block_n", "head_dim", "causal", "queries", "keys", "heads", "gpu", "dtype", "stages"}
+    assert living_tab.tabbed() == fields | {"BLOCK_M", "BLOCK_N", "head dimension D", "Start again"}
     for name, field in (("BLOCK_M", "block_m"), ("BLOCK_N", "block_n"), ("head dimension D", "head_dim")):
         handle = page.get_by_role("slider", name=name, exact=True)
         handle.focus()
@@ -120,6 +155,34 @@ def test_an_edge_follows_the_pointer_60_times_a_second(living_tab: LivingTab, re
     assert edge.get_attribute("aria-valuenow") == "256"
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
+    living_tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [16, 1024, 65536])
+def test_a_handle_stays_under_the_pointer(living_tab: LivingTab, size):
+    """Also where a tile is larger than the grid or thinner than a pixel, and where the drawing grows with what is dragged."""
+    page = living_tab.open(NAME, queries=size, keys=size)
+    for name, values in (("BLOCK_M", TILES), ("BLOCK_N", TILES), ("head dimension D", TILES)):
+        handle = page.get_by_role("slider", name=name, exact=True)
+        handle.focus()
+        page.keyboard.press("Home")
+        places = []
+        for value in values:
+            assert handle.get_attribute("aria-valuenow") == str(value)
+            box = handle.locator(".mlf-knob").bounding_box()
+            places.append((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2))
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Home")
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        for value, place in zip(values, places, strict=True):
+            for _ in range(2):
+                page.mouse.move(*place)
+                page.evaluate("new Promise(requestAnimationFrame)")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert handle.get_attribute("aria-valuenow") == str(value), (name, places)
+        page.mouse.up()
     living_tab.check()
 
 

@@ -157,9 +157,9 @@
     function running() {
       const { m, end } = steps[at - 1];
       const line = left + end * column;
-      const inside = line > width - 70;
+      const inside = line > width - 70; // its name goes above the panel then, where no score is
       return s("g", {}, s("line", { class: "mlf-running", x1: left, x2: line, y1: axis.at(m), y2: axis.at(m) }),
-        s("text", { class: "mlf-label mlf-chip-name", x: inside ? left + 4 : line + 6, y: axis.at(m) + (inside ? -6 : 4) }, `m = ${rough(m)}`));
+        s("text", { class: "mlf-label mlf-chip-name", ...(inside ? { x: width - right, y: 13, "text-anchor": "end" } : { x: line + 6, y: axis.at(m) + 4 }) }, `m = ${rough(m)}`));
     }
 
     function sums() {

@@ -247,11 +247,13 @@
         label ? s("text", { class: "mlf-label mlf-mark-name", x: at + (right ? -6 : 6), y: low ? box.bottom - 8 : box.top + 10, "text-anchor": right ? "end" : "start" }, label) : null);
     }
 
-    point({ x, y, className, label }) {
+    /** A point with its name: to its upper left where there is room, or `below` it, where a line above it has a name. */
+    point({ x, y, className, label, below }) {
       const [px, py] = [this.x.at(x), this.y.at(y)];
-      const right = px - this.box.left > LETTER * (label || "").length + 16;
+      const room = LETTER * (label || "").length + 16;
+      const left = below ? px + room > this.box.right : px - this.box.left > room;
       return s("g", {}, s("circle", { class: `mlf-point ${className || ""}`, cx: px, cy: py, r: 6 }),
-        label ? s("text", { class: "mlf-label mlf-strong", x: px + (right ? -9 : 9), y: py + (right ? -11 : 21), "text-anchor": right ? "end" : "start" }, label) : null);
+        label ? s("text", { class: "mlf-label mlf-strong", x: px + (left ? -9 : 9), y: py + (left && !below ? -11 : 21), "text-anchor": left ? "end" : "start" }, label) : null);
     }
 
     /** Show where the slider stands: a line at `x` and a ring on each of its values. */

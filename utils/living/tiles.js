@@ -120,25 +120,35 @@
     return [Math.min(full, found.columns), Math.min(found.columns, Math.ceil(seen / bn) * bn)];
   }
 
+  /* The strips that are read lie left of the grid and above it; a thicker one is a larger head dimension. */
+  const [LEFT, TOP] = [66, 80];
+  const STRIPS = [16, 21, 26, 31, 36];
+  const GAP = 6; // pixels between two stops of a handle, at least
+  const LEAST = 60; // pixels that an edge leaves its handles, however short it is
+
+  /** Where a handle stands for each tile, in pixels along an edge: at the tile's end, beside it where stops would coincide. */
+  function stops(scale, edge) {
+    const places = [];
+    for (const tile of TILES) places.push(Math.max(tile * scale, (places.at(-1) ?? 0) + GAP));
+    return places.map((place, i) => Math.min(place, edge - GAP * (TILES.length - 1 - i)));
+  }
+
   function paint(width, { values, found, act }, drawing) {
     const [bm, bn] = [Number(values.block_m), Number(values.block_n)];
     const [rows, columns] = NAMES[values.kernel];
-    const strip = isAttention(values) ? 10 + 26 * Math.sqrt(Number(values.head_dim) / 256) : 22;
-    const [left, top] = [strip + 30, strip + 40];
-    const side = Math.min(width - left - 12, 380);
-    const longest = Math.max(found.rows, found.columns);
-    const scale = side / longest;
+    const strip = isAttention(values) ? STRIPS[HEAD_DIMS.indexOf(Number(values.head_dim))] : 22;
+    const [left, top, outer, upper] = [LEFT, TOP, LEFT - strip - 6, TOP - strip - 6];
+    const scale = Math.min(width - left - 12, 380) / Math.max(found.rows, found.columns);
     const [wide, high] = [found.columns * scale, found.rows * scale];
-    const height = top + Math.max(high, 60) + 34;
+    const [broad, tall] = [Math.max(wide, LEAST), Math.max(high, LEAST)];
+    const height = top + tall + (isAttention(values) ? 46 : 26);
+    const sizes = isAttention(values) ? `${number(found.rows)} ${rows} × ${number(found.columns)} ${columns}` : `C: ${number(found.rows)} × ${number(found.columns)}`;
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group",
       "aria-label": `${number(found.rows)} ${rows} by ${number(found.columns)} ${columns} in tiles of ${bm} by ${bn}.` });
     const inputs = isAttention(values) ? ["Q", "K, V"] : ["A", "B"];
-    const at = { x: left, y: top };
     svg.append(
-      s("rect", { class: "mlf-hbm-pale", x: left - strip - 6, y: top, width: strip, height: high }),
-      s("rect", { class: "mlf-hbm-pale", x: left, y: top - strip - 6, width: wide, height: strip }),
-      s("text", { class: "mlf-label mlf-strong", x: left - 6, y: top + high + 17, "text-anchor": "end" }, inputs[0]),
-      s("text", { class: "mlf-label mlf-strong", x: left + wide - 2, y: top - strip - 12, "text-anchor": "end" }, inputs[1]),
+      s("rect", { class: "mlf-hbm-pale", x: outer, y: top, width: strip, height: high }),
+      s("rect", { class: "mlf-hbm-pale", x: left, y: upper, width: wide, height: strip }),
       s("rect", { class: "mlf-tile", x: left, y: top, width: wide, height: high }));
     const strips = Math.ceil(found.rows / bm);
     const together = Math.ceil(strips / MOST_STRIPS);
@@ -151,21 +161,40 @@
     }
     if (Math.min(bm, bn) * scale > 3) svg.append(lines());
     const own = { width: Math.min(bn, found.columns) * scale, height: Math.min(bm, found.rows) * scale };
-    svg.append(s("rect", { class: "mlf-hbm-bar", x: left - strip - 6, y: top, width: strip, height: own.height }),
-      s("rect", { class: "mlf-hbm-bar", x: left, y: top - strip - 6, width: own.width, height: strip }),
-      s("rect", { class: "mlf-chip-bar", ...at, ...own }));
-    const knob = (key, place, axis, label, value, options, at) => MLF.handle(drawing, key, {
-      ...place, axis, label, value, values: options, text: `${label} ${value}`, at, change: (to) => act.set(key, to) });
-    const px = (value) => value * scale;
-    svg.append(
-      knob("block_n", { x: left + px(bn), y: top - strip - 6 }, "x", "BLOCK_N", bn, TILES, (pixel) => (pixel - left) / scale),
-      knob("block_m", { x: left - strip - 6, y: top + px(bm) }, "y", "BLOCK_M", bm, TILES, (pixel) => (pixel - top) / scale));
+    svg.append(s("rect", { class: "mlf-hbm-bar", x: outer, y: top, width: strip, height: own.height }),
+      s("rect", { class: "mlf-hbm-bar", x: left, y: upper, width: own.width, height: strip }),
+      s("rect", { class: "mlf-chip-bar", x: left, y: top, ...own }));
+    if (high > 60) svg.append(name(outer + strip / 2, top + high - 34, inputs[0], "middle"));
+    svg.append(wide > 120 ? name(left + wide - 18, upper + strip / 2 + 4.5, inputs[1], "end") : name(left + broad + 8, upper + strip / 2 + 4.5, inputs[1], "start"));
+    const [along, down, thick] = [stops(scale, broad), stops(scale, tall - 16), STRIPS.map((each) => left - 6 - each)];
+    const [n, m] = [left + along[TILES.indexOf(bn)], top + down[TILES.indexOf(bm)]];
+    svg.append(knob("block_n", "BLOCK_N", "x", { x: n, y: upper }, along.map((each) => left + each)),
+      knob("block_m", "BLOCK_M", "y", { x: outer, y: m }, down.map((each) => top + each)),
+      said("BLOCK_N", bn, { x: Math.min(n, width - 44), y: upper - 14, "text-anchor": "middle" }),
+      said("BLOCK_M", bm, { transform: `translate(${outer - 13} ${m}) rotate(-90)`, "text-anchor": "middle" }));
     if (isAttention(values)) {
-      svg.append(knob("head_dim", { x: left - strip - 6, y: top + high }, "x", "head dimension D", Number(values.head_dim), HEAD_DIMS,
-        (pixel) => 256 * ((Math.max(10, left - 6 - pixel) - 10) / 26) ** 2));
+      svg.append(knob("head_dim", "head dimension D", "x", { x: outer, y: top + tall + 12 }, thick),
+        said("D", values.head_dim, { x: outer + 13, y: top + tall + 17 }));
     }
-    svg.append(s("text", { x: left, y: height - 8 }, `${number(found.columns)} ${columns}, one program: ${bm} ${rows}`));
+    svg.append(s("text", { x: left, y: height - 6 }, sizes));
     return svg;
+
+    function name(x, y, text, anchor) {
+      return s("text", { class: "mlf-label mlf-strong", x, y, "text-anchor": anchor }, text);
+    }
+
+    /** The value beside its handle; the handle itself says it to those who do not see it. */
+    function said(label, value, place) {
+      return s("text", { class: "mlf-label", "aria-hidden": "true", ...place }, `${label} ${value}`);
+    }
+
+    /** A handle with a stop at a pixel along its axis for each of the values of `key`. */
+    function knob(key, label, axis, place, pixels) {
+      const options = key === "head_dim" ? HEAD_DIMS : TILES;
+      const at = (pixel) => options[pixels.indexOf(pixels.reduce((best, each) => (Math.abs(each - pixel) < Math.abs(best - pixel) ? each : best)))];
+      return MLF.handle(drawing, key, { ...place, axis, label, value: Number(values[key]), values: options,
+        text: `${label} ${values[key]}`, at, change: (to) => act.set(key, to) });
+    }
 
     function lines() {
       const group = s("g", { class: "mlf-lines" });
@@ -216,13 +245,13 @@
       height: 250,
       label: `Roofline of ${device.name}: the kernel's ${number(intensity, 4)} FLOP/B allow ${quantity(found.attainable, "FLOP/s", 4)} of ${quantity(top, "FLOP/s", 4)}.`,
       x: { low, high, log: true, name: "FLOP per byte asked of memory" },
-      y: { low: low * beta, high: top * 2.5, log: true, unit: "FLOP/s", name: "FLOP/s" },
+      y: { low: (low * beta) / 4, high: top * 2.5, log: true, unit: "FLOP/s", name: "FLOP/s" },
       lines: [
-        { points: [[ridge, top], [high, top]], className: "mlf-arith", label: { text: `${values.dtype}: ${quantity(top, "FLOP/s", 3)}`, x: high, y: top } },
+        { points: [[ridge, top], [high, top]], className: "mlf-arith", label: { text: `${values.dtype}: ${quantity(top, "FLOP/s", 3)}`, short: quantity(top, "FLOP/s", 3), x: high, y: top } },
         { points: [[low, low * beta], [ridge, top]], className: "mlf-hbm" },
       ],
       marks: [{ x: ridge, className: "mlf-thin", label: `ridge ${number(ridge, 3)}`, low: true }],
-      points: [{ x: intensity, y: found.attainable, className: isBound ? "mlf-arith" : "mlf-hbm", label: `${number(intensity, 3)} FLOP/B` }],
+      points: [{ x: intensity, y: found.attainable, className: isBound ? "mlf-arith" : "mlf-hbm", label: `${number(intensity, 3)} FLOP/B`, below: true }],
     };
   }
 
@@ -234,17 +263,22 @@
     return [side, `: ${more}, ${number(found.intensity, 3)} FLOP/B against a ridge of ${number(found.ridge, 3)}.`];
   }
 
+  const LEGEND = [["hbm", "read for the first tile"], ["chip", "that tile, on the chip"], ["done", "the other tiles"], ["diagonal", "masked in part"]];
+
   function build(host, act) {
     const caption = h("figcaption", {}, "Drag the round handles: larger tiles ask for fewer bytes and hold more on the chip");
+    const legend = h("p", { class: "mlf-legend" });
     const grid = h("div", {});
     const side = h("div", {});
     const line = h("p", { class: "mlf-verdict", role: "status" });
     const list = h("dl", { class: "mlf-facts simple" });
-    host.append(h("figure", {}, caption, h("div", { class: "mlf-pair" }, grid, side)), line, list);
+    host.append(h("figure", {}, caption, legend, h("div", { class: "mlf-pair" }, grid, side)), line, list);
     const drawing = new MLF.Drawing(grid, paint);
     const bars = new MLF.Drawing(side, meters);
     const plot = new MLF.Plot(side);
     return (values, found) => {
+      legend.replaceChildren(...LEGEND.filter(([kind]) => kind !== "diagonal" || values.causal).map(([kind, text]) =>
+        h("span", {}, h("span", { class: `mlf-swatch mlf-${kind}-swatch` }), text)));
       drawing.update({ values, found, act });
       bars.update({ found });
       plot.update(roof(found, values));
