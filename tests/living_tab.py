@@ -45,7 +45,8 @@ CROWDED = """() => {
       .filter(([, box]) => box.width);
     const name = (each) => each.textContent || each.parentNode.getAttribute("aria-label");
     for (const [each, box] of boxes) {
-      const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
+      const across = Math.max(frame.left - box.left, box.right - frame.right);
+      const out = Math.max(across, frame.top - box.top, box.bottom - frame.bottom);
       if (out > 1.5) found.push(`${name(each)} is cut`);
     }
     const texts = boxes.filter(([each]) => each.tagName === "text");
@@ -83,7 +84,10 @@ class LivingTab:
         return self.open(name).evaluate(RUN, [name, list(inputs)])
 
     def frame(self, handle: Any, across: int = 0, down: int = -60, steps: int = 24) -> float:
-        """Drag a handle there, back and there, five ways in all; the median time of a frame that draws, in milliseconds."""
+        """Drag a handle there, back and there, five ways in all; what a frame that draws takes, in milliseconds.
+
+        It is the tenth of all frames that took least: what else runs on the machine only adds.
+        """
         handle.scroll_into_view_if_needed()
         box = handle.bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -98,16 +102,18 @@ class LivingTab:
         self.page.mouse.up()
         frames = self.page.evaluate("window.frames_ms")
         assert len(frames) >= 5, f"the drag drew {len(frames)} frames"
-        median = statistics.median(frames)
-        print(f"{len(frames)} frames drawn: {median:.2f} ms each, the longest {max(frames):.2f} ms")
-        return median
+        least = statistics.quantiles(frames, n=10)[0]
+        print(
+            f"{len(frames)} frames: {least:.2f} ms, median {statistics.median(frames):.2f}, longest {max(frames):.2f}"
+        )
+        return least
 
     def resize(self, width: int) -> None:
         """Give the page this width and wait until every drawing has it."""
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.wait_for_function(
             "(width) => innerWidth === width && [...document.querySelectorAll('.mlf-plot > svg')]"
-            ".every((svg) => !svg.parentNode.clientWidth || Number(svg.getAttribute('width')) === svg.parentNode.clientWidth)",
+            ".every((svg) => [0, Number(svg.getAttribute('width'))].includes(svg.parentNode.clientWidth))",
             arg=width,
         )
 

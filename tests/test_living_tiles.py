@@ -132,7 +132,8 @@ def test_nothing_is_cut_or_covered_in_phone_lecture_and_notebook(living_tab: Liv
 @pytest.mark.slow
 def test_a_keyboard_reaches_everything_and_moves_every_edge(living_tab: LivingTab):
     page = living_tab.open(NAME)
-    fields = {"kernel", "block_m", "block_n", "head_dim", "causal", "queries", "keys", "heads", "gpu", "dtype", "stages"}
+    fields = {"kernel", "block_m", "block_n", "head_dim", "causal", "queries", "keys", "heads"}
+    fields |= {"gpu", "dtype", "stages"}
     assert living_tab.tabbed() == fields | {"BLOCK_M", "BLOCK_N", "head dimension D", "Start again"}
     for name, field in (("BLOCK_M", "block_m"), ("BLOCK_N", "block_n"), ("head dimension D", "head_dim")):
         handle = page.get_by_role("slider", name=name, exact=True)
@@ -161,7 +162,7 @@ def test_an_edge_follows_the_pointer_60_times_a_second(living_tab: LivingTab, re
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 1024, 65536])
 def test_a_handle_stays_under_the_pointer(living_tab: LivingTab, size):
-    """Also where a tile is larger than the grid or thinner than a pixel, and where the drawing grows with what is dragged."""
+    """Also where a tile is larger than the grid or thinner than a pixel, and where dragging makes the drawing grow."""
     page = living_tab.open(NAME, queries=size, keys=size)
     for name, values in (("BLOCK_M", TILES), ("BLOCK_N", TILES), ("head dimension D", TILES)):
         handle = page.get_by_role("slider", name=name, exact=True)
