@@ -11,6 +11,7 @@ import pytest
 from utils import notebooks, predictions
 from utils.claims import expressions
 from utils.claims.ledger import notebook_paths
+from website.predictions import plain
 
 CLAIMS = {"a.bytes": 3.35e6, "a.share": 0.2361, "a.count": 3}
 
@@ -105,7 +106,7 @@ def page(mark: str, choices: int = 0) -> str:
     return (
         f"<!doctype html><html lang=en><title>T</title><style>{predictions.style()}</style><body>"
         f"<p><strong>Predict.</strong> How many?</p>{listed}"
-        f'<div class="predict" data-mark="predict {mark}"></div>'
+        f'<div class="predict" data-all="all.html" data-mark="predict {mark}"></div>'
         "<details class=predict-held><summary>Show the answer</summary><p id=answer>It is.</p></details>"
         f"<div class=predict-report data-prompts='[]'></div><script>{predictions.script()}</script></body></html>"
     )
@@ -186,7 +187,7 @@ def test_a_choice_is_marked_right_or_wrong_by_keyboard_alone(show, pick, said):
         tab.focus("text=Show the answer >> nth=0")
         tab.keyboard.press("Enter")
     assert tab.locator(".predict-part").all_inner_texts() == [said]
-    assert tab.locator("li.predict-right").all_inner_texts() == ["choice 2"]
+    assert tab.locator("li.predict-right .predict-choice").all_inner_texts() == ["choice 2"]
     assert tab.locator("li.predict-wrong").count() == (1 if pick == 1 else 0)
     assert tab.is_visible("#answer")
 
@@ -237,3 +238,14 @@ def test_without_scripts_the_answer_is_a_fold(browser: Any, tmp_path: Path):
     tab.click("text=Show the answer")
     assert tab.is_visible("#answer")
     context.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(r"Is $e^{m_{i-1} - m_i}$ **exactly** 1?", "Is e^(m_i-1 - m_i) exactly 1?"),
+     (r"At $\frac{2ND}{3}$ `tokens_per_s` of [lab 3](x.ipynb), $N = 1{,}024$?",
+      "At 2ND/3 tokens_per_s of lab 3, N = 1,024?"),
+     (r"$\varnothing \oplus \mathbf{Q}$", "∅ ⊕ Q")],
+)  # fmt: skip
+def test_a_question_is_a_line_of_text_in_the_list(text, shown):
+    assert plain(text) == shown

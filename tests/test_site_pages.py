@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
+import nbformat
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from parameters import thorough_but
 from playwright.sync_api import TimeoutError
 
 from tests.site_server import Visit, served
-from utils import living, records
+from utils import living, predictions, records
 from utils.claims import ledger
 from website import build
 from website.places import PREREQUISITES, ROOT, labs, launches, lectures, page_of, repository
@@ -131,7 +132,8 @@ def test_links_into_the_repository_name_what_is_there(pages):
 
 
 def read_through(visit: Visit) -> None:
-    """Scroll a page to its end, so that what loads when it is seen has loaded."""
+    """Scroll a page to its end, so that what loads when it is seen has loaded; answers of prompts are shown."""
+    visit.tab.evaluate("() => document.querySelectorAll('.predict-held').forEach(fold => { fold.open = true; })")
     visit.tab.evaluate(
         "() => document.querySelectorAll('img[loading=lazy]').forEach(image => { image.loading = 'eager'; })"
     )
@@ -232,6 +234,7 @@ def expected_pages() -> list[str]:
         "students",
         "instructors",
         "plans",
+        "predictions",
         "claims",
         "notation",
         "glossary",
@@ -413,6 +416,35 @@ def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, plac
     while len(tried) < 5 and not (tried and max(tried[-1]) < 2000):
         tried.append(readable(browser, address, place))
     assert max(tried[-1]) < 2000, tried
+
+
+def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(browser, address: str):
+    """Number or choice, in all lectures; what a prompt holds back shows when the guess is made, and not before."""
+    visit = Visit(browser, address, viewport={"width": 1280, "height": 900})
+    count = 0
+    for path in lectures():
+        prompts = predictions.predictions(nbformat.read(path, as_version=4).cells)
+        visit.go(f"{page_of(path)}.html")
+        assert visit.tab.locator(".predict-box").count() == len(prompts)
+        for k, prompt in enumerate(prompts):
+            box, held = visit.tab.locator(".predict-box").nth(k), visit.tab.locator(".predict-held").nth(k)
+            assert held.get_attribute("open") is None, prompt.name
+            if prompt.choices:
+                options = visit.tab.locator(f"[name='predict-{prompt.name}']")
+                assert options.count() == len(prompt.choices), prompt.name
+                options.last.check()
+                box.get_by_role("button", name="Commit").click()
+            else:
+                box.locator("input").fill("7")
+                box.locator("input").press("Enter")
+            assert held.get_attribute("open") is not None, prompt.name
+            assert box.locator(".predict-part").first.is_visible(), prompt.name
+        assert not visit.wrong
+        count += len(prompts)
+    visit.go("predictions.html")
+    assert visit.tab.locator(".predict-report li").count() == visit.tab.locator(".predict-said").count() == count
+    assert f"{count} of {count} predictions made" in visit.tab.inner_text(".predict-sum")
+    assert not visit.wrong
 
 
 def test_a_search_finds_the_lecture(browser, address: str):

@@ -15,7 +15,17 @@ from website import icons, mathjax
 from website.places import ROOT, WEBSITE
 
 #: Modules with ``write(source)``, each of which stages some pages.
-GENERATORS = ("notebooks", "ledger", "record_pages", "reference", "course_map", "plans", "hero", "explorers")
+GENERATORS = (
+    "notebooks",
+    "predictions",
+    "ledger",
+    "record_pages",
+    "reference",
+    "course_map",
+    "plans",
+    "hero",
+    "explorers",
+)
 
 
 def stage(source: Path) -> None:

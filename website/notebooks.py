@@ -69,8 +69,9 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
 
 def prompt_box(prompt: predictions.Prediction) -> str:
     """What stands below a prompt: the place of its form, and the beginning of the fold that holds its answer."""
+    mark = html.escape(prompt.mark)
     return (
-        f'<div class="predict" id="{anchor(prompt)}" data-mark="{html.escape(prompt.mark)}"></div>\n'
+        f'<div class="predict" id="{anchor(prompt)}" data-all="../predictions.html" data-mark="{mark}"></div>\n'
         '<details class="predict-held"><summary>Show the answer</summary>'
     )
 

@@ -9,7 +9,7 @@
 
   /* ---- the prompts of one notebook ---- */
 
-  function watch(panel) {
+  function watch(panel, showAll) {
     const notebook = panel.content;
     const prompts = new Map(); // a cell with a prompt -> {mark, box, shown, held, hidden}
     let waiting = false;
@@ -62,6 +62,12 @@
           if (hidden !== prompt.hidden) schedule();
           prompt.hidden = hidden;
         },
+        more: () => {
+          const button = document.createElement("button");
+          Object.assign(button, { type: "button", className: "predict-plain predict-more", textContent: "Your predictions" });
+          button.addEventListener("click", showAll);
+          return button;
+        },
         after: () => {
           refresh();
           if (prompt.held.length) notebook.activeCellIndex = notebook.widgets.indexOf(prompt.held[0]);
@@ -112,10 +118,11 @@
       optional: [ICommandPalette, IMainMenu],
       activate(app, tracker, palette, menu) {
         document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
-        tracker.forEach(watch);
-        tracker.widgetAdded.connect((_, panel) => watch(panel));
-
         const command = `${NAME}:predictions`;
+        const showAll = () => app.commands.execute(command);
+        tracker.forEach((panel) => watch(panel, showAll));
+        tracker.widgetAdded.connect((_, panel) => watch(panel, showAll));
+
         app.commands.addCommand(command, {
           label: "Your Predictions",
           caption: "How your guesses in the lectures fared",

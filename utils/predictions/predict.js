@@ -111,7 +111,7 @@
       item.setAttribute("role", "presentation");
       const text = item.querySelector(":scope > p") || item;
       const label = h("label", {}, h("input", { type: "radio", name: `predict-${name}`, value: k + 1, form }));
-      label.append(h("span", {}, ...text.childNodes));
+      label.append(h("span", { class: "predict-unseen" }, `Choice ${k + 1}: `), h("span", { class: "predict-choice" }, ...text.childNodes));
       text.append(label);
     });
   }
@@ -123,14 +123,15 @@
       list     Gives the list of choices, which may be drawn anew at any time; null where a number is asked for.
       asking   Gives the elements that the prompt is drawn with, for the question's text in the list of guesses.
       hold     Hides (true) or shows (false) what answers the prompt.
+      more     Gives the element that leads to the list of all guesses.
       after    What happens once the reader has committed; where it is missing, the verdict takes the focus.
 
       Returns {name, refresh, focus}: refresh brings everything up to date, focus goes where the reader answers. */
-  function mount({ mark, box, list, asking, hold, after }) {
+  function mount({ mark, box, list, asking, hold, more, after }) {
     const asked = parse(mark);
     if (!asked) return null;
     const { name } = asked;
-    const id = `predict-${name.replace(/\W/g, "-")}`;
+    const id = `predict-form-${name.replace(/\W/g, "-")}`;
     const field = asked.right ? null
       : h("input", { type: "text", inputmode: "text", autocomplete: "off", spellcheck: "false", id: `${id}-guess`,
         "aria-describedby": `${id}-note` });
@@ -178,7 +179,7 @@
     function tell(guess) {
       const entry = { guess, question: questionOf(asking()), at: new Date().toISOString().slice(0, 10) };
       if (asked.right) {
-        const items = chosen().map((radio) => radio.closest("label").textContent.trim());
+        const items = chosen().map((radio) => radio.closest("label").querySelector(".predict-choice").textContent.trim());
         entry.answer = items[asked.right - 1];
         entry.said = guess === null ? null : items[guess - 1];
         entry.right = guess === asked.right;
@@ -211,7 +212,7 @@
       });
       if (state === shown) return;
       shown = state;
-      if (entry) verdict.replaceChildren(...verdictOf(entry, asked));
+      if (entry) verdict.replaceChildren(...verdictOf(entry, asked), more());
       else if (field) field.value = "";
     }
 
@@ -350,6 +351,7 @@
         hold: (hidden) => {
           held.open = !hidden;
         },
+        more: () => h("a", { class: "predict-more", href: place.dataset.all }, "Your predictions"),
       });
     });
     for (const change of ["storage", "mlf-predictions"]) {
