@@ -243,27 +243,27 @@
 
   const arrow = (x, from, to) => s("path", { class: "mlf-arrow", d: `M${x} ${from}V${to - 4}M${x - 4} ${to - 6}L${x} ${to}L${x + 4} ${to - 6}` });
 
-  function ringBlock(svg, found, message, left, right, y) {
+  /** The strip of messages at `y`, `room` pixels below it what the chunks hold; gives where all of it ends. */
+  function ringBlock(svg, found, message, left, right, y, room = 18) {
     svg.append(strip(found, message, left, right, y + 12));
+    const below = y + 36 + room;
     if (found.ranks > MOST_RINGED) {
-      svg.append(text(left, y + 58, `The chunks are drawn for up to ${MOST_RINGED} ranks.`));
-      return y + 66;
+      svg.append(text(left, below + 8, `The chunks are drawn for up to ${MOST_RINGED} ranks.`));
+      return below + 12;
     }
-    const [picture, high] = matrix(found.ranks, message, left, right, y + 54);
+    const [picture, high] = matrix(found.ranks, message, left, right, below);
     svg.append(picture);
-    return y + 54 + high;
+    return below + high;
   }
 
   function paintRing(width, view, figure) {
     const { found, step, times } = view;
-    const [left, right] = [2, width - 12];
+    const [left, right] = [12, width - 12];
     const svg = s("svg", { class: "mlf-timeline", width, role: "group", "aria-label": view.label });
     const x = MLF.axis({ low: 0, high: found.seconds || 1, log: false }, left, right);
-    const message = step < times.length - 1 ? step : null;
-    const strips = s("g", {});
-    ringBlock(strips, found, message, left, right, 52);
-    svg.append(timeAxis(x, left, right, 18, "s", ""), strips, ...cursor(figure, view, x, 50, 90));
-    return finish(svg, width, 52 + (found.ranks > MOST_RINGED ? 70 : 60 + 18 + found.ranks * ((found.ranks <= 6 ? 26 : 18) + 14)));
+    const bottom = ringBlock(svg, found, step < times.length - 1 ? step : null, left, right, 36, 44);
+    svg.append(timeAxis(x, left, right, 80, "s", ""), ...cursor(figure, view, x, 16, 80));
+    return finish(svg, width, bottom + 2);
   }
 
   function finish(svg, width, height) {

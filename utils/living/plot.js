@@ -169,7 +169,7 @@
 
   class Plot extends Figure {
     /** A plot with axes in `host`; `update(view)` draws {label, height, margin, x, y, areas, lines, marks, points}, and
-        what `over(plot)` gives, such as handles. `margin` is the room to the right of the axes where there is any. */
+        what `over(plot)` gives, such as handles. `margin` is the room to the right of the axes where there is some. */
     probed = null;
 
     draw() {
@@ -178,7 +178,8 @@
       const { view } = this;
       this.narrow = width < NARROW;
       const height = view.height || 320;
-      const margin = (!this.narrow && view.margin) || MARGIN.right;
+      this.roomy = width >= 600;
+      const margin = (this.roomy && view.margin) || MARGIN.right;
       this.y = axis(view.y, height - MARGIN.bottom, MARGIN.top);
       const left = Math.max(this.narrow ? 0 : 64, 14 + LETTER * Math.max(...this.y.ticks.map((tick) => quantity(tick, view.y.unit || "", 3).length)));
       this.x = axis(view.x, left, width - margin);

@@ -191,15 +191,17 @@
 
   const times = (value) => (value === 1 ? "as on the data sheet" : `${number(value, 3)} times the data sheet’s`);
 
-  /** Names of the flat roofs to the right of the axes, as far apart as letters need. */
+  /** Names of the flat roofs, as far apart as letters need: to the right of the axes where there is room, else above the lines. */
   function roofNames(plot, found) {
     if (plot.narrow) return [];
     const chosen = found.device.peakFlops[found.rate];
-    const tops = ceilings(found.device).map(([top, names]) => ({ names: names.join(", "), top, y: plot.y.at(top) + 4 }));
+    const tops = ceilings(found.device).map(([top, names]) => ({ names: names.join(", "), top, y: plot.y.at(top) + (plot.roomy ? 4 : top < chosen ? 13 : -4) }));
     tops.forEach((each, i) => {
       if (i) each.y = Math.max(each.y, tops[i - 1].y + 15);
     });
-    return tops.filter(({ y }) => y < plot.box.bottom).map(({ names, top, y }) => s("text", { class: top === chosen ? "mlf-label mlf-strong" : "", x: plot.box.right + 10, y }, names));
+    const place = plot.roomy ? { x: plot.box.right + 10 } : { x: plot.box.right - 2, "text-anchor": "end" };
+    return tops.filter(({ y, top }) => y < plot.box.bottom && (plot.roomy || top !== chosen)).map(({ names, top, y }) =>
+      s("text", { class: top === chosen ? "mlf-label mlf-strong" : "mlf-roof-name", ...place, y }, names));
   }
 
   /** Two arrowheads beside a handle of a roof. */
@@ -218,8 +220,8 @@
     const flat = { x: Math.min(plot.box.right - 10, plot.x.at(flatX)), y: inside(plot.y.at(device.peakFlops[rate])) };
     const slope = { x: plot.x.at(slopeX), y: inside(plot.y.at(slopeX * device.memoryBandwidth)) };
     const named = (x, y, anchor, words) => s("text", { class: "mlf-label mlf-strong", x, y, "text-anchor": anchor }, words);
-    const top = `${plot.narrow ? `${rate}: ` : ""}${quantity(device.peakFlops[rate], "FLOP/s", 4)}`;
-    return [...roofNames(plot, found), named(slope.x + 15, slope.y + 18, "start", `memory: ${quantity(device.memoryBandwidth, "B/s", 4)}`), named(plot.box.right - 2, flat.y - 13, "end", top),
+    const top = `${plot.roomy ? "" : `${rate}: `}${quantity(device.peakFlops[rate], "FLOP/s", 4)}`;
+    return [...roofNames(plot, found), named(slope.x + 15, slope.y + 18, "start", `memory: ${quantity(device.memoryBandwidth, "B/s", 4)}`), named(plot.roomy ? plot.box.right - 2 : flat.x - 14, flat.y - (plot.roomy ? 13 : 6), "end", top),
       MLF.handle(plot, "peak", { ...flat, axis: "y", value: values.peak, values: TIMES, label: `${rate} peak`, room: 44, children: grip(flat.x, flat.y, "mlf-arith-knob"),
         text: `${quantity(device.peakFlops[rate], "FLOP/s", 4)}, ${times(values.peak)}`, at: (pixel) => plot.y.from(pixel) / peak, change: (value) => act.set("peak", value) }),
       MLF.handle(plot, "beta", { ...slope, axis: "y", value: values.beta, values: TIMES, label: "memory bandwidth", room: 44, children: grip(slope.x, slope.y, "mlf-hbm-knob"),
