@@ -66,6 +66,7 @@ class LivingTab:
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_page(viewport={"width": 1000, "height": 900})
         self.wrong: list[str] = []
+        self._counter: Any = None
         self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", lambda r: None if r.url.startswith(("about:", "data:")) else self.wrong.append(r.url))
@@ -82,6 +83,21 @@ class LivingTab:
     def run(self, name: str, inputs: Sequence[dict[str, str]]) -> list[Any]:
         """What the figure computes from each input, given as texts that a reader types."""
         return self.open(name).evaluate(RUN, [name, list(inputs)])
+
+    def thread_seconds(self) -> float:
+        """Seconds that the page's main thread has worked so far, all told; what else the machine does is not in it."""
+        if self._counter is None:
+            self._counter = self.page.context.new_cdp_session(self.page)
+            self._counter.send("Performance.enable", {"timeDomain": "threadTicks"})
+        metrics = self._counter.send("Performance.getMetrics")["metrics"]
+        return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
+
+    def dragged(self, handle: Any, across: int, down: int) -> float:
+        """Drag a handle as :meth:`frame` does; milliseconds of the main thread for each frame that drew."""
+        begin = self.thread_seconds()
+        self.frame(handle, across, down)
+        frames = self.page.evaluate("window.frames_ms.length")
+        return 1e3 * (self.thread_seconds() - begin) / frames
 
     def frame(self, handle: Any, across: int = 0, down: int = -60, steps: int = 24) -> float:
         """Drag a handle there, back and there, five ways in all; what a frame that draws takes, in milliseconds.

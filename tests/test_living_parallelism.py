@@ -264,7 +264,7 @@ def test_the_moment_follows_the_pointer_60_times_a_second(living_tab: LivingTab,
     page.set_viewport_size({"width": 1000, "height": 900})
     knob, said = page.get_by_role("slider", name="moment that is shown"), page.locator(".mlf-reading")
     before, box = said.inner_text(), knob.locator("circle").first.bounding_box()
-    frame = living_tab.frame(knob, across=300, down=0)
+    frame = living_tab.dragged(knob, 300, 0)
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
     assert said.inner_text() != before
@@ -272,17 +272,13 @@ def test_the_moment_follows_the_pointer_60_times_a_second(living_tab: LivingTab,
     living_tab.check()
 
 
-SLID = """async (name) => {
+SLID = """async ([name, count]) => {
   const range = [...document.querySelectorAll("input[type=range]")].find((each) => each.ariaLabel === name);
-  const times = [];
-  for (let k = 0; k < 30; k += 1) {
-    const begin = performance.now();
-    range.value = k % (Number(range.max) + 1);
+  for (let k = 0; k < count; k += 1) {
+    range.value = 1 + (k % 14);
     range.dispatchEvent(new Event("input", { bubbles: true }));
-    document.body.offsetHeight;
-    times.push(performance.now() - begin);
+    await new Promise(requestAnimationFrame);
   }
-  return times.sort((a, b) => a - b)[5];  // what else the machine does makes frames late, never early
 }"""
 
 
@@ -293,7 +289,11 @@ SLID = """async (name) => {
      ("pipeline", "Micro-batches m")],
 )  # fmt: skip
 def test_a_slider_draws_60_times_a_second(living_tab: LivingTab, mode: str, slider: str, record_property):
-    frame = living_tab.open(NAME, mode=mode).evaluate(SLID, f"{slider}, slider")
+    page, count = living_tab.open(NAME, mode=mode), 28
+    page.wait_for_timeout(200)
+    begin = living_tab.thread_seconds()
+    page.evaluate(SLID, [f"{slider}, slider", count])
+    frame = 1e3 * (living_tab.thread_seconds() - begin) / count
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
     living_tab.check()

@@ -95,7 +95,7 @@ def test_what_is_dragged_follows_the_pointer_60_times_a_second(
     page.set_viewport_size({"width": 1000, "height": 900})
     knob = page.get_by_role("slider", name=handle)
     box, before = knob.locator("circle").first.bounding_box(), page.locator(f"#mlf-{NAME}-{field}").input_value()
-    frame = living_tab.frame(knob, across, down)
+    frame = living_tab.dragged(knob, across, down)
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
     assert page.locator(f"#mlf-{NAME}-{field}").input_value() != before
