@@ -312,6 +312,23 @@ def test_an_option_that_alone_goes_wrong_is_named():
         )
 
 
+def test_an_option_with_which_other_cases_are_right_is_not_named():
+    def student(x, double=False):
+        return x.clone() + (x.abs() if double and len(x) > 16 else 0)
+
+    with pytest.raises(CheckFailed) as failed:
+        check_kernel(
+            Exercise("1.1", "options"),
+            student,
+            lambda x, double=False: x * 1.0,
+            Cases({"n": 16}, options={"double": (False, True)}, layouts=()),
+            lambda case: (case.tensor("x", "n"),),
+            forbidden=Rules(kernel=False),
+            seed=1,
+        )
+    assert "double=True" in str(failed.value).splitlines()[-1] and "only cases with" not in str(failed.value)
+
+
 def test_a_rule_that_cannot_judge_the_evidence_is_passed_over_and_a_labs_rule_comes_first():
     broken = Diagnosis(lambda evidence: evidence.right[10_000], "never said")
     ours = (lambda evidence: evidence.case.dtype == torch.float32, "the lab's own sentence")

@@ -61,8 +61,12 @@ def _later_tiles(e: Evidence) -> str | None:
 
 
 def _option(e: Evidence) -> tuple[str, Any] | None:
-    """A keyword argument and the value that all failed cases have and other cases have not."""
-    return next((i for i in e.case.options.items() if e.only(lambda c, i=i: c.options.get(i[0]) == i[1])), None)
+    """A keyword argument and the value that all failed cases have, and no case has that is right and not empty."""
+    right = [trial.case.options for trial in e.trials if not trial.failed and all(trial.case.sizes.values())]
+    for option in e.case.options.items():
+        if e.only(lambda case, option=option: option in case.options.items()):
+            return None if any(option in options.items() for options in right) else option
+    return None
 
 
 # ---- how large the error is

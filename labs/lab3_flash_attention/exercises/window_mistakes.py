@@ -13,7 +13,7 @@ from utils.checks.core import classic
 from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.launches import cdiv
 
-from . import tiles
+from . import shapes, tiles
 from .window_traffic import tile_of
 
 Tensor = torch.Tensor
@@ -259,6 +259,16 @@ def _nothing_in_the_first_tile(e: Evidence) -> bool:
     return False
 
 
+def _later_batch_entries(e: Evidence) -> bool:
+    """Whether the first batch entry is right in the only case that has several, and others are wrong."""
+    several = e.only(lambda case: case.sizes["B"] > 1)
+    return several and len(e.bad) > 1 and not bool(e.bad[0].any())
+
+
+def _far_from_zero(case: Case) -> bool:
+    return case.kind in (shapes.LOW, shapes.GROWING) or case.magnitude != 1
+
+
 RULES = (
     Diagnosis(
         lambda e: bool((e.got.isnan() & ~e.right.isnan())[e.bad].all()) and e.only(_no_key),
@@ -292,6 +302,23 @@ RULES = (
     Diagnosis(
         lambda e: _is_gradient(e) and e.close(_computed(e, power=2)),
         classic("the scale is multiplied twice: once in dS, or once at the end", BEFORE),
+    ),
+    Diagnosis(
+        _later_batch_entries,
+        classic(
+            "only batch entries after the first go wrong, in the case that has several: what grows with the batch "
+            "index b? A tensor's own stride of b (the case is not contiguous), and the row (b H + h) N of numbers "
+            "without strides, such as L and delta",
+            BEFORE,
+        ),
+    ),
+    Diagnosis(
+        lambda e: e.only(_far_from_zero),
+        classic(
+            "only scores far from 0 go wrong: the maximum of the scores that count is subtracted before exp or exp2, "
+            "which overflows or gives 0 otherwise; it begins below every score, and each tile's own may raise it",
+            BEFORE,
+        ),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == "odd head dimension"),

@@ -100,6 +100,7 @@ def number(place: int) -> str:
 
 # ---- the second term of dx
 wrong(KERNELS, "rstd a constant", "takes rstd for a constant", number(1), edits={DX: "dx = r * gw"})
+wrong(KERNELS, "x * rstd zero", "x * rstd is 0 in the backward pass", edits={"n = x * r\n": "n = 0 * r\n"})
 wrong(KERNELS, "sum for mean in dx", "not its mean", number(1), edits={SECOND: SECOND.replace(" / columns", "")})
 wrong(KERNELS, "mean without weight", "lacks the weight", number(1), edits={SECOND: SECOND.replace("gw *", "g *")})
 wrong(

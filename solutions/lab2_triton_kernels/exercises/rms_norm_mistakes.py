@@ -119,11 +119,18 @@ def _first_split(e: Evidence) -> bool:
     )
 
 
+#: All outputs where dx has its first term alone.
+_NO_SECOND_TERM = _second_term(lambda scaled, normed, weight, dout: torch.zeros_like(scaled))
+
 #: The most telling first; the numbers are those of the notebook's list.
 MISTAKES = (
     shapes.FAR,
+    Diagnosis(
+        lambda e: e.same_as(_NO_SECOND_TERM) and not e.trial.outputs[2].any(),
+        "x * rstd is 0 in the backward pass: dx lacks the term that holds it, and dweight is 0",
+    ),
     same_as(
-        _second_term(lambda scaled, normed, weight, dout: torch.zeros_like(scaled)),
+        _NO_SECOND_TERM,
         classic("dx lacks its second term and so takes rstd for a constant: rstd depends on every x of its row", 1),
     ),
     same_as(

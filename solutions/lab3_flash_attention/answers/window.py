@@ -244,3 +244,13 @@ ANSWERS.wrong(
     "the first tile along h is right and each later one is wrong",
     edits={"lse = tl.load(lse_ptr + hz * Nq": "lse = tl.load(lse_ptr + hz // H * H * Nq"},
 )
+ANSWERS.wrong(
+    KERNELS,
+    "delta of the first batch entry",
+    "only batch entries after the first go wrong",
+    edits={"delta = tl.load(delta_ptr + hz * Nq": "delta = tl.load(delta_ptr + hz % H * Nq"},
+)
+wrong(
+    "the maximum begins at 1", 8, "only scores far from 0 go wrong",
+    {"new = tl.maximum(m, tl.max(s, 1))": "new = tl.maximum(m, 1)"},
+)  # fmt: skip

@@ -522,6 +522,13 @@ wrong(
     edits={"min(end, last)": "min(end, last + 1)"},
 )
 wrong(
+    PIECES,
+    "beyond the parameter",
+    "a piece ends where its parameter does",
+    '"classic wrong answers" 4',
+    edits={"min(end, last)": "last"},
+)
+wrong(
     SHARD,
     "zeros for unused",
     "unused",

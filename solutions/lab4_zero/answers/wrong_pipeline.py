@@ -31,6 +31,20 @@ wrong(
     '"classic wrong answers" 2',
     edits={'self.made["gradient", i] =': "handed_on ="},
 )
+wrong(
+    FORWARD,
+    "activation for the first stage",
+    "no activation comes to the first stage",
+    '"classic wrong answers" 2',
+    edits={"if self.stage.first:": "if False:"},
+)
+wrong(
+    BACKWARD,
+    "gradient for the last stage",
+    "no gradient to the last",
+    '"classic wrong answers" 2',
+    edits={"if self.stage.last:": "if False:"},
+)
 wrong(STEP, "nothing exchanged", "KeyError", '"classic wrong answers" 2', edits={"run.exchange(item)": "pass"})
 wrong(
     BACKWARD,

@@ -67,7 +67,8 @@ def _piece_problem(optimizer: object, rank: int) -> tuple[str, str]:
                 starts += f", the parameter's element {piece.offset} is {int(there[0]) if len(there) else 'none'}"
                 told = f"{piece} of rank {rank} {ends if len(here) != len(there) else starts}"
                 cause = "start and stop count from the shard's beginning, offset from the parameter's"
-                return told, cause + ("; padding is in no piece" if len(here) > len(there) else "")
+                ends = "; a piece ends where its parameter does, and padding is in no piece"
+                return told, cause + (ends if len(here) > len(there) else "")
             covered += len(here)
         inside = int((shard < bucket.numel - bucket.padding).sum())
         if covered != inside:
