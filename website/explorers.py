@@ -34,6 +34,7 @@ _FULL = tm.largest_batch(SERVED_MODELS["Llama 3 8B"], gpu("H100").memory_bytes, 
 _REQUESTS = {"gpu": "H100", "prompt": _PROMPT, "new": _NEW}
 _STEP = {"mode": "data", "ranks": 4, "psi": "7B", "tokens": 2048, "gpu": "H100", "link": "nvlink", "latency": 5}
 _PIPELINE = {"mode": "pipeline", "ratio": 2, "last": 1}
+_FOUR = {"requests": "0: 4+8, 0: 4+8, 0: 4+8, 0: 4+8", "policy": "continuous", "memory": "wait", "batch": 4}
 #: What the questions of the pages are about: settings of the explorers by name.
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ridge": {"gpu": "H100", "op": "matmul", "dtype": "bf16", "m": 256, "k": 4096, "n": 4096},
@@ -60,6 +61,22 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "two_chunks": _PIPELINE | {"schedule": "interleaved", "stages": 8, "micro": 8, "chunks": 2},
     "slow_last": _PIPELINE | {"schedule": "one_f_one_b", "stages": 4, "micro": 8, "last": 1.5},
     "masked": {"scores": "-inf, -inf, 2, 1", "tile": 2, "rescale": 1},
+    "batched": {
+        "requests": "0: 1+6, 0: 1+8, 0: 1+5, 0: 1+7, 0: 1+6, 0: 1+5, 0: 1+8",
+        "policy": "static",
+        "batch": 4,
+        "blocks": 40,
+    },
+    "deadlocked": {**_FOUR, "blocks": 24, "block_size": 1},
+    "coarse": {**_FOUR, "blocks": 6, "block_size": 4},
+    "long": {"requests": "0: 2+20, 0: 2+20, 4: 40+4", "policy": "chunked", "batch": 4, "budget": 8, "blocks": 40},
+    "preempted": {
+        "requests": "0: 6+14, 0: 6+14, 0: 6+14",
+        "policy": "continuous",
+        "memory": "preempt",
+        "blocks": 8,
+        "block_size": 4,
+    },
 }
 
 

@@ -35,6 +35,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "online_softmax": (),
     "tiles": ("devices", "elementSize"),
     "parallelism": ("devices", "elementSize", "links"),
+    "scheduler": (),
 }
 
 

@@ -70,6 +70,7 @@
     const shared = { id, name: field.id, "aria-describedby": described };
     if (field.kind === "choice") return h("select", shared, options(field));
     if (field.kind === "flag") return h("input", { ...shared, type: "checkbox" });
+    if (field.lines) return h("textarea", { ...shared, rows: field.lines, autocomplete: "off", spellcheck: "false", maxlength: 400 });
     const more = { type: "text", autocomplete: "off", spellcheck: "false", maxlength: field.kind === "text" ? "400" : "60" };
     return h("input", { ...shared, ...more });
   }
@@ -149,10 +150,11 @@
     }
 
     update(last) {
+      const isOver = this.last > 0 && this.step === this.last; // who has seen the end sees it of the new setting, too
       this.last = last;
       this.slider.max = last;
       if (this.timer && this.step >= last) this.pause();
-      this.at(this.step);
+      this.at(isOver ? last : this.step);
     }
 
     face(name, label) {
