@@ -248,7 +248,7 @@
 
   const [LABEL, HEAD, SLOT, LANE, GAP] = [46, 26, 27, 38, 26]; // pixels
   const COLUMNS = [30, 24, 18];
-  const SCALES = [16, 24, 32, 48, 64, 96, 128];
+  const SCALES = [16, 24, 32, 48, 64, 96, 128]; // tokens across
   const WIDE = 560; // from here on the cache stands beside the slots
 
   const rect = (className, x, y, width, height, title) =>
@@ -284,11 +284,15 @@
       this.isWide = width >= WIDE;
       this.side = this.isWide ? Math.min(300, Math.max(216, width * 0.36)) : width;
       this.left = this.isWide ? width - this.side - 32 : width;
+      const held = drawing.held; // while a handle is dragged the scales stay, so that it stays under the pointer
       const wanted = Math.max(12, results.steps.length + 2);
       const room = this.left - LABEL;
-      this.column = COLUMNS.find((each) => each * wanted <= room) || COLUMNS[COLUMNS.length - 1];
+      this.column = held?.column || COLUMNS.find((each) => each * wanted <= room) || COLUMNS[COLUMNS.length - 1];
       this.shown = Math.floor(room / this.column);
-      this.from = Math.max(0, Math.min(wanted - this.shown, step - Math.ceil(this.shown * 0.75)));
+      this.from = held?.from ?? Math.max(0, Math.min(wanted - this.shown, step - Math.ceil(this.shown * 0.75)));
+      const longest = 1.2 * Math.max(...values.requests.map(({ prompt, answer }) => prompt + answer));
+      this.scale = held?.scale || SCALES.find((each) => each >= longest) || SCALES[SCALES.length - 1];
+      drawing.board = this;
       this.hatch = `mlf-hatch-${(drawings += 1)}`;
     }
 
@@ -366,7 +370,7 @@
           x, y, room: 28, value: request.arrival, least: 0, most: MOST.arrival, step: 1, label: `${name(i)}: arrival`,
           text: request.arrival ? `after iteration ${request.arrival}` : "at the start", at: (pixel) => this.from + (pixel - LABEL) / this.column,
           children: [s("path", { class: "mlf-knob", d: `M${x - 6} ${y - 8}L${x + 7} ${y}L${x - 6} ${y + 8}z` })],
-          change: (value) => act.set("requests", written(requests.map((each, k) => (k === i ? { ...each, arrival: value } : each)))),
+          change: (value) => act.set("requests", written(requests.map((each, k) => (k === i ? { ...each, arrival: drawing.held ? Math.min(value, this.from + this.shown) : value } : each)))),
         }));
       });
       group.append(...cells.paths(), ...knobs);
@@ -399,11 +403,10 @@
     }
 
     tables(x, top) {
-      const { drawing, values: { requests }, results: { size }, now, side, act } = this;
+      const { values: { requests }, results: { size }, now, side } = this;
       const group = s("g", {}, head(x, top + 13, this.isWide ? "Block tables: drag the lengths" : "Block tables: drag prompt and answer"));
       const begin = this.isWide ? x : x + 30;
-      const longest = Math.max(...requests.map(({ prompt, answer }) => prompt + answer));
-      const unit = (side - (begin - x) - 14) / (SCALES.find((each) => each >= longest) || SCALES[SCALES.length - 1]);
+      const unit = (side - (begin - x) - 14) / this.scale;
       requests.forEach(({ prompt, answer }, i) => {
         const y = top + HEAD + i * LANE + LANE / 2;
         const [stored, table] = now ? [now.stored[i], now.tables[i]] : [0, []];
@@ -415,18 +418,22 @@
           rect("mlf-owner-1", px(prompt), y - 9, (stored - prompt) * unit, 18));
         table.forEach((block, k) => group.append(rect("mlf-block-edge", px(k * size), y - 9, size * unit, 18),
           size * unit > 8 * String(block).length + 7 ? text("mlf-number mlf-plain", px(k * size) + 6, y + 4.5, `${block}`) : null));
-        group.append(this.length(drawing, `prompt-${i}`, `${name(i)}: prompt`, px(prompt), y, 9, prompt, MOST.prompt, (pixel) => (pixel - begin) / unit, (value) => ({ prompt: value }), i),
-          this.length(drawing, `answer-${i}`, `${name(i)}: answer`, px(prompt + answer), y, 9, answer, MOST.answer, (pixel) => (pixel - begin) / unit - prompt, (value) => ({ answer: value }), i));
+        group.append(
+          this.length(`prompt-${i}`, `${name(i)}: prompt`, px(prompt), y, prompt, MOST.prompt, (pixel) => (pixel - begin) / unit, (to) => ({ prompt: to })),
+          this.length(`answer-${i}`, `${name(i)}: answer`, px(prompt + answer), y, answer, MOST.answer, (pixel) => (pixel - begin) / unit - prompt, (to) => ({ answer: to })));
       });
       return { group, end: top + HEAD + requests.length * LANE };
     }
 
-    length(drawing, key, label, x, y, half, value, most, at, changed, i) {
-      const { values: { requests }, act } = this;
+    length(key, name, x, y, value, most, at, changed) {
+      const { drawing, act, values: { requests } } = this;
       return MLF.handle(drawing, key, {
-        x, y, room: 20, value, least: 1, most, step: 1, label, text: `${value} token${value > 1 ? "s" : ""}`, at,
-        children: [s("rect", { class: "mlf-knob", x: x - 3.5, y: y - half - 3, width: 7, height: 2 * half + 6, rx: 3 })],
-        change: (to) => act.set("requests", written(requests.map((each, k) => (k === i ? { ...each, ...changed(to) } : each)))),
+        x, y, room: 20, value, least: 1, most, step: 1, label: name, text: `${value} token${value > 1 ? "s" : ""}`, at,
+        children: [s("rect", { class: "mlf-knob", x: x - 3.5, y: y - 12, width: 7, height: 24, rx: 3 })],
+        change: (to) => {
+          const edited = requests.map((each, k) => (key.endsWith(`-${k}`) ? { ...each, ...changed(to) } : each));
+          if (!drawing.held || edited.every(({ prompt, answer }) => prompt + answer <= this.scale)) act.set("requests", written(edited));
+        },
       });
     }
   }
@@ -449,6 +456,16 @@
     const legend = h("p", { class: "mlf-legend" }, LEGEND.map(([kind, said]) => h("span", {}, h("span", { class: `mlf-swatch mlf-${kind}-swatch` }), said)));
     const figure = h("figure", {}, caption, legend);
     const drawing = new MLF.Drawing(figure, paint);
+    drawing.host.addEventListener("pointerdown", (event) => {
+      if (event.target.closest(".mlf-handle")) drawing.held = drawing.board;
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      root.addEventListener(end, () => {
+        if (!drawing.held) return;
+        drawing.held = null;
+        drawing.redraw();
+      });
+    }
     const deadlock = h("p", { class: "mlf-verdict mlf-deadlock", role: "status" });
     const facts = h("dl", { class: "mlf-facts simple" });
     let shown = null;
