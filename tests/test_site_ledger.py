@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from utils import records
 from utils.claims import ledger as claims_ledger
 from utils.claims import page as ledger_page
 from utils.units import PREFIXED
-from website import ledger, record_pages
+from website import ledger, record_charts, record_pages
 from website.places import ROOT, WEBSITE, lectures
 from website.record_figures import label, text, unit_of
 from website.record_tables import blocks
@@ -111,6 +112,11 @@ def test_text_that_means_something_in_markdown_shows_as_it_is():
 def figures_of(html: str) -> list[float]:
     """Every figure of a page's tables in SI units, by the header of its column or its own unit."""
     found = []
+    for rows, line in re.findall(r'<p class="in-common">In all ([\d,]+) rows: (.*?)\.</p>', html):
+        same = [
+            value for shown in re.findall("<b>(.*?)</b>", line) for one in shown.split(", ") if (value := si(one, ""))
+        ]
+        found += same * int(rows.replace(",", ""))
     for table in re.findall(r"<table.*?</table>", html):
         head, _, body = table.partition("</thead>")
         headers = re.findall(r"<th[^>]*>(.*?)</th>", head) if body else []
@@ -124,7 +130,8 @@ def figures_of(html: str) -> list[float]:
                     column += 1
                 if span := re.search(r'rowspan="(\d+)"', attributes):
                     open_spans[column] = int(span[1]) - 1
-                found += [value for part in inner.split(", ") if (value := si(part, units[column] if units else ""))]
+                parts = re.split(r", | <small>| to |</small>", inner)
+                found += [value for part in parts if (value := si(part, units[column] if units else ""))]
                 column += 1
             for rest in range(column, len(units)):
                 open_spans[rest] = max(0, open_spans.get(rest, 0) - 1)
@@ -200,6 +207,26 @@ def test_a_record_page_says_what_when_where_and_with_what(benchmark):
     levels = [len(marks) for marks in re.findall(r"^(#+) ", page, re.MULTILINE)]
     assert all(b - a <= 1 for a, b in itertools.pairwise(levels)), levels
     assert all("\n" not in block.html for block in record_pages.results(record.results))
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_a_record_page_begins_with_a_chart_of_its_own_figures_and_ends_with_how_it_was_measured(benchmark):
+    record = records.load(benchmark)
+    page = record_pages.page(record)
+    parts = [page.index(part) for part in ('<figure class="record-chart">', "## Results", "## How it was measured")]
+    assert parts == sorted(parts)
+    drawn = record_charts.chart(benchmark, record.results)
+    assert drawn.count("<svg") == 2 and "nan" not in drawn
+    said = unescape(re.search(r'aria-label="([^"]*)"', drawn)[1]).partition(". ")[2]
+    parts = [part.rpartition(": ")[2] for part in said.split("; ")]
+    ends = [value for part in parts for one in re.split(", | at ", part) if (value := si(one, ""))]
+    known = leaves(record.results)
+    assert ends and not [v for v in ends if not any(abs(v - leaf) <= ROUNDED * abs(v) for leaf in known)]
+
+
+def test_a_chart_that_finds_no_figure_says_where_it_looked():
+    with pytest.raises(ValueError, match="no row of points has"):
+        record_charts.choose({"points": [{"n": 1}]}, "points", "seconds")
 
 
 def test_the_list_has_every_record_and_each_is_in_one_part():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -158,17 +159,37 @@ WHOLE = """() => ({
     pictures: [...document.images].filter(i => !i.naturalWidth).map(i => i.src.slice(0, 100)),
     icons: document.querySelectorAll(':is(i, span):is(.fa-solid, .fa-brands, .fab)').length,
 })"""
-SIDEWAYS = """() => {
-    const wide = document.documentElement.clientWidth;
-    if (document.documentElement.scrollWidth <= wide) return [];
-    const boxed = e => {
-        for (e = e.parentElement; e && e !== document.body; e = e.parentElement)
-            if (getComputedStyle(e).overflowX !== 'visible') return true;
+#: What a reader at this width cannot see: what leaves the page or its column, and what a box cuts off. A box that
+#: scrolls may hide something if ``scrolls`` is true and it says so: it fades at its edge and takes the keyboard.
+CUT = """scrolls => {
+    const page = document.documentElement, article = document.querySelector('.bd-article'), found = [];
+    const name = e => (e.closest('[id]')?.id || '') + ' ' + e.outerHTML.slice(0, 90);
+    if (page.scrollWidth > page.clientWidth) found.push(`the page is ${page.scrollWidth} px wide`);
+    const edge = article ? article.getBoundingClientRect().right + 1 : 0;
+    const look = e => {
+        if (e.matches('svg, canvas, .visually-hidden, mjx-assistive-mml, [hidden]')) return;
+        const style = getComputedStyle(e), boxed = style.overflowX !== 'visible';
+        if (style.position === 'absolute' || style.position === 'fixed' || style.display === 'none') return;
+        if (e.getBoundingClientRect().right > edge) found.push(`out of its column: ${name(e)}`);
+        else if (boxed && e.clientWidth && e.scrollWidth > e.clientWidth + 1) {
+            const says = scrolls && e.tabIndex === 0 && e.matches('.course-more');
+            if (!says) found.push(`cut to ${e.clientWidth} of ${e.scrollWidth} px: ${name(e)}`);
+        } else if (!e.matches('pre, mjx-container')) for (const inner of e.children) look(inner);
     };
-    const out = e => e.getBoundingClientRect().right > wide + 1 && !boxed(e);
-    const found = [...document.querySelectorAll('body *')].filter(out).slice(0, 5).map(e => e.outerHTML.slice(0, 120));
-    return ['page ' + document.documentElement.scrollWidth, ...found];
+    if (article) look(article);
+    for (const box of article ? article.querySelectorAll('div.math') : []) {
+        const left = Math.min(...[...box.querySelectorAll('mjx-c')].map(e => e.getBoundingClientRect().left));
+        if (left < box.getBoundingClientRect().left - 1) found.push(`begins outside: ${name(box)}`);
+    }
+    return found.slice(0, 8);
 }"""
+#: Characters on a line of each paragraph that has three full ones and no formula.
+LINES = """() => [...document.querySelectorAll('.bd-article section > p:not(:has(.math))')].map(p => {
+    const lines = Math.round(p.clientHeight / parseFloat(getComputedStyle(p).lineHeight));
+    return lines > 3 ? p.innerText.length / (lines - 0.5) : 0;
+}).filter(Boolean)"""
+#: The bounds of a page's median line, in characters, and the width of a printed page, in px.
+LINE, PAPER = (65, 75), 700
 #: What follows a change of size or colour has been done. (Motion is reduced, so nothing is on its way.)
 SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
 AXE = AXE_SCRIPT
@@ -230,6 +251,7 @@ THIN = """() => {
 def expected_pages() -> list[str]:
     """Every page of the site, by its address."""
     own = [
+        "404",
         "index",
         "students",
         "instructors",
@@ -325,13 +347,22 @@ def test_these_are_all_pages(pages):
 @pytest.mark.parametrize("place", thorough_but(OPENED, *OPENED[::2]))
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there, animations that can be
-    stepped; nothing scrolls sideways at 390 px; axe-core finds nothing serious or critical, in light and in dark."""
+    stepped; nothing is cut on a phone, a desktop or paper; lines have a length that reads well; axe-core finds nothing
+    serious or critical, in light and in dark."""
     visit.tab.set_viewport_size({"width": 390, "height": 844})
     visit.go(place)
     read_through(visit)
-    found = {"phone": visit.tab.evaluate(SIDEWAYS)}
-    visit.tab.set_viewport_size({"width": 1280, "height": 900})
+    found = {"phone": visit.tab.evaluate(CUT, True)}
+    visit.tab.set_viewport_size({"width": PAPER, "height": 900})
+    visit.tab.emulate_media(media="print")
+    found["paper"] = visit.tab.evaluate(CUT, False)
+    visit.tab.emulate_media(media="screen")
+    visit.tab.set_viewport_size({"width": 1440, "height": 900})
     visit.tab.evaluate(SETTLED)
+    found["desktop"] = visit.tab.evaluate(CUT, False)
+    lines = visit.tab.evaluate(LINES)
+    if len(lines) > 4 and not LINE[0] <= statistics.median(lines) <= LINE[1]:
+        found["lines"] = statistics.median(lines)
     if animations := ANIMATED.get(place.removeprefix("notebooks/")[:2]):
         assert_players_play_pause_and_step(visit, animations)
     found["whole"] = whole(visit)
@@ -445,6 +476,17 @@ def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(bro
     assert visit.tab.locator(".predict-report li").count() == visit.tab.locator(".predict-said").count() == count
     assert f"{count} of {count} predictions made" in visit.tab.inner_text(".predict-sum")
     assert not visit.wrong
+
+
+def test_a_wrong_address_below_the_root_shows_a_page_whose_links_work(browser, address: str, site: Path):
+    tab = browser.new_page()
+    missing = (site / "404.html").read_bytes()
+    tab.route("**/no/such/*", lambda route: route.fulfill(status=404, body=missing, content_type="text/html"))
+    tab.goto(f"{address}/no/such/page.html")
+    assert tab.eval_on_selector("h1", "e => getComputedStyle(e).fontFamily").startswith("Literata")
+    tab.click("article a[href$='index.html'] >> nth=0")
+    tab.wait_for_url(f"{address}/index.html")
+    tab.close()
 
 
 def test_a_search_finds_the_lecture(browser, address: str):

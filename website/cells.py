@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import itertools
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 from utils.claims import MIME
 from website import explorers
 
+#: How a line begins that a cell prints for an equation that it checked by numbers.
+_CHECKED = "✓ "
 #: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
 _SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
 #: Functions of utils.plots that put such a word into the figure themselves.
@@ -63,16 +64,15 @@ class Figures:
         across, down = struct.unpack(">II", data[16:24])
         shown = min(width or across, across)
         return (
-            f'<img class="{self.kind}" src="{self.url}/{name}" alt="{html.escape(alt, quote=True)}" '
-            f'width="{shown}" height="{round(down * shown / across)}" loading="lazy" decoding="async">'
+            f'<div class="course-scroll"><img class="{self.kind}" style="--drawn: {shown}px" src="{self.url}/{name}" '
+            f'alt="{html.escape(alt, quote=True)}" width="{shown}" height="{round(down * shown / across)}" '
+            'loading="lazy" decoding="async"></div>'
         )
 
 
 def as_html(output: dict[str, Any], figures: Figures) -> str | None:
     """An output of a cell as HTML, or None where its text says nothing (the repr of a figure that is shown already)."""
     data = output.get("data", {})
-    if output["output_type"] == "stream":
-        return text_block("".join(output["text"]))
     if "text/html" in data:
         markup = "".join(data["text/html"])
         if living := _LIVING.search(markup):
@@ -103,15 +103,22 @@ def table_box(markup: str) -> str:
 
 
 def all_html(outputs: Sequence[dict[str, Any]], figures: Figures) -> str:
-    """A cell's outputs as HTML, "" if they say nothing; claims in a row become one line that opens."""
-    parts = []
-    for are_claims, some in itertools.groupby(outputs, key=lambda output: MIME in output.get("data", {})):
-        shown = [part for output in some if (part := as_html(output, figures))]
-        if are_claims and len(shown) > 1:
-            summary = f'<summary><span class="course-holds">✓</span> {len(shown)} figures hold</summary>'
-            shown = [f'<details class="course-claims">{summary}', *shown, "</details>"]
-        parts += shown
-    return "\n".join(parts)
+    """A cell's outputs as HTML, "" if they say nothing; all that it checked is one line below them, which opens."""
+    parts, checked = [], []
+    for output in outputs:
+        if output["output_type"] == "stream":
+            lines = "".join(output["text"]).splitlines()
+            checked += [
+                f'<p class="course-claim">{html.escape(line)}</p>' for line in lines if line.startswith(_CHECKED)
+            ]
+            text = "\n".join(line for line in lines if not line.startswith(_CHECKED))
+            parts += [text_block(text)] if text.strip() else []
+        elif part := as_html(output, figures):
+            (checked if MIME in output.get("data", {}) else parts).append(part)
+    if len(checked) > 1:
+        summary = f'<summary><span class="course-holds">✓</span> {len(checked)} results checked</summary>'
+        checked = [f'<details class="course-claims">{summary}', *checked, "</details>"]
+    return "\n".join([*parts, *checked])
 
 
 def tabs(sides: Iterable[tuple[str, str]], group: str) -> str:

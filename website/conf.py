@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.highlighting import PygmentsBridge
+
 from website import mathjax
+from website.code_lines import CodeLines
 from website.places import repository
 
 project = "Making LLMs Fast"
@@ -22,6 +28,7 @@ bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 
 copybutton_selector = "div.highlight > pre"
+PygmentsBridge.html_formatter = CodeLines
 
 # ---- mathematics: a copy within the site
 mathjax_path = f"mathjax/{mathjax.BUNDLE}"
@@ -51,3 +58,24 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}
+
+
+# ---- a page that is not there: its host shows 404.html at any address, so its own links must start from the site's root
+
+_FROM_ROOT = """<script>
+  if (!location.pathname.endsWith("/404.html")) {
+    const base = document.createElement("base"), first = location.pathname.split("/")[1];
+    base.href = location.hostname.endsWith(".github.io") ? `/${first}/` : "/";
+    document.head.append(base);
+  }
+</script>"""
+
+
+def setup(app: Sphinx) -> None:
+    """Let the page for what is missing find its parts wherever it is shown."""
+
+    def from_root(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+        if page == "404":
+            context["metatags"] = context.get("metatags", "") + _FROM_ROOT
+
+    app.connect("html-page-context", from_root)

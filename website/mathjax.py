@@ -11,7 +11,7 @@ BUNDLE = "tex-chtml.js"
 #: What the bundle loads by itself when a page needs it.
 PARTS = ("input/tex/extensions", "output/chtml/fonts/woff-v2", "a11y", "ui")
 CONFIG = {
-    "chtml": {"displayAlign": "center"},
+    "chtml": {"displayAlign": "left"},  # a long equation begins where its line does, and scrolls to its end
     "options": {"enableMenu": False},  # its settings would load voices and languages from elsewhere
 }
 

@@ -45,6 +45,13 @@ def unit_of(path: Path) -> str:
     return ""
 
 
+def spread_of(path: Path) -> tuple[Path, Path]:
+    """Where the low and the high end of a measured figure are kept beside it: ``low`` beside ``seconds``."""
+    *outer, key = path
+    before = "" if key == "seconds" else f"{key}_"
+    return (*outer, f"{before}low"), (*outer, f"{before}high")
+
+
 def label(key: str) -> str:
     """A key in words: ``"micro_batches"`` is "micro batches", ``"peak_bytes"`` "peak": the unit stands beside it."""
     if key in _LABELS:
@@ -78,12 +85,16 @@ def is_figure(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures: its path of keys, what to divide by, the unit for its header, or units in the cells."""
+    """A column of figures: its path of keys, what to divide by, the unit for its header, or units in the cells.
+
+    ``spread`` holds the paths of the low and high end that stand beside each figure, if there are such.
+    """
 
     path: Path
     factor: float
     unit: str
     in_cells: bool
+    spread: tuple[Path, ...] = ()
 
     def cell(self, value: Any) -> str:
         """A value of this column as text."""

@@ -19,6 +19,7 @@ from utils.course_modules import Course
 from utils.fingerprint import files
 from utils.records import Record
 from utils.units import number
+from website import record_charts
 from website.course import parts
 from website.ledger import markdown, script
 from website.places import ROOT, labs, lectures, on_github, page_of
@@ -133,18 +134,21 @@ def _loaded_by(notebook: Path) -> frozenset[str]:
 
 
 def page(record: Record) -> str:
-    """A record's page as MyST Markdown: what was measured, its provenance, and all results as tables."""
+    """A record's page as MyST Markdown: a chart, all results as tables, then settings and how it was measured."""
     shown = ", ".join(_link(path) for path in shown_in(record.benchmark))
+    settings, *tables = results(record.results)
     return "\n".join(
         [
             f"# {heading(record.benchmark)}\n",
             _words(record) + "\n",
             f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
-            "## How it was measured\n",
-            _provenance(record) + "\n",
+            record_charts.chart(record.benchmark, record.results) + "\n",
             "## Results\n",
             _notes(record.results) + f"All figures in full: {{download}}`{record.benchmark}.json`.\n",
-            *map(_markdown, results(record.results)),
+            *map(_markdown, tables or [settings]),
+            *(["## Settings and single figures\n", settings.html + "\n"] if tables and settings.html else []),
+            "## How it was measured\n",
+            _provenance(record) + "\n",
             script("../_static"),
         ]
     )
@@ -169,7 +173,7 @@ def _notes(results: object) -> str:
     text = json.dumps(results)
     note = ""
     if '"low"' in text or '"ratio_low"' in text:
-        note += "A time is the median of all rounds; low and high are their 20th and 80th percentile. "
+        note += "A time is the median of all rounds; the small figures beside it are their 20th and 80th percentile. "
     if '"ratio"' in text:
         note += "A ratio is the median of the ratios within rounds. "
     return note
@@ -187,7 +191,7 @@ def _provenance(record: Record) -> str:
         ("digest of the record", f"`{digest_of(record.benchmark)}`"),
     )
     body = "\n".join(f"| {name} | {text} |" for name, text in rows)
-    return f":::{{div}} provenance\n| | |\n|:---|:---|\n{body}\n:::"
+    return f":::{{div}} provenance\n| of the record | |\n|:---|:---|\n{body}\n:::"
 
 
 def _versions(record: Record) -> str:

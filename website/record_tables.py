@@ -2,18 +2,19 @@
 
 A list of measured points becomes a table with a row a point. What a point holds by name (the times of several
 functions, say) becomes a row each, beside the cells that they share. What nests deeper gets a heading and tables of its
-own. Figures are printed by :mod:`utils.units`, one unit a column where a column's figures are near each other.
+own. Figures are printed by :mod:`utils.units`, one unit a column where a column's figures are near each other. Tables
+are kept narrow: how far a figure spread stands small beside it, and what is the same in all rows stands above the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 from utils.units import number
-from website.record_figures import Column, Path, column, is_figure, label, path_label, text, unit_of
+from website.record_figures import Column, Path, column, is_figure, label, path_label, spread_of, text, unit_of
 
 #: A list of more figures than this in a cell gets a block of its own; a table inside a row of more rows does too.
 LONGEST_CELL = 12
@@ -183,24 +184,44 @@ def _grid(values: Sequence[Any], caption: str) -> str:
 
 
 def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
-    own = _columns([item.own for item in items])
-    named = _columns([entry for item in items for entry in item.named.values()])
+    own_same, own = _apart([item.own for item in items])
+    named_same, named = _apart([entry for item in items for entry in item.named.values()])
     by = next((item.by for item in items if item.by), ())
-    body = "".join(_rows(item, own, named) for item in items[:rows])
+    body = "".join(_rows(item, own, named, by) for item in items[:rows])
     table = f'<table class="record"><thead>{_head(own, named, by)}</thead><tbody>{body}</tbody></table>'
     left = len(items) - rows
     more = f'<p class="left-out">The first {number(rows)} of {number(len(items))} points.</p>' if left > 0 else ""
-    return _box(table, caption) + more
+    return own_same + named_same + _box(table, caption) + more
+
+
+def _apart(entries: Sequence[Mapping[Path, Any]]) -> tuple[str, list[Column]]:
+    """What the rows have in common, as a line of text, and the columns in which they differ."""
+    columns = _columns(entries)
+    same = [c for c in columns if len(entries) > 1 and not c.spread and _in_common(c.path, entries)]
+    if not same or len(same) == len(columns):
+        return "", columns
+    shown = [(path_label(c.path), text(entries[0][c.path], unit_of(c.path))) for c in same]
+    listed = "; ".join(f"{escape(name)} <b>{escape(value)}</b>" for name, value in shown)
+    line = f'<p class="in-common">In all {number(len(entries))} rows: {listed}.</p>'
+    return line, [c for c in columns if c not in same]
+
+
+def _in_common(path: Path, entries: Sequence[Mapping[Path, Any]]) -> bool:
+    first = entries[0].get(path)
+    return first not in (None, []) and all(path in entry and entry[path] == first for entry in entries)
 
 
 def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[Column]:
     paths = list(dict.fromkeys(path for entry in entries for path in entry))
-    return [column(path, [entry[path] for entry in entries if path in entry]) for path in paths]
+    made = [column(path, [entry[path] for entry in entries if path in entry]) for path in paths]
+    ends = {path: spread_of(path) for path in paths if set(spread_of(path)) <= set(paths)}
+    small = {end for both in ends.values() for end in both}
+    return [replace(c, spread=ends.get(c.path, ())) for c in made if c.path not in small]
 
 
 def _head(own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -> str:
     cells = [(path_label(c.path), c.unit) for c in own]
-    if named:
+    if by:
         outer = 1 if len({c.path[0] for c in named}) == 1 else 0
         cells += [(label(by[0]), ""), *((path_label(c.path[outer:]), c.unit) for c in named)]
     return "<tr>" + "".join(f'<th scope="col">{_header(name, unit)}</th>' for name, unit in cells) + "</tr>"
@@ -210,11 +231,11 @@ def _header(name: str, unit: str) -> str:
     return escape(name) + (f' <span class="unit">({escape(unit)})</span>' if unit and unit != name else "")
 
 
-def _rows(item: _Item, own: Sequence[Column], named: Sequence[Column]) -> str:
+def _rows(item: _Item, own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -> str:
     high = max(1, len(item.named))
     span = f' rowspan="{high}"' if high > 1 else ""
     first = "".join(_cell(c, item.own, span) for c in own)
-    if not named:
+    if not by:
         return f"<tr>{first}</tr>"
     lines = [
         f'<th scope="row">{escape(name)}</th>' + "".join(_cell(c, entry) for c in named)
@@ -227,7 +248,9 @@ def _cell(column: Column, entry: Mapping[Path, Any], span: str = "") -> str:
     if column.path not in entry:
         return f"<td{span}></td>"
     value = entry[column.path]
-    return f"<td{_class(value)}{span}>{escape(column.cell(value))}</td>"
+    ends = [column.cell(entry[end]) for end in column.spread if end in entry]
+    small = f" <small>{escape(' to '.join(ends))}</small>" if ends else ""
+    return f"<td{_class(value)}{span}>{escape(column.cell(value))}{small}</td>"
 
 
 def _class(value: Any) -> str:

@@ -2,12 +2,21 @@
 (function () {
   "use strict";
 
-  function reachable() {
-    document.querySelectorAll(".bd-article pre, .bd-article div.math, .bd-article div.math > mjx-container, " +
-      ".bd-article .pst-scrollable-table-container").forEach(function (box) {
-        if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.setAttribute("tabindex", "0");
-        else box.removeAttribute("tabindex");
-      });
+  const BOXES = ".bd-article :is(pre, div.math, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+
+  function reachable() {  // a box that hides something takes the keyboard, and shows that it goes on
+    document.querySelectorAll(BOXES).forEach(function (box) {
+      var wide = box.scrollWidth > box.clientWidth + 1;
+      if (wide || box.scrollHeight > box.clientHeight + 1) box.setAttribute("tabindex", "0");
+      else box.removeAttribute("tabindex");
+      fade(box);
+      if (wide) box.addEventListener("scroll", fade, { passive: true });
+    });
+  }
+
+  function fade(box) {
+    box = box.target || box;
+    box.classList.toggle("course-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
   }
 
   function named() {  // the theme folds pages below a page of the navigation, and leaves the fold without a name
@@ -20,15 +29,19 @@
   named();
   window.addEventListener("load", function () {
     reachable();
+    if (document.fonts) document.fonts.ready.then(reachable);
     if (window.MathJax && MathJax.startup) MathJax.startup.promise.then(reachable);
   });
   window.addEventListener("resize", reachable);
-  window.addEventListener("beforeprint", function () {
-    document.querySelectorAll(".bd-article details:not(.hide)").forEach(function (fold) {
+  window.addEventListener("beforeprint", function () {  // on white paper, with hints and answers, without what was checked
+    document.documentElement.dataset.screen = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    document.querySelectorAll(".bd-article details:not(.hide, .course-claims, .course-claim)").forEach(function (fold) {
       if (!fold.open) { fold.open = true; fold.dataset.closed = "true"; }
     });
   });
   window.addEventListener("afterprint", function () {
+    document.documentElement.dataset.theme = document.documentElement.dataset.screen;
     document.querySelectorAll("details[data-closed]").forEach(function (fold) {
       fold.open = false;
       delete fold.dataset.closed;
