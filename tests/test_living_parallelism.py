@@ -300,6 +300,19 @@ def test_a_slider_draws_60_times_a_second(living_tab: LivingTab, mode: str, slid
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "ring", "ranks": 12, "step": 0}, {"mode": "ring", "ranks": 64},
+     {"mode": "data", "ranks": 12, "buckets": 64, "tokens": 512}, {"mode": "data", "buckets": 1, "overlap": 0},
+     {"mode": "pipeline", "schedule": "interleaved", "stages": 16, "micro": 64, "chunks": 4},
+     {"mode": "pipeline", "schedule": "zero_bubble", "stages": 8, "micro": 16}],
+)  # fmt: skip
+def test_nothing_is_cut_or_lies_on_something_else(living_tab: LivingTab, settings):
+    living_tab.open(NAME, **settings)
+    assert living_tab.crowded(390, 700, 1000, 1440) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_fits_a_phone_and_axe_finds_nothing_grave(living_tab: LivingTab, mode: str, theme: str):

@@ -123,6 +123,17 @@ def test_axes_stay_while_something_is_dragged(living_tab: LivingTab):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"m": 64}, {"m": 1}, {"m": 64, "beta": 4}, {"m": 64, "peak": 0.1}, {"op": "attention", "kernels": "all"},
+     {"gpu": "B200"}, {"op": "gelu", "gpu": "A100"}],
+)  # fmt: skip
+def test_nothing_is_cut_or_lies_on_something_else(living_tab: LivingTab, settings):
+    living_tab.open(NAME, **settings)
+    assert living_tab.crowded(390, 700, 1000, 1440) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_fits_a_phone_and_axe_finds_nothing_grave(living_tab: LivingTab, theme):
     page = living_tab.open(NAME, theme, kernels="all", beta=4)

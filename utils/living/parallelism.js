@@ -218,7 +218,7 @@
     const group = s("g", {});
     const [slots, own] = [[], []];
     const corner = (rank, chunk) => [left + label + chunk * wide, y + 18 + rank * (high + gap)];
-    for (const chunk of range(ranks)) group.append(text(left + label + (chunk + 0.5) * wide, y + 8, wide > 44 ? `chunk ${chunk}` : chunk, { "text-anchor": "middle" }));
+    for (const chunk of range(ranks)) group.append(text(left + label + (chunk + 0.5) * wide, y + 8, wide > 58 ? `chunk ${chunk}` : chunk, { "text-anchor": "middle" }));
     state.forEach((row, rank) => {
       group.append(text(left, y + 18 + rank * (high + gap) + high / 2 + 4, `rank ${rank}`));
       row.forEach((held, chunk) => {

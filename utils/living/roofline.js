@@ -232,8 +232,11 @@
   function pointHandle(plot, values, found, name, act) {
     if (!(found.intensity > 0)) return [];
     const [x, y] = [plot.x.at(found.intensity), plot.y.at(found.attainable)];
-    const right = x - plot.box.left > 7 * name.length + 30;
-    const label = s("text", { class: "mlf-label mlf-strong", x: x + (right ? -14 : 14), y: y + (found.boundBy === "compute" ? -31 : right ? -14 : 26), "text-anchor": right ? "end" : "start" }, name);
+    const end = Math.max(x - 14, plot.box.left + 7 * name.length + 4);
+    const roof = (pixel) => plot.y.at(Math.min(found.device.peakFlops[found.rate], plot.x.from(pixel) * found.device.memoryBandwidth));
+    const above = Math.min(y, roof(end)) - 14;
+    const flat = plot.y.at(found.device.peakFlops[found.rate]); // whose rate stands above it
+    const label = s("text", { class: "mlf-label mlf-strong", x: end, y: above < flat + 12 ? flat - 31 : above, "text-anchor": "end" }, name);
     const drag = (DRAGS[values.op] || []).find(({ id }) => id === values[`drag_${values.op}`]);
     const dot = s("circle", { class: "mlf-point", cx: x, cy: y, r: 8 });
     if (!drag) return [dot, label];
