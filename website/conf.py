@@ -60,7 +60,7 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}
 
 
-# ---- a page that is not there: its host shows 404.html at any address, so its own links must start from the site's root
+# ---- a page that is not there: its host shows 404.html at any address, so its links must start from the site's root
 
 _FROM_ROOT = """<script>
   if (!location.pathname.endsWith("/404.html")) {

@@ -3,7 +3,7 @@
 A list of measured points becomes a table with a row a point. What a point holds by name (the times of several
 functions, say) becomes a row each, beside the cells that they share. What nests deeper gets a heading and tables of its
 own. Figures are printed by :mod:`utils.units`, one unit a column where a column's figures are near each other. Tables
-are kept narrow: how far a figure spread stands small beside it, and what is the same in all rows stands above the table.
+are kept narrow: how far a figure spread stands small beside it, and what is the same in all rows stands above.
 """
 
 from __future__ import annotations
