@@ -321,7 +321,8 @@ def test_the_figure_steps_plays_pauses_and_honours_reduced_motion(browser, stage
     tab = opened(browser, staged, reduced_motion="reduce")
     assert tab.locator(".buttons button").count() == 4 and tab.get_attribute("button >> nth=0", "aria-label") == "Play"
     tab.wait_for_timeout(1500)
-    assert tab.input_value(".buttons input") == "0", "who wants calm presses play"
+    assert tab.input_value(".buttons input") == "1000", "both have run, and nothing moves by itself"
+    tab.click('button[aria-label="Back to the start"]')
     tab.click('button[aria-label="One step forward"]')
     assert "keys 512" in tab.text_content(".say")
     tab.click('button[aria-label="One step back"]')
@@ -333,7 +334,10 @@ def test_the_figure_steps_plays_pauses_and_honours_reduced_motion(browser, stage
     assert tab.get_attribute("button >> nth=0", "aria-label") == "Play"
     tab.close()
     moving = opened(browser, staged, viewport={"width": 1200, "height": 1600})
-    moving.wait_for_function("Number(document.querySelector('.buttons input').value) > 0")
+    moving.wait_for_timeout(1500)
+    assert moving.input_value(".buttons input") == "1000", "the finished run waits for its reader"
+    moving.click('button[aria-label="Play"]')
+    moving.wait_for_function("Number(document.querySelector('.buttons input').value) < 1000")
     moving.click('button[aria-label="Pause"]')
     held = moving.input_value(".buttons input")
     moving.wait_for_timeout(200)

@@ -489,12 +489,113 @@ def test_a_wrong_address_below_the_root_shows_a_page_whose_links_work(browser, a
     tab.close()
 
 
-def test_a_search_finds_the_lecture(browser, address: str):
-    visit = Visit(browser, address)
-    visit.go("search.html?q=logsumexp")
-    visit.tab.wait_for_selector("#search-results li a")
-    found = visit.tab.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
-    assert any("05_online_softmax" in link for link in found) and any("glossary" in link for link in found)
+def test_the_first_screen_of_the_home_page_has_the_figure_its_controls_and_the_way_in(browser, address: str):
+    visit = Visit(browser, address, reduced_motion="reduce")
+    needed = ("h1", ".start", ".verdict", ".walk >> nth=0", ".walk >> nth=1", ".meter >> nth=5", ".buttons input")
+    for width, height in ((1440, 900), (1366, 768), (390, 844)):
+        visit.tab.set_viewport_size({"width": width, "height": height})
+        visit.go("index.html")
+        boxes = {what: visit.tab.locator(what).first.bounding_box() for what in needed}
+        below = {what: box for what, box in boxes.items() if box["y"] + box["height"] > height}
+        assert not below, (width, height)
+        assert width < 1200 or boxes["h1"]["y"] < boxes[".verdict"]["y"] < boxes[".start"]["y"], "side by side"
+    visit.tab.click(".start")
+    assert visit.tab.url.endswith("notebooks/01_gpu_model.html") and visit.tab.locator(".start").count() == 0
+
+
+#: What a reader may type -> the beginning of the page that should come first, below the site.
+QUERIES = {
+    "online softmax": "notebooks/05",
+    "zero stage 3": "notebooks/08",
+    "bank conflicts": "notebooks/01",
+    "kv cache size": "notebooks/10",
+    "speculative decoding acceptance": "notebooks/13",
+    "roofline ridge point": "notebooks/02",
+    "1f1b bubble": "notebooks/09",
+    "paged attention block table": "notebooks/12",
+    "continuous batching": "notebooks/11",
+    "flash attention backward": "notebooks/07",
+    "ring all-reduce": "notebooks/08",
+    "kernel fusion": "notebooks/03",
+    "loss scaling": "notebooks/03",
+    "triton autotune": "notebooks/04",
+    "occupancy": "notebooks/01",
+    "coalesced memory access": "notebooks/03",
+    "warp specialization": "notebooks/14",
+    "lab 3": "labs/lab3",
+    "install on a laptop": "students",
+    "grade a class": "instructors",
+}
+#: The same with a letter missing, wrong or out of place.
+MISTYPED = {
+    "onlin softmax": "notebooks/05",
+    "rooflne": "notebooks/02",
+    "specultive decoding": "notebooks/13",
+    "contiuous batching": "notebooks/11",
+    "pagedatention": "notebooks/12",
+    "flash atetntion backward": "notebooks/07",
+}
+ANSWERED = (
+    "query => document.querySelector('dialog[open] .found-count, .bd-article .found-count').textContent.includes(query)"
+)
+
+
+def search(tab: Any, field: str, query: str) -> list[str]:
+    """The addresses of the pages that a search finds, best first."""
+    tab.fill(field, query)
+    tab.wait_for_function(ANSWERED, arg=f"“{query}”")
+    place = "dialog[open]" if "dialog" in field else ".bd-article"
+    return tab.eval_on_selector_all(f"{place} .found-title a", "all => all.map(a => a.href)")
+
+
+def test_the_right_page_comes_first_also_for_a_typo(browser, address: str):
+    visit, wrong, snippets = Visit(browser, address), {}, []
+    visit.go("search.html")
+    for query, page in (QUERIES | MISTYPED).items():
+        found = search(visit.tab, ".bd-article input", query)
+        if not found or not found[0].removeprefix(f"{address}/").startswith(page):
+            wrong[query] = found[:3]
+        snippets += visit.tab.locator(".snippet").all_inner_texts()
+    assert not wrong
+    assert len(snippets) > 200 and max(map(len, snippets)) < 250
+    chrome = re.compile(r"\\[a-z]|\$|[{}]|#|Show the code|Copy|Download|On this page")
+    assert not [snippet for snippet in snippets if chrome.search(snippet)], "an article's words only"
+    assert search(visit.tab, ".bd-article input", "nothinglikethis") == []
+    visit.go("search.html?q=logsumexp")  # a link to a search
+    visit.tab.wait_for_function(ANSWERED, arg="“logsumexp”")
+    assert visit.tab.locator(".found-title a").first.get_attribute("href") == "./notebooks/05_online_softmax.html"
+    visit.tab.evaluate(AXE)
+    assert not found_by_axe(visit, ".bd-article", RULES)
+    assert not visit.wrong
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["served", "from a disk"])
+def test_the_search_of_every_page_works_by_keyboard_and_costs_nothing_before(browser, site, address: str, disk: bool):
+    home = f"file://{site}" if disk else address
+    visit = Visit(browser, home, viewport={"width": 1280, "height": 900})
+    asked: list[str] = []
+    visit.tab.on("request", lambda request: asked.append(request.url))
+    visit.go("labs/lab1_roofline.html")
+    assert not [url for url in asked if "articles" in url or "minisearch" in url or "searchindex" in url]
+    visit.tab.keyboard.press("Control+k")
+    visit.tab.wait_for_selector("dialog[open] input")
+    found = search(visit.tab, "dialog[open] input", "1f1b bubble")
+    field, icon = (visit.tab.locator(f"dialog[open] {what}").bounding_box() for what in ("input", "svg"))
+    assert icon["x"] + icon["width"] <= field["x"], "the icon covers no letter"
+    visit.tab.evaluate(AXE)
+    assert not found_by_axe(visit, "#pst-search-dialog", RULES)
+    visit.tab.keyboard.press("ArrowDown")
+    visit.tab.keyboard.press("ArrowDown")
+    visit.tab.keyboard.press("ArrowUp")
+    visit.tab.keyboard.press("Enter")
+    visit.tab.wait_for_url("**/09_tensor_and_pipeline_parallelism.html")
+    assert visit.tab.url == found[0]
+    visit.tab.keyboard.press("Control+k")
+    visit.tab.wait_for_selector("dialog[open] input")
+    visit.tab.keyboard.type("ridge point")
+    visit.tab.keyboard.press("Enter")  # all results, on their page
+    visit.tab.wait_for_url("**/search.html?q=ridge*")
+    visit.tab.wait_for_selector(".bd-article .found li")
     assert not visit.wrong
 
 

@@ -32,6 +32,7 @@ def stage(source: Path) -> None:
     """Write the sources of every page below an empty folder."""
     shutil.copytree(WEBSITE / "pages", source, dirs_exist_ok=True)
     shutil.copytree(WEBSITE / "static", source / "_static", dirs_exist_ok=True)
+    shutil.copytree(WEBSITE / "templates", source / "_templates")
     for file in ("conf.py", "references.bib"):
         shutil.copy2(WEBSITE / file, source / file)
     icons.write(source / "_static")

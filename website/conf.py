@@ -15,7 +15,15 @@ project = "Making LLMs Fast"
 author = "The authors of Making LLMs Fast"
 copyright = author
 
-extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.bibtex", "sphinx.ext.mathjax"]
+extensions = [
+    "myst_nb",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "sphinxcontrib.bibtex",
+    "sphinx.ext.mathjax",
+    "website.search",
+]
+templates_path = ["_templates"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 
 # ---- what pages may contain
@@ -38,8 +46,8 @@ mathjax3_config = mathjax.CONFIG
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["_static"]
-html_css_files = ["course.css"]
-html_js_files = [("course.js", {"defer": "defer"})]
+html_css_files = ["course.css", "search/search.css"]
+html_js_files = [("course.js", {"defer": "defer"}), ("search/search.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_favicon = "_static/icon.svg"
@@ -52,6 +60,7 @@ html_theme_options = {
     "home_page_in_toc": True,
     "navbar_persistent": [],
     "toc_title": "On this page",
+    "search_bar_text": "Search the course",
     "logo": {"text": project},
     "footer_content_items": ["copyright.html"],
     "pygments_light_style": "a11y-high-contrast-light",

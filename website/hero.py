@@ -22,8 +22,6 @@ TITLE = "The same attention on the same GPU. Only one of them stores its scores.
 #: Tiles along a side of the drawing; each stands for many of the kernel's.
 TILES = 8
 SHORTEST = 2048
-#: The tile of the static picture: where the walk stands when nothing moves.
-POSTER = 4 * TILES + 5
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,14 @@ def _panel(way: str, title: str, desc: str) -> str:
     body, side = [], TILES * _PITCH - 2
     for i in range(TILES):
         at = i * _PITCH
-        body.append(_rect(_strip(way, "q", i), 22, _TOP + at, 14, _CELL, q=i))
-        body.append(_rect(_strip(way, "v", i), _LEFT + at, 14, _CELL, 14, v=i))
-        body.append(_rect(_strip(way, "k", i), _LEFT + at, 36, _CELL, 14, k=i))
-        body.append(_rect(_strip(way, "o", i), _LEFT + side + 14, _TOP + at, 14, _CELL, o=i))
+        body.append(_rect("io hbm", 22, _TOP + at, 14, _CELL, q=i))
+        body.append(_rect("io hbm", _LEFT + at, 14, _CELL, 14, v=i))
+        body.append(_rect("io hbm", _LEFT + at, 36, _CELL, 14, k=i))
+        body.append(_rect("io hbm", _LEFT + side + 14, _TOP + at, 14, _CELL, o=i))
     for tile in range(TILES * TILES):
         row, column = divmod(tile, TILES)
         x, y = _LEFT + column * _PITCH, _TOP + row * _PITCH
-        body.append(_rect(_score(way, tile), x, y, _CELL, _CELL, s=tile))
+        body.append(_rect("s on" if way == "eager" else "s done", x, y, _CELL, _CELL, s=tile))
         if way == "eager":
             body.append(_rect("p on", x + 6, y + 6, _CELL - 12, _CELL - 12, p=tile))
     middle = _TOP + side / 2
@@ -147,22 +145,6 @@ def _panel(way: str, title: str, desc: str) -> str:
         f'hero-{way}-d"><title id="hero-{way}-t">{escape(title)}</title><desc id="hero-{way}-d">{escape(desc)}</desc>'
         f"{''.join(body)}</svg>"
     )
-
-
-def _strip(way: str, tensor: str, i: int) -> str:
-    """Where a piece of Q, K, V or O is in the static picture: in HBM, or on the chip, or not there yet."""
-    if way == "eager":
-        return "io hbm"
-    row, column = divmod(POSTER, TILES)
-    if tensor == "o":
-        return "io hbm" if i < row else "io chip" if i == row else "io"
-    return "io chip" if i == (row if tensor == "q" else column) else "io hbm"
-
-
-def _score(way: str, tile: int) -> str:
-    if way == "eager":
-        return "s on"
-    return "s chip" if tile == POSTER else "s done" if tile < POSTER else "s"
 
 
 def _meters(way: str, length: Length) -> str:
@@ -186,7 +168,6 @@ def data() -> dict[str, object]:
     """What the script needs: the lengths, and how they are drawn."""
     return {
         "tiles": TILES,
-        "poster": POSTER,
         "start": start_length().n,
         "heads": shape_at(SHORTEST).heads,
         "gpuBytes": int(gpu("H100").memory_bytes),
@@ -231,15 +212,15 @@ def _way(way: str, name: str, does: str, desc: str, length: Length) -> str:
 
 
 def figure() -> str:
-    """The figure as HTML, complete without scripts: the walk half way, the matrix full, and all numbers."""
+    """The figure as HTML, complete without scripts: both runs at their end, with all numbers."""
     start, (label, reading) = start_length(), captions()
     eager_desc = (
         f"The scores of {number(start.n)} queries and as many keys as a square of tiles, all stored in HBM, and with "
         f"them as many probabilities: {_show(2 * start.scores)} over {shape_at(start.n).heads} heads."
     )
     flash_desc = (
-        "The same square, empty: no score is ever stored. One tile of it is on the chip, with the queries of its row, "
-        "the keys and values of its column, and the output of its row, which is written once when the row is done."
+        "The same square, empty: no score is ever stored. Each tile of it was on the chip once, with the queries of "
+        "its row, the keys and values of its column, and the output of its row, which was written when the row was done."
     )
     choices = "".join(
         f'<label><input type="radio" name="hero-n" value="{length.n}"{" checked" if length.n == start.n else ""}>'
@@ -248,23 +229,29 @@ def figure() -> str:
     )
     key = (("hbm", "in HBM"), ("chip", "on the chip"), ("ghost", "never stored"))
     keys = "".join(f'<span><i class="{kind}"></i>{text}</span>' for kind, text in key)
+    counted = "<span>, by the GPU’s counters</span>"
     verdicts = (
         ("time", number(start.eager_seconds / start.seconds, 2), "faster"),
-        ("bytes", number(start.counted[0] / start.counted[1], 2), "less HBM traffic, by the GPU’s counters"),
+        (
+            "bytes",
+            number(start.counted[0] / start.counted[1], 2),
+            "less HBM traffic<span>, by the GPU’s counters</span>",
+        ),
         ("memory", number(start.eager_peak / start.peak, 3), "less memory"),
     )
     verdict = " ".join(f'<span data-verdict="{name}"><b>{gain}×</b> {what}</span>' for name, gain, what in verdicts)
     return f"""<figure class="hero" id="hero" aria-labelledby="hero-title">
-<div class="hero-head"><p class="hero-title" id="hero-title">{TITLE}</p><p class="hero-key">{keys}</p></div>
+<p class="hero-title" id="hero-title">{TITLE}</p>
+<p class="verdict">{verdict}</p>
+<p class="hero-key">{keys}</p>
 <div class="hero-panels">
-{_way("eager", "Eager attention", "writes its scores, reads them, writes them again", eager_desc, start)}
+{_way("eager", "Eager attention", "stores every score and probability", eager_desc, start)}
 {_way("flash", "FlashAttention", "the kernel that you write in lab 3", flash_desc, start)}
 </div>
-<p class="verdict">{verdict}</p>
 <div class="hero-controls" hidden>
 <div class="buttons" role="group" aria-label="animation"></div>
-<p class="say" aria-live="polite"></p>
 <fieldset class="lengths"><legend>Tokens N</legend>{choices}</fieldset>
+<p class="say" aria-live="polite"></p>
 </div>
 <figcaption>{label} <a href="notebooks/06_flash_attention_forward.html">Lecture 06</a> derives it.
 <details><summary>How to read this figure</summary><p>{reading}</p></details></figcaption>

@@ -68,7 +68,7 @@
       };
     });
     var eager = panels[0], flash = panels[1], missing = root.querySelector(".no-fit"), say = root.querySelector(".say");
-    var length, stops, now = 0, playing = false, last = null, touched = false;
+    var length, stops, now = 0, playing = false, last = null;
 
     function set(element, name) {
       if (element && element.getAttribute("class") !== name) element.setAttribute("class", name);
@@ -138,16 +138,10 @@
       meter(flash, "bytes", f.bytes, whole, "B");
       meter(flash, "memory", f.memory, length.eager_peak || 2 * length.scores, "B");
     }
-    function poster() { // as the page came: the matrix full, the walk half way, all totals
-      var f = flashAt(length, length.seconds * (data.poster + 0.5) / squares, tiles);
-      var end = flashAt(length, length.seconds, tiles);
-      draw(length.eager_seconds ? eagerAt(length, length.eager_seconds, tiles) : null, end);
-      paintFlash(f);
-      now = 0;
-      slider.value = 0;
-      say.textContent = "Play, or go step by step. " + pace() + ".";
+    function finish() { // both at their end, as the page came
+      go(stops[stops.length - 1]);
+      say.textContent = "Both have run. Play it again, or go step by step.";
       root.querySelector(".verdict").dataset.pace = pace();
-      root.classList.remove("running");
     }
     function pace() {
       var slower = SECONDS / stops[stops.length - 1], digits = Math.pow(10, Math.floor(Math.log10(slower)) - 1);
@@ -163,7 +157,7 @@
         plainly(data.gpuBytes, "B") + ".";
       verdict();
       pause();
-      poster();
+      finish();
     }
     function verdict() {
       var gains = { time: length.eager_seconds && length.eager_seconds / length.seconds,
@@ -190,7 +184,7 @@
       made.innerHTML = icon(name);
       made.setAttribute("aria-label", label);
       made.title = label;
-      made.addEventListener("click", function () { touched = true; act(); });
+      made.addEventListener("click", act);
       bar.appendChild(made);
       return made;
     }
@@ -205,7 +199,6 @@
     slider.step = "any";
     slider.setAttribute("aria-label", "time since the start");
     slider.addEventListener("input", function () {
-      touched = true;
       pause();
       go(Number(slider.value) / 1000 * stops[stops.length - 1]);
     });
@@ -219,7 +212,7 @@
       if (next !== undefined) go(next);
     }
     function face(name, label) {
-      toggle.innerHTML = icon(name);
+      toggle.innerHTML = icon(name) + "<span>" + label + "</span>";
       toggle.setAttribute("aria-label", label);
       toggle.title = label;
       say.setAttribute("aria-live", name === "pause" ? "off" : "polite");
@@ -250,22 +243,13 @@
 
     all(root, 'input[name="hero-n"]').forEach(function (input) {
       input.addEventListener("change", function () {
-        touched = true;
-        choose(Number(input.value));
+          choose(Number(input.value));
         if (!(calm && calm.matches)) play();
       });
       if (Number(input.value) === data.start) input.checked = true;
     });
     root.querySelector(".hero-controls").hidden = false;
     choose(data.start);
-    if (window.IntersectionObserver && !(calm && calm.matches)) { // plays once, when it is first seen
-      var watch = new IntersectionObserver(function (entries) {
-        if (!entries[0].isIntersecting) return;
-        watch.disconnect();
-        window.setTimeout(function () { if (!touched) play(); }, 1200);
-      }, { threshold: 0.6 });
-      watch.observe(root.querySelector(".hero-panels"));
-    }
   }
 
   // ---- the map: a lesson that has focus, or is pointed at, shows all that it builds on
