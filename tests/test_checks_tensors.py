@@ -296,6 +296,23 @@ def test_a_failing_check_reads_as_the_course_asks():
     assert lines[-1] == "  reproduce: seed=1729, case n=46 float32 (ragged)"
 
 
+def test_a_few_elements_that_are_slightly_wrong_are_not_taken_for_rounding():
+    def student(x):
+        return torch.cat([x[:1] * 1.001, x[1:2] * 0.999, x[2:]])
+
+    with pytest.raises(CheckFailed, match="2 of 40 elements differ") as failed:
+        check_kernel(
+            Exercise("1.1", "rounding"),
+            student,
+            lambda x: x * 1.0,
+            Cases({"n": (40,)}, layouts=()),
+            lambda case: (1 + case.tensor("x", "n").abs(),),
+            forbidden=Rules(kernel=False),
+            seed=1,
+        )
+    assert "three digits" not in str(failed.value)
+
+
 def test_an_option_that_alone_goes_wrong_is_named():
     def student(x, double=False):
         return x.clone() + (x.abs() if double else 0)

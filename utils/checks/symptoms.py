@@ -230,8 +230,8 @@ def _ignores_strides(e: Evidence) -> bool:
 
 
 def _three_digits(e: Evidence) -> bool:
-    """Float32 results that are right to about three digits only, and err in both directions as rounding does."""
-    if e.difference.dtype != torch.float32 or not 1e-6 < _relative_error(e) < 8e-3:
+    """Float32 results that are right to about three digits only, and err in both directions, in many places."""
+    if e.difference.dtype != torch.float32 or not 1e-6 < _relative_error(e) < 8e-3 or e.bad.double().mean() < 1 / 8:
         return False
     found = [trial.differences[e.position] for trial in e.trials if trial.failed and trial.differences]
     errors = torch.cat([((each.got - each.right) * each.right.sign())[each.bad].flatten() for each in found])

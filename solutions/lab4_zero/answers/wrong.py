@@ -353,6 +353,13 @@ wrong(
 )
 wrong(
     ARRIVES,
+    "each gradient counted twice",
+    "every bucket was sent, but before this gradient was there",
+    '"classic wrong answers" 8',
+    edits={"self._missing[k] -= 1": "self._missing[k] -= 2"},
+)
+wrong(
+    ARRIVES,
     "full with one missing",
     "every bucket was sent, but before this gradient was there",
     '"classic wrong answers" 8',

@@ -159,15 +159,14 @@ def _judge_backward(
             f"the backward pass changes the weights themselves ({seen['changed'][0]})",
             classic("a hook is handed the parameter: what is averaged is parameter.grad", 2),
         )
-    names = list(reference.mean)
-    problem = judge_gradients(
-        [observed.value["gradients"] for observed in observations], reference, _NUMBERS, names[: len(names) // 2]
-    )
+    names, sent = list(reference.mean), seen["kinds"].get("all_reduce", 0) >= training.psi
+    last = () if sent else names[: len(names) // 2]
+    problem = judge_gradients([each.value["gradients"] for each in observations], reference, _NUMBERS, last)
     if seen["unwaited"]:
         told = f"{seen['unwaited']} of {seen['count']} all-reduces are never waited for"
         found = (problem.headline, *problem.details) if problem else ()
         return Problem(told, _WAIT, found)
-    if problem and SAYINGS["own"] in problem.cause and seen["kinds"].get("all_reduce", 0) >= training.psi:
+    if problem and SAYINGS["own"] in problem.cause and sent:
         cause = (
             "every bucket was sent, but before this gradient was there: a bucket is full when no gradient is missing; "
             "or a copy of it was averaged"
