@@ -220,7 +220,7 @@ def figure() -> str:
     )
     flash_desc = (
         "The same square, empty: no score is ever stored. Each tile of it was on the chip once, with the queries of "
-        "its row, the keys and values of its column, and the output of its row, which was written when the row was done."
+        "its row, the keys and values of its column, and the output of its row, written when the row was done."
     )
     choices = "".join(
         f'<label><input type="radio" name="hero-n" value="{length.n}"{" checked" if length.n == start.n else ""}>'
@@ -229,14 +229,10 @@ def figure() -> str:
     )
     key = (("hbm", "in HBM"), ("chip", "on the chip"), ("ghost", "never stored"))
     keys = "".join(f'<span><i class="{kind}"></i>{text}</span>' for kind, text in key)
-    counted = "<span>, by the GPU’s counters</span>"
+    counters_say = "<span>, by the GPU’s counters</span>"
     verdicts = (
         ("time", number(start.eager_seconds / start.seconds, 2), "faster"),
-        (
-            "bytes",
-            number(start.counted[0] / start.counted[1], 2),
-            "less HBM traffic<span>, by the GPU’s counters</span>",
-        ),
+        ("bytes", number(start.counted[0] / start.counted[1], 2), f"less HBM traffic{counters_say}"),
         ("memory", number(start.eager_peak / start.peak, 3), "less memory"),
     )
     verdict = " ".join(f'<span data-verdict="{name}"><b>{gain}×</b> {what}</span>' for name, gain, what in verdicts)

@@ -119,7 +119,7 @@ def explained(glossary: nodes.document) -> dict[str, tuple[str, ...]]:
 def articles(app: Sphinx) -> list[Article]:
     """Every page that has an article, in the order of their names."""
     made, terms = [], explained(app.env.get_doctree("glossary"))
-    for page in sorted(app.env.found_docs - {"search"}):
+    for page in sorted(app.env.found_docs - {"search", "404"}):
         sections = sections_of(app.env.get_doctree(page))
         kind = KINDS.get(page.split("/")[0], "") if "/" in page and not page.endswith("/index") else ""
         weight = next((weight for start, weight in WEIGHTS.items() if page.startswith(start)), 1.0)

@@ -140,7 +140,8 @@
     }
     function finish() { // both at their end, as the page came
       go(stops[stops.length - 1]);
-      say.textContent = "Both have run. Play it again, or go step by step.";
+      say.textContent = (length.eager_seconds ? "Both have run." : "Only FlashAttention has run.") +
+        " Play it again, or go step by step.";
       root.querySelector(".verdict").dataset.pace = pace();
     }
     function pace() {

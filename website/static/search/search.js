@@ -21,11 +21,15 @@
     }
     return found;
   }
+  const made = new Map(); // token -> its terms: most tokens come again and again
   let stemmer;
   function terms(token) {
-    const parts = token.split(/(?<=\p{Ll})(?=\p{Lu}\p{Ll})/u);
-    const words = [token, ...parts].map((part) => part.toLowerCase().replace(/is(?=(e[drs]?|ing|ations?)$)/, "iz"));
-    return [...new Set([...words, ...words.map((word) => stemmer.stemWord(word))])];
+    if (!made.has(token)) {
+      const parts = token.split(/(?<=\p{Ll})(?=\p{Lu}\p{Ll})/u);
+      const words = [token, ...parts].map((part) => part.toLowerCase().replace(/is(?=(e[drs]?|ing|ations?)$)/, "iz"));
+      made.set(token, [...new Set([...words, ...words.map((word) => stemmer.stemWord(word))])]);
+    }
+    return made.get(token);
   }
 
   // ---- the index
@@ -43,7 +47,7 @@
       document.head.append(script);
     });
   }
-  function index() {
+  async function index() {
     stemmer = new window.EnglishStemmer();
     const articles = window.courseArticles, known = new Set();
     const mini = new window.MiniSearch({
@@ -54,7 +58,7 @@
       tokenize: tokens,
       processTerm: (token) => { const all = terms(token); all.forEach((term) => known.add(term)); return all; },
     });
-    mini.addAll(articles);
+    await mini.addAllAsync(articles, { chunkSize: 4 }); // between the chunks the page answers
     const byPage = new Map(articles.map((article) => [article.page, article]));
     const begins = (start) => [...known].some((word) => word.startsWith(start));
     return function find(query) {
