@@ -16,7 +16,7 @@ from utils.checks.core import classic, listed
 from .scenarios import CheckMismatch
 
 SHARED = classic("a block that other tables hold is never written: copy it first (copy-on-write)", 2)
-COPIED = classic("a block was replaced and its content not copied: return the pair (old, new)", 2)
+COPIED = classic("a block was replaced and its content not copied: return the pair (old, new) of its place", 2)
 EVICT = classic("a block whose content changes must not be found by its old prefix: forget it", 8)
 EARLY = classic("a block can be found by its prefix once commit says that it is written, not before", 8)
 USED = classic("the blocks of a known beginning are used again: cached holds them", 7)
