@@ -12,8 +12,10 @@ PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 # hold files that no Python compiles; that is no failure. Their tests and models are left to whoever imports them.)
 INSTALL = $(PIP) install -q --no-compile $(PIP_INDEX) -c constraints.txt $(1) && \
           { $(BIN)/python -m compileall -q -j 0 -x '/(tests?|models|openai/types|_inductor)/' $(VENV)/lib >/dev/null || true; }
-# The whole course is served, and the first notebook is open.
-SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/01_gpu_model.ipynb
+# The whole course is served. The first notebook is open, or that of a lab, with its first module beside it.
+OPENED  = $(if $(LAB),$(wildcard labs/$(LAB)_*/$(LAB)_*.ipynb),notebooks/01_gpu_model.ipynb)
+SERVER  = --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(OPENED) \
+          --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate
 .DEFAULT_GOAL := help
 .PHONY: help lab runtime check-lab submit clean
 
@@ -35,7 +37,8 @@ $(VENV)/.lab: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
 
 # ---- a student ---------------------------------------------------------------------------------------------------------------
 
-lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook
+lab: $(VENV)/.lab  ## set everything up and open JupyterLab at the first notebook, or at a lab beside its modules: [LAB=lab3]
+	@test -n "$(OPENED)" || { echo "There is no lab $(LAB)."; exit 2; }
 	@$(BIN)/python -m utils.runtime || true
 	@$(BIN)/python -m utils.jupyterlab
 	$(BIN)/jupyter lab $(SERVER) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)

@@ -274,7 +274,7 @@ def test_its_text_states_what_a_student_needs(number):
     text = notebook(lab_of(number)).text_of(number)
     stated = (
         r"Difficulty [●○]{5} · importance [●○]{5}",
-        r"edit `\w+\.py`",
+        r"edit \[`(\w+\.py)`\]\(\1\)",
         "Predict",
         "<summary>(Hint|First hint)</summary>",
     )

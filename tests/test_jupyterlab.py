@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +15,13 @@ import pytest
 from parameters import thorough_but
 from test_grading_formgrader import Server, Tab
 
+from grading import student_copy
 from utils import jupyterlab, notebooks, predictions
 from utils.claims.ledger import notebook_paths
 
 pytestmark = pytest.mark.slow
 
+SOLUTIONS = notebooks.ROOT / "solutions" / "lab3_flash_attention"
 MARKED = [path for path in notebook_paths() if predictions.is_marked(notebooks.read(path).cells)]
 
 
@@ -99,3 +105,147 @@ def test_the_help_menu_lists_the_guesses(tab: Tab):
     page.wait_for_selector(".predict-report li")
     assert "no guess; the answer is" in page.inner_text(".predict-report")
     assert tab.errors() == []
+
+
+# ---- a lab, from `make lab`
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The students' copy of the course."""
+    out = tmp_path_factory.mktemp("out")
+    assert student_copy.main([str(out)]) == 0
+    return out / student_copy.NAME
+
+
+@pytest.fixture(scope="module")
+def lab_tab(browser: Any, course: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """JupyterLab as `make lab LAB=lab3` starts it, but for the browser, the port and where the extension is written."""
+    private = tmp_path_factory.mktemp("private")
+    shown = subprocess.run(["make", "-n", "lab", "LAB=lab3"], cwd=course, capture_output=True, text=True, check=True)
+    joined = shown.stdout.replace("\\\n", " ").splitlines()
+    assert any(line.endswith("-m utils.jupyterlab") for line in joined)
+    jupyterlab.install(private)
+    command = shlex.split(next(line for line in joined if "jupyter lab" in line))
+    arguments = [each for each in command[command.index("lab") + 1 :] if each != "--allow-root"]
+    server = Server(course, private, *arguments)
+    try:
+        tab = Tab(browser.new_page(viewport={"width": 1440, "height": 900}), server)
+        tab.page.goto(server.url)
+        yield tab
+    finally:
+        server.stop()
+
+
+#: Whether the kernel waits, as the status bar says.
+IDLE = "document.querySelector('#jp-main-statusbar').innerText.includes('| Idle')"
+
+
+def type_into_module(page: Any, text: str) -> None:
+    """Replace what the editor holds, as a paste does, and save."""
+    page.click(".jp-FileEditor .cm-content")
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !document.querySelector('.lm-TabBar-tab.jp-mod-dirty [class*=python]')")
+
+
+def run_cell(page: Any, index: int) -> str:
+    """Run a cell of the notebook and return what it shows."""
+    cell = page.locator(".jp-Notebook-cell").nth(index)
+    cell.scroll_into_view_if_needed()
+    cell.locator(".jp-InputArea-prompt").click()
+    before = cell.locator(".jp-InputArea-prompt").inner_text()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(
+        """([k, before]) => {
+            const cell = document.querySelectorAll('.jp-Notebook-cell')[k];
+            const now = cell.querySelector('.jp-InputArea-prompt').innerText;
+            return now !== before && /\\d/.test(now);
+        }""",
+        arg=[index, before],
+        timeout=180_000,
+    )
+    return cell.locator(".jp-Cell-outputArea").inner_text()
+
+
+def test_lab_3_is_worked_on_side_by_side_without_leaving_the_page(lab_tab: Tab, course: Path):
+    page = lab_tab.page
+    folder = course / "labs" / "lab3_flash_attention"
+    cells = json.loads((folder / "lab3_flash_attention.ipynb").read_text(encoding="utf-8"))["cells"]
+    place = {cell["id"]: index for index, cell in enumerate(cells)}
+    page.wait_for_selector(".jp-FileEditor .cm-content", timeout=60_000)
+    address = page.url
+    notebook, editor = (page.locator(part).bounding_box() for part in (".jp-Notebook", ".jp-FileEditor"))
+    assert notebook["x"] + notebook["width"] <= editor["x"] and min(notebook["width"], editor["width"]) > 400
+    assert "def merge(" in page.inner_text(".jp-FileEditor")
+    page.wait_for_function(IDLE, timeout=60_000)
+    assert page.locator(".jp-mod-dirty").count() == 0, "nobody has changed anything"
+
+    assert "Error" not in run_cell(page, place["imports"])
+    assert run_cell(page, place["check-3-1"]).startswith("3.1 is not written yet: merge.py, line")
+
+    right = re.sub(r".*### (BEGIN|END) SOLUTION.*\n", "", (SOLUTIONS / "merge.py").read_text(encoding="utf-8"))
+    wrong = right.replace("d1 * torch.exp(m1 - finite) + d2", "d1 + d2")
+    assert wrong != right
+    type_into_module(page, wrong)
+    assert "likely cause: neither sum is rescaled to the new maximum" in run_cell(page, place["check-3-1"])
+
+    type_into_module(page, right.replace("return m, d1", "return m, (d1"))
+    assert "merge.py, line 26: SyntaxError: '(' was never closed" in run_cell(page, place["check-3-1"])
+
+    type_into_module(page, right)
+    assert "✓ exercise 3.1 (merge operator): all" in run_cell(page, place["check-3-1"])
+    assert page.url.split("?")[0] == address.split("?")[0]
+    assert lab_tab.errors() == []
+
+
+def test_an_exercise_opens_its_module_beside_the_notebook_and_a_lecture_is_a_link(lab_tab: Tab):
+    page = lab_tab.page
+    page.locator("a:has-text('tiled_attention.py')").first.click()
+    page.wait_for_selector(".lm-TabBar-tabLabel:text-is('tiled_attention.py')")
+    left, right = (
+        page.locator(f".lm-TabBar-tab:has-text('{name}')").bounding_box() for name in ("lab3_fl", "tiled_at")
+    )
+    assert right["x"] > left["x"] + left["width"]
+    assert page.locator(".jp-Notebook").is_visible()
+    page.locator(".course-mention:text-is('lecture 12')").first.evaluate("link => link.click()")
+    page.wait_for_selector(".lm-TabBar-tabLabel:has-text('12_paged')", timeout=30_000)
+
+
+def test_a_cell_that_takes_long_says_so_and_how_far_it_is_and_stores_nothing(lab_tab: Tab, course: Path):
+    page = lab_tab.page
+    (course / "long.ipynb").write_text(json.dumps(LONG), encoding="utf-8")
+    lab_tab.open("/lab/workspaces/long/tree/long.ipynb", ".jp-Notebook-cell")
+    page.wait_for_function(IDLE, timeout=60_000)
+    page.locator(".jp-InputArea-prompt").first.click()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".course-running:text-matches('running for \\\\d+ s · case \\\\d+ of 40')", timeout=60_000)
+    page.wait_for_function("() => !document.querySelector('.course-running')", timeout=60_000)
+    assert page.locator(".jp-OutputArea-child").count() == 0
+
+
+#: A notebook whose only cell takes some seconds.
+LONG = {
+    "cells": [
+        {
+            "cell_type": "code",
+            "execution_count": None,
+            "id": "long",
+            "metadata": {},
+            "outputs": [],
+            "source": "import time\nfrom utils import progress\n"
+            "for k in progress.steps(range(40), 'case'): time.sleep(0.15)",
+        }
+    ],
+    "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
+
+def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
+    path = next(path for path in notebook_paths() if path.stem.startswith("09"))
+    tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-OutputArea-output figure")
+    figure = tab.page.locator(".jp-OutputArea-output figure").first
+    assert "Run this cell" in figure.evaluate("figure => getComputedStyle(figure, '::after').content")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
     answers = {prompt.until for prompt in prompts.values()}
     for k, cell in enumerate(notebook.cells):
         if _is_text(cell):
-            text = link_lectures(_relink(predictions.MARK.sub("", cell.source)), pages, own)
+            text = link_lectures(_relink(path, predictions.MARK.sub("", cell.source)), pages, own)
             text = link_equations(text, numbers, prefix)
             parts = [own_lines(anchor_equations(text, prefix)), "</details>" if k in answers else ""]
             parts.append(prompt_box(prompts[k]) if k in prompts else "")
@@ -116,8 +117,9 @@ def _name(path: Path) -> str:
     return f"lab {path.stem[3]}" if path.stem.startswith("lab") else f"notebook {path.stem[:2]}"
 
 
-def _relink(text: str) -> str:
-    """Links between notebooks, from where they lie in the repository to where their pages lie on the site."""
+def _relink(path: Path, text: str) -> str:
+    """Links from a notebook in the repository: to other notebooks' pages, to a lab's modules in the repository."""
+    text = re.sub(r"\]\((\w+\.py)\)", lambda module: f"]({on_github(path.parent / module[1])})", text)
     for other in lectures():
         text = text.replace(f"](../../notebooks/{other.name})", f"](../notebooks/{other.name})")
     for other in labs():

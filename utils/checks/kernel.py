@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from utils import runtime
+from utils import progress, runtime
 from utils.checks import core, cuda_context, forbid, symptoms, tensors, traffic
 from utils.checks.cases import Case, Cases
 from utils.checks.compile_ahead import compile_ahead
@@ -177,7 +177,7 @@ def _run_cases(
     if stage.compiled:
         compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn.values())
     trials: list[CaseResult] = []
-    for number, case in drawn.items():
+    for number, case in progress.steps([*drawn.items()], "case"):
         with tensors.one_thread(), cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
             args = tuple(inputs(case))
             if number not in known:

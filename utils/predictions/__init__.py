@@ -53,7 +53,7 @@ _FORM = re.compile(
     r"predict (?P<name>\w+\.[a-z0-9-]+): (?:choice (?P<right>\d)|(?P<number>\d+(?:,\d{3})*(?:\.\d+)?)"
     r"(?: (?P<unit>[^=]+?))?(?:, (?:(?P<exactly>exactly)|within (?P<factor>\d+(?:\.\d+)?)))? = (?P<expression>\S.*))"
 )
-_PROMPT = re.compile(r"\*\*(?:Predict|Guess)\b(?!,)")
+_PROMPT = re.compile(r"\*\*(?:Predict|Guess)\b(?!, )")
 _LIST = re.compile(r"(?:^[-*] .*(?:\n|\Z)(?:^[ \t]+\S.*(?:\n|\Z))*)+\s*\Z", re.M)
 _HEADING = re.compile(r"^#{1,6} ", re.M)
 CHOICES = (3, 4)
