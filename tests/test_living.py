@@ -48,6 +48,18 @@ def test_it_starts_in_a_page_that_has_nothing_else(browser, name):
     page.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roofline", "parallelism"])
+def test_two_on_one_page_have_names_of_their_own(browser, name):
+    page = browser.new_page()
+    page.set_content(2 * living.show(name, STILL).html)
+    page.wait_for_function("document.querySelectorAll('[data-ready] .mlf-plot svg').length === 2")
+    twice = """() => [...document.querySelectorAll("[id]"), ...document.querySelectorAll("form")]
+      .map((each) => each.id || each.ariaLabel).filter((each, i, all) => all.indexOf(each) < i)"""
+    assert page.evaluate(twice) == []
+    page.close()
+
+
 def test_on_the_site_its_scripts_are_files(shown, tmp_path):
     made = as_html({"output_type": "display_data", "data": shown._repr_mimebundle_()[0]}, Figures(tmp_path, "x", "02"))
     assert '<script defer src="../_static/living/roofline.js"></script>' in made and "<script>" not in made

@@ -189,12 +189,13 @@
     /** `plan`: {name, title, groups: [{legend, fields}], compute(values) -> results,
         build(host, act) -> show(values, results, step) -> words of the step, steps?(values, results) -> last step,
         changed?(id, text) -> further texts}. `act.set(id, value)` or `act.set({id: value, ...})` changes fields from the figure itself, `act.player` is
-        the bar of steps, for build to put below its drawing, and `act.go(step)` goes to one; `begin` is the step that is shown first. A field may have a `slider`,
+        the bar of steps, for build to put below its drawing, `act.go(step)` goes to one, and `act.key` is the figure's name, unlike that of others on its page; `begin` is the step that is shown first. A field may have a `slider`,
         a function of all texts that lists the numbers it slides over. */
     constructor(host, plan) {
       [this.plan, this.host] = [plan, host];
       const count = (started.get(plan.name) || 0) + 1;
       started.set(plan.name, count);
+      this.count = count;
       this.key = count > 1 ? `${plan.name}-${count}` : plan.name;
       this.given = JSON.parse(host.dataset.settings || "{}");
       this.linked = !("settings" in host.dataset); // on a page of its own; embedded in a lecture the address is the lecture's
@@ -208,7 +209,7 @@
       this.said = h("span", { class: "mlf-said", role: "status" });
       host.replaceChildren(h("div", { class: "mlf-body" }, h("div", { class: "mlf-main" }, this.notice, this.results), this.form()));
       this.player = plan.steps ? new Player(plan.title, `mlf-${this.key}-step`, (step) => this.show(...this.found, step)) : null;
-      this.show = plan.build(this.results, { set: (id, value) => this.set(id, value), player: this.player && this.player.element, go: (step) => this.player.go(step) });
+      this.show = plan.build(this.results, { set: (id, value) => this.set(id, value), player: this.player && this.player.element, go: (step) => this.player.go(step), key: this.key });
       if (this.player && !this.player.element.isConnected) this.results.append(this.player.element);
       if (this.player) this.player.step = Number(this.given.step ?? plan.begin ?? 0);
       if (this.linked) {
@@ -243,7 +244,7 @@
       const groups = this.plan.groups.map((group) =>
         h("fieldset", {}, h("legend", {}, group.legend),
           h("div", { class: "mlf-grid" }, group.fields.map((field) => this.rows.get(field.id)))));
-      const form = h("form", { class: "mlf-form", novalidate: true, "aria-label": this.plan.title }, groups,
+      const form = h("form", { class: "mlf-form", novalidate: true, "aria-label": this.count > 1 ? `${this.plan.title}, ${this.count}` : this.plan.title }, groups,
         h("div", { class: "mlf-actions" },
           this.linked ? h("button", { type: "button", onclick: () => this.copy() }, "Copy link") : null,
           h("button", { type: "reset" }, "Start again"), this.said));

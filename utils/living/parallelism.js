@@ -148,11 +148,10 @@
   const rectangle = (x, y, wide, high) => `M${x.toFixed(2)} ${y.toFixed(2)}h${wide.toFixed(2)}v${high}h${(-wide).toFixed(2)}z`;
   const LETTER = 6.7;
   const text = (x, y, words, attributes = {}) => s("text", { x, y, ...attributes }, words);
-  let hatches = 0;
 
-  /** A hatched pattern of its own for a drawing: [element, fill]. */
-  function hatch() {
-    const id = `mlf-hatch-${(hatches += 1)}`;
+  /** A hatched pattern for a drawing, named after its figure: [element, fill]. */
+  function hatch(key) {
+    const id = `mlf-${key}-hatch`;
     return [s("defs", {}, s("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
       s("rect", { class: "mlf-idle-ground", width: 6, height: 6 }), s("line", { class: "mlf-idle-line", x1: 0, x2: 0, y1: 0, y2: 6 }))), `url(#${id})`];
   }
@@ -288,7 +287,7 @@
     const narrow = width < 520;
     const [left, right, top, high] = [narrow ? 2 : 84, width - 12, 34, 34];
     const x = MLF.axis({ low: 0, high: found.seconds, log: false }, left, right);
-    const [defs, waste] = hatch();
+    const [defs, waste] = hatch(view.act.key);
     const svg = s("svg", { class: "mlf-timeline", width, role: "group", "aria-label": view.label }, defs);
     const lane = (name, y) => (narrow ? text(left, y - 5, name) : text(left - 10, y + high / 2 + 4, name, { "text-anchor": "end" }));
     const [work, link] = [top + 8, top + high + (narrow ? 34 : 22)];
@@ -366,7 +365,7 @@
     const [left, right, top] = [narrow ? 24 : 62, width - 12, 26];
     const [row, gap] = [p <= 8 ? 27 : 19, 3];
     const x = MLF.axis({ low: 0, high: makespan, log: false }, left, right);
-    const [defs, waste] = hatch();
+    const [defs, waste] = hatch(view.act.key);
     const svg = s("svg", { class: "mlf-timeline", width, role: "group", "aria-label": view.label }, defs);
     const place = (stage) => top + 10 + stage * (row + gap);
     const named = (stage) => (narrow ? stage : `stage ${stage}`);

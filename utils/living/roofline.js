@@ -336,7 +336,7 @@
     host.append(figure, line, list, used);
     const plot = new MLF.Plot(figure);
     figure.append(said);
-    const probe = new MLF.Probe(figure, [plot], "Read the roof at an intensity", "mlf-roofline-probe");
+    const probe = new MLF.Probe(figure, [plot], "Read the roof at an intensity", `mlf-${act.key}-probe`);
     const dots = new Dots(said, act);
     return (values, found) => {
       const name = data.operators[values.op].name;
