@@ -130,7 +130,7 @@ def figures_of(html: str) -> list[float]:
                     column += 1
                 if span := re.search(r'rowspan="(\d+)"', attributes):
                     open_spans[column] = int(span[1]) - 1
-                parts = re.split(r", | <small>| to |</small>", inner)
+                parts = [part.rpartition(": ")[2] for part in re.split(r", | <small>| to |</small>", inner)]
                 found += [value for part in parts if (value := si(part, units[column] if units else ""))]
                 column += 1
             for rest in range(column, len(units)):

@@ -137,12 +137,14 @@ def page(record: Record) -> str:
     """A record's page as MyST Markdown: a chart, all results as tables, then settings and how it was measured."""
     shown = ", ".join(_link(path) for path in shown_in(record.benchmark))
     settings, *tables = results(record.results)
+    first, _, words = _words(record).partition("\n\n")
     return "\n".join(
         [
             f"# {heading(record.benchmark)}\n",
-            _words(record) + "\n",
-            f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
+            first + "\n",
             record_charts.chart(record.benchmark, record.results) + "\n",
+            words + "\n",
+            f"Shown in: {shown}.\n" if shown else "No notebook draws it; the tests of the lab's kernels rest on it.\n",
             "## Results\n",
             _notes(record.results) + f"All figures in full: {{download}}`{record.benchmark}.json`.\n",
             *map(_markdown, tables or [settings]),

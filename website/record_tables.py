@@ -21,6 +21,8 @@ LONGEST_CELL = 12
 LONGEST_INNER = 8
 #: A cell of more characters than this is given room, or its row would become tall.
 LONG_TEXT = 40
+#: A table of more columns than this is set smaller; where it has only a few rows, these become its columns.
+MOST_COLUMNS, FEW_ROWS = 6, 10
 
 
 @dataclass
@@ -184,14 +186,37 @@ def _grid(values: Sequence[Any], caption: str) -> str:
 
 
 def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
+    _join_where_keys_differ(items)
     own_same, own = _apart([item.own for item in items])
     named_same, named = _apart([entry for item in items for entry in item.named.values()])
     by = next((item.by for item in items if item.by), ())
     body = "".join(_rows(item, own, named, by) for item in items[:rows])
-    table = f'<table class="record"><thead>{_head(own, named, by)}</thead><tbody>{body}</tbody></table>'
+    wide = " wide" if len(own) + len(named) + bool(by) > MOST_COLUMNS else ""
+    table = f'<table class="record{wide}"><thead>{_head(own, named, by)}</thead><tbody>{body}</tbody></table>'
+    if wide and len(items) <= FEW_ROWS and not by:
+        table = f'<table class="record wide"><tbody>{_turned(items, own)}</tbody></table>'
     left = len(items) - rows
     more = f'<p class="left-out">The first {number(rows)} of {number(len(items))} points.</p>' if left > 0 else ""
     return own_same + named_same + _box(table, caption) + more
+
+
+def _join_where_keys_differ(items: Sequence[_Item]) -> None:
+    """Make one column of an object whose keys are not the same in all points, as the parameters of operators are."""
+    for key in {path[0] for item in items for path in item.own if len(path) == 2}:
+        keys = {frozenset(path[1] for path in item.own if path[0] == key) for item in items}
+        if len(keys) > 1 and len(frozenset.union(*keys)) > 2:
+            for item in items:
+                joined = {path[1]: item.own.pop(path) for path in list(item.own) if path[0] == key}
+                item.own[key,] = ", ".join(f"{label(name)}: {text(v, unit_of((name,)))}" for name, v in joined.items())
+
+
+def _turned(items: Sequence[_Item], columns: Sequence[Column]) -> str:
+    """The rows of a table whose columns are the points: a few points of many figures."""
+    lines = []
+    for c in columns:
+        cells = "".join(_cell(replace(c, in_cells=True), item.own) for item in items)
+        lines.append(f'<tr><th scope="row">{escape(path_label(c.path))}</th>{cells}</tr>')
+    return "".join(lines)
 
 
 def _apart(entries: Sequence[Mapping[Path, Any]]) -> tuple[str, list[Column]]:

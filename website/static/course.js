@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  const BOXES = ".bd-article :is(pre, div.math, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+  const BOXES = ".bd-article :is(pre, div.math > mjx-container, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
 
   function reachable() {  // a box that hides something takes the keyboard, and shows that it goes on
     document.querySelectorAll(BOXES).forEach(function (box) {
