@@ -274,8 +274,6 @@
     }
   }
 
-  let drawings = 0;
-
   class Board {
     /** One drawing of the playground at `step`: slots, requests, pool and block tables. */
     constructor(width, { values, results, step, act }, drawing) {
@@ -293,7 +291,7 @@
       const longest = 1.2 * Math.max(...values.requests.map(({ prompt, answer }) => prompt + answer));
       this.scale = held?.scale || SCALES.find((each) => each >= longest) || SCALES[SCALES.length - 1];
       drawing.board = this;
-      this.hatch = `mlf-hatch-${(drawings += 1)}`;
+      this.hatch = `mlf-hatch-${(MLF.hatched = (MLF.hatched || 0) + 1)}`; // a page may hold several of these figures
     }
 
     x(iteration) {
@@ -321,7 +319,7 @@
 
     /** The iteration that is shown now, as a band behind slots and requests. */
     frame(top, bottom) {
-      return this.now ? rect("mlf-now", this.x(this.step - 1), top - 4, this.column, bottom - top + 4) : null;
+      return this.now ? rect("mlf-iteration", this.x(this.step - 1), top - 4, this.column, bottom - top + 4) : null;
     }
 
     /** Calls draw(step, x) for the iterations that are over and in view. */
