@@ -491,7 +491,8 @@ def test_a_wrong_address_below_the_root_shows_a_page_whose_links_work(browser, a
 
 def test_the_first_screen_of_the_home_page_has_the_figure_its_controls_and_the_way_in(browser, address: str):
     visit = Visit(browser, address, reduced_motion="reduce")
-    needed = ("section > h1", ".start", ".verdict", ".walk >> nth=0", ".walk >> nth=1", ".meter >> nth=5", ".buttons input")
+    needed = ("section > h1", ".start", ".verdict", ".walk >> nth=0", ".walk >> nth=1", ".meter >> nth=5")
+    needed += (".buttons input",)
     for width, height in ((1440, 900), (1366, 768), (390, 844)):
         visit.tab.set_viewport_size({"width": width, "height": height})
         visit.go("index.html")
