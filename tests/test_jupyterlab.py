@@ -246,6 +246,7 @@ LONG = {
 
 def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
     path = next(path for path in notebook_paths() if path.stem.startswith("09"))
-    tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-OutputArea-output figure")
+    tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-Notebook")
     figure = tab.page.locator(".jp-OutputArea-output figure").first
+    figure.wait_for(state="attached", timeout=60_000)
     assert "Run this cell" in figure.evaluate("figure => getComputedStyle(figure, '::after').content")
