@@ -61,8 +61,6 @@ html_theme_options = {
     "navbar_persistent": [],
     "toc_title": "On this page",
     "search_bar_text": "Search the course",
-    # a record's page gives the room to its tables
-    "secondary_sidebar_items": {"**": ["page-toc.html"], "records/**": []},
     "logo": {"text": project},
     "footer_content_items": ["copyright.html"],
     "pygments_light_style": "a11y-high-contrast-light",

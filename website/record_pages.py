@@ -33,6 +33,9 @@ PARTS = {part.label: [lesson.key for lesson in part.lessons] for part in parts()
 MOST_BYTES = 180_000
 _ROWS = (400, 300, 200, 150, 100, 50, 20)
 
+#: A record's page has no list of its sections beside it: that room is its tables'.
+_ROOM = "---\nhtml_theme.sidebar_secondary.remove: true\n---\n"
+
 _INDEX = """\
 # Records
 
@@ -140,6 +143,7 @@ def page(record: Record) -> str:
     first, _, words = _words(record).partition("\n\n")
     return "\n".join(
         [
+            _ROOM,
             f"# {heading(record.benchmark)}\n",
             first + "\n",
             record_charts.chart(record.benchmark, record.results) + "\n",

@@ -22,7 +22,7 @@ LONGEST_INNER = 8
 #: A cell of more characters than this is given room, or its row would become tall.
 LONG_TEXT = 40
 #: A table of more columns than this is set smaller; where it has only a few rows, these become its columns.
-MOST_COLUMNS, FEW_ROWS = 6, 10
+MOST_COLUMNS, FEW_ROWS = 6, 8
 
 
 @dataclass
