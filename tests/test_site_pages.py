@@ -469,6 +469,7 @@ def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(bro
                 box.locator("input").fill("7")
                 box.locator("input").press("Enter")
             assert held.get_attribute("open") is not None, prompt.name
+            assert held.evaluate("(fold) => getComputedStyle(fold).maxWidth") == "none", "as wide as other figures"
             assert box.locator(".predict-part").first.is_visible(), prompt.name
         assert not visit.wrong
         count += len(prompts)
