@@ -49,7 +49,7 @@ def test_it_starts_in_a_page_that_has_nothing_else(browser, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["roofline", "parallelism"])
+@pytest.mark.parametrize("name", ["roofline", "parallelism", "scheduler"])
 def test_two_on_one_page_have_names_of_their_own(browser, name):
     page = browser.new_page()
     page.set_content(2 * living.show(name, STILL).html)
