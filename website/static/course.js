@@ -2,9 +2,20 @@
 (function () {
   "use strict";
 
-  const BOXES = ".bd-article :is(pre, div.math > mjx-container, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+  var BOXES = ".bd-article :is(pre, div.math > mjx-container, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+
+  function fit() {  // an equation that is a little too wide for its column is set a little smaller
+    var wide = Array.from(document.querySelectorAll(".bd-article div.math > mjx-container"), function (equation) {
+      equation.parentElement.style.fontSize = "";
+      return equation;
+    }).map(function (equation) { return [equation.parentElement, equation.clientWidth / equation.scrollWidth]; });
+    wide.forEach(function (pair) {
+      if (pair[1] < 1 && pair[1] > 0.8) pair[0].style.fontSize = Math.floor(98 * pair[1]) + "%";
+    });
+  }
 
   function reachable() {  // a box that hides something takes the keyboard, and shows that it goes on
+    fit();
     document.querySelectorAll(BOXES).forEach(function (box) {
       var wide = box.scrollWidth > box.clientWidth + 1;
       if (wide || box.scrollHeight > box.clientHeight + 1) box.setAttribute("tabindex", "0");
