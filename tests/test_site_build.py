@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
 import nbformat
 import pytest
+from pygments import highlight
+from pygments.lexers import PythonLexer
 
 from website import cells, icons, laptop, notebooks, places, prose
+from website.code_lines import CodeLines
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000280000001408060000")
 
@@ -105,7 +109,7 @@ def test_a_figure_that_speaks_of_dark_and_light_stays_as_it_was_drawn(tmp_path):
 
 def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     stream = {"output_type": "stream", "name": "stdout", "text": "<script>alert(1)</script>\n"}
-    assert "<script>" not in cells.as_html(stream, None)
+    assert "<script>" not in cells.all_html([stream], None)
     line = '<details style="border:1px"><summary><span style="color:#009E73">✓</span> x</summary>y</details>'
     claim = {
         "output_type": "display_data",
@@ -114,9 +118,21 @@ def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     shown = '<details class="course-claim"><summary><span>✓</span> x</summary>y</details>'
     assert cells.as_html(claim, cells.Figures(None, "", "")) == shown
     assert cells.all_html([stream, claim], None).endswith(shown)
-    two = cells.all_html([claim, claim, stream], None)
-    assert two.startswith('<details class="course-claims">') and two.count(shown) == 2
-    assert "2 figures hold</summary>" in two and two.endswith("</pre>")
+    stream["text"] += "✓ equation (1): 240 numbers checked in float64\n"
+    three = cells.all_html([claim, stream, claim], None)  # one line that opens, below what the cell shows
+    assert three.startswith('<pre class="course-text"') and three.index("</pre>") < three.index("course-claims")
+    assert "3 results checked</summary>" in three and three.count(shown) == 2 and three.count("equation (1)") == 1
+
+
+def test_each_line_of_code_is_a_box_with_its_indentation_and_copies_as_it_was():
+    code = "if x:\n    y = 1\n\n        # far\n"
+    made = highlight(code, PythonLexer(), CodeLines(nowrap=False))
+    assert re.findall(r'^(?:<div.*?>)?(?:<pre>)?(?:<span></span>)?<span class="(i\d+)">', made, re.M) == [
+        "i0",
+        "i1",
+        "i2",
+    ]
+    assert html.unescape(re.sub(r"<[^>]+>", "", made)).strip() == code.strip()
 
 
 @pytest.mark.slow
