@@ -149,7 +149,9 @@ def test_a_staged_notebook_keeps_its_code_and_its_texts(path, tmp_path):
             assert all(heading in words for heading in headings)
     figures = sum("image/png" in o.get("data", {}) for c in whole.cells for o in c.get("outputs", []))
     animations = sum(
-        "data-mlf" in "".join(o.get("data", {}).get("text/html", "")) for c in whole.cells for o in c.get("outputs", [])
+        re.search("data-(mlf|living)=", "".join(o.get("data", {}).get("text/html", ""))) is not None
+        for c in whole.cells
+        for o in c.get("outputs", [])
     )
     assert len(list(tmp_path.glob("*.png"))) == figures - animations
     nbformat.validate(made)

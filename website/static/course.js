@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  var BOXES = ".bd-article :is(pre, div.math > mjx-container, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+  var BOXES = ".bd-article :is(pre, div.math, div.math > mjx-container, mjx-container.course-long, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
 
   function fit() {  // an equation that is a little too wide for its column is set a little smaller
     var wide = Array.from(document.querySelectorAll(".bd-article div.math > mjx-container"), function (equation) {
@@ -14,8 +14,18 @@
     });
   }
 
+  function inline() {  // a formula within a line that is longer than the line scrolls by itself
+    document.querySelectorAll(".bd-article span.math > mjx-container").forEach(function (formula) {
+      formula.classList.remove("course-long");
+      var line = formula.closest("p, li, td, dd, figcaption");
+      var long = line && line.clientWidth && formula.getBoundingClientRect().width > line.clientWidth;
+      formula.classList.toggle("course-long", Boolean(long));
+    });
+  }
+
   function reachable() {  // a box that hides something takes the keyboard, and shows that it goes on
     fit();
+    inline();
     document.querySelectorAll(BOXES).forEach(function (box) {
       var wide = box.scrollWidth > box.clientWidth + 1;
       if (wide || box.scrollHeight > box.clientHeight + 1) box.setAttribute("tabindex", "0");
