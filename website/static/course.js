@@ -17,7 +17,7 @@
   function inline() {  // a formula within a line that is longer than the line scrolls by itself
     document.querySelectorAll(".bd-article span.math > mjx-container").forEach(function (formula) {
       formula.classList.remove("course-long");
-      var line = formula.closest("p, li, td, dd, figcaption");
+      var line = formula.closest("td, th") ? null : formula.closest("p, li, dd, figcaption");  // a table scrolls as a whole
       var long = line && line.clientWidth && formula.getBoundingClientRect().width > line.clientWidth;
       formula.classList.toggle("course-long", Boolean(long));
     });
