@@ -97,6 +97,7 @@ def test_running_cell_by_cell_stops_at_a_prompt_and_goes_on_behind_the_guess(tab
     assert "jp-mod-active" in cells.nth(first).get_attribute("class")
 
 
+@pytest.mark.thorough
 def test_the_help_menu_lists_the_guesses(tab: Tab):
     path = LECTURE
     prompts = predictions.predictions(notebooks.read(path).cells)
@@ -217,6 +218,7 @@ def test_an_exercise_opens_its_module_beside_the_notebook_and_a_lecture_is_a_lin
     page.wait_for_selector(".lm-TabBar-tabLabel:has-text('12_paged')", timeout=30_000)
 
 
+@pytest.mark.thorough
 def test_a_cell_that_takes_long_says_so_and_how_far_it_is_and_stores_nothing(lab_tab: Tab, course: Path):
     page = lab_tab.page
     (course / "long.ipynb").write_text(json.dumps(LONG), encoding="utf-8")
@@ -248,6 +250,7 @@ LONG = {
 }
 
 
+@pytest.mark.thorough
 def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
     path = next(path for path in notebook_paths() if path.stem.startswith("09"))
     tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-Notebook")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from explorer_cases import link_of, typed, whole
 from living_tab import LivingTab, living_tab  # noqa: F401  (fixtures)
+from parameters import thorough_but
 
 from utils import schedules
 from utils import transformer_math as tm
@@ -258,7 +259,7 @@ def test_the_micro_batches_slide_in_multiples_of_the_stages_where_they_must(livi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", thorough_but(MODES, "data"))
 def test_the_moment_follows_the_pointer_60_times_a_second(living_tab: LivingTab, mode: str, record_property):
     page = living_tab.open(NAME, mode=mode, ranks=8, micro=32, stages=8, step=0)
     page.set_viewport_size({"width": 1000, "height": 900})

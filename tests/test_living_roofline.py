@@ -81,11 +81,13 @@ def test_a_keyboard_moves_the_point_the_roofs_and_from_kernel_to_kernel(living_t
     ("settings", "handle", "across", "down", "field"),
     [
         ({"m": 64}, "the product: its rows m", 150, 0, "m"),
-        ({"m": 64, "drag_matmul": "side"}, "the product: m = k = n", -150, 0, "k"),
-        ({"op": "attention"}, "attention: its queries and keys", -200, 0, "kv_len"),
-        ({"op": "elementwise"}, "your operator: its FLOPs an element", 150, 0, "flops_per_element"),
+        pytest.param({"m": 64, "drag_matmul": "side"}, "the product: m = k = n", -150, 0, "k", marks=pytest.mark.thorough),
+        pytest.param({"op": "attention"}, "attention: its queries and keys", -200, 0, "kv_len", marks=pytest.mark.thorough),
+        pytest.param(
+            {"op": "elementwise"}, "your operator: its FLOPs an element", 150, 0, "flops_per_element", marks=pytest.mark.thorough
+        ),
         ({"kernels": "all"}, "memory bandwidth", 0, -80, "beta"),
-        ({"kernels": "all"}, "bf16 peak", 0, 60, "peak"),
+        pytest.param({"kernels": "all"}, "bf16 peak", 0, 60, "peak", marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
 def test_what_is_dragged_follows_the_pointer_60_times_a_second(

@@ -326,7 +326,14 @@ def test_a_keyboard_steps_drags_and_leads_into_a_deadlock_and_out_of_it(living_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("handle", "across"), [("R3: arrival", 110), ("R3: answer", -60), ("R8: prompt", 60)])
+@pytest.mark.parametrize(
+    ("handle", "across"),
+    [
+        ("R3: arrival", 110),
+        pytest.param("R3: answer", -60, marks=pytest.mark.thorough),
+        pytest.param("R8: prompt", 60, marks=pytest.mark.thorough),
+    ],
+)
 def test_eight_requests_follow_the_pointer_60_times_a_second(living_tab: LivingTab, record_property, handle, across):
     page = living_tab.open(NAME, requests=MANY, batch=8, blocks=40)
     knob = page.get_by_role("slider", name=handle)
