@@ -14,6 +14,7 @@ from utils import operators, records, roofline
 from utils.hardware import gpu
 from utils.living.kernels import recorded
 
+THOROUGH = pytest.mark.thorough
 NAME = "roofline"
 H100 = gpu("H100")
 
@@ -81,13 +82,13 @@ def test_a_keyboard_moves_the_point_the_roofs_and_from_kernel_to_kernel(living_t
     ("settings", "handle", "across", "down", "field"),
     [
         ({"m": 64}, "the product: its rows m", 150, 0, "m"),
-        pytest.param({"m": 64, "drag_matmul": "side"}, "the product: m = k = n", -150, 0, "k", marks=pytest.mark.thorough),
-        pytest.param({"op": "attention"}, "attention: its queries and keys", -200, 0, "kv_len", marks=pytest.mark.thorough),
+        pytest.param({"m": 64, "drag_matmul": "side"}, "the product: m = k = n", -150, 0, "k", marks=THOROUGH),
+        pytest.param({"op": "attention"}, "attention: its queries and keys", -200, 0, "kv_len", marks=THOROUGH),
         pytest.param(
-            {"op": "elementwise"}, "your operator: its FLOPs an element", 150, 0, "flops_per_element", marks=pytest.mark.thorough
+            {"op": "elementwise"}, "your operator: its FLOPs an element", 150, 0, "flops_per_element", marks=THOROUGH
         ),
         ({"kernels": "all"}, "memory bandwidth", 0, -80, "beta"),
-        pytest.param({"kernels": "all"}, "bf16 peak", 0, 60, "peak", marks=pytest.mark.thorough),
+        pytest.param({"kernels": "all"}, "bf16 peak", 0, 60, "peak", marks=THOROUGH),
     ],
 )  # fmt: skip
 def test_what_is_dragged_follows_the_pointer_60_times_a_second(

@@ -24,6 +24,7 @@ from utils.serving import MODELS, SamplingParams, load_model
 from utils.serving.metrics import RequestRecord
 from website import explorers
 
+THOROUGH = pytest.mark.thorough
 NAME = "scheduler"
 FOUR = "0: 4+8, 0: 4+8, 0: 4+8, 0: 4+8"
 FOLDER = Path(explorers.__file__).parent
@@ -184,7 +185,7 @@ def computed(tab: LivingTab, cases: list[Case]) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=THOROUGH)])
 def test_random_inputs_are_at_every_iteration_where_lab_5s_engine_is(living_tab: LivingTab, model, count):
     rng = random.Random(1917)
     cases = [drawn(rng) for _ in range(count)]
@@ -330,8 +331,8 @@ def test_a_keyboard_steps_drags_and_leads_into_a_deadlock_and_out_of_it(living_t
     ("handle", "across"),
     [
         ("R3: arrival", 110),
-        pytest.param("R3: answer", -60, marks=pytest.mark.thorough),
-        pytest.param("R8: prompt", 60, marks=pytest.mark.thorough),
+        pytest.param("R3: answer", -60, marks=THOROUGH),
+        pytest.param("R8: prompt", 60, marks=THOROUGH),
     ],
 )
 def test_eight_requests_follow_the_pointer_60_times_a_second(living_tab: LivingTab, record_property, handle, across):
