@@ -313,20 +313,25 @@ def test_a_few_elements_that_are_slightly_wrong_are_not_taken_for_rounding():
     assert "three digits" not in str(failed.value)
 
 
+def check_with_an_option(student) -> None:
+    """Check a function of x with an option ``double``, which changes nothing in the right answer."""
+    check_kernel(
+        Exercise("1.1", "options"),
+        student,
+        lambda x, double=False: x * 1.0,
+        Cases({"n": 16}, options={"double": (False, True)}, layouts=()),
+        lambda case: (case.tensor("x", "n"),),
+        forbidden=Rules(kernel=False),
+        seed=1,
+    )
+
+
 def test_an_option_that_alone_goes_wrong_is_named():
     def student(x, double=False):
         return x.clone() + (x.abs() if double else 0)
 
     with pytest.raises(CheckFailed, match="only cases with double=True fail"):
-        check_kernel(
-            Exercise("1.1", "options"),
-            student,
-            lambda x, double=False: x * 1.0,
-            Cases({"n": 16}, options={"double": (False, True)}, layouts=()),
-            lambda case: (case.tensor("x", "n"),),
-            forbidden=Rules(kernel=False),
-            seed=1,
-        )
+        check_with_an_option(student)
 
 
 def test_an_option_with_which_other_cases_are_right_is_not_named():
@@ -334,15 +339,7 @@ def test_an_option_with_which_other_cases_are_right_is_not_named():
         return x.clone() + (x.abs() if double and len(x) > 16 else 0)
 
     with pytest.raises(CheckFailed) as failed:
-        check_kernel(
-            Exercise("1.1", "options"),
-            student,
-            lambda x, double=False: x * 1.0,
-            Cases({"n": 16}, options={"double": (False, True)}, layouts=()),
-            lambda case: (case.tensor("x", "n"),),
-            forbidden=Rules(kernel=False),
-            seed=1,
-        )
+        check_with_an_option(student)
     assert "double=True" in str(failed.value).splitlines()[-1] and "only cases with" not in str(failed.value)
 
 

@@ -1,4 +1,4 @@
-/* The formulas of the explorers, the same as those of `utils` in the course's repository: each function names the one
+/* The formulas of the living figures, the same as those of `utils` in the course's repository: each function names the one
    that it repeats, and tests/test_site_explorers.py holds both against each other. Pure: no document, no state.
 
    Counts (FLOPs, bytes of an operator) are BigInt, exact as in Python; times, rates and shares are numbers. What is
