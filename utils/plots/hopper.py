@@ -18,7 +18,6 @@ from utils.plots.style import (
     IDLE,
     INK,
     LIMIT,
-    ON_CHIP,
     SMALL,
     TEXT,
     WASTE_HATCH,
@@ -36,6 +35,13 @@ KINDS = {
     "copy": (HBM, "copy into shared memory"),
     "waiting": ("white", "waits"),
 }
+#: Looks of up to four series: a shade of blue per pair, the first of a pair solid, the second dashed.
+_SERIES = (
+    {"color": mix(ARITHMETIC, 0.5), "marker": "o", "linestyle": "-"},
+    {"color": mix(ARITHMETIC, 0.5), "marker": "s", "linestyle": "--"},
+    {"color": ARITHMETIC, "marker": "^", "linestyle": "-"},
+    {"color": ARITHMETIC, "marker": "D", "linestyle": "--"},
+)
 #: Kinds that the tensor cores do.
 PRODUCTS = ("scores", "output")
 #: (what, tile, start, end), what being one of ``KINDS``.
@@ -130,7 +136,7 @@ def _timeline_panel(ax: Axes, name: str, lanes: Lanes, end: float) -> str:
 def ladder(
     panels: Mapping[str, Mapping[str, Sequence[float]]], steps: Sequence[str], *, title: str, subtitle: str = "",
 ) -> Figure:  # fmt: skip
-    """Ratios over the steps of a ladder: a panel a group, a line a series; 1 is the limit.
+    """Ratios over the steps of a ladder: a panel a group, a line a series, a colour a pair of series; 1 is the limit.
 
     Args:
         panels: group -> series -> one ratio a step (None where a step has none).
@@ -151,9 +157,9 @@ def ladder(
         ax.axhline(1, color=LIMIT, linewidth=0.9)
         ax.annotate("cuDNN", (0, 1), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", size=SMALL,
                     color=INK)  # fmt: skip
-        for (name, values), colour, mark in zip(series.items(), (ARITHMETIC, HBM, ON_CHIP, "#CC79A7"), "os^D"):
+        for (name, values), look in zip(series.items(), _SERIES):
             at = [i for i, v in enumerate(values) if v is not None]
-            ax.plot(at, [values[i] for i in at], f"-{mark}", color=colour, linewidth=1.8, markersize=4.5, label=name)
+            ax.plot(at, [values[i] for i in at], **look, linewidth=1.8, markersize=4.5, label=name)
             said.append(f"{group}, {name}: " + ", ".join(number(values[i], 3) for i in at))
         ax.set_title(group, loc="left", size=TEXT, weight="bold", color=INK)
         ax.set_xticks(range(len(steps)), steps, rotation=62, ha="right", rotation_mode="anchor")
@@ -172,7 +178,7 @@ def speedup_bars(
     """Ratios with their spread, a row a shape, a dot a series, a panel a direction; the line at 1 is a tie.
 
     Args:
-        panels: panel -> row -> series -> (ratio, low, high).
+        panels: panel -> row -> series -> (ratio, low, high), at most two series.
     """
     for name, rows in panels.items():
         require_data(f"panel {name!r}", rows)
@@ -183,7 +189,7 @@ def speedup_bars(
     )  # fmt: skip
     axes = [axes] if isinstance(axes, Axes) else list(axes)
     said, kinds = [], list(dict.fromkeys(s for rows in panels.values() for row in rows.values() for s in row))
-    colours = dict(zip(kinds, (ARITHMETIC, HBM, ON_CHIP, "#CC79A7"), strict=False))
+    colours = dict(zip(kinds, (ARITHMETIC, mix(ARITHMETIC, 0.5)), strict=False))
     for ax, (panel, rows) in zip(axes, panels.items(), strict=True):
         ax.axvline(1, color=LIMIT, linewidth=0.9)
         for row, series in rows.items():
