@@ -29,7 +29,7 @@ STATE_COLOURS = {
     "activations": mix(ARITHMETIC, 0.55),
 }
 #: A curve for each stage of ZeRO.
-STAGE_COLOURS = (mix(HBM, 0.55, "#000000"), HBM, mix(HBM, 0.55), ARITHMETIC)
+STAGE_COLOURS = (mix(HBM, 0.4, "#000000"), mix(HBM, 0.7, "#000000"), HBM, mix(HBM, 0.55))
 #: Groups of a rank in a mesh; its tensor group, which talks most, has the colour of links.
 _REPLICAS, _PIPELINE = mix(ARITHMETIC, 0.65), mix(HBM, 0.6)
 
