@@ -10,10 +10,11 @@ from matplotlib.patches import FancyBboxPatch, Patch
 
 from utils.plots.check import require_between, require_same_length
 from utils.plots.marks import centred
-from utils.plots.style import ARITHMETIC, IDLE, INK, MUTED, SMALL, TEXT, WRONG, WRONG_HATCH, bare, figure, mix, styled
+from utils.plots.style import ARITHMETIC, IDLE, INK, MUTED, SMALL, TEXT, WASTE_HATCH, bare, figure, mix, styled
 from utils.units import number
 
 _ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, IDLE
+_REJECTED = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH}
 _MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
 #: In characters: a line of the figure, the room before a round, around a token's text, and before the added token.
 _LINE, _MARGIN, _PAD, _APART = 98.0, 5.0, 0.9, 1.2
@@ -65,8 +66,8 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
         ax.text(left - 1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
     handles = [
         Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
-        Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="rejected"),
-        Patch(facecolor=_DROPPED, label="dropped, not judged"),
+        Patch(**_REJECTED, label="rejected"),
+        Patch(facecolor=_DROPPED, label="discarded, not checked"),
         Patch(facecolor=_ADDED, label="the target's own"),
     ]
     ax.legend(
@@ -94,7 +95,7 @@ def _token(ax, x: float, row: int, token: str, kind: str) -> float:
     width = len(text) + _PAD
     style = {
         "accepted": {"facecolor": _ACCEPTED, "edgecolor": "none"},
-        "rejected": {"facecolor": "white", "edgecolor": WRONG, "hatch": WRONG_HATCH},
+        "rejected": _REJECTED,
         "dropped": {"facecolor": _DROPPED, "edgecolor": "none"},
         "added": {"facecolor": _ADDED, "edgecolor": "none"},
     }[kind]
@@ -133,7 +134,7 @@ def overlap_bars(
         if p > q:
             ax.bar(x, p - shared, 0.74, bottom=shared, color=_ADDED)
         elif q > p:
-            ax.bar(x, q - shared, 0.74, bottom=shared, facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH)
+            ax.bar(x, q - shared, 0.74, bottom=shared, **_REJECTED)
     ax.set_xticks(
         range(len(labels)), [visible(label) for label in labels], rotation=35, ha="right", size=TEXT,
         family="DejaVu Sans Mono",
@@ -141,7 +142,7 @@ def overlap_bars(
     ax.set_ylabel("probability")
     handles = [
         Patch(facecolor=_ACCEPTED, label="min(p, q): drafted and accepted"),
-        Patch(facecolor="white", edgecolor=WRONG, hatch=WRONG_HATCH, label="q above p: rejected"),
+        Patch(**_REJECTED, label="q above p: rejected"),
         Patch(facecolor=_ADDED, label="p above q: the residual"),
     ]
     ax.legend(handles=handles, frameon=False, fontsize=SMALL, loc="upper right")
