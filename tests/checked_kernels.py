@@ -181,6 +181,9 @@ def scale_kernel(x_ptr, out_ptr, rows, cols, stride_row, stride_col, BLOCK: tl.c
         tl.store(out_ptr + j * rows + i, factor * x, mask=mask)
     elif BUG == "rows below the first tile":
         tl.store(out_ptr + i * cols + j, factor * x + tl.program_id(0), mask=mask)
+    elif BUG == "rows below the first whole tile":
+        wrong = tl.where(rows % BLOCK == 0, 1.0 * tl.program_id(0), 1.0 + j)  # all rows where they fill no whole tiles
+        tl.store(out_ptr + i * cols + j, factor * x + wrong, mask=mask)
     elif BUG == "zero":
         tl.store(out_ptr + i * cols + j, 0.0 * x, mask=mask)
     elif BUG == "square root":

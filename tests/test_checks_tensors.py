@@ -254,6 +254,18 @@ def test_a_wrong_kernel_is_told_its_likely_cause(name, bug, says):
     assert f"reproduce: seed={seed}, case " in text
 
 
+def test_sizes_are_no_cause_where_no_size_that_is_a_multiple_of_the_tile_is_right():
+    ragged, empty = Case("ragged", {"row": 3, "col": 41}), Case("no element", {"row": 0, "col": 32})
+    whole = Case("whole tiles", {"row": 3, "col": 64})
+    assert "no multiple of the tile" in message("row sum", "other is one", 7, cases=[ragged, empty, whole])
+    assert "no multiple of the tile" not in message("row sum", "other is one", 7, cases=[ragged, empty])
+
+
+def test_a_first_tile_that_is_right_in_some_failed_cases_alone_is_no_cause():
+    text = message("scale", "rows below the first whole tile", 7)
+    assert "(whole tiles)" in text and "likely cause" not in text
+
+
 def test_an_index_that_overflows_32_bits_is_told_so_and_a_64_bit_one_passes():
     far = Cases({"row": (3,), "col": 32}, dtypes=(torch.float16,), layouts=("far",), count=1)
     check("row sum", cases=far)

@@ -224,7 +224,7 @@ def test_an_unknown_mistake_still_shows_cases_and_a_call_that_reproduces_it():
 
 
 def test_a_constant_factor_is_pointed_out():
-    assert "every result is 1/3 times what is expected" in fail_text(
+    assert "every wrong result is 1/3 times what is expected" in fail_text(
         "1.5", ridge_point=lambda peak_flops, bandwidth: peak_flops / bandwidth / 3
     )
 

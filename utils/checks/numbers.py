@@ -222,7 +222,8 @@ def _constant_ratio(form: AnswerFormat, answers: Sequence[Answer]) -> str:
     ratio = Fraction(ratios[0]).limit_denominator(64)
     if not ratio or any(abs(r / float(ratio) - 1) > 1e-6 for r in ratios):
         return ""
-    return f"every result is {ratio} times what is expected: which factor or term is missing, wrong or counted twice?"
+    asked = "which factor or term is missing, wrong or counted twice?"
+    return f"every wrong result is {ratio} times what is expected: {asked}"
 
 
 def _check_refusals(

@@ -12,7 +12,7 @@ import torch
 from utils.checks.cases import Case
 from utils.checks.diagnoses import Diagnosis, Evidence
 from utils.checks.launches import arguments_in
-from utils.checks.tensors import agrees, number, upcast
+from utils.checks.tensors import Difference, agrees, number, upcast
 from utils.checks.traffic import OVERFLOW
 from utils.kernel_profile import LaunchProfile
 
@@ -150,10 +150,16 @@ def _shift(e: Evidence) -> str | None:
 
 
 def _first_tile_right(e: Evidence) -> str | None:
-    """The dimension along which the first tile is right and each later one has wrong elements."""
+    """The dimension along which, in every failed case, the first tile is right and each later one is wrong."""
+
+    def right_first(difference: Difference, position: int) -> bool:
+        tiles = e.tiling.bad_tiles(difference.bad.numpy())
+        along = tiles.any(axis=tuple(i for i in range(tiles.ndim) if i != position))
+        return len(along) > 1 and not along[0] and bool(along[1:].all())
+
+    failed = [trial.differences[e.position] for trial in e.trials if trial.failed and trial.differences]
     for position, dimension in enumerate(e.tiling.dimensions if e.bad_tiles is not None else ()):
-        along = e.bad_tiles.any(axis=tuple(i for i in range(e.bad_tiles.ndim) if i != position))
-        if len(along) > 1 and not along[0] and along[1:].all():
+        if all(right_first(difference, position) for difference in failed if difference.count):
             return dimension.name
     return None
 
@@ -383,6 +389,7 @@ GENERIC: tuple[Diagnosis, ...] = (
     Diagnosis(
         lambda e: (
             e.only(_ragged(e))
+            and any(not (t.failed or _ragged(e)(t.case)) and all(t.case.sizes.values()) for t in e.trials)
             and not _slight(e)
             and any(t.failed and _plain(t.case) and t.case.kind != "one element" for t in e.trials)
         ),

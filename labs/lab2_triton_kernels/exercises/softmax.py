@@ -178,7 +178,7 @@ def _short_cases(seed: int) -> list[Case]:
     cases = Cases(
         {"row": range(5, 30), "col": 64}, layouts=("transposed", "padded"), count=2, zero=True, magnitude=100.0
     )
-    longest = {"row": 2, "col": LONGEST_ROW}
+    longest = {"row": 16, "col": LONGEST_ROW}  # rows and columns fill whole tiles
     return [
         *cases.draw(seed),
         shapes.permuted(seed, 21),

@@ -159,11 +159,11 @@ _SEEN: tuple[tuple[str, int, tuple[str, ...], Seen], ...] = (
         BOUNDS, OF_QUERIES + OF_KEYS, _bounds,
     ),
     (
-        "pairs past the window count: tiles at its left edge are masked, too",
+        "pairs past the window count: the mask of tiles at its left edge is left out, or hides none of them",
         MASK, OF_QUERIES + OF_KEYS, _no_left_edge,
     ),
     (
-        "keys after a query's own count: tiles on the diagonal are masked, too",
+        "keys after a query's own count: the mask of tiles on the diagonal is left out, or hides none of them",
         MASK, OF_QUERIES + OF_KEYS, _no_diagonal,
     ),
     ("nothing is masked inside of the tiles that are read", MASK, OF_QUERIES + OF_KEYS, _no_mask),

@@ -236,6 +236,9 @@ wrong(
     edits={f"x - {SHORT_MAX}": "x"},
 )
 wrong(
+    SHORT, "sum for the maximum", "every element is NaN", edits={f"x - {SHORT_MAX}": "x - tl.sum(x, axis=1)[:, None]"}
+)
+wrong(
     SHORT,
     "axis 0",
     "maximum and sum run over axis 0",

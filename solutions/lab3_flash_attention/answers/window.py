@@ -197,11 +197,13 @@ wrong(
 )  # fmt: skip
 wrong("ends with its first query", 3, "the loop over keys ends too early", {END: END.replace("BLOCK_M", "1")})
 
-LEFT = "tiles at its left edge are masked, too"
+LEFT = "the mask of tiles at its left edge is left out, or hides none of them"
+DIAGONAL = "the mask of tiles on the diagonal is left out, or hides none of them"
 wrong("left edge not masked", 4, LEFT, {SEEN: "j <= last"})
 wrong("dq masked on the diagonal alone", 4, LEFT, {PARTLY: ""})
 wrong("oldest queries not masked", 4, LEFT, {" & (age < window)": ""})
-wrong("diagonal not masked", 4, "tiles on the diagonal are masked, too", {SEEN: "j + window > last"})
+wrong("diagonal not masked", 4, DIAGONAL, {SEEN: "j + window > last"})
+wrong("a diagonal that hides no key", 4, DIAGONAL, {"j <= last": "j <= last + Nq"})
 wrong("nothing masked", 4, "nothing is masked inside of the tiles", {MASK: "s = s"})
 
 TOP_LEFT = "aligned at the top left"

@@ -757,6 +757,13 @@ wrong(
 )
 wrong(
     ANCHOR,
+    "last tile before the last key",
+    "rows of whole tiles without a causal mask are right, others are not",
+    "where does the last tile begin",
+    edits={"(key_end - 1) // BLOCK_N * BLOCK_N": "(key_end - 2) // BLOCK_N * BLOCK_N"},
+)
+wrong(
+    ANCHOR,
     "last tile left",
     "the last tile is missing",
     '"classic wrong answers" 2',

@@ -353,6 +353,7 @@ def _anchored_cases(seed: int, blocks: Mapping[torch.dtype, tuple[int, int]]) ->
     return [
         *runtime.pick(cpu=former, gpu=former[seed % 3 :: 3]),
         Case("a tile without keys", blind, options={"causal": True}, seed=seed),
+        Case("last key alone", sizes(1, 1, 1, block_m, 2 * block_n + 1, 16), seed=seed),
         # the first tile of queries ends where the first key begins
         Case("no key by one", sizes(1, 1, 1, 2 * block_m + 3, block_m + 3, 16), options={"causal": True}, seed=seed),
         Case(shapes.LOW, sizes(1, 1, 1, *past[torch.float32], 16), seed=seed),
@@ -470,8 +471,8 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "only a last tile that keys do not fill goes wrong: where does it begin, of which head is it, which of its "
-        "scores count, and which of its values are loaded?",
+        "rows of whole tiles without a causal mask are right, others are not: which tiles are masked, where does the "
+        "last tile begin, of which head is it, which of its scores count, and which of its values are loaded?",
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind != "one tile"),

@@ -192,6 +192,12 @@ wrong(
         "ratio = tl.exp(m - new)": "ratio = 1.0",
     },
 )
+wrong(
+    "rescaled by powers of two",
+    "earlier steps are rescaled by a power of 2",
+    '"classic wrong answers" 4',
+    edits={"ratio = tl.exp(m - new)": "ratio = tl.exp2(m - new)"},
+)
 wrong("powers of two", "these are powers of 2", '"classic wrong answers" 4', edits={"tl.exp(": "tl.exp2("})
 wrong(
     "upside down",

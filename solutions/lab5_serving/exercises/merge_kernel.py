@@ -74,8 +74,10 @@ def _exponentials_over_count(outputs: Tensor, logsumexps: Tensor) -> Tensor:
     return _not_normalised(outputs, logsumexps) / _some(logsumexps).sum(-1).clamp(min=1)[..., None]
 
 
-def _in_steps(rescale_sum: bool, rescale_output: bool, carry: bool) -> Callable[[Evidence], bool]:
-    """Whether an answer is what a running merge gives that forgets some of its rescaling."""
+def _in_steps(
+    rescale_sum: bool, rescale_output: bool, carry: bool, exp: Callable[[Tensor], Tensor] = torch.exp
+) -> Callable[[Evidence], bool]:
+    """Whether an answer is what a running merge gives that forgets some of its rescaling, or rescales by ``exp``."""
 
     def applies(e: Evidence) -> bool:
         found = launched([e.trial, *e.trials], KERNEL)
@@ -87,7 +89,7 @@ def _in_steps(rescale_sum: bool, rescale_output: bool, carry: bool) -> Callable[
         for start in range(0, logsumexps.shape[-1], block):
             lse = logsumexps[..., start : start + block]
             new = torch.maximum(m, lse.amax(-1)) if carry else lse.amax(-1).clamp(min=-1e30)
-            weights, ratio = torch.exp(lse - new[..., None]), torch.exp((m - new).clamp(max=80))
+            weights, ratio = torch.exp(lse - new[..., None]), exp((m - new).clamp(max=80))
             d = d * (ratio if rescale_sum else 1.0) + weights.sum(-1)
             o = o * (ratio[..., None] if rescale_output else 1.0)
             o = o + _weighted(outputs[:, :, start : start + block], lse, weights)
@@ -148,6 +150,10 @@ _RULES = (
             "it off twice, which comes to the same)",
             1,
         ),
+    ),
+    Diagnosis(
+        _in_steps(True, True, True, exp=torch.exp2),
+        classic("earlier steps are rescaled by a power of 2: the logsumexps are natural logarithms", 4),
     ),
     Diagnosis(_in_steps(True, False, True), classic("the sum is rescaled, the output is not", 1)),
     Diagnosis(_in_steps(False, True, True), classic("the output is rescaled, the sum is not", 1)),
