@@ -83,6 +83,13 @@ wrong(
 )
 wrong(
     BYTES,
+    "fused, read and not written",
+    "read but not written, or written but not read",
+    "4",
+    edits={"matrix + matrix\nelif": "matrix\nelif"},
+)
+wrong(
+    BYTES,
     "statistics in HBM",
     "they stay on the chip",
     edits={"3 * matrix + matrix": "4 * matrix + 4 * rows"},

@@ -128,7 +128,7 @@ SOFTMAX_BYTES = Question(
     _softmax_cases,
     softmax_bytes,
     (
-        Mistake("the output is not written", _pass_table(fused=(1, 0)), 4),
+        Mistake("the matrix is read but not written, or written but not read", _pass_table(fused=(1, 0)), 4),
         *(
             Mistake(
                 "a row moves more than twice: fused, it stays on the chip between one read and one write",
