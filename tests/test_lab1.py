@@ -258,6 +258,16 @@ def test_what_the_wrong_cases_have_in_common_is_pointed_out():
     )
 
 
+def test_what_the_wrong_cases_have_in_common_is_told_with_the_argument_that_tells_them_from_like_cases_that_pass():
+    def the_first_query_sees_one_key(batch, heads, seq_q, seq_k, head_dim, causal):
+        rows = min(seq_q, seq_k)
+        pairs = rows * (1 + seq_k) // 2 if causal else seq_q * seq_k
+        return batch * heads * pairs * (4 * head_dim + 5)
+
+    said = "every case with fewer queries than keys fails, and every other case passes (so with causal=True; all other"
+    assert said in fail_text("1.4", attention_flops=the_first_query_sees_one_key)
+
+
 def test_a_refusal_that_does_not_name_the_value_is_not_enough():
     def silent(n):
         if n < 1:

@@ -196,7 +196,11 @@ def diagnose(question: Question, answers: Sequence[Answer]) -> str:
     alike = [answer for answer in answers if answer.case.arguments[question.split_by] == value]
     others_fail = any(not answer.right and answer.case.arguments[question.split_by] != value for answer in answers)
     cause = _cause(question, alike)
-    return f"{cause} (so with {question.split_by}={value!r}; other cases fail too)" if cause and others_fail else cause
+    if cause and others_fail:
+        return f"{cause} (so with {question.split_by}={value!r}; other cases fail too)"
+    if cause == _common_tag(alike) != _common_tag(answers):
+        return f"{cause} (so with {question.split_by}={value!r}; all other cases pass)"
+    return cause
 
 
 def _cause(question: Question, answers: Sequence[Answer]) -> str:
