@@ -412,6 +412,13 @@ wrong(
 )
 wrong(
     TILED,
+    "K not masked after the first step",
+    "only sizes K that are no multiple of BLOCK_K fail",
+    '"classic wrong answers" 2',
+    edits={"(inner[:, None] < K - start)": "(inner[:, None] < K + start)"},
+)
+wrong(
+    TILED,
     "pointers stay",
     "each step multiplies the first tiles again",
     '"classic wrong answers" 3',

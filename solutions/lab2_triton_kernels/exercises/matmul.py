@@ -133,11 +133,11 @@ def _block_k(e: Evidence, kernel: str) -> int:
 
 
 def _from_the_second_step(e: Evidence, kernel: str) -> bool:
-    """Whether all cases that fail have several steps along K, and one of a single step, of their dtype, passes."""
+    """Whether a single step along K is right in this case's dtype and several never are, and only several ever fail."""
     block = _block_k(e, kernel)
-    single = [t for t in e.trials if 0 < t.case.sizes["k"] <= block and t.case.dtype == e.case.dtype]
-    right = any(not t.failed and launched([t], kernel) for t in single)
-    return right and all(t.case.sizes["k"] > block for t in e.trials if t.failed)
+    passing = [t.case for t in e.trials if not t.failed and t.case.dtype == e.case.dtype and launched([t], kernel)]
+    single = [case.sizes["k"] <= block for case in passing if case.sizes["k"]]
+    return bool(single) and all(single) and all(t.case.sizes["k"] > block for t in e.trials if t.failed)
 
 
 # ---- 2.7
