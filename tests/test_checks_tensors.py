@@ -229,7 +229,7 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
         ("add", "raises", "RuntimeError: cannot add 32 elements\n  in add, line "),
         ("row sum", "other is one", "only sizes that are no multiple of the tile fail"),
         ("row sum", "float16 sum", "only about three digits are right"),
-        ("row sum", "keeps the last tile", "right while one tile covers col, wrong from the second tile on"),
+        ("row sum", "keeps the last tile", "one tile covers col, wrong from the second tile on: look at the loop"),
         ("row sum", "negated", "every element has the wrong sign"),
         ("row sum", "mean", "1/col for col=32"),
         ("row sum", "plus one", "differs by the same constant, 1"),

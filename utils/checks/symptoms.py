@@ -326,8 +326,8 @@ def _first_program_alone(e: Evidence) -> str | None:
 
 
 _CARRY = (
-    "look at what each tile loads, at what is carried from tile to tile, and at what belongs to the whole row instead "
-    "of one tile"
+    "look at the loop, at what each of its tiles loads or stores, at what is carried from tile to tile, and at what "
+    "belongs to the whole row instead of one tile"
 )
 
 #: The rules that hold for any kernel, the most telling first.
