@@ -551,6 +551,7 @@ def check_speed(flash_attention: Attention, seed: int | None = None) -> None:
         inspections=[_moved(tuning), forward.alone(forward.FORWARD)],
         forbidden=forward.RULES,
         diagnose=_ANCHOR_MISTAKES,
+        atol=gradients.ROUNDING,
         compiled=Compiled(
             tf32=11,
             wide=11,

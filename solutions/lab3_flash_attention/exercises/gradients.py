@@ -14,7 +14,7 @@ from . import shapes, tiles
 from .mistakes import BlocksOf, Mistake, causal, rules, scaled
 from .walk import gradients
 
-#: What e^(S - L) may be off by because L is rounded to float32, in a gradient of ordinary size.
+#: What an output or gradient of ordinary size may be off by because S and L are rounded to float32, and so e^(S - L).
 ROUNDING = 4e-6
 _PLACE = {"dq": 0, "dk": 1, "dv": 2}
 
