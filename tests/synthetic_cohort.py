@@ -1,6 +1,7 @@
 """A class of synthetic submissions to a lab, each with the grade that it must get.
 
 Right answers, partial ones, every seeded wrong answer (at most one an exercise in a submission), and the hostile ones.
+Hostile submissions that come to the same in every lab are in the class of one lab only (:data:`GENERAL`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from grading.verdicts import exercises_in
 from utils.checks.answers import WrongAnswer
 
 FAILED = ("failed", "timed out", "crashed")
+
+GENERAL = 1
+"""The lab whose class holds the general hostile submissions: its own are the quickest to grade."""
 
 
 @dataclass(frozen=True)
@@ -215,12 +219,26 @@ def _write(lab: Lab, folder: Path, answers: Mapping[str, str]) -> None:
 def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
     taken_along = _leaning(lab)
     for index, pack in enumerate(_packs(lab)):
+        unwritten = _unwritten(lab, pack, taken_along)
         lost = {each.exercise: Lost(FAILED, "|".join([*map(re.escape, each.says), "notebook draws"])) for each in pack}
         also = frozenset().union(*(taken_along[number] for each in pack for number in _touched(each)))
         also |= {number for each in pack for number in _touched(each)}
         both = {number: Lost((*FAILED, "not attempted")) for number in lost if number in _others(lost, taken_along)}
-        member = Member(f"wrong-{index + 1:02}", lost | both, also - set(lost))
-        yield member, lambda folder, pack=pack: _write_places(lab, folder, pack)
+        left = dict.fromkeys(unwritten, Lost((*FAILED, "not attempted")))
+        member = Member(f"wrong-{index + 1:02}", lost | both | left, also - set(lost) - unwritten)
+        yield member, lambda folder, pack=pack, left=unwritten: _write_places(lab, folder, pack, left)
+
+
+def _unwritten(lab: Lab, pack: Sequence[Any], taken_along: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The exercises that a submission with few wrong answers leaves as they were handed out.
+
+    It solves those that its wrong answers may need. That a wrong answer costs no other exercise its points is shown
+    by the submissions that hold many.
+    """
+    if 2 * len(pack) >= len(lab.exercises):
+        return frozenset()
+    touched = frozenset().union(*map(_touched, pack))
+    return frozenset(number for number, along in taken_along.items() if touched.isdisjoint({number, *along}))
 
 
 def in_files(lab: Lab) -> list[WrongAnswer]:
@@ -275,19 +293,19 @@ def _neighbours(path: Path, lab: Lab) -> frozenset[str]:
     return frozenset(f"{node.module}.py" for node in nodes if node.level == 1 and node.module)
 
 
-def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any]) -> None:
-    """Plain answers with the edits of each of the chosen."""
+def _write_places(lab: Lab, folder: Path, chosen: Sequence[Any], unwritten: frozenset[str]) -> None:
+    """Plain answers with the edits of each of the chosen, without those to the exercises that are unwritten."""
     places = edited(lab.name)
     for answer in chosen:
         places = answer.filled(places)
-    _write(lab, folder, places)
+    _write(lab, folder, {label: text for label, text in places.items() if label.split(":")[0] not in unwritten})
 
 
 # ---- hostile ones: every sixteenth solves all else, every eighth a little, the others nothing
 
 
 def _hostile(lab: Lab) -> Iterable[tuple[Member, Any]]:
-    chosen = [each for each in HOSTILE if lab.number in each.labs]
+    chosen = [each for each in HOSTILE if lab.number in each.labs and (lab.number == GENERAL or not each.general)]
     for index, each in enumerate(chosen):
         only = None if index % 16 == 0 or each.loses != "target" else BRIEF.get(lab.number) if index % 8 == 0 else ()
         only = only if lab.number in BRIEF else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
+import string
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from lab_places import ROOT, write_lab
 
 from grading.lab import find_lab, lab_names
 from grading.policy import LONGEST, violations
+from grading.policy.uses import _is_complete
 from utils.checks.forbid import MOST_FETCHED, OPERATOR_GROUPS
 
 LAB = find_lab("lab2")
@@ -134,6 +137,12 @@ import functools, operator\ndef prod(x): return functools.reduce(operator.mul, x
 from contextlib import contextmanager, nullcontext
 def f(x):\n  print("done", type(x), x.shape)
 class A:\n  def g(self):\n    return self.__class__.limit + type(self).limit
+ROW = "{:>8} " * 3\nprint(ROW.format(1, 2, 3), ("{:>8}" + " {:>8}").format(1, 2))
+def f(names):\n  return " | ".join(["{:>8}"] * len(names)).format(*names)
+def f(names):\n  return " ".join("{:>8}" for _ in names).format(*names) + ("{:>{}}" * 2).format(1, 2, 3, 4)
+CELL = "{:>8.3f}"\nHEAD = 2 * CELL + ", "\ndef f(n):\n  return (CELL * int(n)).format(*range(n)) + HEAD.format(1, 2)
+class V(tuple):\n  def __repr__(self):\n    return "v"\n  def twice(self):\n    return V(2 * v for v in self)
+class V:\n  @classmethod\n  def of(cls, *values):\n    return cls(*values)\n  def twice(self):\n    return V(*(2 * v for v in self.values))
 """.strip().split("\n")  # noqa: E501
 
 
@@ -278,6 +287,22 @@ class E:\n  def __radd__(self, o): return int\ntype(int)("a" + E())
 def str(x): return int\ntype(int)(str(3))
 KINDS = {}\nKINDS.get(3, type(int))('L', (int,), {})
 import numbers\ntype(numbers.Integral).register(numbers.Integral, float)
+('{0.__glo' + 'bals__}').format(f)
+A = '{0.__glo'\nB = 'bals__}'\n(A + B).format(f)
+'__glo'.join(['{0.', 'bals__}']).format(f)
+''.join(['{0.__glo', 'bals__}']).format(f)
+''.join(c for c in T).format(f)
+''.join(['{}'] * K).format(f)
+('{:{0.__glo' + 'bals__}}').format(f)
+class E:\n  def __rmul__(self, o): return '{0.__glo' + 'bals__}'\n('{}' * E()).format(f)
+class E:\n  def __rmul__(self, o): return ['{0.__glo' + 'bals__}']\n' '.join(['{}'] * E()).format(f)
+class E:\n  def __radd__(self, o): return '{0.__glo' + 'bals__}'\n('{}' + E()).format(f)
+def len(x): return E()\n('{}' * len(3)).format(f)
+row = '{}'\nrow += '{0.__glo' + 'bals__}'\nrow.format(f)
+def show(width, f): return f'{{:>{width}}}'.format(f)
+class A:\n  def make(self, *v): return type(self)(*v)\nA.make(int, 'L', (int,), {})
+class A:\n  def make(self, a, b, c): return type(self)(a, b, c)\nA.make(int, 'L', (int,), {})
+from types import SimpleNamespace\nn = SimpleNamespace(a=1)\ntype(n)(('__a' + 'b__', 3) for _ in [1])
 """.strip().split("\n")
 
 
@@ -350,6 +375,36 @@ def test_a_violation_says_where_what_and_what_to_do_instead():
     assert str(found) == "line 3: `eval`: a module is graded as it is written: it may not run text as code"
     (found,) = violations("import torch\ntorch.softmax = None\n", "gelu.py", LAB)
     assert (found.line, found.what) == (2, "`torch.softmax = ...`") and "write a function of your own" in found.why
+
+
+@pytest.mark.parametrize(
+    ("source", "instead"),
+    [
+        ("from types import SimpleNamespace", "write a dataclass with these fields, or a named tuple"),
+        ("from dataclasses import make_dataclass", "write the class statement, with `@dataclass` above it"),
+        ("import operator\nx = operator.attrgetter('n')", "write `lambda thing: thing.name`"),
+        ("class V:\n  def f(self, v):\n    return type(self)(*v)", "write the class's name, `V(...)`, or name the arg"),
+        ("class V:\n  def f(self, v):\n    return self.__class__(*v)", "write the class's name, `V(...)`"),
+        ("def f(x, v):\n  return type(x)(*v)", "write the class's name, `TheClass(...)`"),
+        ("def f(width, x):\n  return ('{:>' + width + '}').format(x)", "joined of whole texts by `+`, `* 3` or `join`"),
+    ],
+)
+def test_honest_code_that_is_refused_is_told_what_to_write_instead(source, instead):
+    (said,) = refusals(source)
+    assert instead in said
+
+
+def test_complete_texts_put_together_have_the_fields_of_their_parts_and_no_other():
+    """So no attribute is named by a text of two halves; a text with half a field is not complete."""
+    texts = ["".join(signs) for length in range(5) for signs in itertools.product("{}0.", repeat=length)]
+    complete = [text for text in texts if _is_complete(text)]
+    assert 20 < len(complete) < len(texts) / 2 and "{0.}" in complete and not {"{", "}", "{0", ".0}"} & {*complete}
+
+    def fields(text: str) -> list[tuple[str, str]]:
+        return [(name, spec) for _, name, spec, _ in string.Formatter().parse(text) if name is not None]
+
+    for first, second in itertools.product(complete, repeat=2):
+        assert fields(first + second) == fields(first) + fields(second)
 
 
 def test_a_released_statement_passes_where_it_stands_and_nowhere_else():

@@ -14,19 +14,21 @@ from pathlib import Path
 import nbformat
 import pytest
 from grading_runs import MARK, grade, left_running, results
-from hostile import HOSTILE
+from hostile import HOSTILE, write
 from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import determine_grade
-from synthetic_cohort import Member, build
+from synthetic_cohort import GENERAL, Member, build
 from traitlets.config import Config
 
 from grading import gradebook, outputs, sandbox
+from grading.class_folder import find_submissions
 from grading.lab import find_lab, lab_names
 from grading.nbgrader_config import course_config, grades_config
 from grading.results import Verdict, result
 from grading.seeds import seeds_of
+from grading.submission import collect
 
 LAB = find_lab("lab1")
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
@@ -145,6 +147,22 @@ def test_each_lab_has_at_least_forty_hostile_submissions_of_names_of_their_own(n
     names = [each.name for each in HOSTILE if number in each.labs]
     assert len(names) >= 40 and len(set(names)) == len(names)
     assert all(each.tries and each.reason for each in HOSTILE)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in lab_names() if find_lab(name).number != GENERAL])
+def test_tricks_beside_the_modules_of_a_lab_change_no_module_that_is_graded(name, tmp_path):
+    """These are in the synthetic class of one lab only: in the others, what is graded is what was handed out."""
+    lab = find_lab(name)
+    beside = [each for each in HOSTILE if each.general and each.outcomes == ("not attempted",)]
+    for each in beside:
+        write(tmp_path / each.name, lab, each, only=())
+    found = find_submissions(tmp_path, lab).handed_in
+    assert len(found) == len(beside) > 30
+    released = {path.name: path.read_bytes() for path in lab.released.glob("*.py")}
+    for student, handed_in in found.items():
+        files = collect(handed_in, lab).files
+        assert all(files.get(name, content) == content for name, content in released.items()), student
 
 
 @needs_sandbox

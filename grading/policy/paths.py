@@ -175,6 +175,8 @@ class Paths:
         path = f"{home}.{name}"
         if path in tables.UNDERSCORED:
             return None
+        if path in tables.INSTEAD:
+            return tables.INSTEAD[path]
         if home in tables.ONLY and name not in tables.ONLY[home]:
             listed = ", ".join(sorted(tables.ONLY[home]))
             return f"of `{home}` a lab's module may use {listed}" if listed else f"import what you need of `{home}`"

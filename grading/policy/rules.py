@@ -224,15 +224,23 @@ class Reader:
         if node.attr == "__class__":
             self._judge_class_of(node, scope)
         elif node.attr in ("format", "format_map") and not self.uses.is_written(node.value):
-            self._refuse(node, f"`{text_of(node)}`", "a text with places to fill stands in the source as one text")
+            why = "what is filled stands in the source, whole or joined of whole texts by `+`, `* 3` or `join`"
+            self._refuse(node, f"`{text_of(node)}`", why)
         elif node.attr == "register" and (is_class_of(node.value) or self._roots(node.value, scope) & tables.ABSTRACT):
             self._refuse(node, f"`{text_of(node)}`", "Python's classes are not yours to change")
 
     def _judge_class_of(self, node: ast.expr, scope: Scope) -> None:
         """A thing's class: that of a class is a metaclass, which makes classes of tables of texts."""
-        if self.uses.keeps_class(node, scope):
-            why = "write `type(thing).__name__`, compare it, or name the class itself: a lab needs no metaclass"
-            self._refuse(node, f"`{text_of(node)}` as a value", why)
+        if not self.uses.keeps_class(node, scope):
+            return
+        call = self.uses.around(node)
+        if isinstance(call, ast.Call) and call.func is node:
+            name = self.uses.class_around(node) or "TheClass"
+            why = f"write the class's name, `{name}(...)`, or name the arguments: a lab needs no metaclass"
+            self._refuse(node, f"`{text_of(call)}`", why)
+            return
+        why = "write `type(thing).__name__`, compare it, or name the class itself: a lab needs no metaclass"
+        self._refuse(node, f"`{text_of(node)}` as a value", why)
 
     def _judge_fields(self, node: ast.Attribute) -> None:
         """An object's own fields; a module's are out of reach, for no module is ever a value."""

@@ -71,10 +71,8 @@ ONLY: Mapping[str, frozenset[str]] = {
 EXCEPT: Mapping[str, frozenset[str]] = {
     "contextlib": _names("chdir redirect_stderr redirect_stdout"),
     "copy": _names("replace"),
-    "dataclasses": _names("make_dataclass"),
     "enum": _names("EnumMeta EnumType member nonmember global_enum global_enum_repr global_flag_repr global_str"),
-    "functools": _names("singledispatch singledispatchmethod update_wrapper"),
-    "operator": _names("attrgetter methodcaller"),
+    "functools": _names("singledispatchmethod update_wrapper"),
     "random": _names("SystemRandom"),
     "typing": _names("ForwardRef evaluate_forward_ref get_args get_origin get_type_hints no_type_check_decorator"),
     "numpy": _names(
@@ -97,6 +95,15 @@ EXCEPT: Mapping[str, frozenset[str]] = {
         "launcher monitored_barrier new_subgroups register_rendezvous_handler run set_debug_level supports_complex"
     ),
     "triton.language": _names("core"),
+}
+
+#: Names that honest code uses, refused since each names an attribute or makes a class by a text: what to write instead.
+INSTEAD: Mapping[str, str] = {
+    "types.SimpleNamespace": "write a dataclass with these fields, or a named tuple",
+    "dataclasses.make_dataclass": "write the class statement, with `@dataclass` above it",
+    "functools.singledispatch": "write one function that asks `isinstance(x, ...)`",
+    "operator.attrgetter": "write `lambda thing: thing.name`",
+    "operator.methodcaller": "write `lambda thing: thing.method()`",
 }
 
 #: Whole families of names in ``torch`` that belong to its compilers and its files.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import string
 from collections import Counter
+from collections.abc import Callable
 
 from grading.policy.syntax import LOCAL, Function, Named, Scope, chain_of, is_class_of, is_plain_name
 
@@ -43,12 +45,17 @@ class Uses:
         called = node.func if isinstance(node, ast.Call) else None
         return isinstance(called, ast.Name) and called.id in names and not self._bound[called.id]
 
+    def _values_of(self, node: ast.expr) -> list[ast.expr]:
+        """What an expression stands for: itself, or all that is ever assigned to a name; empty if that is unknown."""
+        if not isinstance(node, ast.Name):
+            return [node]
+        values = self._values.get(node.id, [])
+        return values if len(values) == self._bound[node.id] else []
+
     def _is_always(self, node: ast.expr, kind: type[ast.expr]) -> bool:
         """Whether an expression is such a literal, or a name that never stands for anything else."""
-        if not isinstance(node, ast.Name):
-            return isinstance(node, kind)
-        values = self._values.get(node.id, [])
-        return len(values) == self._bound[node.id] > 0 and all(isinstance(value, kind) for value in values)
+        values = self._values_of(node)
+        return bool(values) and all(isinstance(value, kind) for value in values)
 
     # ---- decorators and types
     def decorates(self, node: ast.expr) -> bool:
@@ -78,6 +85,13 @@ class Uses:
         if isinstance(outer, ast.Tuple):
             node, outer = outer, self.around(outer)
         return self._is_call_of(outer, ("isinstance", "issubclass")) and node is not outer.args[0]
+
+    def class_around(self, node: ast.AST) -> str | None:
+        """The name of the class in whose methods a node stands."""
+        outer = self.around(node)
+        while outer is not None and not isinstance(outer, ast.ClassDef):
+            outer = self.around(outer)
+        return outer.name if outer is not None else None
 
     # ---- a class that an expression gives: `type(x)`, `x.__class__`, `type`
     def keeps_class(self, node: ast.expr, scope: Scope, names: int = 0) -> bool:
@@ -182,8 +196,49 @@ class Uses:
 
     # ---- texts and enumerations
     def is_written(self, node: ast.expr) -> bool:
-        """Whether a text stands in the source as it is."""
-        return self._is_always(node, ast.Constant)
+        """Whether all places of a text to fill stand in the source.
+
+        That is so for a literal, and for literals that are put together by ``+``, ``* 3``, ``* len(x)`` and ``join`` if
+        each is complete by itself: then the fields of the whole are the fields of its parts.
+        """
+        return self._is_always(node, ast.Constant) or self._is_template(node)
+
+    def _is_template(self, node: ast.expr, names: int = 0) -> bool:
+        values = self._values_of(node) if names < 4 else []
+        if isinstance(node, ast.Name):
+            return bool(values) and all(self._is_template(value, names + 1) for value in values)
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, str) and _is_complete(node.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self._is_template(node.left, names) and self._is_template(node.right, names)
+        if isinstance(node, ast.BinOp):
+            return self._is_repeated(node, lambda part: self._is_template(part, names))
+        method = node.func if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords else None
+        return (
+            isinstance(method, ast.Attribute)
+            and method.attr == "join"
+            and self._is_template(method.value, names)
+            and self._holds_templates(node.args[0], names)
+        )
+
+    def _holds_templates(self, node: ast.expr, names: int) -> bool:
+        """Whether an expression is a list, a tuple or a comprehension of complete texts."""
+        if isinstance(node, ast.List | ast.Tuple):
+            return all(self._is_template(element, names) for element in node.elts)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp):
+            return self._is_template(node.elt, names)
+        return self._is_repeated(node, lambda part: self._holds_templates(part, names))
+
+    def _is_repeated(self, node: ast.expr, is_part: Callable[[ast.expr], bool]) -> bool:
+        """Whether an expression is a part times a whole number: any other factor could say what the product is."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+            return False
+        pairs = ((node.left, node.right), (node.right, node.left))
+        return any(is_part(part) and self._is_count(times) for part, times in pairs)
+
+    def _is_count(self, node: ast.expr) -> bool:
+        number = isinstance(node, ast.Constant) and isinstance(node.value, int)
+        return number or self._is_call_of(node, ("int", "len"))
 
     def has_member(self, node: ast.ClassDef, scope: Scope) -> bool:
         """Whether an enumeration has a member for certain, so that nobody adds others by calling it."""
@@ -201,6 +256,15 @@ class Uses:
         path = scope.path_of(called or value) or ""
         literal = not any(isinstance(part, ast.Name | ast.Call | ast.Lambda) for part in ast.walk(value))
         return literal or path.startswith("torch.") or path == "enum.auto" or self._is_call_of(value, ("range",))
+
+
+def _is_complete(text: str) -> bool:
+    """Whether each place to fill that begins in a text ends in it too."""
+    try:
+        list(string.Formatter().parse(text))
+    except ValueError:
+        return False
+    return True
 
 
 def _asked(node: ast.expr) -> ast.expr | None:

@@ -20,8 +20,9 @@ from grading.lab import Lab
 #: The module of each lab that a hostile submission does not solve.
 TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py", 7: "consumer.py"}
 
-#: What a brief submission solves; all other modules are as they were handed out. Labs 1 and 7 are brief as a whole.
+#: What a brief submission solves; all other modules are as they were handed out. Lab 7 has one exercise only.
 BRIEF: dict[int, tuple[str, ...]] = {
+    1: ("warp.py",),
     2: ("bias_relu.py",),
     3: ("flash_forward_simple.py",),
     4: ("collectives.py",),
@@ -36,6 +37,9 @@ NEEDS = {
 }
 
 ALL = "all"
+
+EVERY = (1, 2, 3, 4, 5, 7)
+"""All labs."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,12 @@ class Hostile:
     loses: str
     module: str = ""
 
+    @property
+    def general(self) -> bool:
+        """Whether it is for every lab and ends before a check of the lab meets code of the submission."""
+        never_run = set(self.outcomes) <= {"refused"} or set(self.outcomes) <= {"not attempted"}
+        return self.labs == EVERY and never_run
+
 
 HOSTILE: list[Hostile] = []
 
@@ -72,7 +82,7 @@ def hostile(
     tries: str,
     *outcomes: str,
     reason: str,
-    labs: tuple[int, ...] = (1, 2, 3, 4, 5, 7),
+    labs: tuple[int, ...] = EVERY,
     loses: str = "target",
     module: str = "",
 ) -> Callable[[Callable[[Path, Lab], None]], Callable[[Path, Lab], None]]:

@@ -164,6 +164,26 @@ at_import(
     "def reach():\n    pass\n\n\nshown = str.format('{0.__glo' + 'bals__[__builtins__]}', reach)",
     TEXT + r"|a text",
 )
+at_import(
+    "text-by-a-product",
+    "has a factor say what the product of a text is",
+    "class Factor:\n    def __rmul__(self, text):\n        return '{0.__glo' + 'bals__[__builtins__]}'\n\n\n"
+    "def reach():\n    pass\n\n\nshown = ('{}' * Factor()).format(reach)",
+    TEXT,
+)
+at_import(
+    "text-joined",
+    "joins halves of a place to fill",
+    "def reach():\n    pass\n\n\nshown = 'glo'.join(['{0.__', 'bals__[__builtins__]}']).format(reach)",
+    TEXT,
+)
+at_import(
+    "class-by-a-method",
+    "calls a method that makes another instance with a class for the instance",
+    "class Pair:\n    def like(self, *values):\n        return type(self)(*values)\n\n\n"
+    "Liar = Pair.like(int, 'Liar', (int,), {'__eq__': lambda a, b: True})",
+    TEXT,
+)
 
 
 @hostile(
