@@ -29,7 +29,7 @@ from grading.lab import ROOT, Lab, find_lab
 from grading.look import OUTDATED, Note
 from grading.observed import FAILED, UNFINISHED, solution_failure
 from grading.pool import run_all
-from grading.results import corrected, digest_of, files_below, read_result
+from grading.results import corrected, digest_of, files_below, read_result, without
 from grading.roster import Roster, read_roster
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import ClassSeeds, seeds_of
@@ -100,8 +100,8 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
     roster = read_roster(given.roster) if given.roster else None
     term = read_term(out / FILE, lab, roster)
     everyone, chosen = _submissions(lab, given, roster)
-    absent = lateness.prepared(term, lab, everyone)
-    gradebook.register(out / "gradebook.db", lab)
+    absent = lateness.prepared(term, term.assigned(lab), everyone)
+    gradebook.register(out / "gradebook.db", lab, term.skip)
     outputs.write_config(out)
     seeds = seeds_of(out, lab, fresh=given.fresh_seeds)
     grader = _grader_digest(lab)
@@ -129,12 +129,12 @@ def _grade_class(lab: Lab, given: argparse.Namespace) -> int:
             else:
                 results[student] = result
             bar.update()
-    gradebook.enter(out, lab, results | absent)
+    gradebook.enter(out, lab, {student: without(one, term.skip) for student, one in (results | absent).items()})
     everyone.ungraded += [Ungraded(student, _why_failed(job, out, student)) for student in failed]
     results = _publish(out, lab, everyone, set(failed), gradebook.corrections(out / "gradebook.db", lab), term, absent)
     gradebook.enter_term(out / "gradebook.db", lab, results, term.due)
     shown = {student: result for student, result in results.items() if student in chosen}
-    _report(out, lab, shown, len(pending) - len(failed), everyone)
+    _report(out, term.assigned(lab), shown, len(pending) - len(failed), everyone)
     return 1 if failed else 0
 
 
@@ -172,8 +172,8 @@ def _publish(
     handed_in = dict(everyone.handed_in)
     results = {}
     for student, result in kept.items():
-        by_hand = corrections.get(student, {})
-        results[student] = corrected(result, {number: one.score for number, one in by_hand.items()})
+        by_hand = {number: one for number, one in corrections.get(student, {}).items() if number not in term.skip}
+        results[student] = corrected(without(result, term.skip), {number: one.score for number, one in by_hand.items()})
         if outdated := sorted(number for number, one in by_hand.items() if one.outdated):
             note = (
                 f"the automatic score of {', '.join(outdated)} has changed since it was corrected by hand: look again"
@@ -186,7 +186,8 @@ def _publish(
     waiting = everyone.handed_in.keys() - kept.keys() - {line.student for line in everyone.ungraded}
     everyone.ungraded += [Ungraded(student, "grade without --students", WAITING) for student in sorted(waiting)]
     everyone.ungraded = lateness.lines(term, everyone.ungraded, results)
-    outputs.write_csv(out, lab, results, handed_in, everyone.ungraded, _similar(out, lab, handed_in, results))
+    pairs = _similar(out, lab, handed_in, results)
+    outputs.write_csv(out, term.assigned(lab), results, handed_in, everyone.ungraded, pairs)
     return results
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -44,8 +44,13 @@ class Correction:
     outdated: bool
 
 
-def register(gradebook: Path, lab: Lab) -> None:
+def register(gradebook: Path, lab: Lab, skip: Collection[str] = ()) -> None:
     """Put a lab, its check cells and their points into a gradebook; nothing changes if they are there already.
+
+    Args:
+        gradebook: nbgrader's.
+        lab: the lab.
+        skip: numbers of exercises that are not assigned: their cells have no points.
 
     Raises:
         ValueError: the gradebook holds submissions that were graded with other exercises.
@@ -63,7 +68,7 @@ def register(gradebook: Path, lab: Lab) -> None:
             book.remove_notebook(lab.name, lab.name)
             book.update_or_create_notebook(lab.name, lab.name)
         for exercise in lab.exercises:
-            points = exercise.points
+            points = 0 if exercise.number in skip else exercise.points
             book.update_or_create_grade_cell(exercise.grade_id, lab.name, lab.name, max_score=points, cell_type="code")
 
 
@@ -96,19 +101,20 @@ def enter(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None
     """Enter results by student into the gradebook in ``out``, and write the notebooks that the formgrader shows.
 
     Entering them again changes nothing. What a person entered in the formgrader (a manual score, extra credit, a
-    comment) stays; where the automatic score has changed since, nbgrader asks for a second look.
+    comment) stays; where the automatic score has changed since, nbgrader asks for a second look. An exercise that is
+    not in a result has no points.
     """
     released = nbformat.read(lab.notebook, as_version=4)
     with Gradebook(f"sqlite:///{out / 'gradebook.db'}") as book:
         for student, result in results.items():
             exercises = {exercise["number"]: exercise for exercise in result["exercises"]}
-            by_id = {exercise.grade_id: exercises[exercise.number] for exercise in lab.exercises}
+            by_id = {one.grade_id: exercises[one.number] for one in lab.exercises if one.number in exercises}
             path = outputs.autograded_path(out, lab, student) / lab.notebook.name
             write_atomically(path, nbformat.writes(_with_verdicts(released, by_id)).encode())
             book.update_or_create_student(student)
             book.update_or_create_submission(lab.name, student)
             for grade in book.find_submission_notebook(lab.name, lab.name, student).grades:
-                score = float(by_id[grade.name]["score"])
+                score = float(by_id[grade.name]["score"]) if grade.name in by_id else 0.0
                 if grade.auto_score != score:
                     grade.needs_manual_grade = grade.manual_score is not None
                     grade.auto_score = score

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,6 +99,13 @@ def corrected(result: Mapping[str, Any], scores: Mapping[str, float]) -> dict[st
         for one in result["exercises"]
     ]
     return {**result, "exercises": exercises, "score": _number(sum(one["score"] for one in exercises))}
+
+
+def without(result: Mapping[str, Any], numbers: Collection[str]) -> dict[str, Any]:
+    """A result without the exercises of these numbers: they are in neither of its two sums of points."""
+    exercises = [one for one in result["exercises"] if one["number"] not in numbers]
+    score, most = (_number(sum(one[name] for one in exercises)) for name in ("score", "max_score"))
+    return {**result, "exercises": exercises, "score": score, "max_score": most}
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

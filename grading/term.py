@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, tzinfo
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from grading.class_folder import wrong_id
-from grading.lab import Lab, lab_names
+from grading.lab import Lab, find_lab, lab_names
 from grading.roster import Roster
 from grading.times import Submitted
 
@@ -23,6 +23,7 @@ WORDS = {
     int: "a whole number",
     DATE: "a date",
     bool: "true or false",
+    list: "a list",
     str: "a text",
     dict: "a table",
 }
@@ -55,12 +56,17 @@ class Override:
 
 @dataclass(frozen=True)
 class Term:
-    """What ``class.toml`` says of one lab; empty without such a file."""
+    """What ``class.toml`` says of one lab; empty without such a file. ``skip`` are exercises that are not assigned."""
 
     zone: tzinfo | None = None
     due: datetime | None = None
     late: Late | None = None
     overrides: Mapping[str, Override] = field(default_factory=dict)
+    skip: frozenset[str] = frozenset()
+
+    def assigned(self, lab: Lab) -> Lab:
+        """The lab with the exercises that are assigned."""
+        return replace(lab, exercises=tuple(one for one in lab.exercises if one.number not in self.skip))
 
     def day(self, when: datetime) -> str:
         """A time in words, where the class is."""
@@ -112,7 +118,9 @@ def _term(whole: dict[str, Any], lab: Lab, roster: Roster) -> Term:
     for spelling, table in top.items():
         if names[spelling] in terms:
             raise ValueError(f"{names[spelling]} is there twice, as {spelling} too")
-        given = _table(spelling, table, {"due": DATE, "students": dict})
+        given = _table(spelling, table, {"due": DATE, "skip": list, "students": dict})
+        skip = _skip(spelling, given.get("skip", []), find_lab(names[spelling]))
+        most = Term(skip=skip).assigned(lab).max_score
         due = _due(f"{spelling}.due", given["due"], zone) if "due" in given else None
         students = given.get("students", {})
         overrides = {name: _override(f"{spelling}.students.{name}", one, zone) for name, one in students.items()}
@@ -121,17 +129,15 @@ def _term(whole: dict[str, Any], lab: Lab, roster: Roster) -> Term:
                 raise ValueError(f"{spelling}.students: {student!r} is no id: {wrong}")
             if one.due is not None and due is None:
                 raise ValueError(f"{spelling}.students.{student} has a due date, and {spelling} itself has none")
-            if names[spelling] == lab.name and one.score is not None and one.score > lab.max_score:
-                raise ValueError(
-                    f"{spelling}.students.{student}.score: the lab has {lab.max_score:g} points, got {one.score:g}"
-                )
+            if names[spelling] == lab.name and one.score is not None and one.score > most:
+                raise ValueError(f"{spelling}.students.{student}.score: the lab has {most:g} points, got {one.score:g}")
         by_id: dict[str, Override] = {}
         for student, one in overrides.items():
             id_ = roster.id_of([student]) or student
             if id_ in by_id:
                 raise ValueError(f"{spelling}.students: {student!r} is a second name of {id_}, who is there already")
             by_id[id_] = one
-        terms[names[spelling]] = Term(zone, due, late, by_id)
+        terms[names[spelling]] = Term(zone, due, late, by_id, skip)
     return terms.get(lab.name, Term(zone))
 
 
@@ -147,6 +153,18 @@ def _table(where: str, table: object, known: Mapping[str, Any]) -> dict[str, Any
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ValueError(f"{place}{name} must be {WORDS[kind]}, got {value!r}")
     return dict(table)
+
+
+def _skip(spelling: str, numbers: list[object], lab: Lab) -> frozenset[str]:
+    """The exercises that are not assigned."""
+    known = [exercise.number for exercise in lab.exercises]
+    for number in numbers:
+        if number not in known:
+            listed = ", ".join(known)
+            raise ValueError(f"{spelling}.skip: there is no exercise {number!r}, but {listed}, each as a text")
+    if len(set(numbers)) == len(known):
+        raise ValueError(f"{spelling}.skip: no exercise is left")
+    return frozenset(numbers)
 
 
 def _zone(name: str | None) -> tzinfo | None:

@@ -108,7 +108,7 @@ def test_the_guides_example_is_read(tmp_path):
     [
         (("[lab1]", "[lab9]"), r"lab9 is not known; there are timezone, late, lab1_roofline, lab1"),
         (("[lab1]", "[lab1"), r"class\.toml: "),
-        (("[lab1]", "[lab1]\ndeu = 2026-11-28"), r"lab1\.deu is not known; there are due, students"),
+        (("[lab1]", "[lab1]\ndeu = 2026-11-28"), r"lab1\.deu is not known; there are due, skip, students"),
         (("due = 2026-11-28T23:59:00", 'due = "28 November"'), r"lab1\.due must be a date, got '28 November'"),
         (("Europe/Berlin", "Berlin/Europe"), r"timezone must be one such as \"Europe/Berlin\", got 'Berlin/Europe'"),
         (("Europe/Berlin", "../../etc"), r"timezone must be one such as"),
@@ -130,6 +130,12 @@ def test_the_guides_example_is_read(tmp_path):
         (("bo = ", '"../bo" = '), r"'\.\./bo' is no id"),
         (("due = 2026-11-28T23:59:00", ""), r"lab1\.students\.ada has a due date, and lab1 itself has none"),
         (("lab2_triton_kernels", "lab1_roofline"), r"lab1_roofline is there twice"),
+        (("[lab1]", '[lab1]\nskip = ["1.11"]'), r"lab1\.skip: there is no exercise '1\.11', but 1\.1, 1\.2, "),
+        (("[lab1]", "[lab1]\nskip = [1.1]"), r"lab1\.skip: there is no exercise 1\.1, but 1\.1, .*, each as a text"),
+        (("[lab1]", '[lab1]\nskip = "1.1"'), r"lab1\.skip must be a list, got '1\.1'"),
+        (("[lab2_triton_kernels]", '[lab2_triton_kernels]\nskip = ["1.1"]'), r"triton_kernels\.skip: there is no"),
+        (("[lab1]", f"[lab1]\nskip = {[e.number for e in LAB.exercises]}"), r"lab1\.skip: no exercise is left"),
+        (("[lab1]", '[lab1]\nskip = ["1.3", "1.10"]'), r"Jo Do\.score: the lab has 75 points, got 80"),
     ],
 )
 def test_what_the_file_says_wrongly_is_named_before_anything_is_graded(tmp_path, change, says):
@@ -358,6 +364,34 @@ def test_a_change_of_the_policy_runs_no_check_again_and_is_taken_back_without_a_
     with Gradebook(f"sqlite:///{term / 'gradebook.db'}") as book:
         assert book.find_submission(LAB.name, "late").late_submission_penalty == 0
         assert book.find_submission(LAB.name, "ext").extension is None
+
+
+@pytest.mark.slow
+def test_an_exercise_that_is_not_assigned_has_no_points_anywhere_and_no_check_runs_again(tmp_path, term, quick):
+    folder, canvas, roster = term / LAB.name, tmp_path / "canvas.csv", ("--roster", str(tmp_path / "roster.csv"))
+    (term / "class.toml").write_text(TOML.replace("[lab1]\n", '[lab1]\nskip = ["1.1", "1.3"]\n'))
+    assert run(tmp_path / "in", *roster) == 0 and quick == []
+    table = rows(tmp_path / "in")
+    assert not {"1.1", "1.3"} & table["fine"].keys() and table["fine"]["1.10"] == "15"
+    assert {row["max_score"] for row in table.values()} == {"85", ""}
+    assert {name: (row["score"], row["penalty"]) for name, row in table.items() if row["score"]} == {
+        "late": ("68", "17"), "fine": ("85", ""), "who": ("85", ""), "ext": ("85", ""), "set": ("80", ""),
+        "paper": ("70", ""),
+    }  # fmt: skip
+    page = (folder / "feedback" / "fine.html").read_text()
+    assert "85 <small>of 85 points" in page and LAB.exercises[1].title in page and LAB.exercises[0].title not in page
+    tests = json.loads((folder / "gradescope" / "fine.json").read_text())["tests"]
+    assert sum(one["max_score"] for one in tests) == 85 and len(tests) == len(LAB.exercises) - 2
+    with Gradebook(f"sqlite:///{term / 'gradebook.db'}") as book:
+        assert book.find_assignment(LAB.name).max_score == 85 and book.find_submission(LAB.name, "fine").score == 85
+        assert book.find_submission(LAB.name, "late").score == 85  # without its penalty, 17
+    canvas.write_text(CANVAS.replace("100", "85"))
+    assert export.main([str(folder / "grades.csv"), str(canvas), "--column", "Lab 1"]) == 0
+    assert "fine,2,fine,A,85\n" in (tmp_path / "canvas-import.csv").read_text()
+    (term / "class.toml").write_text(TOML)
+    assert run(tmp_path / "in", *roster) == 0 and quick == [] and rows(tmp_path / "in")["fine"]["score"] == "100"
+    with Gradebook(f"sqlite:///{term / 'gradebook.db'}") as book:
+        assert book.find_assignment(LAB.name).max_score == 100 == book.find_submission(LAB.name, "fine").score
 
 
 @pytest.mark.slow
