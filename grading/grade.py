@@ -30,7 +30,7 @@ from grading.look import OUTDATED, Note
 from grading.observed import FAILED, UNFINISHED, solution_failure
 from grading.pool import run_all
 from grading.results import corrected, digest_of, files_below, read_result, without
-from grading.roster import Roster, read_roster
+from grading.roster import Roster, key, read_roster, turned
 from grading.sandbox import SandboxUnavailable, remove_leftovers, require
 from grading.seeds import ClassSeeds, seeds_of
 from grading.similar import NotCompared, Similar, similar_in
@@ -146,13 +146,21 @@ def _submissions(lab: Lab, given: argparse.Namespace, roster: Roster | None) -> 
     """
     folder: Path = given.submissions
     found = find_submissions(folder.resolve(), lab, roster)
-    if unknown := set(given.students or ()) - set(found.handed_in):
+    chosen = [_student(name, found, roster or Roster()) for name in given.students or ()]
+    if unknown := set(chosen) - set(found.handed_in):
         why = [f"{line.student}: {line.why}" for line in found.ungraded if line.student in unknown]
         raise ValueError("; ".join([f"no submission of {', '.join(sorted(unknown))} in {folder}", *why]))
     if not found.handed_in and not found.ungraded:
         raise ValueError(f"no submission in {folder}: it must hold a folder or an archive for each student")
-    chosen = given.students or found.handed_in
-    return found, {student: one for student, one in found.handed_in.items() if student in chosen}
+    return found, {student: one for student, one in found.handed_in.items() if student in (chosen or found.handed_in)}
+
+
+def _student(name: str, found: Class, roster: Roster) -> str:
+    """The id of the student who is meant: by the id, by a name in the roster, or by a name that files write so."""
+    if name in found.handed_in:
+        return name
+    alike = [student for student in found.handed_in if key(student) in (key(name), turned(name))]
+    return roster.id_of([name]) or (alike[0] if len(alike) == 1 else name)
 
 
 def _publish(
@@ -306,7 +314,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("grades"), help="where grades go (default: grades)")
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="submissions at a time")
     parser.add_argument("--cluster", metavar="ADDRESS", help="grade on the workers of this Dask scheduler")
-    parser.add_argument("--students", nargs="+", metavar="STUDENT", help="grade these only")
+    parser.add_argument("--students", nargs="+", metavar="STUDENT", help="grade these only, by id or name")
     parser.add_argument("--regrade", action="store_true", help="grade again what is graded already")
     parser.add_argument("--fresh-seeds", action="store_true", help="draw new hidden inputs, and grade everything again")
     parser.add_argument("--no-sandbox", action="store_true", help="run students' code unprotected on this machine")

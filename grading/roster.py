@@ -16,6 +16,8 @@ ID_COLUMNS = ("sis login id", "username", "identifier", "student", "id number", 
 FIRST_NAME, LAST_NAMES = "first name", ("last name", "surname")
 #: Columns that say when a student handed in: one's own, and that of Moodle's grading worksheet.
 TIME_COLUMNS = ("submitted", "last modified (submission)")
+#: Canvas's row for the instructor's own *Student View*, with a random text or nothing for an id: not one of the class.
+TEST_STUDENT = "Student, Test"
 CANVAS_NUMBER = "ID"  # the column of Canvas's export whose number is in the names of downloaded files
 
 
@@ -48,6 +50,12 @@ def key(name: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum())
 
 
+def turned(name: str) -> str:
+    """The :func:`key` of a name with its last name first, or last where a comma says that it is first."""
+    first, _, last = name.partition(",") if "," in name else name.rpartition(" ")
+    return key(last + first)
+
+
 def _names_in_two(headings: list[str], row: list[str]) -> list[tuple[str, str]]:
     """First and last name where they have a column each, as in Moodle's export; its folders have both."""
     cells = dict(zip(headings, row))
@@ -55,7 +63,7 @@ def _names_in_two(headings: list[str], row: list[str]) -> list[tuple[str, str]]:
 
 
 def read_roster(path: Path) -> Roster:
-    """Read a roster: a column of ids, with any further columns as other names of the same student.
+    """Read a roster: a column of ids, with any further columns as other names of the same student, in either order.
 
     With a line of headings, the ids are in the column that :data:`ID_COLUMNS` names, otherwise in the first one; a
     column that :data:`TIME_COLUMNS` names says when each student handed in.
@@ -73,20 +81,25 @@ def read_roster(path: Path) -> Roster:
     column = next((known.index(name) for name in ID_COLUMNS if name in known), None)
     if column is None:
         column, headings = 0, []
-    rows = [row for row in rows[1 if headings else 0 :] if len(row) > column and row[column]]
-    ids = tuple(dict.fromkeys(row[column] for row in rows))
+    rows = [row for row in rows[1 if headings else 0 :] if len(row) > column]
+    for row in rows:
+        row[column] = key(TEST_STUDENT) if TEST_STUDENT in row else row[column]
+    rows = [row for row in rows if row[column]]
+    ids = tuple(dict.fromkeys(row[column] for row in rows if TEST_STUDENT not in row))
     if not ids:
         raise ValueError(f"the roster {path} holds no id of a student")
     owners: dict[str, set[str]] = {}
+    others: dict[str, set[str]] = {}
     timed = next((known.index(name) for name in TIME_COLUMNS if headings and name in known), None)
     for row in rows:
         for position, cell in enumerate(row):
             owners.setdefault(key(cell), set()).add(row[column])
+            others.setdefault(turned(cell), set()).add(row[column])
             if headings[position : position + 1] == [CANVAS_NUMBER]:
                 owners.setdefault(key(f"canvas {cell}"), set()).add(row[column])
         for first, last in _names_in_two(known, row):
             owners.setdefault(key(first + last), set()).add(row[column])
-    names = {name: next(iter(of)) for name, of in owners.items() if name and len(of) == 1}
+    names = {name: next(iter(of)) for name, of in (others | owners).items() if name and len(of) == 1}
     names |= {key(student): student for student in reversed(ids)}
     return Roster(ids, names, {} if timed is None else _times(path, rows, column, timed))
 

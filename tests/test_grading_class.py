@@ -12,7 +12,7 @@ from nbgrader.api import Gradebook
 from quick_grader import rows, run, without_running
 from submitted_files import KINDS, packed, written
 
-from grading import roster
+from grading import grade, roster
 from grading.class_folder import Class, find_submissions
 from grading.lab import find_lab
 from grading.roster import Roster, read_roster
@@ -224,6 +224,51 @@ def test_the_roster_says_who_is_who_who_is_missing_and_who_is_a_stranger(tmp_pat
     assert sorted(found.handed_in) == ["jdoe2", "jroe", "stranger"]
     assert found.handed_in["stranger"].notes == ("not in the roster",) and found.handed_in["jroe"].notes == ()
     assert why(found) == {"jdoe": "missing: nothing was handed in"}
+
+
+TESTED = 'Student,ID,SIS User ID,SIS Login ID,Section,Lab 1 (77)\nPoints Possible,,,,,100\n"Roe, Jane",7,u7,jroe,A,\n'
+
+
+@pytest.mark.parametrize("login", ["", "f19b7c1d9fba5d9e5a4a7d3a3f6e2c1b0a998877"])
+def test_canvas_test_student_is_missed_by_nobody_and_may_hand_in(tmp_path, login):
+    (tmp_path / "roster.csv").write_text(f'{TESTED}"Student, Test",9,,{login},A,\n', encoding="utf-8")
+    known = read_roster(tmp_path / "roster.csv")
+    assert known.ids == ("jroe",)
+    found = handed_in(tmp_path / "in", {"roejane_7_70_warp.py": DONE}, known)
+    assert list(found.handed_in) == ["jroe"] and found.ungraded == []
+    found = handed_in(tmp_path / "in", {"studenttest_9_71_warp.py": DONE}, known)
+    assert list(found.handed_in) == ["jroe", "studenttest"] and found.ungraded == []
+    assert known.id_of(["Test Student"]) == known.id_of(["Student, Test"]) == "studenttest"
+
+
+def test_a_name_stands_in_either_order_unless_it_is_another_students(tmp_path):
+    people = ('"Doe, Jane"', "Jane Roe", "Ann Lee", "Lee Ann", '"Roe, Jo"', "Jo Roe")
+    lines = ["id,name", *(f"j{number},{name}" for number, name in enumerate(people, start=1))]
+    (tmp_path / "roster.csv").write_text("\n".join(lines))
+    known = read_roster(tmp_path / "roster.csv")
+    names = ("Jane Doe", "Doe, Jane", "roejane", "Jane Roe", "Ann Lee", "Lee Ann", "leeann", "Roe Jo", "Jo Roe")
+    found = [known.id_of([name]) for name in names]
+    assert found == ["j1", "j1", "j2", "j2", "j3", "j4", "j4", "j5", "j6"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_instructor_may_name_students_as_they_are_known(tmp_path, known):
+    (tmp_path / "roster.csv").write_text(f'{TESTED}"Student, Test",9,,f19b7c,A,\n', encoding="utf-8")
+    table = read_roster(tmp_path / "roster.csv") if known else Roster()
+    found = handed_in(tmp_path / "in", {"roejane_7_70_warp.py": DONE, "studenttest_9_71_warp.py": DONE}, table)
+    for name in ("Test Student", "Student, Test", "studenttest"):
+        assert grade._student(name, found, table) == "studenttest"
+    for name in ("Jane Roe", "Roe, Jane", "jane  roe"):
+        assert grade._student(name, found, table) == ("jroe" if known else "roejane")
+    assert grade._student("JROE", found, table) == ("jroe" if known else "JROE")
+
+
+@pytest.mark.slow
+def test_students_are_graded_by_name(tmp_path, monkeypatch, capsys):
+    worked = without_running(monkeypatch)
+    folder = written(tmp_path / "in", {"roejane_7_70_warp.py": DONE, "studenttest_9_71_warp.py": DONE})
+    assert run(folder, "--students", "Test Student") == 0 and worked == ["studenttest"]
+    assert run(folder, "--students", "Jo Roe") == 2 and "no submission of Jo Roe in" in capsys.readouterr().err
 
 
 def test_moodles_folders_are_found_by_first_and_last_name(tmp_path):
