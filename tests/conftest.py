@@ -28,6 +28,7 @@ torch.set_num_threads(1)
 #: Files that take a minute or more, by their names after ``test_``: they come first, so that no worker is left alone
 #: with one; those that wait for processes and browsers beside those that compute.
 LONGEST = (
+    "student_copy",
     *("site_pages", "lab3_compile", "lab3", "grading_guide", "capstone_steps", "grading_resume", "compile_only"),
     *("capstone", "lab5_compile", "grading_traps", "lab4_answers", "lab_server"),
     *("lab2_compile", "grading_formgrader", "benchmarks_tricks", "grading_check_lab"),

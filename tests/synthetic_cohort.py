@@ -25,6 +25,7 @@ import hostile.tampering
 import hostile.telling_apart  # noqa: F401
 from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
 from lab_answers import answers, edited, wrong_answers
+from lab_answers import exercise as exercise_of
 from lab_places import write_lab
 
 from grading.lab import Lab
@@ -219,7 +220,7 @@ def _write(lab: Lab, folder: Path, answers: Mapping[str, str]) -> None:
 def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
     taken_along = _leaning(lab)
     for index, pack in enumerate(_packs(lab)):
-        unwritten = _unwritten(lab, pack, taken_along)
+        unwritten = _unwritten(lab, index, pack)
         lost = {each.exercise: Lost(FAILED, "|".join([*map(re.escape, each.says), "notebook draws"])) for each in pack}
         also = frozenset().union(*(taken_along[number] for each in pack for number in _touched(each)))
         also |= {number for each in pack for number in _touched(each)}
@@ -229,16 +230,19 @@ def _wrong(lab: Lab) -> Iterable[tuple[Member, Any]]:
         yield member, lambda folder, pack=pack, left=unwritten: _write_places(lab, folder, pack, left)
 
 
-def _unwritten(lab: Lab, pack: Sequence[Any], taken_along: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The exercises that a submission with few wrong answers leaves as they were handed out.
+def _unwritten(lab: Lab, index: int, pack: Sequence[Any]) -> frozenset[str]:
+    """The exercises that a submission of wrong answers leaves as they were handed out: most solve what these build on.
 
-    It solves those that its wrong answers may need. That a wrong answer costs no other exercise its points is shown
-    by the submissions that hold many.
+    That a wrong answer costs no other exercise its points is shown by every eighth, which solves all others.
     """
-    if 2 * len(pack) >= len(lab.exercises):
+    if index % 8 == 0:
         return frozenset()
-    touched = frozenset().union(*map(_touched, pack))
-    return frozenset(number for number, along in taken_along.items() if touched.isdisjoint({number, *along}))
+    needed: set[str] = set()
+    more = set().union(*map(_touched, pack))
+    while more:
+        needed |= more
+        more = {other for number in more for other in exercise_of(number).builds_on} - needed
+    return frozenset(one.number for one in lab.exercises if one.number not in needed)
 
 
 def in_files(lab: Lab) -> list[WrongAnswer]:
