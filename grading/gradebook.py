@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,16 +18,12 @@ from nbgrader.api import Grade, Gradebook, MissingEntry
 from nbgrader.utils import parse_utc
 from sqlalchemy.exc import SAWarning
 
-from grading import outputs
+from grading import nbgrader_config, outputs
 from grading.lab import Lab
 from utils.atomic_write import write_atomically
 
-# trap: nbgrader calls the program `alembic` by its bare name when it makes a gradebook
-_programs = str(Path(sys.executable).parent)
-if _programs not in os.environ.get("PATH", "").split(os.pathsep):
-    os.environ["PATH"] = os.pathsep.join((_programs, os.environ.get("PATH", os.defpath)))
-
-# That program takes seconds to name the version of nbgrader's tables, which is the same for every gradebook.
+nbgrader_config.find_programs()
+# `alembic` takes seconds to name the version of nbgrader's tables, which is the same for every gradebook.
 api.get_alembic_version = functools.cache(api.get_alembic_version)
 
 # nbgrader adds rows in an order that SQLAlchemy warns about, harmlessly

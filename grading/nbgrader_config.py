@@ -1,7 +1,7 @@
 """nbgrader's configuration of this course: where things are, and that nbgrader grades nothing.
 
     cd grades && jupyter lab                                                     (the formgrader is in the menu)
-    cd grading && nbgrader release_assignment lab2_triton_kernels --course=ID    (an exchange on a JupyterHub)
+    cd grading && ../.venv/bin/nbgrader release_assignment lab2_triton_kernels --course=ID    (an exchange on a hub)
 
 nbgrader reads the file of this name in the folder that it is started in; `make grade` writes one into its folder.
 
@@ -11,6 +11,8 @@ modules as they are, solutions included.
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets.config import Config
 
 from grading.lab import ROOT
+
+
+def find_programs() -> None:
+    """Put this Python's programs on the path: nbgrader calls `alembic` by its bare name when it makes a gradebook."""
+    programs = str(Path(sys.executable).parent)
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join((programs, os.environ.get("PATH", os.defpath)))
 
 
 class UseMakeGrade(NbGraderPreprocessor):
@@ -54,5 +63,6 @@ def grades_config(out: Path) -> Config:
     return course_config(out, source_directory=ROOT / "labs")
 
 
+find_programs()
 if "get_config" in globals():  # nbgrader reads this file as its configuration
     globals()["get_config"]().merge(course_config(ROOT, release_directory=ROOT / "labs"))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from grading.class_folder import find_submissions
 from grading.lab import ROOT, find_lab
 from grading.sandbox import available
 
@@ -187,6 +188,33 @@ def test_nbgraders_own_release_writes_nothing_over_the_labs(course: Path):
     assert {path: path.read_bytes() for path in (course / "labs/lab1_roofline").iterdir() if path.is_file()} == files
 
 
+@pytest.mark.thorough
+def test_a_lab_goes_through_nbgraders_exchange_and_back_by_the_guides_commands(tmp_path: Path):
+    """Without the environment on the path, as the commands name it: nbgrader calls a program of it by its bare name."""
+    section = GUIDE.split("### On a JupyterHub\n")[1].split("\n### ")[0]
+    release, collect = (line for line in section.splitlines() if line.startswith("../.venv/bin/nbgrader "))
+    environment = os.environ | {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "JUPYTERHUB_USER": "ada"}
+
+    def nbgrader(command: str, folder: Path) -> None:
+        words = shlex.split(command.removeprefix("../.venv/bin/nbgrader "))
+        here = [f"--CourseDirectory.root={tmp_path}", f"--db=sqlite:///{tmp_path}/gradebook.db"]
+        program = [sys.executable, "-m", "nbgrader", *words, f"--Exchange.root={tmp_path}/exchange", *here]
+        ran = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+
+    (tmp_path / "home").mkdir()
+    nbgrader(release, ROOT / "grading")
+    nbgrader("fetch_assignment lab2_triton_kernels --course=ID", tmp_path / "home")
+    (tmp_path / "home" / "lab2_triton_kernels" / "gelu.py").write_text("# mine\n")
+    nbgrader("submit lab2_triton_kernels --course=ID", tmp_path / "home")
+    nbgrader(collect, ROOT / "grading")
+    found = find_submissions(tmp_path / "submitted", find_lab("lab2"))
+    (student,) = found.handed_in
+    assert found.ungraded == [] and found.times[student].when is not None
+    (taken,) = (path for _, path in found.handed_in[student].paths)
+    assert (taken / "lab2_triton_kernels" / "gelu.py").read_text() == "# mine\n"
+
+
 def test_grades_go_into_canvass_table_by_the_guides_command(tmp_path: Path):
     (command,) = (line.strip() for line in GUIDE.splitlines() if "-m grading.export " in line)
     program, *words = shlex.split(command.replace("grades/lab2_triton_kernels/", ""))
@@ -201,7 +229,7 @@ def test_grades_go_into_canvass_table_by_the_guides_command(tmp_path: Path):
 
 def test_every_option_and_file_that_the_guide_names_is_there():
     told = (ROOT / "grading" / "grade.py").read_text(encoding="utf-8")
-    for option in re.findall(r"`\"?(--[\w-]+)", GUIDE.split("## Grade")[1].split("## Correct")[0]):
+    for option in re.findall(r"`[\"']?(--[\w-]+)", GUIDE.split("## Grade")[1].split("## Correct")[0]):
         assert f'"{option}"' in told, option
     for name in re.findall(r"\(`(\w+\.py)`\)", GUIDE):
         assert (ROOT / "grading" / name).is_file(), name
