@@ -26,6 +26,7 @@ TITLE = re.compile(r"^\*\*`(?P<path>[^`]+)`\*\*,? ?(?P<how>.*)$", re.MULTILINE)
 COMMANDS = {
     "make notebooks NOTEBOOKS=": "-m utils.notebooks execute ",
     "make labs": "-m grading.release",
+    "rm ": "-c 'import sys, pathlib; pathlib.Path(sys.argv[1]).unlink()' ",
     "make check": "-m pytest -q -p no:cacheprovider tests/test_exercises.py -k '1.11 or copi or lab1'",
     "python ": "",
 }
@@ -118,7 +119,8 @@ def steps() -> list[str]:
 
 @pytest.mark.thorough
 def test_a_newcomer_adds_an_exercise_as_the_guide_says(course: Path):
-    notebooks, labs, check, stub, solved = steps()
+    remove, notebooks, labs, check, stub, solved = steps()
+    run(course, remove)
     run(course, notebooks)
     run(course, labs)
     assert "passed" in run(course, check)

@@ -46,7 +46,7 @@ def test_there_are_a_term_half_a_term_and_a_workshop():
     ("change", "says"),
     [
         (lambda plan: plan["units"][0]["class"].append("01:12"), "names '01:12', and the course has no '01:12'"),
-        (lambda plan: plan["units"][0]["after"].append("1.11"), "has no '1.11'"),
+        (lambda plan: plan["units"][0]["after"].append("1.99"), "has no '1.99'"),
         (lambda plan: plan["units"][1]["class"].append("01:5"), "has 01:5 twice"),
         (lambda plan: plan["units"][0]["after"].remove("1.7"), "must give a reason for each lesson.*lab1"),
         (lambda plan: plan["left_out"].update({"01": "why not"}), "must give a reason for each lesson.*01"),
