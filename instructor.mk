@@ -72,7 +72,7 @@ grade: $(VENV)/.grading $(if $(CLUSTER),$(VENV)/.cluster)  ## grade a class: LAB
 	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
-test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 120 submissions per lab, most of them hostile [LABS="lab1 lab2"]
+test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 40 to 160 submissions per lab, right, wrong and hostile [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m thorough
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
