@@ -29,7 +29,7 @@ class Server:
     """JupyterLab in a folder, as the guide starts it; nothing of the user's own settings is read."""
 
     def __init__(self, folder: Path, private: Path, *arguments: str) -> None:
-        self.token = secrets.token_hex(16)
+        self.token, self.data = secrets.token_hex(16), private / "data"
         own = {f"JUPYTER_{name}_DIR": str(private / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
         own["JUPYTER_PATH"] = str(private / "share" / "jupyter")
         environment = os.environ | own | {"PYTHONPATH": str(ROOT), "JUPYTER_TOKEN": self.token, "HOME": str(private)}

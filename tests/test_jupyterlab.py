@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbformat.sign import NotebookNotary
 from parameters import thorough_but
 from test_grading_formgrader import Server, Tab
 
@@ -68,7 +70,9 @@ def test_every_prompt_takes_a_guess_and_shows_what_it_held_back(tab: Tab, path: 
         if prompt.choices:
             cell.locator("input[type=radio]").nth(len(prompt.choices) - 1).wait_for(state="attached")
             assert cell.locator("input[type=radio]").count() == len(prompt.choices)
-            cell.locator("input[type=radio]").first.check()
+            cell.locator("input[type=radio]").first.press("Space")
+            page.keyboard.press("ArrowDown")
+            assert cell.locator("input[type=radio]").nth(1).is_checked(), "keys are the list's, not the notebook's"
             box.get_by_role("button", name="Commit").click()
         else:
             box.locator("input").fill("7")
@@ -109,6 +113,60 @@ def test_the_help_menu_lists_the_guesses(tab: Tab):
     page.click(".lm-Menu-itemLabel:text-is('Your Predictions')")
     page.wait_for_selector(".predict-report li")
     assert "no guess; the answer is" in page.inner_text(".predict-report")
+    assert tab.errors() == []
+
+
+# ---- living figures
+
+#: Lectures with living figures -> the indices of their cells.
+LIVING = {
+    path: places
+    for path in notebook_paths()
+    if (places := [k for k, cell in enumerate(notebooks.read(path).cells) if "living.show(" in cell.source])
+}
+#: Takes prompts for answered, so that nothing is held back.
+ANSWER = """names => {
+    const entry = { guess: null, answer: "", right: false, question: "" };
+    localStorage.setItem(MLF.predict.KEY, JSON.stringify(Object.fromEntries(names.map(name => [name, entry]))));
+    dispatchEvent(new Event("mlf-predictions"));
+}"""
+#: Parts of a figure that leave it.
+OUTSIDE = """figure => {
+    const { left, right } = figure.getBoundingClientRect();
+    return [...figure.querySelectorAll("svg, svg text, button, input, p, dd")]
+        .map(each => [each.getBoundingClientRect(), each.outerHTML.slice(0, 120)])
+        .filter(([box]) => box.width && (box.left < left - 1 || box.right > right + 1)).map(([, html]) => html);
+}"""
+
+
+@pytest.mark.parametrize("path", thorough_but(LIVING, LECTURE), ids=lambda path: path.stem)
+def test_the_living_figures_of_a_trusted_notebook_live(tab: Tab, path: Path):
+    """They start without a kernel's help, fit their cell, step by keyboard without moving the notebook's cells, and ask
+    nobody for anything."""
+    stored = nbformat.read(path, as_version=4)
+    NotebookNotary(data_dir=str(tab.server.data)).sign(stored)
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url))
+    place = path.relative_to(notebooks.ROOT).as_posix()
+    tab.open(f"/lab/workspaces/living{path.stem}/tree/{place}", ".jp-Notebook .predict-box")
+    tab.page.evaluate(ANSWER, [prompt.name for prompt in predictions.predictions(stored.cells)])
+    for k in LIVING[path]:
+        cell = tab.page.locator(".jp-Notebook-cell").nth(k)
+        cell.scroll_into_view_if_needed()
+        figure = cell.locator("figure.mlf-explorer[data-ready]")
+        figure.locator(".mlf-plot svg").first.wait_for(timeout=60_000)
+        figure.scroll_into_view_if_needed()
+        assert figure.evaluate(OUTSIDE) == []
+        assert figure.locator(".mlf-hint").first.evaluate("hint => getComputedStyle(hint).marginBottom") == "0px"
+        for kind in (".mlf-player input", "[role=slider]"):
+            for control in figure.locator(kind).all()[:1]:
+                control.press("Home")
+                before = control.get_attribute("aria-valuetext")
+                control.press("ArrowRight")
+                assert control.get_attribute("aria-valuetext") != before
+        assert figure.evaluate("figure => figure.contains(document.activeElement)"), "keys are the figure's"
+    elsewhere = [url for url in asked if not url.startswith((tab.server.url, "data:", "blob:"))]
+    assert elsewhere == []
     assert tab.errors() == []
 
 

@@ -2,6 +2,13 @@
    together by utils/jupyterlab/__init__.py, with NAME, STYLE and NOTEBOOKS in front; this file comes last. It makes what
    webpack would make of an extension: a container that JupyterLab loads. */
 
+/** Keys typed within what suppresses JupyterLab's shortcuts go there. JupyterLab looks for that mark from the focused
+    element up to the one that a shortcut is for, which in a notebook is the focused element itself: it must have the mark. */
+function keepKeys({ target }) {
+  const mark = "data-lm-suppress-shortcuts";
+  if (target.closest && target.closest(`[${mark}]`)) target.setAttribute(mark, "true");
+}
+
 function plugin({ INotebookTracker }, { ICommandPalette, MainAreaWidget }, { IMainMenu }, { Widget }) {
   return {
     id: `${NAME}:plugin`,
@@ -10,6 +17,7 @@ function plugin({ INotebookTracker }, { ICommandPalette, MainAreaWidget }, { IMa
     optional: [ICommandPalette, IMainMenu],
     activate(app, tracker, palette, menu) {
       document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
+      root.addEventListener("keydown", keepKeys, true);
       const command = `${NAME}:predictions`;
       const showAll = () => app.commands.execute(command);
       const watch = (panel) => {
