@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -57,6 +58,25 @@ def test_two_on_one_page_have_names_of_their_own(browser, name):
     twice = """() => [...document.querySelectorAll("[id]"), ...document.querySelectorAll("form")]
       .map((each) => each.id || each.ariaLabel).filter((each, i, all) => all.indexOf(each) < i)"""
     assert page.evaluate(twice) == []
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wish", "scroll"), [("reduce", "auto"), ("no-preference", "smooth")])
+def test_who_asks_for_less_motion_gets_none_that_was_not_asked_for(browser, wish, scroll):
+    """A figure waits for its Play button in any case; nothing fades, and a link to a setting jumps to the figure."""
+    page = browser.new_page(reduced_motion=wish)
+    page.set_content(re.sub(r" data-settings=\S+", "", living.show("online_softmax", STILL).html))
+    page.wait_for_selector('[data-living="online_softmax"][data-ready] svg')
+    said = page.get_attribute(".mlf-player input", "aria-valuetext")
+    fading = "() => getComputedStyle(document.querySelector('.mlf-field input')).transitionDuration"
+    assert page.evaluate(fading) == ("0s" if wish == "reduce" else "0.15s")
+    page.wait_for_timeout(1000)  # longer than a step is shown while a figure plays
+    assert page.get_attribute(".mlf-player input", "aria-valuetext") == said
+    page.evaluate("() => { Element.prototype.scrollIntoView = options => { window.asked = options; }; }")
+    page.evaluate("() => { location.hash = '#tile=1'; }")
+    page.wait_for_function("() => window.asked")
+    assert page.evaluate("window.asked.behavior") == scroll
     page.close()
 
 

@@ -194,7 +194,7 @@
     const drawing = new MLF.Drawing(figure, paint);
     host.append(figure, act.player, list);
     return (values, results, step) => {
-      caption.textContent = values.rescale ? "One factor a tile corrects all that was added before" : "Without the factor, old terms keep an old reference";
+      caption.textContent = values.rescale ? "One factor per tile corrects all that was added before" : "Without the factor, old terms keep an old reference";
       drawing.update({ values, results, step, act });
       const state = step ? results.steps[Math.min(step, results.steps.length) - 1] : { m: -Infinity, d: 0, factor: null, right: 0 };
       list.replaceChildren(...MLF.facts([

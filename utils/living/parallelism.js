@@ -200,7 +200,7 @@
     if (current !== null) group.append(s("rect", { class: "mlf-frame", x: left + current * wide - 1, y: y - 2, width: Math.max(3, wide - gap + 2), height: 28, rx: 2 }));
     const middle = left + (found.ranks - 1) * wide;
     const short = middle - left < 15 * LETTER;
-    group.append(text(left, y - 8, short ? "reduce" : "reduce-scatter"), text(middle, y - 8, short ? "gather" : "all-gather"));
+    group.append(text(left + 5, y - 8, short ? "reduce" : "reduce-scatter"), text(middle, y - 8, short ? "gather" : "all-gather"));
     return group;
   }
 
@@ -217,7 +217,7 @@
     const group = s("g", {});
     const [slots, own] = [[], []];
     const corner = (rank, chunk) => [left + label + chunk * wide, y + 18 + rank * (high + gap)];
-    for (const chunk of range(ranks)) group.append(text(left + label + (chunk + 0.5) * wide, y + 8, wide > 58 ? `chunk ${chunk}` : chunk, { "text-anchor": "middle" }));
+    for (const chunk of range(ranks)) group.append(text(left + label + (chunk + 0.5) * wide - 2.5, y + 4, wide > 58 ? `chunk ${chunk}` : chunk, { "text-anchor": "middle" }));
     state.forEach((row, rank) => {
       group.append(text(left, y + 18 + rank * (high + gap) + high / 2 + 4, `rank ${rank}`));
       row.forEach((held, chunk) => {

@@ -243,9 +243,9 @@
       const { box } = this;
       const at = this.x.at(x);
       if (!(at >= box.left - 0.5 && at <= box.right + 0.5)) return null;
-      const right = at > (box.left + box.right) / 2;
+      const isLast = box.right - at < LETTER * (label || "").length + 8; // no room to the right of the line
       return s("g", {}, s("line", { class: `mlf-mark ${className || ""}`, x1: at, x2: at, y1: box.top, y2: box.bottom }),
-        label ? s("text", { class: "mlf-label mlf-mark-name", x: at + (right ? -6 : 6), y: low ? box.bottom - 8 : box.top + 10, "text-anchor": right ? "end" : "start" }, label) : null);
+        label ? s("text", { class: "mlf-label mlf-mark-name", x: at + (isLast ? -6 : 6), y: low ? box.bottom - 8 : box.top + 10, "text-anchor": isLast ? "end" : "start" }, label) : null);
     }
 
     /** A point with its name: to its upper left where there is room, or `below` it, where a line above it has a name. */

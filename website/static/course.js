@@ -2,13 +2,16 @@
 (function () {
   "use strict";
 
-  var BOXES = ".bd-article :is(pre, div.math, div.math > mjx-container, mjx-container.course-long, .course-scroll, .table-box, .mlf-scroll, .pst-scrollable-table-container)";
+  var BOXES = ".bd-article :is(pre, div.math, div.math > mjx-container, mjx-container.course-long, .course-scroll, [role=region], .mlf-scroll, .pst-scrollable-table-container)";
 
   function fit() {  // an equation that is a little too wide for its column is set a little smaller
     var wide = Array.from(document.querySelectorAll(".bd-article div.math > mjx-container"), function (equation) {
       equation.parentElement.style.fontSize = "";
       return equation;
-    }).map(function (equation) { return [equation.parentElement, equation.clientWidth / equation.scrollWidth]; });
+    }).map(function (equation) {  // a numbered one has a least width, and leaves its box instead of scrolling within itself
+      var box = equation.parentElement;
+      return [box, Math.min(equation.clientWidth / equation.scrollWidth, box.clientWidth / box.scrollWidth)];
+    });
     wide.forEach(function (pair) {
       if (pair[1] < 1 && pair[1] > 0.8) pair[0].style.fontSize = Math.floor(98 * pair[1]) + "%";
     });
@@ -35,6 +38,12 @@
     });
   }
 
+  var waiting = false;
+  function soon() {
+    if (!waiting) requestAnimationFrame(function () { waiting = false; reachable(); });
+    waiting = true;
+  }
+
   function fade(box) {
     box = box.target || box;
     box.classList.toggle("course-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
@@ -54,6 +63,7 @@
     if (window.MathJax && MathJax.startup) MathJax.startup.promise.then(reachable);
   });
   window.addEventListener("resize", reachable);
+  document.addEventListener("toggle", soon, true);  // what a fold showed first had no width before
   window.addEventListener("beforeprint", function () {  // on white paper, with hints and answers, without what was checked
     document.documentElement.dataset.screen = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
