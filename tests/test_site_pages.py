@@ -146,7 +146,8 @@ READABLE = """
     new PerformanceObserver(list => { window.painted = list.getEntries().at(-1).startTime; })
         .observe({ type: 'largest-contentful-paint', buffered: true });
     const look = () => {
-        const math = [...document.querySelectorAll('.math')].filter(e => e.getBoundingClientRect().top < innerHeight);
+        const seen = e => e.getClientRects().length && e.getBoundingClientRect().top < innerHeight;
+        const math = [...document.querySelectorAll('.math')].filter(seen);
         if (document.querySelector('footer') && math.every(e => e.querySelector('mjx-container')))
             window.typeset = performance.now();
         else requestAnimationFrame(look);
