@@ -29,7 +29,7 @@ _DIRECT = classic(
     "in a ring a rank sends to its right neighbour alone and receives from the left one: chunks are passed on", 8
 )
 _NAMES = ("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather")
-_TO_ITSELF = classic("a step too many: N ranks take N - 1 steps, so one rank takes none", 3)
+_TO_ITSELF = classic("too many steps: N ranks take N - 1 steps, so one rank takes none", 3)
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _rule(name: str, outcome: Outcome, rank: int, reduction: Reduction, ranks: t
             if outcome.largest == reduction.numel > chunk
             else classic("chunks are too large: each message holds a part in N of the tensor", 6)
             if outcome.largest > chunk
-            else classic("a step too many: N - 1 steps of one chunk each", 3)
+            else classic("too many steps: N - 1 steps of one chunk each", 3)
         )
         return Problem(
             f"rank {rank} sends {outcome.sent:,} elements in {name}, {budget:,} are enough", cause, (str(reduction),)

@@ -52,13 +52,13 @@ wrong(
     SCATTER,
     "a step too few",
     "ring_reduce_scatter is wrong",
-    "a step too few",
+    "too few steps",
     edits={"range(world_size - 1)": "range(world_size - 2)"},
 )
 wrong(
     SCATTER,
     "a step too many",
-    "a step too many",
+    "too many steps",
     '"classic wrong answers" 3',
     edits={"range(world_size - 1)": "range(world_size)"},
 )
@@ -148,7 +148,7 @@ wrong(
 wrong(
     SCATTER,
     "right up to three ranks",
-    "a step too few: 2 messages, where a chunk takes N - 1 = 4",
+    "too few steps: 2 messages, where a chunk takes N - 1 = 4",
     "5 ranks",
     edits={"range(world_size - 1)": "range(min(world_size - 1, 2))"},
 )

@@ -149,7 +149,7 @@ def _cause_of_counts(counts: list[int], name: str, marks: str, position: int, si
     if not counts:
         return ""
     if messages < size - 1:
-        return classic(f"a step too few: {messages} messages, where a chunk takes N - 1 = {size - 1} to go round", 3)
+        return classic(f"too few steps: {messages} messages, where a chunk takes N - 1 = {size - 1} to go round", 3)
     if name == "ring_all_reduce" and messages < 2 * (size - 1):
         return classic(
             f"{messages} messages, where a reduce-scatter and an all-gather take 2 (N - 1) = {2 * (size - 1)}", 3
@@ -157,7 +157,7 @@ def _cause_of_counts(counts: list[int], name: str, marks: str, position: int, si
     if name == "ring_all_reduce":
         return ""  # its two halves are right: they come before it
     if any(count > 1 for count in counts):
-        return classic("a value is added more than once: a step too many", 3) if messages > size - 1 else ""
+        return classic("a value is added more than once: too many steps", 3) if messages > size - 1 else ""
     if sum(counts) == 1 and not counts[position]:
         return classic("nothing is added: what arrives belongs on top of the rank's own values", 3)
     if name == "ring_reduce_scatter" and sum(counts) == 1:
