@@ -7,9 +7,9 @@ import torch
 
 from solutions.lab4_zero.exercises import optimizer_states, parameter_shards, pipeline_engine
 from solutions.lab4_zero.exercises.distributed_check import _cause, _ended
-from solutions.lab4_zero.exercises.gradients import _shrunk
-from solutions.lab4_zero.exercises.scenarios import ScenarioRun
-from solutions.lab4_zero.exercises.tiny_models import Reference
+from solutions.lab4_zero.exercises.gradients import _shrunk, judge_steps
+from solutions.lab4_zero.exercises.scenarios import RankObservation, ScenarioRun
+from solutions.lab4_zero.exercises.tiny_models import Reference, TinyTraining
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,15 @@ def test_a_wrong_scale_is_told_of_steps_along_the_gradient():
         (mean["w"] + 1, False),
     ):
         assert optimizer_states._other_scale([{"w": -step}], reference, 0.5) == told
+
+
+def test_elements_that_are_not_stepped_are_not_said_to_have_a_gradient_of_zeros():
+    start, mean = {"w": torch.zeros(4)}, {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}
+    reference = Reference(start, [mean] * 2, mean, [])
+    problem = judge_steps([start, {"w": torch.full((4,), 7.0)}], reference, {"zeros": 5})
+    assert "no piece holds these elements" in problem.cause and problem.cause.endswith("5")
+
+
+def test_a_norm_may_be_wrong_because_the_gradient_is():
+    seen = [RankObservation({"norm": float("inf")})]
+    assert "a shard's gradient is not the mean" in optimizer_states._judge_clipped(seen, TinyTraining(3), 1.0).cause

@@ -70,6 +70,8 @@ SAYINGS = {
     "made up": "unused on all ranks: expected grad None; zeros would still trigger weight decay",
     "doubled": "it is counted twice: a parameter that two layers share is one parameter",
 }
+#: What is said of zeros in place of a step: whether a gradient of zeros has led to them is not seen.
+_NO_STEP = "no step is taken where one belongs: the gradient is zeros or None there, or no piece holds these elements"
 
 
 def judge_gradients(
@@ -139,8 +141,9 @@ def judge_steps(
     if problem is None:
         return None
     headline = problem.headline.replace("has a wrong gradient for", "took a wrong step for")
+    cause = problem.cause.replace(SAYINGS["zeros"], _NO_STEP)
     details = tuple(line if line.startswith("...") else f"step of {line}" for line in problem.details)
-    return Problem(headline, problem.cause, details)
+    return Problem(headline, cause, details)
 
 
 def _step(start: Tensor, after: Tensor, right: Tensor | None, rate: float) -> Tensor:
@@ -219,7 +222,10 @@ def judge_training(
     for rank, observed in enumerate(observations):
         for name in ("unused", "frozen"):
             if not torch.allclose(observed.value["weights"][name].float(), weights[name].float(), rtol=1e-6):
-                cause = "a parameter without gradient on any rank must stay as it is: no weight decay"
+                cause = (
+                    "a parameter without gradient on any rank must stay as it is: no weight decay, and no other "
+                    "parameter's step reaches into it"
+                )
                 shrunk = _shrunk(observed.value["weights"][name], weights[name])
                 return Problem(f"after training, {name} on rank {rank} is not as it was", cause if shrunk else "")
     losses = [sum(step) / len(step) for step in zip(*(seen.value["losses"] for seen in observations), strict=True)]

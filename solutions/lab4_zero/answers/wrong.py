@@ -788,6 +788,12 @@ wrong(
     edits={"reduce_scatter_mean(mean, flat, self.group).wait()": "mean = self.bucket.shard(flat, self.rank)"},
 )
 wrong(
+    BOUNDS,
+    "one rank's bounds for all",
+    "no other parameter's step reaches into it",
+    edits={"self.rank * size": "size"},
+)
+wrong(
     SPREAD,
     "all-reduce",
     "elements are all-reduced in a step",

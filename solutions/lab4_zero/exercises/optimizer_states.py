@@ -195,7 +195,10 @@ def _judge_clipped(observations: Sequence[RankObservation], training: TinyTraini
             cause = cause if own else "squares are added, the root is taken at the end" if squares else ""
             if abs(got - norm * ranks) < 1e-3 * norm:
                 cause = "the gradient is a sum still: take the mean before its norm"
-            cause = cause or "squared norms of the shards' mean gradients, all-reduced as one number, then the root"
+            cause = cause or (
+                "squared norms of the shards' mean gradients, all-reduced as one number, then the root; or a shard's "
+                "gradient is not the mean: zeros belong where a parameter has no gradient"
+            )
             return Problem(
                 f"clip_grad_norm returns {got:.5g} on rank {rank}, the norm of the whole gradient is {norm:.5g}",
                 classic(cause, 8),
