@@ -49,7 +49,7 @@ wrong(STEP, "nothing exchanged", "KeyError", '"classic wrong answers" 2', edits=
 wrong(
     BACKWARD,
     "gradient left behind",
-    "a stage in the middle starts from the gradient that has come",
+    "on a stage in the middle from its output and the gradient that comes",
     '"classic wrong answers" 3',
     edits={"torch.autograd.backward(end, gradient)": "torch.autograd.backward(end)"},
     also={FORWARD: {EDGE: "y"}},
@@ -160,4 +160,11 @@ wrong(
     "B i goes backward through F i's graph",
     '"classic wrong answers" 6',
     edits={"x, end = self.in_flight.pop(i)": "x, end = self.in_flight.popitem()[1]"},
+)
+wrong(
+    FORWARD,
+    "input and end exchanged",
+    "starts where its forward pass has ended",
+    '"classic wrong answers" 3',
+    edits={"self.in_flight[i] = (x, end)": "self.in_flight[i] = (end, x)"},
 )

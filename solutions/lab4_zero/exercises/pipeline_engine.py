@@ -56,8 +56,8 @@ _RAISED = {
     ("must be Tensor, not NoneType", "tied.grad"): _NOT_TIED,
     ("of type torch.Tensor", "tied.grad"): _NOT_TIED,
     "grad can be implicitly created only": classic(
-        "without a gradient a backward pass starts from one number, the loss, which the last stage forms of its "
-        "targets; a stage in the middle starts from the gradient that has come",
+        "a micro-batch's backward pass starts where its forward pass has ended: on the last stage from the loss, "
+        "a number that it forms of its targets; on a stage in the middle from its output and the gradient that comes",
         3,
     ),
     "Mismatch in shape": classic(
