@@ -38,6 +38,14 @@ wrong(
     "every sequence has a past of its own",
     edits={"n : n + count": "end - count : end"},
 )
+wrong(
+    "sequences in a row",
+    "sequences (B, 1) and slots (B, T)",
+    instead="""
+        self.keys[layer, torch.arange(batch), self.positions(count)] = k
+        self.values[layer, torch.arange(batch), self.positions(count)] = v
+    """,
+)
 wrong("first token alone", "nothing is kept there", edits={"n : n + count] = k[b]": "n] = k[b, 0]"})
 wrong(
     "advances",

@@ -229,7 +229,9 @@ def _several_new(answer: Answer, rng: random.Random) -> None:
 
 _RAISED = {
     "Boolean value of Tensor": "a tensor of several sequences' lengths has no single truth: compare element by element",
-    "shape mismatch": "the slots are (B, T): one row of places for each sequence",
+    "shape mismatch": (
+        "sequences (B, 1) and slots (B, T) are the indices of (B, T) places, each of which takes one token's (G, D)"
+    ),
 }
 _TOO_FAR = {
     "the cache is reserved for": classic(
