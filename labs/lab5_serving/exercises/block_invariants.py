@@ -22,6 +22,7 @@ EARLY = classic("a block can be found by its prefix once commit says that it is 
 USED = classic("the blocks of a known beginning are used again: cached holds them", 7)
 LOST = classic("a block is forgotten when its content changes, and not before", 8)
 ENDS_FIRST = classic("free gives the last block of a table back first: beginnings are shared more often than ends", 9)
+ADDS = "append adds its tokens to the sequence's own"
 TAKEN = classic("self.pool.take() chooses: empty blocks first, then the one that was given back longest ago", 9)
 #: By the last call, why a block's references are wrong.
 REFERENCES = {
@@ -167,18 +168,15 @@ class BlockInvariants:
             self._check_content(id, known, call, held)
             self._check_found(id, known)
 
-    def check_table(self, id: str, call: str, given: list[int] | None = None) -> None:
-        """As many blocks as the sequence's tokens need, each of them once; ``given`` is the caller's list of tokens."""
+    def check_table(self, id: str, call: str) -> None:
+        """As many blocks as the sequence's tokens need, each of them once."""
         known = self.known[id]
         try:
             table, length = list(self.manager.table(id)), self.manager.length(id)
         except KeyError:
             raise CheckMismatch(f"sequence {id!r} is lost: table({id!r}) raises KeyError") from None
-        if self.manager.sequence(id).tokens is given:
-            cause = "the manager keeps a list of its own: its caller goes on with the one that it gave"
-            raise CheckMismatch(f"the tokens of {id!r} are the list that was given", cause)
         if length != len(known.tokens):
-            cause = "append adds its tokens to the sequence's own" if call == "append" else ""
+            cause = ADDS if call == "append" else ""
             raise CheckMismatch(f"length({id!r}): expected {len(known.tokens)} tokens, got {length}", cause)
         num_blocks, needed = self.manager.num_blocks, -(-length // self.block_size)
         if len(table) != needed:

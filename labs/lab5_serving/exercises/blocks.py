@@ -10,7 +10,7 @@ from typing import Any
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Observation, collected
 
-from .block_invariants import COPIED, SHARED, BlockInvariants, Known
+from .block_invariants import ADDS, COPIED, SHARED, BlockInvariants, Known
 from .scenarios import Answer, CheckMismatch
 from .stateful import Call, Machine, Workload, check_workloads
 
@@ -109,7 +109,7 @@ class BlockManagerMachine(Machine):
         self.gave = "refused" if cached is REFUSED else cached
         if cached is not REFUSED:
             self.known[id] = Known(list(tokens))
-            self.invariants.check_table(id, "allocate", self.given)
+            self.invariants.check_table(id, "allocate")
             self.invariants.check_cached(id, cached, found)
             self.known[id].written, table = cached, self.manager.table(id)
             self.invariants.share(table[: cached // size])
@@ -185,7 +185,6 @@ class BlockManagerMachine(Machine):
     def _grow(self, name: str, id: str, tokens: list[int], fits: bool) -> object:
         """What allocate or append returns; REFUSED where it refuses as it must, and changes nothing."""
         before, given = self.invariants.state(), list(tokens)
-        self.given = given
         result = self.call(getattr(self.manager, name), id, given, expected=self.answer["OutOfBlocks"])
         if isinstance(result, Exception):
             if fits:
@@ -197,6 +196,11 @@ class BlockManagerMachine(Machine):
             raise CheckMismatch(f"{name} takes blocks although can_{name} says that there are too few", COUNTED)
         if given != tokens:
             raise CheckMismatch(f"{name} changes the list of tokens that it is given", "its caller still needs it")
+        if id in self.manager.sequences and self.manager.sequence(id).tokens is given:
+            cause = "the manager keeps a list of its own: its caller goes on with the one that it gave"
+            raise CheckMismatch(
+                f"the tokens of {id!r} are the list that was given", cause if name == "allocate" else ADDS
+            )
         given.append(-1)  # the caller goes on with its list
         return result
 

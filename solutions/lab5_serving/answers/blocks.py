@@ -99,6 +99,12 @@ wrong(
     },
 )
 wrong(
+    "the new tokens alone",
+    "are the list that was given",
+    "append adds its tokens to the sequence's own",
+    edits={"sequence.tokens += tokens": "sequence.tokens = tokens"},
+)
+wrong(
     "a block early",
     "mind a length that fills its last block",
     edits={"self.blocks_for(len(sequence.tokens))": "len(sequence.tokens) // self.block_size + 1"},
