@@ -1,11 +1,13 @@
-"""What a failed check of lab 5's block manager shows."""
+"""What failed checks of lab 5 show: of the block manager the calls, of a split context its parts."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 from solutions.lab5_serving import BlockManager, OutOfBlocks
-from solutions.lab5_serving.exercises import stateful
+from solutions.lab5_serving.exercises import decode_rules, stateful
 from solutions.lab5_serving.exercises.blocks import check_block_manager
 from utils.checks.core import CheckFailed
 
@@ -46,3 +48,11 @@ def test_a_call_that_does_not_end_is_stopped_and_shown(own_classes, monkeypatch)
     monkeypatch.setattr(stateful.Machine, "seconds", 0.2)
     with pytest.raises(CheckFailed, match=r"(?s)did not end in 0 s.*\d+\. fork\('\w', '\w'\)\n  a loop does not end"):
         check_block_manager(EndlessForks, OutOfBlocks, seed=5)
+
+
+def test_parts_that_are_uneven_are_shown_in_their_order():
+    cells = {((0, part), "k_cache_ptr"): SimpleNamespace(bytes_loaded=64 * rows) for part, rows in ((0, 36), (2, 4))}
+    launch = SimpleNamespace(kernel=decode_rules.KERNEL, scalars={"BLOCK_N": 16, "parts": 3}, cells=cells)
+    case = SimpleNamespace(sizes={"D": 16}, element_size=4)
+    problem = decode_rules.even(SimpleNamespace(case=case, profile=SimpleNamespace(launches=[launch])))
+    assert problem.headline == "sequence 0: the parts hold 36 0 4 tokens, in tiles of 16"

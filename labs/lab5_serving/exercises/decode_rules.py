@@ -277,16 +277,14 @@ def even(trial: CaseResult) -> Problem | None:
     if launch is None:
         return None
     row, tile = trial.case.sizes["D"] * trial.case.element_size, launch.scalars["BLOCK_N"]
-    read: dict[tuple[int, int], list[int]] = {}
+    read: dict[tuple[int, int], dict[int, int]] = {}
     for (program, name), cell in launch.cells.items():
         if name == "k_cache_ptr":
-            key_head, _, sequence = (*program, 0, 0)[:3]
-            read.setdefault((key_head, sequence), []).append(cell.bytes_loaded // row)
-    for (_, sequence), tokens in read.items():
-        tokens += [0] * (launch.scalars["parts"] - len(tokens))
-        headline = (
-            f"sequence {sequence}: the parts hold {' '.join(map(str, sorted(tokens)))} tokens, in tiles of {tile}"
-        )
+            key_head, part, sequence = (*program, 0, 0)[:3]
+            read.setdefault((key_head, sequence), {})[part] = cell.bytes_loaded // row
+    for (_, sequence), held in read.items():
+        tokens = [held.get(part, 0) for part in range(launch.scalars["parts"])]
+        headline = f"sequence {sequence}: the parts hold {' '.join(map(str, tokens))} tokens, in tiles of {tile}"
         if max(tokens) - min(tokens) > tile:
             cause = "the longest part decides how long all take: deal the tiles out evenly, one more at most"
             return Problem(headline, classic(cause, 10))
