@@ -122,5 +122,10 @@ wrong(
 wrong("one too many kept", "a rejected token stays in the cache", edits={"len(tokens) - 1": "len(tokens)"})
 wrong("target alone", "a rejected token stays in the cache", edits={"(checker, drafter)": "(checker,)"})
 wrong("draft alone", "a rejected token stays in the cache", edits={"(checker, drafter)": "(drafter,)"})
-wrong("too much dropped", "more is dropped than was rejected", edits={"len(tokens) - 1": "max(0, len(tokens) - 2)"})
+wrong(
+    "too much dropped",
+    "again, with the token that it has read there",
+    "more is dropped than was rejected",
+    edits={"len(tokens) - 1": "max(0, len(tokens) - 2)"},
+)
 wrong("all dropped", "more is dropped than was rejected", edits={"len(tokens) - 1": "0"})

@@ -79,7 +79,7 @@ def _judge_reading(name: str, model: SpiedModel, right: list[int], judged: list[
                 )
         if new_round and first < len(right) and cache.get(first) == right[first]:
             raise CheckMismatch(
-                f"pass {index + 1} of the {name} reads position {first} again, which its cache holds",
+                f"pass {index + 1} of the {name} reads position {first} again, with the token that it has read there",
                 classic("more is dropped than was rejected: all but the newest token of the text have been read", 8),
                 where,
             )
