@@ -56,7 +56,12 @@ wrong(
     '"classic wrong answers" 3',
     edits={"chunk.samples and ": ""},
 )
-wrong("failed ones too", "the others go on", edits={" and chunk.request.id not in failed": ""})
+wrong(
+    "failed ones too",
+    "it is not in sampling",
+    '"classic wrong answers" 4',
+    edits={" and chunk.request.id not in failed": ""},
+)
 wrong("newest first", "expected token", edits={"in step.chunks": "in reversed(step.chunks)"})
 
 wrong = functools.partial(ANSWERS.wrong, TOKENS)

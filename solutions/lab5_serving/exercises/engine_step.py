@@ -22,6 +22,7 @@ COUNTED = classic("what was run is computed now: request.computed is first + cou
 COMMITTED = classic("commit tells the manager which tokens are written, so that others find their blocks", 2)
 AMID = classic("a request in the middle of its prompt gets no token: only chunks that sample do", 3)
 FAILED = classic("a request that fails ends with the reason 'error' and is in no other step; the others go on", 4)
+NO_ROW = classic("a chunk whose request has failed has no row in logits: it is not in sampling", 4)
 SAYS = "failed has a text for each request that failed, by its id: its output's error is this text"
 NEXT = "a request with all tokens computed gets its next one: its chunk is in sampling, and _accept appends it"
 APPENDED = classic("_accept appends a token, ends a request that has all of its own, and gives its output to return", 5)
@@ -160,7 +161,7 @@ class EngineMachine(Machine):
         if len(mine) != 1 or mine[0].finish_reason != "error" or not mine[0].error or mine[0].new_tokens:
             raise CheckMismatch(f"request {id} failed: expected one output with its error, got {_shown(mine)}", FAILED)
         if not isinstance(error := mine[0].error, str) or (id in self.runner.failed and CANNOT not in error):
-            cause = FAILED if str(error).startswith("sampling failed") else SAYS
+            cause = NO_ROW if str(error).startswith("sampling failed") else SAYS
             raise CheckMismatch(f"request {id} failed: expected what failed says of it, got {error!r}", cause)
 
     def _check_tokens(self, id: str, request: Any, before: Before, end: int | None, mine: list) -> None:
