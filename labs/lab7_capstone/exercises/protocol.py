@@ -156,7 +156,11 @@ def of_fault(fault: Fault, run: Emulator, stages: int, tiles: int) -> Problem:
         return Problem(known.headline, known.cause, (f"what follows on a GPU: {fault}",))
     if fault.kind == "bounds":
         before = classic("before tile 0 there is no tile to release; in Triton, as in C, -1 % STAGES is -1", 3)
-        beyond = classic("tile i lies in stage i % STAGES; below 0, as in C, Triton's % gives a number below 0", 5)
+        beyond = classic(
+            "tile i lies in stage i % STAGES, and the stage to release is that of the product that is done; below 0, "
+            "as in C, Triton's % gives a number below 0",
+            5,
+        )
         first = [(who, what) for who, what, *_ in run.events].count((CONSUMER, "product")) < 2
-        return Problem(str(fault), before if "[-" in fault.place and first else beyond)
+        return Problem(str(fault), before if fault.place.startswith("empty[-") and first else beyond)
     return Problem(str(fault), CAUSES.get(fault.kind, ""))

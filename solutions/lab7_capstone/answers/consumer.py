@@ -101,6 +101,10 @@ wrong("nothing is stored in c_tile", {SUM: "pass"}, "TMA stores c_tile, which no
 wrong("the tile's own number as stage", {"before = stage\n": "before = i\n"}, "empty[2] does not exist", classic=5)
 wrong("the tile's number taken from 1", {RELEASE: "mbarrier.arrive(empty.index((1 - i) % STAGES), pred=i > 0)"},
       "empty[-1] does not exist: empty has 2", "a number below 0", classic=5)  # fmt: skip
+wrong("two tiles before is released", {RELEASE: "mbarrier.arrive(empty.index((i - 2) % STAGES), pred=i > 0)"},
+      "empty[-1] does not exist", "that of the product that is done", classic=5)  # fmt: skip
+wrong("waits for the tile before", {WAIT: "mbarrier.wait(full.index((i - 1) % STAGES), phase)"},
+      "full[-1] does not exist", "tile i lies in stage i % STAGES", classic=5)  # fmt: skip
 wrong("what Gluon does not know", {"acc.to(gl.bfloat16)": "acc.bfloat16()"},
       "Triton does not compile it for sm_90", "acc.bfloat16()")  # fmt: skip
 wrong("the sum is read in the loop", {DONE: f"{DONE}\n    acc = acc * 0.5"}, "is read (mul)", classic=7)
