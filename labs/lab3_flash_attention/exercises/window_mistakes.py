@@ -223,7 +223,12 @@ def _counts(outputs: Sequence[str], seen: Seen) -> Callable[[Evidence], bool]:
                 yield mask & (x.j < x.num_keys)
                 yield from (mask & met for met, _ in x.ranges())
 
-    return lambda e: e.difference.name in outputs and any(e.close(_computed(e, seen=mask)) for mask in masks(e))
+    def met(e: Evidence) -> bool:
+        zeros = not e.only(_far_from_zero)  # there they come of an exponent
+        computed = (_computed(e, seen=mask) for mask in masks(e))
+        return any((zeros or bool(o.any())) and e.close(o) for o in computed)
+
+    return lambda e: e.difference.name in outputs and met(e)
 
 
 # ---- queries that see no key, in all tiles or in the first ones

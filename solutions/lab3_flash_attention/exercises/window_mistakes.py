@@ -224,8 +224,9 @@ def _counts(outputs: Sequence[str], seen: Seen) -> Callable[[Evidence], bool]:
                 yield from (mask & met for met, _ in x.ranges())
 
     def met(e: Evidence) -> bool:
+        zeros = not e.only(_far_from_zero)  # there they come of an exponent
         computed = (_computed(e, seen=mask) for mask in masks(e))
-        return any(bool(o.any()) and e.close(o) for o in computed)  # zeros may come of anything
+        return any((zeros or bool(o.any())) and e.close(o) for o in computed)
 
     return lambda e: e.difference.name in outputs and met(e)
 
