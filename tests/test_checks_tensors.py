@@ -261,6 +261,13 @@ def test_sizes_are_no_cause_where_no_size_that_is_a_multiple_of_the_tile_is_righ
     assert "no multiple of the tile" not in message("row sum", "other is one", 7, cases=[ragged, empty])
 
 
+def test_the_second_tile_is_no_cause_where_whole_tiles_are_right_too():
+    one, wrong = Case("one tile", {"row": 3, "col": 32}), Case("whole tiles", {"row": 3, "col": 64})
+    right = Case("whole tiles", {"row": 3, "col": 64}, magnitude=0.0)
+    assert "from the second tile on" in message("row sum", "keeps the last tile", 7, cases=[one, wrong])
+    assert "from the second tile on" not in message("row sum", "keeps the last tile", 7, cases=[one, wrong, right])
+
+
 def test_a_first_tile_that_is_right_in_some_failed_cases_alone_is_no_cause():
     text = message("scale", "rows below the first whole tile", 7)
     assert "(whole tiles)" in text and "likely cause" not in text

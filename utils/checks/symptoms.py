@@ -50,12 +50,12 @@ def _ragged(e: Evidence) -> Callable[[Case], bool]:
 
 
 def _later_tiles(e: Evidence) -> str | None:
-    """The loop axis whose second tile breaks the answer: cases of one tile are right, some of whole tiles are wrong."""
+    """The loop axis whose second tile breaks the answer: cases of one tile are right, none of whole tiles is."""
     for axis, tile in (e.tiling.loops if e.tiling else {}).items():
         several = [t for t in e.trials if t.case.sizes.get(axis, 0) > tile]
         one = [t for t in e.trials if 0 < t.case.sizes.get(axis, 0) <= tile]
         whole = [t for t in several if t.case.kind == "whole tiles"]
-        if one and any(t.failed for t in whole) and not any(t.failed for t in one):
+        if one and whole and all(t.failed for t in whole) and not any(t.failed for t in one):
             return axis
     return None
 
