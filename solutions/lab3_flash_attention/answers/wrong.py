@@ -318,9 +318,16 @@ wrong(
 wrong(
     SEEN,
     "nothing skipped",
-    "no block is skipped",
+    "here no block is skipped",
     '"classic wrong answers" 3',
     edits={"tl.minimum(start_m + BLOCK_M + Nk - Nq, Nk)": "Nk"},
+)
+wrong(
+    SEEN,
+    "a tile of queries too many",
+    "here no block is skipped",
+    '"classic wrong answers" 3',
+    edits={"start_m + BLOCK_M + Nk - Nq": "start_m + 2 * BLOCK_M + Nk - Nq"},
 )
 wrong(
     SEEN,
@@ -764,6 +771,27 @@ wrong(
 )
 wrong(
     ANCHOR,
+    "scores of the tile before",
+    "only rows of more than one tile go wrong",
+    "which scores come next",
+    edits={SCORES.format(start_n="start_n + BLOCK_N"): SCORES.format(start_n="start_n")},
+)
+wrong(
+    ANCHOR,
+    "last values past the end",
+    "out-of-bounds access",
+    "its offset is wrong",
+    edits={LAST_V_ROWS: LAST_V_ROWS.replace("last, Nk", "Nk, last").replace("False", "EVEN_N")},
+)
+wrong(
+    ANCHOR,
+    "sizes exchanged in the first tile",
+    "rows of whole tiles without a causal mask are right, others are not",
+    "with which sizes",
+    edits={FIRST_SCORES: FIRST_SCORES.replace("Nq, Nk", "Nk, Nq")},
+)
+wrong(
+    ANCHOR,
     "last tile left",
     "the last tile is missing",
     '"classic wrong answers" 2',
@@ -793,14 +821,14 @@ wrong(
 wrong(
     ANCHOR,
     "always again",
-    "each row is computed again although nothing outgrew",
+    "each row is computed again although nothing overflowed",
     '"classic wrong answers" 4',
     edits={LOOK: "return acc, m_i, l_i, tl.max(bad, 0) == 7.0"},
 )
 wrong(
     ANCHOR,
     "one limit",
-    "each row is computed again although nothing outgrew",
+    "each row is computed again although nothing overflowed",
     '"classic wrong answers" 4',
     edits={"30000.0 if q.dtype == tl.float16 else 1e19": "30000.0"},
 )

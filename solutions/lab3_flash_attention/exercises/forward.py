@@ -108,7 +108,7 @@ def skips_blocks(kernel: str, place: int = 3) -> Callable[[CaseResult], Problem 
         every = heads * case.sizes["Nk"] * cdiv(case.sizes["Nq"], block_m)
         if read <= allowed:
             return None
-        words = "no block is skipped: a tile of queries ends at the last key that one of its queries sees"
+        words = "here no block is skipped: a tile of queries ends at the last key that one of its queries sees"
         if read != every:
             words = "blocks are read in which no query sees a key: the loop ends a step too late"
         return Problem(

@@ -401,14 +401,14 @@ def _why(case: Case, read: int, once: int, least: int) -> str:
     if case.kind == shapes.NEGATIVE:
         return classic("with a negative scale each row is computed again: scale before the mask and the maximum", 6)
     if read == 2 * once:
-        return classic("each row is computed again although nothing outgrew the maximum of its first tile", 4)
+        return classic("each row is computed again although nothing overflowed", 4)
     if case.options.get("causal"):
         return classic(
             "the loop does not end with the last key that a query of the tile sees, or a tile is loaded before or "
             "behind it where none is seen",
             5,
         )
-    return classic("some rows are computed again although nothing outgrew the maximum of their first tile", 4)
+    return classic("some rows are computed again although nothing overflowed", 4)
 
 
 def _as(e: Evidence, **mistake: Any) -> bool:
@@ -418,6 +418,13 @@ def _as(e: Evidence, **mistake: Any) -> bool:
         return walk.anchored(*e.args64[:3], **e.case.options, **mistake, **tiles.blocks(e, forward.FORWARD))[e.position]
 
     return explains(e, computed)
+
+
+def _only_several_tiles(e: Evidence) -> bool:
+    """Whether rows of one tile of keys are right, in each dtype's tile, and longer ones go wrong."""
+    blocks = [(launched([trial, *e.trials], forward.FORWARD) or {})["BLOCK_N"] for trial in e.trials]
+    one = [trial.failed for trial, block in zip(e.trials, blocks) if 0 < trial.case.sizes["Nk"] <= block]
+    return bool(one) and not any(one)
 
 
 _OUTGROWN = (*shapes.GROWTHS, shapes.LARGE, shapes.TOGETHER)
@@ -471,11 +478,12 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "rows of whole tiles without a causal mask are right, others are not: which tiles are masked, where does the "
-        "last tile begin, of which head is it, which of its scores count, and which of its values are loaded?",
+        "rows of whole tiles without a causal mask are right, others are not: which tiles are masked, with which "
+        "sizes, where does the last tile begin, of which head is it, which of its scores count, and which of its "
+        "values are loaded?",
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.kind != "one tile"),
+        _only_several_tiles,
         "only rows of more than one tile go wrong: where does the first tile begin, which tiles does the loop take, "
         "which tile's values does a step add, with which anchor taken off, which scores come next, and what is added "
         "behind the loop?",
