@@ -282,7 +282,7 @@ def _mistakes(kernel: str) -> tuple:
             lambda e: e.only(causal) and not e.findings("out_of_bounds"),
             classic(
                 "only causal attention goes wrong: which pairs of tiles see each other, which of them need a mask, and "
-                "which pairs inside of a tile does it set to 0?",
+                "which pairs inside of a tile does it set to 0, and leave as they are?",
                 _PLACES["mask"],
             ),
         ),
@@ -293,7 +293,7 @@ _MASKED = Diagnosis(
     lambda e: not e.only(causal) and e.only(lambda case: causal(case) or case.kind == shapes.LOW),
     classic(
         "only tiles that need a mask go wrong, causal ones and the last, ragged one: which are they, and which pairs "
-        "does the mask set to 0?",
+        "does the mask set to 0, and leave as they are?",
         _PLACES["mask"],
     ),
 )

@@ -477,6 +477,13 @@ wrong(
 )
 wrong(
     DKDV,
+    "one for each pair that is seen",
+    "only causal attention goes wrong",
+    "and leave as they are",
+    edits={"p = tl.where(seen, p, 0.0)": "p = tl.where(seen, 1.0 if CAUSAL else p, 0.0)"},
+)
+wrong(
+    DKDV,
     "last step only",
     "only the last tile is left",
     '"classic wrong answers" 7',
