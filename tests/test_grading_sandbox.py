@@ -143,7 +143,9 @@ def test_what_a_killed_grader_left_is_ended_by_the_next_one(maker):
     folder.mkdir()
     if pid != dead.pid:
         os.utime(folder, (psutil.Process().create_time() - 100,) * 2)
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder)])
+    code = "import time; print('runs', flush=True); time.sleep(60)"
+    left = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+    left.stdout.readline()  # a process has no command line to be found by until it runs
     while maker == "is a zombie" and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     module.remove_leftovers()
