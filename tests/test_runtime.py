@@ -165,7 +165,7 @@ REPORTED = [
     ),
     *(
         (Facts(python=(3, *version)), "Python 3", level, [])
-        for version, level in (((10, 4), "fail"), ((11, 0), "ok"), ((13, 9), "ok"), ((14, 0), "warn"))
+        for version, level in (((10, 4), "fail"), ((11, 0), "ok"), ((14, 9), "ok"), ((15, 0), "warn"))
     ),
     (Facts(torch=None), "PyTorch is not installed", "fail", []),
     (Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu", "warn", ["older than the course allows"]),

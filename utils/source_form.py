@@ -9,7 +9,7 @@ they stand for, so that a renamed one leaves the form as it was, while one that 
 
 Names of libraries stay (``torch.sum``, ``tl.load``, ``num_warps``, ``.amax``). Texts stay, but for those of errors,
 warnings and prints. Comments, docstrings, formatting, imports, annotations (``tl.constexpr`` is no mere annotation) and
-the order of top-level definitions do not count. The form is the same on Python 3.11, 3.12 and 3.13 (``ast.dump`` is
+the order of top-level definitions do not count. The form is the same on Python 3.11 to 3.14 (``ast.dump`` is
 not: later versions add fields, omit defaults and parse f-strings differently).
 """
 
