@@ -9,21 +9,18 @@ TRITON ?= 3.9.0
 
 .PHONY: site check test test-compat labs release grade test-grading mutate claims notebooks measure format
 
-$(VENV)/.test: requirements.txt constraints.txt pyproject.toml | $(VENV)/.made
+$(VENV)/.test: requirements.txt constraints.txt pyproject.toml $(VENV)/.made
 	$(call INSTALL,-r requirements.txt -e '.[test]')
-	@touch $(VENV)/.lab $@
+	@cp $@ $(VENV)/.lab
 
 $(VENV)/.grading: $(VENV)/.lab
 	$(call INSTALL,-e '.[grading]')
-	@touch $@
 
 $(VENV)/.cluster: $(VENV)/.grading
 	$(call INSTALL,-e '.[cluster]')
-	@touch $@
 
 $(VENV)/.site: $(VENV)/.lab
 	$(call INSTALL,-e '.[site]')
-	@touch $@
 
 # ---- a reader ------------------------------------------------------------------------------------------------------------------
 
@@ -53,7 +50,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
-	test -d .venv-triton-$(TRITON) || $(PYTHON) -m venv .venv-triton-$(TRITON)
+	test -d .venv-triton-$(TRITON) || $(BIN)/python -m venv .venv-triton-$(TRITON)
 	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
 	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)

@@ -86,20 +86,12 @@ def test_installing_the_course_alone_never_touches_a_runtimes_torch():
     assert (ROOT / "requirements.txt").read_text().rstrip().endswith("-e .")
 
 
-def test_a_machine_without_a_fitting_python_is_told_what_to_install(tmp_path):
-    done = subprocess.run(
-        ["make", "lab", "PYTHON=", f"VENV={tmp_path}/env"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode != 0
-    assert "needs Python 3.11, 3.12 or 3.13" in done.stdout
-
-
 def test_ci_runs_what_an_instructor_runs_on_every_supported_python():
     run = ROOT / ".ci" / "run"
     assert "make test" in run.read_text()
     assert os.access(run, os.X_OK)
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    assert 'python: ["3.11", "3.12", "3.13"]' in workflow
+    assert 'python: ["3.11", "3.12", "3.13", "3.14"]' in workflow
     assert "make test PYTHON=python" in workflow
 
 
