@@ -4,8 +4,10 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +16,9 @@ import nbformat
 import nbval.plugin
 import pytest
 
+from grading.student_copy import _imported, _modules, _named_in
 from utils import notebooks
+from utils.course_modules import Course
 
 ROOT = notebooks.ROOT
 STORED = sorted([*ROOT.glob("notebooks/[!.]*.ipynb"), *ROOT.glob("solutions/*/[!.]*.ipynb")])
@@ -184,31 +188,93 @@ def test_nbval_fails_at_the_cell_whose_stored_number_was_changed_and_only_there(
     assert "mismatch" in last[0]
 
 
-@pytest.mark.slow
-def test_a_notebook_opened_alone_fetches_the_course(tmp_path):
-    """The setup cell, run in an empty folder where the course cannot be imported, clones it and goes on there."""
-    source = tmp_path / "published"
+# ---- a notebook opened alone
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The course as others fetch it, with the setup cells of this working copy."""
+    source = tmp_path_factory.mktemp("published") / "course"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    code = notebooks.setup_source(ROOT / "notebooks" / "01_gpu_model.ipynb")
-    # the environment's own installation of the course is hidden, as on a runtime that never saw it
-    hide = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in str(f)]\n"
-    hide += f"sys.path[:] = [p for p in sys.path if p not in ('', {str(ROOT)!r})]\n"
-    check = "\nimport utils.runtime, os\nprint(utils.runtime.__file__)\nprint(os.getcwd())"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MLF_REPOSITORY": str(source)}
-    done = subprocess.run(
-        [sys.executable, "-c", hide + code + check],
-        cwd=alone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    return source
+
+
+def cell_sources(notebook: str, *ids: str) -> str:
+    """The source of some of a notebook's cells, as Python."""
+    cells = {cell.id: cell.source for cell in notebooks.read(ROOT / notebook).cells}
+    lines = "\n".join(cells[name] for name in ids).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("%"))
+
+
+def run_alone(folder: Path, code: str, repository: Path) -> subprocess.CompletedProcess[str]:
+    """Run code where the course is not installed, as on a hosted runtime."""
+    # -S leaves out what makes the course's own installation importable; its packages are added by hand
+    environment = os.environ | {"MLF_REPOSITORY": str(repository), "PYTHONPATH": sysconfig.get_path("purelib")}
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
+
+
+@pytest.mark.slow
+def test_a_lecture_opened_alone_fetches_the_course(tmp_path, published):
+    """The setup cell, run in an empty folder where the course cannot be imported, clones it and goes on there."""
+    code = cell_sources("notebooks/01_gpu_model.ipynb", "setup")
+    done = run_alone(tmp_path, f"{code}\nimport utils.runtime, os\nprint(utils.runtime.__file__)", published)
     assert done.returncode == 0, done.stderr
-    where, folder = done.stdout.split()
-    assert Path(where) == alone / "making-llms-fast" / "utils" / "runtime.py"
-    assert Path(folder) == alone / "making-llms-fast" / "notebooks"
+    course = tmp_path / "making-llms-fast"
+    told, where = done.stdout.splitlines()
+    assert told == f"The course is in {course}. The files of this notebook are in {course / 'notebooks'}."
+    assert Path(where) == course / "utils" / "runtime.py"
+
+
+@pytest.mark.slow
+def test_a_lab_opened_alone_fetches_its_modules_and_finds_them_again_after_a_restart(tmp_path, published):
+    notebook = "labs/lab3_flash_attention/lab3_flash_attention.ipynb"
+    code = cell_sources(notebook, "setup", "imports")
+    code += "\nimport lab3_flash_attention, utils\nprint(lab3_flash_attention.__file__)\nprint(utils.__file__)"
+    for source in (published, tmp_path / "not asked again"):
+        done = run_alone(tmp_path, code, source)
+        assert done.returncode == 0, done.stderr
+        course = tmp_path / "making-llms-fast"
+        assert [os.path.normpath(line) for line in done.stdout.splitlines()[1:]] == [
+            str(course / "labs" / "lab3_flash_attention" / "__init__.py"),
+            str(course / "utils" / "__init__.py"),
+        ]
+
+
+@pytest.mark.slow
+def test_a_lab_opened_alone_takes_the_modules_that_lie_beside_it(tmp_path, published):
+    folder = tmp_path / "lab3_flash_attention"
+    shutil.copytree(ROOT / "labs" / folder.name, folder)
+    code = cell_sources(f"labs/{folder.name}/{folder.name}.ipynb", "setup", "imports")
+    done = run_alone(folder, f"{code}\nprint(merge.__code__.co_filename)", published)
+    assert done.returncode == 0, done.stderr
+    assert os.path.normpath(done.stdout.splitlines()[-1]) == str(folder / "merge.py")
+
+
+def test_a_notebook_that_cannot_fetch_the_course_says_what_git_says(tmp_path):
+    code = cell_sources("notebooks/01_gpu_model.ipynb", "setup")
+    done = run_alone(tmp_path, code, tmp_path / "nowhere")
+    said = done.stderr.split("RuntimeError: ")[1].splitlines()
+    assert said[0].startswith("git clone") and said[0].endswith("failed: is this runtime connected to the internet?")
+    assert "does not exist" in said[1]
+
+
+@pytest.mark.slow
+def test_the_setup_cell_installs_every_package_that_a_notebook_imports():
+    """All others come with the kernel that runs the notebook (IPython, comm), or with one of these."""
+    paths = {
+        path.relative_to(ROOT).as_posix(): path
+        for path in (*ROOT.glob("notebooks/[0-9]*.ipynb"), *ROOT.glob("solutions/*/*.ipynb"))
+    }
+    named = {module for name, path in paths.items() for module in _named_in(name, path.read_text(encoding="utf-8"))}
+    named |= {f"solutions.{module}" for module in named if module.startswith("lab")}
+    files = _imported(Course(ROOT), named)
+    named |= {module for file in files for module in _modules((ROOT / file).read_text(encoding="utf-8"), file)}
+    imported = {module.split(".")[0] for module in named}
+    own = {path.name for path in ROOT.glob("*/")} | {path.name for path in ROOT.glob("solutions/lab*")}
+    others = imported - sys.stdlib_module_names - own
+    assert others >= {"torch", "tokenizers", "uvicorn"}
+    assert others - set(notebooks.NEEDED.split()) == {"IPython", "comm", "PIL", "starlette", "pydantic"}
 
 
 def test_a_broken_notebook_is_named_in_the_error(tmp_path):

@@ -37,6 +37,9 @@ MAX_CODE_LINES = 40
 #: Metadata key of the mark that :func:`execute` leaves.
 MARK = "making-llms-fast"
 
+#: Packages that the notebooks import, beside those that come with a kernel or with these.
+NEEDED = "torch triton numpy matplotlib tqdm cloudpickle safetensors tokenizers fastapi uvicorn httpx"
+
 SETUP_TEMPLATE = """\
 # Setup, the same in every notebook. Inside the course it does nothing;
 # a notebook that is opened on its own fetches the course first.
@@ -54,19 +57,28 @@ def importable(name):
         return False
 
 
+def run(*command):
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        told = f"{{' '.join(map(str, command))}} failed: is this runtime connected to the internet?"
+        raise RuntimeError(f"{{told}}\\n{{done.stderr.strip()}}")
+
+
 if not importable("utils.kernel_profile"):
     here = Path.cwd()
     folders = (here, *here.parents)
     root = next((folder for folder in folders if (folder / "utils" / "runtime.py").is_file()), None)
     if root is None:
         root = here / "making-llms-fast"
-        if not root.exists():
+        if not (root / "utils" / "runtime.py").is_file():
             source = os.environ.get("MLF_REPOSITORY", "{url}")
-            subprocess.run(["git", "clone", "-q", "--depth", "1", source, str(root)], check=True)
-        os.chdir(root / "{folder}")
-    needed = [name for name in ("torch", "triton", "matplotlib", "tqdm") if not importable(name)]
-    if needed:
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *needed], check=True)
+            run("git", "clone", "-q", "--depth", "1", source, root)
+        if not (here.name == "{name}" and (here / "__init__.py").is_file()):  # a lab's modules may lie beside it
+            os.chdir(root / "{folder}")
+        print(f"The course is in {{root}}. The files of this notebook are in {{Path.cwd()}}.")
+    needed = "{needed}".split()
+    if missing := [name for name in needed if not importable(name)]:
+        run(sys.executable, "-m", "pip", "install", "-q", *missing)
     sys.modules.pop("utils", None)  # another package of that name may have been found first
     sys.path.insert(0, str(root))
 """
@@ -94,7 +106,9 @@ def home(path: Path) -> str:
 
 def setup_source(path: Path) -> str:
     """The setup cell of the notebook at ``path``, as it must read."""
-    return SETUP_TEMPLATE.format(url=repository_url(), folder=home(path)).rstrip("\n")
+    folder = home(path)
+    named = {"url": repository_url(), "folder": folder, "name": folder.split("/")[-1], "needed": NEEDED}
+    return SETUP_TEMPLATE.format(**named).rstrip("\n")
 
 
 def read(path: Path) -> NotebookNode:
@@ -149,6 +163,8 @@ def source_mark(cell: NotebookNode) -> str:
 def stamp(path: Path) -> bool:
     """Write the setup cell from the template; return whether the file changed.
 
+    Inside the course the cell does nothing, so that a notebook which was executed with an older one counts as executed.
+
     Raises:
         NotebookError: the notebook has no code cell tagged ``setup``, or more than one.
     """
@@ -161,6 +177,8 @@ def stamp(path: Path) -> bool:
     if changed:
         cell.source = setup_source(path)
         cell.metadata["jupyter"] = {"source_hidden": True}  # plumbing: there to run, folded away while reading
+        if MARK in cell.metadata:
+            cell.metadata[MARK]["source"] = source_mark(cell)
         write(notebook, path)
     return changed
 
