@@ -14,6 +14,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import utils.runtime  # first: it decides before Triton is imported
+from grading import sandbox
 
 import attention_entries  # isort: skip
 import fake_stopwatch  # isort: skip
@@ -62,21 +63,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
+@functools.cache
 def chromium() -> str | None:
     """This machine's Chromium, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+@functools.cache
+def why_skipped() -> str:
+    """Why tests of pages, or of the sandbox, are skipped here, and what to install: one line for all of them."""
+    programs = {"chromium": chromium(), "bubblewrap": shutil.which("bwrap")}
+    absent = [name for name, path in programs.items() if path is None]
+    told = [f"{' and '.join(absent)} not found: apt install {' '.join(absent)}"] if absent else []
+    if sandbox.available() and "bubblewrap" not in absent:
+        told.append(sandbox.available())
+    return "; ".join(told)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a program that is missing: all in one place and for one reason, which pytest prints once."""
+    no_page = "browser" in item.fixturenames and not chromium()
+    if no_page or (item.get_closest_marker("sandbox") and sandbox.available()):
+        pytest.skip(why_skipped())
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium of this machine."""
-    executable = chromium()
-    if executable is None:
-        pytest.skip("no Chromium on this machine (chromium, chromium-browser or google-chrome)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        running = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         yield running
         running.close()
 

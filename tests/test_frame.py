@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distributions, requires
 
@@ -93,6 +94,30 @@ def test_ci_runs_what_an_instructor_runs_on_every_supported_python():
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     assert 'python: ["3.11", "3.12", "3.13", "3.14"]' in workflow
     assert "make test PYTHON=python" in workflow
+
+
+#: A few tests that need Chromium, or bubblewrap.
+WITH_PROGRAMS = (
+    "living.py::test_it_starts_in_a_page_that_has_nothing_else",
+    "predictions.py::test_without_scripts_the_answer_is_a_fold",
+    "grading_sandbox.py::test_nothing_is_left_running_and_no_folder_is_left",
+    "grading_traps.py::test_the_students_modules_are_graded_and_not_the_solutions",
+)
+
+
+@pytest.mark.slow
+def test_what_is_skipped_without_chromium_and_bubblewrap_is_said_in_one_line_with_the_command_that_installs_them():
+    tests = [f"tests/test_{name}" for name in WITH_PROGRAMS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env=os.environ | {"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert line.endswith("chromium and bubblewrap not found: apt install chromium bubblewrap"), line
+    assert int(re.search(r"\[(\d+)\]", line)[1]) >= len(tests) and "passed" not in done.stdout
 
 
 def test_the_dev_container_opens_the_course():

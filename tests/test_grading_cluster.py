@@ -17,7 +17,7 @@ from distributed import LocalCluster
 from grading_runs import grade as start_grader
 from grading_runs import left_running, scores
 
-from grading import cluster, grade, gradebook, outputs, sandbox
+from grading import cluster, grade, gradebook, outputs
 from grading.lab import ROOT, find_lab
 from grading.results import Verdict, digest_of, result, write_folder, write_json
 from grading.seeds import ClassSeeds
@@ -25,7 +25,6 @@ from grading.submission import HandedIn
 from grading.worker import Job
 
 LAB = find_lab("lab1")
-needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def runs_a_submission(process: subprocess.Popen) -> bool:
     return any(child.name() == "bwrap" and child.ppid() != process.pid for child in below)
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.thorough
 def test_a_class_graded_by_two_workers_of_which_one_is_killed_has_the_same_gradebook(tmp_path, scheduler):
     folder = tmp_path / "submissions"

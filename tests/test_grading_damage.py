@@ -13,13 +13,11 @@ from damaged_submissions import DAMAGE, DONE, LAB, gradescope, healthy
 from quick_grader import rows, run, without_running
 from submitted_files import written
 
-from grading import gradebook, sandbox
+from grading import gradebook
 from grading.class_folder import find_submissions
 from grading.seeds import ClassSeeds
 from grading.submission import HandedIn
 from grading.worker import Job, grade
-
-needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_a_folder_or_archive_that_may_not_be_read_has_a_line_and_stops_nobody(an
     assert all(line.why.startswith("it cannot be read: you lack the permission") for line in found.ungraded)
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "loses", "says"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from parameters import thorough_but
 
-from grading import sandbox, worker
+from grading import worker
 from grading.graded_copy import graded_copy, notebook_notes
 from grading.lab import find_lab
 from grading.results import Verdict, digest_of, read_result, result, write_json
@@ -22,7 +22,6 @@ from grading.verdicts import attempted, clean, explain, judge
 
 LAB = find_lab("lab1")
 NUMBERS = [exercise.number for exercise in LAB.exercises]
-needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
 
 
 def ran(**special: dict) -> dict[str, dict]:
@@ -272,7 +271,7 @@ def test_scenarios_run_on_a_students_own_seed_and_are_held_against_its_set_if_th
 # ---- the kernel ----------------------------------------------------------------------------------------------------
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_a_cell_that_kills_hangs_or_floods_the_kernel_costs_itself_only(tmp_path):
     import nbformat

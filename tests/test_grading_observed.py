@@ -16,7 +16,7 @@ import pytest
 from lab_answers import answers
 from lab_places import write_lab
 
-from grading import gradebook, observed, outputs, sandbox, worker
+from grading import gradebook, observed, outputs, worker
 from grading.grade import _why_failed
 from grading.lab import ROOT, find_lab
 from grading.results import Verdict, result
@@ -71,7 +71,7 @@ def test_the_text_of_a_hidden_error_reaches_the_instructors_table_and_no_page(tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+@pytest.mark.sandbox
 def test_a_submission_that_raises_on_a_hidden_input_cannot_tell_it_and_a_classmate_never_meets_it(
     tmp_path, monkeypatch
 ):
@@ -137,7 +137,7 @@ def test_a_hidden_seed_costs_points_only_where_the_solution_passes_with_it(tmp_p
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
+@pytest.mark.sandbox
 def test_an_answer_that_fails_on_its_hidden_seed_only_is_lost_after_the_solution_was_held_to_it(tmp_path, monkeypatch):
     lab = find_lab("lab1")
     job = Job(lab, ClassSeeds("x", tuple(e.number for e in lab.exercises)), tmp_path / "expected")

@@ -17,8 +17,6 @@ from grading.lab import ROOT
 from grading.sandbox import Sandbox, SandboxUnavailable
 from grading.watcher import MIB, Limits
 
-REASON = module.available()
-needs_sandbox = pytest.mark.skipif(REASON is not None, reason=f"no sandbox on this machine: {REASON}")
 SLEEP = 86_411  # seconds; no other process of this machine sleeps for as long
 TIGHT = Limits(seconds=20, memory=300 * MIB, processes=20, scratch=8 * MIB, work=8 * MIB, output=8 * MIB, file=8 * MIB)
 
@@ -38,7 +36,7 @@ def said(sandbox: Sandbox, source: str) -> str:
     return found.read_text() if found.exists() else ""
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_code_finds_the_submission_and_the_course_and_nothing_else_and_writes_little_and_nowhere_else(
     submission, monkeypatch
 ):
@@ -70,7 +68,7 @@ def test_code_finds_the_submission_and_the_course_and_nothing_else_and_writes_li
 
 
 @pytest.mark.slow
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -96,7 +94,7 @@ def running(name: str) -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if name in " ".join(p.info["cmdline"] or ())]
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_nothing_is_left_running_and_no_folder_is_left(submission):
     with Sandbox(submission) as sandbox:
         said(sandbox, "import time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(600)")
@@ -108,7 +106,7 @@ def test_nothing_is_left_running_and_no_folder_is_left(submission):
     assert not sandbox.folder.exists()
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_a_sandbox_dies_with_the_process_that_made_it(submission):
     program = (
         "import sys; from pathlib import Path; from grading.sandbox import Sandbox\n"

@@ -31,7 +31,6 @@ from grading.seeds import seeds_of
 from grading.submission import collect
 
 LAB = find_lab("lab1")
-needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=f"no sandbox: {sandbox.available()}")
 FEW = ("correct-with-helpers", "checks-overwritten", "named-pipe", "answers-by-heart")
 OUTCOMES = ("failed", "not attempted", "refused", "timed out", "crashed", "tampered", "passed")
 
@@ -165,7 +164,7 @@ def test_tricks_beside_the_modules_of_a_lab_change_no_module_that_is_graded(name
         assert all(files.get(name, content) == content for name, content in released.items()), student
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_each_of_a_few_submissions_is_graded_as_it_must_be_and_nothing_is_left_behind(graded_class, found):
     out, members = graded_class
@@ -174,7 +173,7 @@ def test_each_of_a_few_submissions_is_graded_as_it_must_be_and_nothing_is_left_b
     assert left_running(out.parent) == [] and not MARK.exists()
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_the_students_modules_are_graded_and_not_the_solutions(graded_class, found):
     """nbgrader would write the course's own files over the submitted ones, so cyd and dan would pass."""
@@ -184,21 +183,21 @@ def test_the_students_modules_are_graded_and_not_the_solutions(graded_class, fou
     assert handed_in.endswith(WRONG)
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(found):
     assert any("is missing" in note for note in found["correct-with-helpers"]["notes"])
     assert any("not a notebook that can be read" in note for note in found["bob"]["notes"])
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_a_module_that_is_no_python_costs_its_own_exercises(found):
     by_number = {exercise["number"]: exercise for exercise in found["bob"]["exercises"]}
     assert by_number["1.10"]["outcome"] == "refused" and "residual.py" in by_number["1.10"]["message"]
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_a_malformed_submission_does_not_stop_the_class(found):
     eve = found["eve"]
@@ -208,7 +207,7 @@ def test_a_malformed_submission_does_not_stop_the_class(found):
     assert any("1.1 is edited" in note or "1.4 is missing" in note for note in dan["notes"])
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
     out, _ = graded_class
@@ -224,7 +223,7 @@ def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
         assert not [seed for seed in hidden if seed.encode() in content], path
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.slow
 def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
     out, _ = graded_class
