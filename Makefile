@@ -3,7 +3,7 @@
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP     = $(BIN)/python -m pip --disable-pip-version-check
+PIP     = PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 # The first Python that fits makes the environment: PYTHON=name, or one of these, or one that uv has or fetches.
 PYTHONS = $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 FITS    = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
