@@ -9,7 +9,8 @@ PYTHONS = $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 FITS    = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 FIND_PYTHON = for p in $(PYTHONS); do "$$p" -c '$(FITS)' 2>/dev/null && command -v "$$p" && exit; done; test -z "$(PYTHON)" && \
           command -v uv >/dev/null && uv python install 3.13 >&2 && UV_PYTHON_PREFERENCE=only-managed uv python find 3.13
-# CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of the download.
+# CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of PyTorch's download.
+SIZE      = $(if $(CPU),0.5 GB,3 GB (with CPU=1, for a machine without an NVIDIA GPU, 0.5 GB))
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
 # pip 25.1 and later show how far an installation is. pip would compile what it installs on one core, which takes as long as the
 # rest; compileall takes all cores. (Some packages hold files that no Python compiles; that is no failure. Their tests and models
@@ -42,7 +43,7 @@ $(VENV)/.made: FORCE
 	    echo "Install one (on Debian and Ubuntu: apt install python3 python3-venv), or uv, or name it: make lab PYTHON=/path/to/python3.12"; \
 	    exit 1; }; \
 	  test ! -e $(BIN) || echo "The environment in $(VENV) does not work, or was left half made. It is made anew."; \
-	  echo "An environment is made in $(VENV) with $$python. Once, about 3 GB of packages are fetched (0.5 GB with CPU=1)."; \
+	  echo "Making an environment in $(VENV) with $$python. Its packages are fetched once: about $(SIZE)."; \
 	  "$$python" -m venv --clear $(VENV) && touch $@;; esac
 
 FORCE:

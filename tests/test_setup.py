@@ -142,7 +142,9 @@ def test_a_python_that_was_named_and_does_not_fit_is_said_and_none_is_taken_in_i
 def test_the_first_start_says_how_much_is_fetched_and_pip_shows_what_the_second_fetches_nothing(machine):
     machine.has_python("python3.12", 12)
     first = machine.make("runtime").stdout
-    assert "about 3 GB of packages are fetched (0.5 GB with CPU=1)" in first
+    assert (
+        "Its packages are fetched once: about 3 GB (with CPU=1, for a machine without an NVIDIA GPU, 0.5 GB)." in first
+    )
     (fetching,) = [line for line in machine.asked() if "-c constraints.txt" in line]
     assert "-r requirements.txt" in fetching and " -q" not in fetching
     assert (machine.course / ".venv" / ".lab").read_text() == "a-1.dist-info\n"
