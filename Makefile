@@ -20,7 +20,7 @@ INSTALL = @$(PIP) install -q --dry-run --no-deps --ignore-installed --retries 0 
           $(PIP) install -q 'pip>=25.1' 2>/dev/null; $(PIP) install --no-compile $(PIP_INDEX) -c constraints.txt $(1) || { \
             echo "The installation has failed; pip says why above. Run make again: what was fetched is kept."; exit 1; }; \
           echo "Compiling the packages ..."; \
-          $(BIN)/python -m compileall -q -j 0 -x '/(tests?|models|openai/types|_inductor)/' $(VENV)/lib >/dev/null || true; \
+          PYTHONWARNINGS=ignore $(BIN)/python -m compileall -q -j 0 -x '/(tests?|models|openai/types|_inductor)/' $(VENV)/lib >/dev/null || true; \
           ls $(VENV)/lib/python3*/site-packages | grep '[.]dist-info$$' > $@
 # The whole course is served. The first notebook is open, or that of a lab, with its first module beside it.
 OPENED  = $(if $(LAB),$(wildcard labs/$(LAB)_*/$(LAB)_*.ipynb),notebooks/01_gpu_model.ipynb)
