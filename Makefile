@@ -7,8 +7,9 @@ PIP     = PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 # The first Python that fits makes the environment: PYTHON=name, or one of these, or one that uv has or fetches.
 PYTHONS = $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 FITS    = import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
-FIND_PYTHON = for p in $(PYTHONS); do "$$p" -c '$(FITS)' 2>/dev/null && command -v "$$p" && exit; done; test -z "$(PYTHON)" && \
-          command -v uv >/dev/null && uv python install 3.13 >&2 && UV_PYTHON_PREFERENCE=only-managed uv python find 3.13
+FIND_PYTHON = for p in $(PYTHONS); do "$$p" -c '$(FITS)' 2>/dev/null && command -v "$$p" && exit; done; \
+          test -z "$(PYTHON)" && command -v uv >/dev/null && export UV_PYTHON_PREFERENCE=only-managed && \
+          { uv python find '>=3.11,<3.15' 2>/dev/null || { uv python install 3.13 >&2 && uv python find 3.13; }; }
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of PyTorch's download.
 SIZE      = $(if $(CPU),0.5 GB,3 GB (with CPU=1, for a machine without an NVIDIA GPU, 0.5 GB))
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)

@@ -38,7 +38,8 @@ esac
 FAKE_UV = """\
 #!/bin/sh
 echo "uv $*" >> "$STATE/asked"
-test "$2" = install || echo "{python}"
+test "$2" = install && {{ touch "$STATE/fetched"; exit; }}
+test -e "$STATE/fetched" && echo "{python}"
 """
 
 
@@ -120,8 +121,11 @@ def test_uv_gives_a_python_where_no_other_fits_and_only_there(machine):
     machine.has("uv", FAKE_UV.format(python=fetched))
     machine.has_python("python3", 10)
     assert machine.make("runtime").returncode == 0
-    asked = machine.asked()
-    assert asked[1:4] == ["uv python install 3.13", "uv python find 3.13", "fetched-by-uv -m venv --clear .venv"]
+    found, make = "uv python find >=3.11,<3.15", "fetched-by-uv -m venv --clear .venv"
+    assert machine.asked()[1:5] == [found, "uv python install 3.13", "uv python find 3.13", make]
+    shutil.rmtree(machine.course / ".venv")
+    assert machine.make("runtime").returncode == 0
+    assert machine.asked()[1:3] == [found, make]
     shutil.rmtree(machine.course / ".venv")
     machine.has_python("python3.12", 12)
     assert machine.make("runtime").returncode == 0
