@@ -22,7 +22,7 @@ from nbgrader.utils import determine_grade
 from synthetic_cohort import GENERAL, Member, build
 from traitlets.config import Config
 
-from grading import gradebook, outputs, sandbox
+from grading import gradebook, outputs
 from grading.class_folder import find_submissions
 from grading.lab import find_lab, lab_names
 from grading.nbgrader_config import course_config, grades_config
