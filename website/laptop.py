@@ -1,6 +1,7 @@
 """What a machine without a GPU prints where a lecture shows a GPU's output: recorded once, shown beside it.
 
-``python -m website.laptop`` runs the lectures on the CPU and renews the record; an entry belongs to its cell's source.
+``python -m website.laptop [03_five_tricks ...]`` runs the lectures, or those named, on the CPU and renews the record.
+An entry belongs to its cell's source.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -46,13 +48,13 @@ def outputs(name: str, cell: NotebookNode) -> list[dict[str, Any]]:
         ) from None
 
 
-def record() -> dict[str, Any]:
-    """Run the lectures without a GPU and keep what their GPU cells give there."""
+def record(names: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the lectures without a GPU, or only those named, and keep what their GPU cells give there."""
     import nbformat
     from nbclient import NotebookClient
 
-    found: dict[str, Any] = {}
-    for path in lectures():
+    found: dict[str, Any] = dict(_record()["notebooks"]) if names else {}
+    for path in (path for path in lectures() if not names or path.stem in names):
         notebook = nbformat.read(path, as_version=4)
         started = time.perf_counter()
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
@@ -71,4 +73,4 @@ def _plain(made: list[Any]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     os.environ["MLF_DEVICE"] = "cpu"
-    RECORD.write_text(json.dumps(record(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(record(sys.argv[1:]), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
