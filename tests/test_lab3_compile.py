@@ -118,7 +118,7 @@ def assert_fit(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", thorough_but(KERNELS, "dkdv_kernel", "dq_kernel"))
 @pytest.mark.parametrize("capability", thorough_but(CAPABILITIES, MEASURED))
 def test_no_kernel_of_half_precision_spills(tuned, capability, name):
     head_dims = HEAD_DIMS if capability == MEASURED else (64, 128, 256)
@@ -217,7 +217,7 @@ def test_the_running_maximum_that_hopper_has_before_exercise_3_9_does_not_spill(
     assert_fit(asked)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_anchored_loop_fits_where_the_check_of_3_9_alone_asks_for_it(tuned):
     cases = [(86, "bf16", 64), (86, "bf16", 128), (80, "fp16", 128), (100, "fp32", 16), (MEASURED, "fp32", 16)]
     assert all(compiles_anchored(DTYPES[dtype], divmod(capability, 10)) for capability, dtype, _ in cases)

@@ -139,7 +139,7 @@ def test_what_autograd_holds_is_what_is_in_flight(found: list[Found]) -> None:
         assert rank.held["1f1b"] == (len(found) - stage) * rank.held["one"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_of_two_by_two_trains_as_one_process_does(name: str) -> None:
     case, runs = MESHES[name][1], [rank.meshes[name] for rank in on(4)]

@@ -78,7 +78,8 @@ def test_no_line_of_a_solution_can_be_read_in_it_and_only_labs_that_lectures_run
     )
     marked = [name for name, content in files.items() if re.search(rb"### BEGIN SOLUTION \d", content)]
     assert marked == ["grading/strip.py"], "it explains the marker"
-    assert not [line for line in lines if re.search(rb"(?<!\w)" + re.escape(line), readable)]
+    there = [line for line in lines if line in readable]  # soon searched, and mostly none
+    assert not [line for line in there if re.search(rb"(?<!\w)" + re.escape(line), readable)]
     inside = packed(files)
     assert {name.split("/")[0] for name in inside} == {"lab3_flash_attention", "lab4_zero", "lab5_serving"}
     assert all(name.count("/") == 1 for name in inside), "neither checks nor answers"
