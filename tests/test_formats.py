@@ -324,6 +324,12 @@ def test_zeros_and_the_smallest_numbers_stay_finite(name):
         assert torch.isfinite(back).all() and not back[0, :32].any()
 
 
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_no_scale_is_below_the_smallest_of_e8m0(name):
+    found = quantize(torch.full((1, 32), 2.0**-127), name)
+    assert float(found.scales) == 2.0**-127 and (found.dequantize() == 2.0**-127).all()
+
+
 def test_a_block_far_below_the_tensors_largest_number_becomes_zeros_in_nvfp4():
     x = torch.ones(2, 16)
     x[1] = 2**-20
@@ -367,6 +373,7 @@ def test_the_error_of_rounding_is_that_of_a_uniform_remainder():
     # gap / sqrt(12) over x, averaged over an octave of 1/x^2: 2^-3 / sqrt(12) * sqrt(3 / (8 ln 2))
     wanted = 2**-3 / 12**0.5 * (3 / (8 * math.log(2))) ** 0.5
     assert normal[0] == pytest.approx(normal[1]) and float(normal[0]) == pytest.approx(wanted, rel=0.1)
+    assert float(rounding_error(torch.tensor([447 / 2**0.5]), "e4m3")) == pytest.approx(wanted, rel=0.1)  # up to 447
     small, large = rounding_error(torch.tensor([1e-6, 1e6]), "e4m3").tolist()
     assert small == 1 and large == pytest.approx(1, abs=1e-3)
 

@@ -30,7 +30,7 @@ BLOCKS = {
     "nvfp4": BlockFormat("e2m1", 16, torch.float8_e4m3fn),
 }
 FORMATS = (*ELEMENTS, *BLOCKS)
-#: e8m0 stores an exponent plus this, and has no code for exponents beyond it.
+#: e8m0 stores an exponent plus this, so that its smallest number is 2^-127; no float32 needs a larger one than 2^127.
 _E8M0_BIAS = 127
 
 
@@ -144,5 +144,5 @@ def _scales(amax: Tensor, format: str, element: str) -> tuple[Tensor, Tensor | N
         return encode(ratio, "e4m3").view(BLOCKS[format].scale_dtype), tensor_scale
     emax = int(torch.frexp(torch.tensor(largest)).exponent) - 1
     exponent = torch.frexp(amax).exponent - 1 - emax
-    exponent = torch.where(amax > 0, exponent, -_E8M0_BIAS).clamp(-_E8M0_BIAS, _E8M0_BIAS)
+    exponent = torch.where(amax > 0, exponent, -_E8M0_BIAS).clamp(min=-_E8M0_BIAS)
     return (exponent + _E8M0_BIAS).to(torch.uint8).view(BLOCKS[format].scale_dtype), None
