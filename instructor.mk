@@ -35,8 +35,7 @@ check: $(VENV)/.test  ## lint, format and unit tests, in a minute and a half
 	$(BIN)/lint-imports --no-cache --no-logo
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not thorough"
 
-# The tests wait for processes and pages a third of their time: there is one worker more than cores.
-# Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
+# Tests and notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,7 +43,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder -m "not thorough"
+	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
