@@ -149,7 +149,7 @@ def install() -> None:
     upstream._implicit_cvt = _observed_address(upstream._implicit_cvt)
     builder.set_grid_dim = _then(builder.set_grid_dim, lambda *grid: state.observer.grid(grid))
     builder.set_grid_idx = _then(builder.set_grid_idx, lambda *index: state.observer.program(index))
-    TritonSemantic._load_legacy = _noted_other(TritonSemantic._load_legacy)
+    TritonSemantic.load = _noted_other(TritonSemantic.load)
     builder.create_masked_load = _observed_load(builder.create_masked_load)
     builder.create_masked_store = _observed_store(builder.create_masked_store)
     builder.create_atomic_rmw = _observed_rmw(builder.create_atomic_rmw)
@@ -257,14 +257,14 @@ def _noted_other(load: Callable) -> Callable:
     """Upstream asks ``if other``, so that an ``other`` of one element, 0, would be taken for none."""
 
     @functools.wraps(load)
-    def _load_legacy(self: Any, ptr: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: Any, ptr: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         state.other = other is not None
         try:
             return load(self, ptr, mask, other, *args, **kwargs)
         finally:
             state.other = False
 
-    return _load_legacy
+    return noted
 
 
 def _observed_load(load: Callable) -> Callable:
