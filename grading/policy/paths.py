@@ -90,6 +90,24 @@ def _submodules(package: str) -> frozenset[str]:
     return frozenset(entry.name.split(".")[0] for entry in entries if entry.suffix in (".py", ".so") or entry.is_dir())
 
 
+#: The packages whose names are looked up in them as they are installed. (Triton must not be imported before the
+#: course's runtime, and its modules lie in its folder.)
+_LOOKED_UP = ("torch", "numpy")
+_NOTHING = object()
+
+
+def _leads_to_a_module(home: str, name: str) -> bool:
+    """Whether a name of an allowed package is a module: what it holds decides, or its files where it holds nothing.
+
+    So nobody lists what each version of PyTorch has in it, and a function named like a module of Python is a function.
+    """
+    looked_up = home.split(".")[0] in _LOOKED_UP
+    held = vars(importlib.import_module(home)).get(name, _NOTHING) if looked_up else _NOTHING
+    if held is _NOTHING:
+        return name in sys.stdlib_module_names or name in _submodules(home)
+    return issubclass(type(held), types.ModuleType)
+
+
 _EVERYWHERE = frozenset(
     ["F", "dist", "exercises", "grading", "labs", "nn", "np", "numpy", "solutions", "tl", "torch", "triton", "utils"]
 )
@@ -99,9 +117,6 @@ _EVERYWHERE = frozenset(
 def _is_utils_module(path: str) -> bool:
     place = ROOT.joinpath(*path.split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()
-
-
-_FUNCTIONS_NAMED_LIKE_MODULES = {"torch": {"chunk", "select", "trace"}, "numpy": {"array", "copy", "select", "trace"}}
 
 
 class Paths:
@@ -126,7 +141,7 @@ class Paths:
         if self.allowed(path) or path in sys.stdlib_module_names or path.split(".")[0] == path:
             return True
         home, _, name = path.rpartition(".")
-        return home in tables.PACKAGES and name in _submodules(home)
+        return home in tables.PACKAGES and _leads_to_a_module(home, name)
 
     def allowed(self, path: str) -> bool:
         """Whether a module may be used."""
@@ -192,7 +207,6 @@ class Paths:
             return None
         if home in tables.STANDARD or home in self.extra:
             return None if name in _public_of_standard(home) else f"`{home}` gives no public `{name}` to a lab"
-        module = name in sys.stdlib_module_names or name in _submodules(home) or name in ("torch", "np")
-        if module and name not in _FUNCTIONS_NAMED_LIKE_MODULES.get(home, ()):
+        if _leads_to_a_module(home, name):
             return f"the module `{path}` is not needed in a lab: use the ordinary functions of `{home}`"
         return None

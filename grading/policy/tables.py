@@ -67,7 +67,8 @@ ONLY: Mapping[str, frozenset[str]] = {
     "utils": frozenset(),
 }
 
-#: Names of allowed modules that reach further than they look.
+#: Functions and classes of allowed modules that reach further than they look. Modules in them need no entry: those that
+#: are not in PACKAGES are refused, whatever the installed version has.
 EXCEPT: Mapping[str, frozenset[str]] = {
     "contextlib": _names("chdir redirect_stderr redirect_stdout"),
     "copy": _names("replace"),
@@ -81,18 +82,17 @@ EXCEPT: Mapping[str, frozenset[str]] = {
     ),
     "torch": _names(
         "CallStack Code CompilationUnit DisableTorchFunction DisableTorchFunctionSubclass ExcludeDispatchKeyGuard "
-        "FileCheck Storage StorageBase TypedStorage UntypedStorage classes compile export fork "
-        "frombuffer from_dlpack from_file get_file_path hub jit library load ops prepare_multiprocessing_"
-        "environment save set_default_device set_default_dtype set_default_tensor_type set_num_interop_threads "
-        "set_num_threads set_printoptions set_warn_always typename use_deterministic_algorithms "
-        "vitals_enabled wait windows"
+        "FileCheck Storage StorageBase TypedStorage UntypedStorage compile fork frombuffer from_dlpack from_file "
+        "get_file_path load prepare_multiprocessing_environment save set_default_device set_default_dtype "
+        "set_default_tensor_type set_num_interop_threads set_num_threads set_printoptions set_warn_always typename "
+        "use_deterministic_algorithms vitals_enabled wait"
     ),
     "torch.autograd": _names("variable"),
     "torch.autograd.function": _names("FunctionMeta"),
     "torch.cuda": _names("CUDAPluggableAllocator change_current_allocator default_generators"),
     "torch.distributed": _names(
         "FileStore HashStore PrefixStore Store TCPStore breakpoint destroy_process_group init_process_group "
-        "launcher monitored_barrier new_subgroups register_rendezvous_handler run set_debug_level supports_complex"
+        "monitored_barrier new_subgroups register_rendezvous_handler set_debug_level supports_complex"
     ),
     "triton.language": _names("core"),
 }
