@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,7 +168,11 @@ REPORTED = [
         for version, level in (((10, 4), "fail"), ((11, 0), "ok"), ((13, 9), "ok"), ((14, 0), "warn"))
     ),
     (Facts(torch=None), "PyTorch is not installed", "fail", []),
-    (Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu", "warn", []),
+    (Facts(torch="2.8.0+cpu"), "PyTorch 2.8.0+cpu", "warn", ["older than the course allows"]),
+    (Facts(torch="2.12.1+cpu"), "PyTorch 2.12.1+cpu", "ok", ["not tested", "tested 2.11 and 2.13"]),
+    (Facts(torch="2.16.0+cpu"), "PyTorch 2.16.0+cpu", "warn", ["newer", "2.11, 2.13, 2.15", "expect lectures"]),
+    (Facts(triton="3.8.0"), "Triton 3.8.0", "ok", ["not tested; expected to work as the tested 3.7 and 3.9 do"]),
+    (Facts(triton="3.10.0"), "Triton 3.10.0", "warn", ["lab 7", "pip install 'triton>=3.6,<3.10'"]),
     (Facts(nvidia_driver=True), "PyTorch 2.13.0, CPU build, but this machine has an NVIDIA", "warn", ["CUDA build"]),
     (Facts(torch="2.13.0+rocm7.1", patches=PATCHED), "PyTorch 2.13.0+rocm7.1, built for ROCm", "warn", ["NVIDIA"]),
     (Facts(triton="3.6.0", numpy="2.5.0"), "NumPy 2.5.0 with Triton 3.6", "warn", []),
@@ -256,3 +261,18 @@ def test_the_command_reports_a_missing_package_in_words(package, name):
     assert f"[fail] {name} is not installed" in done.stdout
     assert f"[warn] no kernel runs here yet: {name} must be installed first" in done.stdout
     assert "1 thing must be put right" in done.stdout
+
+
+def test_the_versions_of_this_environment_are_said_to_be_tested_only_where_they_are():
+    installed = {"Triton": (environment.TESTED_TRITON, environment.gather().triton)}
+    installed["PyTorch"] = environment.TESTED_TORCH, torch.__version__
+    for name, (tested, version) in installed.items():
+        is_tested = environment.version_tuple(version)[:2] in tested
+        assert (environment.expectation(version, tested) == ("ok", "")) == is_tested, name
+        assert list(tested) == sorted(tested)
+
+
+def test_the_pinned_versions_are_tested_ones():
+    pins = dict(re.findall(r"^(torch|triton)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert environment.version_tuple(pins["torch"])[:2] in environment.TESTED_TORCH
+    assert environment.version_tuple(pins["triton"])[:2] in environment.TESTED_TRITON

@@ -19,11 +19,12 @@ from utils import device
 
 Level = Literal["ok", "warn", "fail"]
 
-#: What the course is tested with; other versions may work.
-TESTED_PYTHON = ((3, 11), (3, 13))
+#: The versions that the whole course was tested with, oldest first. Between two of them it is expected to work too.
+TESTED_PYTHON = ((3, 11), (3, 12), (3, 13))
+TESTED_TORCH = ((2, 11), (2, 13), (2, 15))
+TESTED_TRITON = ((3, 6), (3, 7), (3, 9))
+#: The oldest version that requirements.txt allows.
 OLDEST_TORCH = (2, 9)
-OLDEST_TRITON = (3, 6)
-NEWEST_TESTED_TRITON = (3, 9)
 #: From this NumPy on, Triton 3.6's interpreter fails on loops whose bound is a tensor, unless repaired.
 NUMPY_WITHOUT_TENSOR_BOUNDS = (2, 4)
 ENOUGH_MEMORY = 4 * 2**30
@@ -85,6 +86,27 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
+def expectation(version: str, tested: Sequence[tuple[int, int]]) -> tuple[Level, str]:
+    """What to expect of a version: ("ok", "") of a tested one, else the level and the end of a sentence about it.
+
+    Args:
+        version: Of a package or of Python, ``"3.8.0"``.
+        tested: The tested versions, oldest first.
+    """
+    this = version_tuple(version)[:2]
+    if this in tested:
+        return "ok", ""
+    older, newer = [each for each in tested if each < this], [each for each in tested if each > this]
+    if older and newer:
+        return "ok", f" (not tested; expected to work as the tested {_dotted(older[-1])} and {_dotted(newer[0])} do)"
+    known = f"the course is tested with ({', '.join(map(_dotted, tested))})"
+    return "warn", f" is {'newer' if older else 'older'} than the versions that {known}"
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
 def describe(facts: Facts) -> list[Line]:
     """Turn facts into lines for a reader; nothing is looked up here."""
     lines = [_course(facts), _python(facts), _system(facts), _torch(facts)]
@@ -109,13 +131,12 @@ def _course(facts: Facts) -> Line:
 
 
 def _python(facts: Facts) -> Line:
-    text = "Python " + ".".join(map(str, facts.python))
-    oldest, newest = TESTED_PYTHON
-    if facts.python[:2] < oldest:
-        return Line("fail", f"{text} is too old", "install Python 3.11, 3.12 or 3.13")
-    if facts.python[:2] > newest:
-        return Line("warn", f"{text} is newer than the versions the course is tested with (3.11 to 3.13)")
-    return Line("ok", text)
+    text = f"Python {_dotted(facts.python)}"
+    if facts.python[:2] < TESTED_PYTHON[0]:
+        return Line("fail", f"{text} is too old", f"install Python {_dotted(TESTED_PYTHON[-1])}")
+    level, more = expectation(_dotted(facts.python), TESTED_PYTHON)
+    advice = "expect everything to work once its packages install: PyTorch and Triton must have a build for it"
+    return Line(level, f"{text}{more}", advice if level == "warn" else "")
 
 
 def _system(facts: Facts) -> Line:
@@ -135,25 +156,38 @@ def _torch(facts: Facts) -> Line:
     build = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "built for ROCm" if rocm else "CPU build"
     text = f"PyTorch {facts.torch}, {build}"
     if version_tuple(facts.torch) < OLDEST_TORCH:
-        return Line("warn", f"{text} is older than the course is tested with", "pip install -U 'torch>=2.9'")
+        return Line("warn", f"{text} is older than the course allows", "pip install -U 'torch>=2.9'")
     if facts.nvidia_driver and facts.torch_cuda is None:
         advice = "install a CUDA build of PyTorch (pytorch.org lists the command) to use the GPU"
         return Line("warn", f"{text}, but this machine has an NVIDIA driver", advice)
     if rocm:
         return Line("warn", f"{text}: the course's GPU kernels are for NVIDIA GPUs, here they are interpreted")
-    return Line("ok", text)
+    level, more = expectation(facts.torch, TESTED_TORCH)
+    advice = (
+        "expect lectures and labs to work, with PyTorch's own messages and choices of kernels perhaps different from "
+        "those shown"
+    )
+    return Line(level, f"{text}{more}", advice if level == "warn" else "")
 
 
 def _triton(facts: Facts) -> Line:
     if facts.triton is None:
         where = "on Linux " if facts.system == "Linux" else "in one of the places named above "
         return Line("fail", "Triton is not installed", f"{where}run `make lab`, or `pip install 'triton>=3.6'`")
-    version = version_tuple(facts.triton)
-    if version < OLDEST_TRITON:
+    if version_tuple(facts.triton) < TESTED_TRITON[0]:
         return Line("fail", f"Triton {facts.triton} is too old", "pip install -U 'triton>=3.6'")
-    if version[:2] > NEWEST_TESTED_TRITON:
-        return Line("warn", f"Triton {facts.triton} is newer than the versions the course is tested with (3.6 to 3.9)")
-    return Line("ok", f"Triton {facts.triton}")
+    level, more = expectation(facts.triton, TESTED_TRITON)
+    advice = (
+        "expect kernels in Triton to compile for a GPU; what uses Triton's internals may fail: the interpreter, the "
+        f"profiler, and lab 7, which is written in Gluon. If something fails: {_install_tested_triton()}"
+    )
+    return Line(level, f"Triton {facts.triton}{more}", advice if level == "warn" else "")
+
+
+def _install_tested_triton() -> str:
+    """The command that installs a Triton that the course is tested with."""
+    oldest, (major, minor) = TESTED_TRITON[0], TESTED_TRITON[-1]
+    return f"pip install 'triton>={_dotted(oldest)},<{major}.{minor + 1}'"
 
 
 def _numpy(facts: Facts) -> list[Line]:
@@ -212,7 +246,7 @@ def _repairs(facts: Facts) -> list[Line]:
         return [Line("ok", "interpreter repaired when the profiler uses it")]
     text = "the interpreter's patches are not in place"
     if facts.patch_error is not None:
-        return [Line("fail", f"{text}: {facts.patch_error}", "pip install 'triton>=3.6,<3.10'")]
+        return [Line("fail", f"{text}: {facts.patch_error}", _install_tested_triton())]
     return [Line("fail", text, "import utils.runtime before triton")]
 
 
