@@ -510,7 +510,8 @@ def test_repair_is_idempotent_and_lists_what_it_did():
     before = builder.create_dot
     interpreter.apply_patches()
     assert builder.create_dot is before
-    assert {"bfloat16 dot", "loop bounds", "autotune without a driver"} <= set(interpreter.patches())
+    assert {"bfloat16 dot", "autotune without a driver"} <= set(interpreter.patches())
+    assert ("loop bounds" in interpreter.patches()) == triton.__version__.startswith("3.6.")
 
 
 @pytest.mark.compat

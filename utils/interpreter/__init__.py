@@ -1,9 +1,12 @@
 """Triton's interpreter: repaired where it is silently wrong, and observable.
 
-Three modules replace methods of Triton: ``patches`` where it is wrong, ``speed`` where it is slow, ``observation``
-where it is to be watched. When Triton renames one, look for its old name in all three.
+What the course replaces in Triton stands in one table, ``patches.POINTS``: each point with its reason, the issue or
+change of Triton that is about it, and the version from which it is not needed. What takes its place is in ``patches``
+where Triton is wrong, in ``speed`` where it is slow, and in ``observation`` and ``launching`` where the course adds
+something.
 
-The only package of the course that touches Triton's private interpreter classes. It works on Triton 3.6, 3.7 and 3.9.
+The only package of the course that touches Triton's private interpreter classes, imported in ``upstream``. It works on
+Triton 3.6 to 3.9.
 
 ``utils.runtime`` imports this package, which applies its patches, as soon as Triton has been imported.
 :func:`observe` is what ``utils.kernel_profile`` is built on; :func:`interpret_launches` makes it work in a GPU session.

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from utils.interpreter import upstream
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton.language as tl  # isort: skip
-from triton.runtime import interpreter as upstream  # isort: skip
 
-_OP = upstream._ir.ATOMIC_OP
+_OP = upstream.ir.ATOMIC_OP
 
 
 def more_types(rmw: Callable) -> Callable:
@@ -46,7 +46,12 @@ def _add_bfloat16(addresses: np.ndarray, values: np.ndarray, mask: np.ndarray) -
     return old
 
 
-def descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, offsets: Any) -> None:
+def descriptors(_: None) -> Callable:
+    """A descriptor's atomics."""
+    return _descriptor_reduce
+
+
+def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, offsets: Any) -> None:
     """``desc.atomic_add(...)`` and its relatives: an atomic on each element that lies inside of the tensor."""
     name = kind.name if hasattr(kind, "name") else str(kind).rpartition(".")[2]
     scalar = value.dtype.scalar
@@ -58,5 +63,5 @@ def descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, offsets: Any)
         raise NotImplementedError(f"a descriptor's atomic {name.lower()} of {scalar} is not interpreted")
     pointers, inside = desc.materialize_pointers(offsets)
     mask = inside if isinstance(inside, upstream.TensorHandle) else upstream.TensorHandle(inside, tl.int1)
-    order, scope = upstream._ir.MEM_SEMANTIC.RELAXED, upstream._ir.MEM_SYNC_SCOPE.GPU
+    order, scope = upstream.ir.MEM_SEMANTIC.RELAXED, upstream.ir.MEM_SYNC_SCOPE.GPU
     self.create_atomic_rmw(getattr(_OP, name), pointers, value, mask, order, scope)

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.interpreter import observation
+from utils.interpreter import observation, upstream
 from utils.interpreter.patches import apply_patches
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
-from triton.runtime import interpreter as upstream  # isort: skip
-from triton.runtime.autotuner import Autotuner  # isort: skip
 
+Autotuner = upstream.autotuner.Autotuner
 _interpreted_kernels: dict[Any, upstream.InterpretedFunction] = {}
 
 

@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from utils.interpreter import observation
+from utils.interpreter import observation, upstream
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
-from triton.runtime import interpreter as upstream  # isort: skip
 
 
 #: What a launch may be given besides its kernel's arguments: options of the compiler and of a configuration.

@@ -17,12 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from utils.interpreter import upstream
 from utils.interpreter.bfloat16 import narrow
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
-from triton.language.semantic import TritonSemantic  # isort: skip
-from triton.runtime import interpreter as upstream  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
 
@@ -141,29 +140,21 @@ def launching(executor: Any) -> Iterator[None]:
             state.observer.launch_ends(error)
 
 
-def install() -> None:
-    """Wrap the interpreter's methods. Called once, by :func:`utils.interpreter.apply_patches`."""
-    builder = upstream.InterpreterBuilder
-    executor = upstream.GridExecutor
-    executor._init_args_hst = _observed_arguments(executor._init_args_hst)
-    upstream._implicit_cvt = _observed_address(upstream._implicit_cvt)
-    builder.set_grid_dim = _then(builder.set_grid_dim, lambda *grid: state.observer.grid(grid))
-    builder.set_grid_idx = _then(builder.set_grid_idx, lambda *index: state.observer.program(index))
-    TritonSemantic.load = _noted_other(TritonSemantic.load)
-    builder.create_masked_load = _observed_load(builder.create_masked_load)
-    builder.create_masked_store = _observed_store(builder.create_masked_store)
-    builder.create_atomic_rmw = _observed_rmw(builder.create_atomic_rmw)
-    builder.create_atomic_cas = _observed_cas(builder.create_atomic_cas)
-    builder.create_dot = _observed_dot(builder.create_dot)
-    if hasattr(builder, "create_dot_scaled"):
-        builder.create_dot_scaled = _observed_dot_scaled(builder.create_dot_scaled)
-    for name in ("create_atomic_load", "create_atomic_store", "create_atomic_poll"):
-        if hasattr(builder, name):
-            setattr(builder, name, _marked_atomic(getattr(builder, name)))
-
-
 def _watching() -> bool:
     return state.observer is not None and state.launched
+
+
+def observed(method: Callable) -> Callable:
+    """Around one of the methods by which an interpreted program does what is watched."""
+    return _OBSERVED[method.__name__](method)
+
+
+def _observed_grid(set_grid_dim: Callable) -> Callable:
+    return _then(set_grid_dim, lambda *grid: state.observer.grid(grid))
+
+
+def _observed_program(set_grid_idx: Callable) -> Callable:
+    return _then(set_grid_idx, lambda *index: state.observer.program(index))
 
 
 def _then(method: Callable, tell: Callable) -> Callable:
@@ -190,7 +181,9 @@ def _tensors(name: str, host: Any, given: Any) -> Iterator[Argument]:
         yield Argument(name, host, given)
 
 
-def _observed_arguments(to_host: Callable) -> Callable:
+def observed_arguments(to_host: Callable) -> Callable:
+    """Tell the observer of a launch, with its arguments on the host and as they were given."""
+
     @functools.wraps(to_host)
     def _init_args_hst(self: Any, args_dev: Any, kwargs: Any) -> Any:
         args, options = to_host(self, args_dev, kwargs)
@@ -209,7 +202,9 @@ def _observed_arguments(to_host: Callable) -> Callable:
     return _init_args_hst
 
 
-def _observed_address(convert: Callable) -> Callable:
+def observed_address(convert: Callable) -> Callable:
+    """A kernel sees a tensor at the address that the observer chose."""
+
     @functools.wraps(convert)
     def _implicit_cvt(arg: Any) -> Any:
         value = convert(arg)
@@ -253,7 +248,7 @@ def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: 
     )
 
 
-def _noted_other(load: Callable) -> Callable:
+def noted_other(load: Callable) -> Callable:
     """Upstream asks ``if other``, so that an ``other`` of one element, 0, would be taken for none."""
 
     @functools.wraps(load)
@@ -345,9 +340,24 @@ def _observed_dot_scaled(dot: Callable) -> Callable:
         result = dot(self, lhs, lhs_scale, lhs_format, *args, **kwargs)
         if _watching():
             *batch, m, n = result.data.shape
-            packed = 2 if lhs_format == upstream._ir.ScaleDotElemTypeTY.E2M1 else 1  # two 4-bit values to a byte
+            packed = 2 if lhs_format == upstream.ir.ScaleDotElemTypeTY.E2M1 else 1  # two 4-bit values to a byte
             k = packed * lhs.data.size // (m * int(np.prod(batch, dtype=int)))
             state.observer.dot(int(np.prod(batch, dtype=int)), m, n, k)
         return result
 
     return create_dot_scaled
+
+
+_OBSERVED = {
+    "set_grid_dim": _observed_grid,
+    "set_grid_idx": _observed_program,
+    "create_masked_load": _observed_load,
+    "create_masked_store": _observed_store,
+    "create_atomic_rmw": _observed_rmw,
+    "create_atomic_cas": _observed_cas,
+    "create_atomic_load": _marked_atomic,
+    "create_atomic_store": _marked_atomic,
+    "create_atomic_poll": _marked_atomic,
+    "create_dot": _observed_dot,
+    "create_dot_scaled": _observed_dot_scaled,
+}

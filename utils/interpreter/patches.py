@@ -1,6 +1,9 @@
-"""What upstream's interpreter gets wrong, put right; `speed.py` and `observation.py` beside it patch it too.
+"""All that the course replaces in Triton's interpreter, in one table (:data:`POINTS`), and what puts it right.
 
-Each patch names what was wrong; all are in place after :func:`apply_patches`, which may be called any number of times.
+Each point says what it is for, what upstream says of it, and the version of Triton from which it is not needed: it is
+not applied there. All are in place after :func:`apply_patches`, which may be called any number of times.
+``tests/test_interpreter_points.py`` tries what each repair is for on a Triton without it, and so tells which repairs a
+newer version does not need.
 
 bfloat16 dot
     ``tl.dot`` multiplied the raw 16-bit patterns and returned values near 1e10.
@@ -13,7 +16,7 @@ bfloat16 rounding
     Casts to ``tl.float8e4nv`` and ``tl.float8e5`` rounded ties away from zero, without carrying, and overflowed to NaN
     or infinity; they round to nearest even and saturate, as ``cvt.rn.satfinite`` does on a GPU.
 atomics
-    ``tl.atomic_xchg`` of floats, ``tl.atomic_add`` of bfloat16 and a descriptor's atomics raised (up to 3.7).
+    ``tl.atomic_xchg`` of floats, ``tl.atomic_add`` of bfloat16 and a descriptor's atomics raise.
 NaN in maximum and minimum
     ``tl.maximum`` passed NaN on (up to 3.7). A GPU's ``max.f32`` drops it, in ``tl.max`` too: one NaN does not show in
     the maximum of a row. ``tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)`` passes it on, here and there.
@@ -41,87 +44,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils.interpreter import atomics, copies, float8, launching, observation, speed
+from utils.interpreter import atomics, copies, float8, launching, observation, speed, upstream
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
-from triton.runtime import autotuner, interpreter as upstream  # isort: skip
-
-_REPAIRS = (
-    "bfloat16 dot",
-    "bfloat16 arithmetic",
-    "bfloat16 rounding",
-    "8-bit floats",
-    "atomics",
-    "NaN in maximum and minimum",
-    "autotune without a driver",
-    "loop bounds",
-    "boolean arguments",
-    "error messages",
-    "copies of huge allocations",
-    "reloaded modules",
-    "overflow checks that nobody reads",
-    "slow types",
-    "slow device functions",
-)
-_FLOAT_METHODS = [
-    *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "precise_divf", "approx_divf", "fma", "clampf"),
-    *("minimumf", "minnumf", "maximumf", "maxnumf"),
-    *(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE")),
-    *("floor", "ceil", "exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt", "sin", "cos", "erf"),
-]
-_done = False
-
-
-def patches() -> tuple[str, ...]:
-    """Names of the patches that are in place; empty before :func:`apply_patches`."""
-    return _REPAIRS if _done else ()
-
-
-def apply_patches() -> None:
-    """Put every patch and every hook of :mod:`utils.interpreter.observation` in place. Idempotent."""
-    global _done
-    if _done:
-        return
-    _done = True
-    builder = upstream.InterpreterBuilder
-    for name in _FLOAT_METHODS:
-        method = getattr(builder, f"create_{name}", None)
-        if method is not None:
-            setattr(builder, f"create_{name}", _in_float32(method))
-    builder.create_dot = _in_float32(builder.create_dot)
-    builder.cast_impl = _rounding_cast(builder.cast_impl)
-    builder.create_fp_to_fp = _rounding_fp_to_fp(builder.create_fp_to_fp)
-    builder.get_bf16 = lambda self, value: _handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
-    builder.create_minnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin))
-    builder.create_maxnumf = _in_float32(lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax))
-    builder.create_atomic_rmw = atomics.more_types(builder.create_atomic_rmw)
-    if not hasattr(builder, "create_descriptor_reduce"):
-        builder.create_descriptor_reduce = atomics.descriptor_reduce
-    upstream.ReduceOps.min_max = _quiet_min_max(upstream.ReduceOps.min_max)
-    upstream.ReduceOps.apply_impl = _reduce_in_float32(upstream.ReduceOps.apply_impl)
-    upstream.ScanOps.apply_impl = _reduce_in_float32(upstream.ScanOps.apply_impl)
-    autotuner.Autotuner._bench = _first_config(autotuner.Autotuner._bench)
-    builder.set_grid_dim = launching.checked_grid(builder.set_grid_dim)
-    upstream._patch_lang_tensor = _index_of_one_element(upstream._patch_lang_tensor)
-    upstream._implicit_cvt = _boolean_argument(upstream._implicit_cvt)
-    executor = upstream.GridExecutor
-    executor._init_args_hst = copies.sparse_arguments(executor._init_args_hst)
-    executor._restore_args_dev = copies.sparse_results(executor._restore_args_dev)
-    speed.install()
-    observation.install()
-    builder.set_grid_dim = launching.whole_grid(builder.set_grid_dim)
-    builder.set_grid_idx = launching.last_of_grid(builder.set_grid_idx)
-    upstream._patch_lang = launching.once_per_launch(upstream._patch_lang)
-    function = upstream.InterpretedFunction
-    function.rewrite = _survives_reload(function.rewrite)
-    function.__call__ = launching.inside_launches_only(function.__call__)
-    upstream.GridExecutor.__call__ = launching.launch(upstream.GridExecutor.__call__)
 
 
 def _handle(data: np.ndarray, dtype: tl.dtype) -> upstream.TensorHandle:
@@ -170,7 +101,7 @@ def _rounding_cast(cast: Callable) -> Callable:
 
 def _rounding_fp_to_fp(convert: Callable) -> Callable:
     """Conversions that upstream rounds without a carry, and those from and to 8-bit floats."""
-    nearest = upstream._ir.ROUNDING_MODE.RTNE
+    nearest = upstream.ir.ROUNDING_MODE.RTNE
 
     @functools.wraps(convert)
     def create_fp_to_fp(self: Any, src: upstream.TensorHandle, dst_type: tl.dtype, mode: Any) -> upstream.TensorHandle:
@@ -191,6 +122,23 @@ def _wide(value: upstream.TensorHandle) -> np.ndarray:
     if dtype == tl.bfloat16:
         return widen(value.data)
     return float8.widen(value.data, dtype) if float8.is_float8(dtype) else value.data
+
+
+def _bfloat16_constant(_: None) -> Callable:
+    """A constant of this type."""
+    return lambda self, value: _handle(narrow(np.array([value], dtype=np.float32)), tl.bfloat16)
+
+
+def _without_nan(method: Callable) -> Callable:
+    """The other operand where one is NaN, as a GPU's ``max.f32`` and ``min.f32`` have it."""
+
+    @functools.wraps(method)
+    def create(self: Any, lhs: upstream.TensorHandle, rhs: upstream.TensorHandle) -> upstream.TensorHandle:
+        result = method(self, lhs, rhs)
+        result.data = np.where(np.isnan(lhs.data), rhs.data, np.where(np.isnan(rhs.data), lhs.data, result.data))
+        return result
+
+    return create
 
 
 def _quiet_min_max(min_max: Callable) -> Callable:
@@ -277,8 +225,119 @@ def _survives_reload(rewrite: Callable) -> Callable:
     def _rewrite(self: Any) -> Callable:
         function, names = rewrite(self), self.fn.__globals__
         if "interpreter_semantic" not in names:
-            for name, value in vars(upstream).items():
+            for name, value in vars(upstream.module).items():
                 names.setdefault(name, value)
         return function
 
     return _rewrite
+
+
+_MODULE, _SEMANTIC, _CORE = upstream.module, upstream.interpreter_semantic, upstream.core
+_BUILDER, _EXECUTOR = _MODULE.InterpreterBuilder, _MODULE.GridExecutor
+_FLOAT_METHODS = " ".join(
+    f"create_{name}"
+    for name in [
+        *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "precise_divf", "approx_divf", "fma", "clampf"),
+        *("minimumf", "minnumf", "maximumf", "maxnumf"),
+        *(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE")),
+        *("floor", "ceil", "exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt", "sin", "cos", "erf"),
+    ]
+)
+_WATCHED = (
+    "create_masked_load create_masked_store create_atomic_rmw create_atomic_cas create_atomic_load create_atomic_store "
+    "create_atomic_poll create_dot create_dot_scaled set_grid_dim set_grid_idx"
+)
+
+
+class Point(NamedTuple):
+    """Functions of Triton's interpreter that the course replaces for one reason.
+
+    Attributes:
+        owner: Their class, classes, object or module.
+        names: Their names, separated by blanks. What the installed version has not got is passed over.
+        wrap: Takes each of them and returns what takes its place.
+        repair: What is put right, or made faster, as :func:`patches` names it; "" for what the course adds.
+        upstream: The issue or change of triton-lang/triton that is about it; "" where there is none.
+        until: The version of Triton from which it is not needed; "" while each version needs it.
+        missing: The other way round: ``wrap`` makes what Triton has not got, and what it has stays.
+    """
+
+    owner: Any
+    names: str
+    wrap: Callable[[Callable | None], Callable]
+    repair: str = ""
+    upstream: str = ""
+    until: str = ""
+    missing: bool = False
+
+    @property
+    def needed(self) -> bool:
+        """Whether the version of Triton that is installed needs it."""
+        return not self.until or _version(triton.__version__) < _version(self.until)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+#: In the order in which they are applied: a later one is around an earlier one.
+# fmt: off
+POINTS = (
+    Point(_BUILDER, "create_dot", _in_float32, "bfloat16 dot", "#11584"),
+    Point(_BUILDER, "create_minnumf create_maxnumf", _without_nan, "NaN in maximum and minimum", "#10333", "3.8"),
+    Point(_BUILDER, _FLOAT_METHODS, _in_float32, "bfloat16 arithmetic", "#10945"),
+    Point((_MODULE.ReduceOps, _MODULE.ScanOps), "apply_impl", _reduce_in_float32, "bfloat16 arithmetic", "#10945"),
+    Point(_BUILDER, "get_bf16", _bfloat16_constant, "bfloat16 arithmetic", "#10945", "3.9", missing=True),
+    Point(_BUILDER, "cast_impl", _rounding_cast, "bfloat16 rounding"),
+    Point(_BUILDER, "create_fp_to_fp", _rounding_fp_to_fp, "8-bit floats", "#8322"),
+    Point(_BUILDER, "create_atomic_rmw", atomics.more_types, "atomics", "#11904"),
+    Point(_BUILDER, "create_descriptor_reduce", atomics.descriptors, "atomics", missing=True),
+    Point(_MODULE.ReduceOps, "min_max", _quiet_min_max, "NaN in maximum and minimum", "#11615"),
+    Point(upstream.autotuner.Autotuner, "_bench", _first_config, "autotune without a driver", "#6570"),
+    Point(_MODULE, "_patch_lang_tensor", _index_of_one_element, "loop bounds", "#9171", "3.7"),
+    Point(_MODULE, "_implicit_cvt", _boolean_argument, "boolean arguments", "#9565", "3.8"),
+    Point(_BUILDER, "set_grid_dim", launching.checked_grid, "error messages"),
+    Point(upstream.InterpretedFunction, "__call__", launching.inside_launches_only, "error messages"),
+    Point(_EXECUTOR, "_init_args_hst", copies.sparse_arguments, "copies of huge allocations"),
+    Point(_EXECUTOR, "_restore_args_dev", copies.sparse_results, "copies of huge allocations"),
+    Point(upstream.InterpretedFunction, "rewrite", _survives_reload, "reloaded modules"),
+    Point(_SEMANTIC, "binary_op_sanitize_overflow_impl", speed.only_when_asserted, "overflow checks that nobody reads"),
+    Point(_MODULE, "_get_np_dtype", speed.remembered_types, "slow types"),
+    Point(_SEMANTIC, "broadcast_impl_value", speed.unless_alike, "slow types"),
+    Point(_SEMANTIC, "binary_op_type_checking_impl", speed.types_agree, "slow types"),
+    Point(_CORE, "_unwrap_if_constexpr", speed.plain_values_at_once, "slow types"),
+    Point(_CORE.dtype, "__eq__", speed.by_name, "slow types"),
+    Point(_CORE.block_type, "with_element_ty", speed.remembered_elements, "slow types"),
+    Point(upstream.TensorHandle, "__post_init__", speed.unless_small_enough, "slow types"),
+    Point(_CORE.block_type, "__init__", speed.remembered_shapes, "slow types"),
+    Point(_CORE.tensor, "__init__", speed.remembered_shape_of_type, "slow types"),
+    Point(_MODULE, "_patch_builtin", speed.remembered_members, "slow device functions"),
+    Point(_MODULE, "_patch_lang", launching.once_per_launch, "slow device functions"),
+    Point(_BUILDER, _WATCHED, observation.observed),
+    Point(upstream.semantic.TritonSemantic, "load", observation.noted_other),
+    Point(_MODULE, "_implicit_cvt", observation.observed_address),
+    Point(_EXECUTOR, "_init_args_hst", observation.observed_arguments),
+    Point(_BUILDER, "set_grid_dim", launching.whole_grid),
+    Point(_BUILDER, "set_grid_idx", launching.last_of_grid),
+    Point(_EXECUTOR, "__call__", launching.launch, "error messages"),
+)
+# fmt: on
+_done = False
+
+
+def patches() -> tuple[str, ...]:
+    """Names of the repairs that are in place; empty before :func:`apply_patches`."""
+    return tuple(dict.fromkeys(point.repair for point in POINTS if point.repair and point.needed)) if _done else ()
+
+
+def apply_patches() -> None:
+    """Put each point of :data:`POINTS` in place that this version of Triton needs. Idempotent."""
+    global _done
+    if _done:
+        return
+    _done = True
+    for point in filter(lambda point: point.needed, POINTS):
+        for owner in point.owner if isinstance(point.owner, tuple) else (point.owner,):
+            for name in point.names.split():
+                if hasattr(owner, name) != point.missing:
+                    setattr(owner, name, point.wrap(getattr(owner, name, None)))

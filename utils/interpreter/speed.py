@@ -18,28 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from utils.interpreter import upstream
+
 import triton.language as tl  # isort: skip
-from triton.runtime import interpreter as upstream  # isort: skip
 
 
-def install() -> None:
-    """Put everything in place, once: :func:`utils.interpreter.apply_patches` does."""
-    semantic = upstream.interpreter_semantic
-    semantic.binary_op_sanitize_overflow_impl = _only_when_asserted(semantic.binary_op_sanitize_overflow_impl)
-    upstream._get_np_dtype = _remembered_types(upstream._get_np_dtype)
-    semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
-    semantic.binary_op_type_checking_impl = _types_agree(semantic.binary_op_type_checking_impl)
-    tl.core._unwrap_if_constexpr = _plain_values_at_once(tl.core._unwrap_if_constexpr)
-    tl.dtype.__eq__ = _by_name(tl.dtype.__eq__)
-    tl.block_type.with_element_ty = _remembered_elements(tl.block_type.with_element_ty)
-    upstream.TensorHandle.__post_init__ = _unless_small_enough(upstream.TensorHandle.__post_init__)
-    tl.block_type.__init__ = _remembered_shapes(tl.block_type.__init__)
-    tl.tensor.__init__ = _remembered_shape_of_type(tl.tensor.__init__)
-    upstream._patch_attr = _with_semantic
-    upstream._patch_builtin = _remembered_members
-
-
-def _only_when_asserted(check: Callable) -> Callable:
+def only_when_asserted(check: Callable) -> Callable:
     """Compute an overflow check only where ``device_assert`` will look at it; ``check`` is a semantic's own method."""
 
     @functools.wraps(check)
@@ -50,7 +34,7 @@ def _only_when_asserted(check: Callable) -> Callable:
     return binary_op_sanitize_overflow_impl
 
 
-def _remembered_types(numpy_type: Callable) -> Callable:
+def remembered_types(numpy_type: Callable) -> Callable:
     """Look a type up once for all operations on it."""
     known: dict[str, np.dtype] = {}
 
@@ -65,14 +49,14 @@ def _remembered_types(numpy_type: Callable) -> Callable:
 
 
 def _sizes(type: tl.dtype) -> tuple[int, ...] | None:
-    """A block's shape, as :func:`_remembered_shapes` keeps it; of a scalar None."""
+    """A block's shape, as :func:`remembered_shapes` keeps it; of a scalar None."""
     sizes = type.__dict__.get("_sizes")
     return tuple(type.shape) if sizes is None and type.is_block() else sizes
 
 
 def _filled(number: Any, scalar: tl.dtype, block: tl.block_type) -> tl.tensor:
     """A block of one number, of a scalar's type and another block's shape."""
-    data = np.empty(_sizes(block), dtype=upstream._get_np_dtype(scalar))
+    data = np.empty(_sizes(block), dtype=upstream.module._get_np_dtype(scalar))
     data.fill(number)
     return tl.tensor(upstream.TensorHandle(data, scalar), block.with_element_ty(scalar))
 
@@ -85,7 +69,7 @@ def _stretched(value: tl.tensor, sizes: tuple[int, ...]) -> tl.tensor:
     )
 
 
-def _unless_alike(broadcast: Callable) -> Callable:
+def unless_alike(broadcast: Callable) -> Callable:
     """Two blocks of one shape need no broadcasting; blocks of one rank, and a number beside one, no search for how."""
     common: dict[tuple, tuple[int, ...] | None] = {}
 
@@ -123,7 +107,7 @@ _OFFSETS = frozenset({"int32", "int64"})
 _NARROW = frozenset({"fp16", "bf16"})
 
 
-def _types_agree(check: Callable) -> Callable:
+def types_agree(check: Callable) -> Callable:
     """Operands of one type keep it, and a number takes the type of the tensor beside it; ``check`` is a semantic's own
     method, for everything else."""
     semantic = check.__self__
@@ -165,7 +149,7 @@ def _types_agree(check: Callable) -> Callable:
 _ASKS_FOR_SEMANTIC = tl.core.builtin(lambda: None).__code__
 
 
-def _with_semantic(obj: object, name: str, member: Callable, builder: Any, scope: Any) -> None:
+def _give_semantic(obj: object, name: str, member: Callable, scope: Any) -> None:
     """A function of the language as the interpreter calls it: without a copy of its arguments' names, and without the
     question whether it was given what it is given here."""
     if getattr(member, "__code__", None) is _ASKS_FOR_SEMANTIC:
@@ -184,13 +168,18 @@ def _members(package: Any) -> tuple[tuple[str, Callable], ...]:
     return tuple((name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member))
 
 
-def _remembered_members(package: Any, builder: Any, scope: Any) -> None:
+def remembered_members(patch: Callable) -> Callable:
     """Look for them once, not at each launch."""
-    for name, member in _members(package):
-        upstream._patch_attr(package, name, member, builder, scope)
+
+    @functools.wraps(patch)
+    def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        for name, member in _members(package):
+            _give_semantic(package, name, member, scope)
+
+    return _patch_builtin
 
 
-def _by_name(equal: Callable) -> Callable:
+def by_name(equal: Callable) -> Callable:
     """Two types of numbers are compared by their names at once; anything else as it was."""
 
     @functools.wraps(equal)
@@ -200,7 +189,7 @@ def _by_name(equal: Callable) -> Callable:
     return __eq__
 
 
-def _plain_values_at_once(unwrap: Callable) -> Callable:
+def plain_values_at_once(unwrap: Callable) -> Callable:
     """Most of what is unwrapped is a tensor, a number or nothing, and is what it is."""
     plain = frozenset({tl.tensor, int, float, bool, str, type(None)})
 
@@ -211,7 +200,7 @@ def _plain_values_at_once(unwrap: Callable) -> Callable:
     return _unwrap_if_constexpr
 
 
-def _remembered_elements(with_element_ty: Callable) -> Callable:
+def remembered_elements(with_element_ty: Callable) -> Callable:
     """A block's type with other elements, made once for each kind of number."""
 
     @functools.wraps(with_element_ty)
@@ -226,7 +215,7 @@ def _remembered_elements(with_element_ty: Callable) -> Callable:
     return of_block
 
 
-def _unless_small_enough(post_init: Callable) -> Callable:
+def unless_small_enough(post_init: Callable) -> Callable:
     """Values that take no more bytes than a number of their type need not be checked for it."""
     sizes = {"int1": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
@@ -238,7 +227,7 @@ def _unless_small_enough(post_init: Callable) -> Callable:
     return __post_init__
 
 
-def _remembered_shapes(init: Callable) -> Callable:
+def remembered_shapes(init: Callable) -> Callable:
     """Work a block's type out once: all types of the same elements and shape have the same attributes."""
     known: dict[tuple, dict[str, Any]] = {}
 
@@ -260,7 +249,7 @@ def _remembered_shapes(init: Callable) -> Callable:
     return __init__
 
 
-def _remembered_shape_of_type(init: Callable) -> Callable:
+def remembered_shape_of_type(init: Callable) -> Callable:
     """Make the shape of tensors once for their type, and once for all scalars."""
     of_scalars: list[tuple] = []
 
