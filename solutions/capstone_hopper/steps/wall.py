@@ -44,10 +44,10 @@ def wall(overlap: bool = True, head_dim: int = 128) -> Wall:
 
     Args:
         overlap: Whether the output of a tile and the scores of the next one are issued together, so that the next
-            softmax could run beside the former (step 9's schedule). Triton leaves the output in flight across the end
-            of the loop. ptxas finds other instructions that read its registers meanwhile, and makes every product wait
-            for the one before: it serialises them, all of the kernel's. From 3.8 on Triton waits right behind each
-            product, and ptxas has no remark. Without ``overlap`` the order is step 6's.
+            softmax could run beside the former (step 9's schedule). Up to Triton 3.7 the PTX copies the output's
+            registers before the wait for them. ptxas then makes every product wait for the one before: it serialises
+            them, all of the kernel's. From 3.8 on Triton waits right behind each product, and ptxas has no remark.
+            Without ``overlap`` the order is step 6's.
         head_dim: 64 or 128; tiles are step 6's.
 
     Raises:
