@@ -49,7 +49,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
-test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
+test-compat: | $(VENV)/.made  ## what depends on Triton's version, on another one in an environment of its own: interpreter, profiler, the capstone compiled, the grader's policy [TRITON=3.9.0]
 	test -d .venv-triton-$(TRITON) || $(BIN)/python -m venv .venv-triton-$(TRITON)
 	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'

