@@ -116,7 +116,9 @@ def measure(
     hopper_implementations.need_hopper()
     shapes = shapes or (attention_speed.SHAPES[1::4] if quick else attention_speed.SHAPES)
     packages, unavailable = installed()
-    right = {}
+    right: dict[str, int] = {}
+    if packages and workers:
+        hopper_implementations.compile_first(shapes, [DTYPE], min(workers, os.cpu_count() or 1))
     for name, attention in packages.items():
         try:
             right[name] = check(name, attention, sorted({shape[3] for shape in shapes}), cases)
@@ -124,9 +126,7 @@ def measure(
             unavailable[name] = str(error)
     if not right:
         why = "".join(f"; {name}: {reason}" for name, reason in unavailable.items())
-        raise RuntimeError(f'neither flash-attn-3 nor flash-attn-4 can be used (pip install "flash-attn-4[cu13]"){why}')
-    if workers:
-        hopper_implementations.compile_first(shapes, [DTYPE], min(workers, os.cpu_count() or 1))
+        raise RuntimeError(f"neither flash-attn-3 nor flash-attn-4 can be used (pip install 'flash-attn-4[cu13]'){why}")
     attentions = {**hopper_implementations.functions(), **{name: packages[name] for name in right}}
     points = []
     for shape in shapes:
