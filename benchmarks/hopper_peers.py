@@ -34,7 +34,7 @@ PACKAGES = {"fa3": ("flash-attn-3", "flash_attn_interface"), "fa4": ("flash-attn
 DTYPE = "bf16"
 #: (batch, query heads, key heads, queries, keys), none of the lengths a multiple of a tile.
 CASES = ((1, 2, 2, 1023, 1023), (2, 2, 2, 113, 203))
-EFFORT = hopper_attention.Effort(rounds=4, lap_seconds=0.05, warm_seconds=0.5)
+EFFORT = hopper_attention.Effort(rounds=4, lap_seconds=0.04, warm_seconds=0.5)
 
 
 def installed() -> tuple[dict[str, Attention], dict[str, str]]:
