@@ -35,8 +35,7 @@ check: $(VENV)/.test  ## lint, format and unit tests, in a minute and a half
 	$(BIN)/lint-imports --no-cache --no-logo
 	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not thorough"
 
-# The tests wait for processes and pages a third of their time: there is one worker more than cores.
-# Notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
+# Tests and notebooks side by side compute on one thread each: threads that wait for each other on busy cores spin for minutes.
 test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, every notebook under nbval
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,13 +43,13 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder -m "not thorough"
+	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
-test-compat: | $(VENV)/.made  ## the interpreter and the profiler on another Triton, in an environment of its own: TRITON=3.9.0
+test-compat: | $(VENV)/.made  ## what depends on Triton's version, on another one in an environment of its own: interpreter, profiler, the capstone compiled, the grader's policy [TRITON=3.9.0]
 	test -d .venv-triton-$(TRITON) || $(BIN)/python -m venv .venv-triton-$(TRITON)
 	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'

@@ -42,13 +42,12 @@ def report(ptx: str, architecture: str = "sm_90a") -> dict[str, int]:
     Raises:
         RuntimeError: it refuses the text; its own words.
     """
-    import triton
+    from utils import triton_versions
 
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
-        command = [ptxas, f"-arch={architecture}", "-v", source, "-o", source.with_suffix(".cubin")]
+        command = [triton_versions.ptxas(90), f"-arch={architecture}", "-v", source, "-o", source.with_suffix(".cubin")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parameters import thorough_but
 
 from benchmarks import (
     chains,
@@ -140,7 +141,7 @@ def test_every_tile_of_the_sweep_multiplies(side):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", thorough_but([80, 90], 90))
 def test_the_kernels_of_the_sweeps_compile_without_spills(capability):
     sizes = dict.fromkeys(("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm"), "i32")
     chain = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32", "scale": "fp32", "shift": "fp32"}

@@ -131,6 +131,7 @@ def compile_orders(*orders: tuple) -> list[dict]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.compat
 @pytest.mark.slow
 def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers():
     cases = [(d, causal, ragged) for d in (64, 128, 256) for causal, ragged in ((0, 0), (0, 1), (1, 0))]
@@ -143,6 +144,7 @@ def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers
         assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
 
 
+@pytest.mark.compat
 @pytest.mark.slow
 def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_registers():
     cases = [(d, sum_dq) for d in attention.HEAD_DIMS for sum_dq in (False, True)]

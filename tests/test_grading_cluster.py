@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -71,8 +72,13 @@ def worker(address: str, folder: Path) -> subprocess.Popen:
 
 def runs_a_submission(process: subprocess.Popen) -> bool:
     """Whether a sandbox runs below a worker's own processes, not only the attempt to make one."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    return any(child.name() == "bwrap" and child.ppid() != process.pid for child in below)
+
+    def is_one(child: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+            return child.name() == "bwrap" and child.ppid() != process.pid
+        return False
+
+    return any(map(is_one, psutil.Process(process.pid).children(recursive=True)))
 
 
 @pytest.mark.sandbox

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from parameters import thorough_but
 
 from solutions.lab4_zero.__main__ import METHODS, main
 
@@ -43,8 +42,8 @@ def one_process() -> list[str]:
     return losses(started("--standalone", "--nproc-per-node", "1", *SCRIPT))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", thorough_but(METHODS, "zero2"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", METHODS)
 def test_two_nodes_of_two_ranks_print_the_losses_of_one_process(one_process, method):
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1")
     line = ("--nnodes", "2", "--nproc-per-node", "2", *meeting, *SCRIPT, "--method", method)

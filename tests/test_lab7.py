@@ -22,6 +22,8 @@ from triton.experimental.gluon import language as gl  # isort: skip
 from triton.experimental.gluon.language import bfloat16 as half  # isort: skip
 from triton.experimental.gluon.language.nvidia import hopper as of_hopper  # isort: skip
 
+pytestmark = pytest.mark.compat
+
 EIGHT = gl.constexpr(8)
 
 

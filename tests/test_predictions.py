@@ -154,6 +154,7 @@ def test_a_guess_stands_beside_the_answer_with_their_ratio(show, mark, guess, gu
     tab.press(".predict-box input", "Enter")
     assert " ".join(tab.locator(".predict-part").all_inner_texts()) == said
     assert tab.is_visible("#answer") and not tab.is_visible("form")
+    tab.wait_for_timeout(200)  # the browser writes what a page keeps beside the page, later when it has just started
     tab.reload()
     assert " ".join(tab.locator(".predict-part").all_inner_texts()) == said, "it is kept"
 

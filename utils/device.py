@@ -118,6 +118,9 @@ DEVICE: torch.device = (
     None if torch is None else torch.device("cuda", DECISION.gpu_index) if HAS_GPU else torch.device("cpu")
 )
 
+# Triton 3.9 warns that 3.10 will no longer fuse a product and a sum on its own: kernels go on as they were measured.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 _check_triton_agrees(INTERPRET)
 if INTERPRET:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -10,7 +10,9 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-#: All threads of a partition wait for each other. Triton 3.7 renamed it.
+from utils import triton_versions  # noqa: F401  (the names that the kernels use, on each version of Triton)
+
+#: All threads of a partition wait for each other.
 wait_for_all = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
@@ -58,7 +60,8 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def add_to_global(descriptor, coordinates, tile, _semantic=None):
     """TMA adds ``tile`` of shared memory to global memory, in whatever order the adds of a tile arrive.
 
-    Triton 3.6 and 3.7 have the operation in their compiler, but no public name for it in Gluon.
+    Triton 3.6 and 3.7 have the operation in their compiler, but no public name for it in Gluon; from 3.8 on it is
+    ``tma.async_atomic_add``.
     """
     coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
     _semantic.builder.create_async_tma_reduce(

@@ -1,6 +1,6 @@
 """The process that compiles for :mod:`utils.compile_only`: a line of orders comes in, a line of answers goes out.
 
-It imports nothing of the course, so that Triton is here as on a GPU, whatever the course's runtime decided.
+It imports nothing of the course's runtime, so that Triton is here as on a GPU, whatever was decided there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import cache
+
+import utils.triton_versions  # noqa: F401  (the names that kernels use, on each version of Triton)
 
 
 def _key_of_this_triton() -> str:

@@ -336,7 +336,7 @@ class Emulator:
             ),
             "tma": Namespace(
                 async_copy_global_to_shared=self.load_tile, async_copy_shared_to_global=self.store_tile,
-                store_wait=self.store_wait,
+                async_load=self.load_tile, async_store=self.store_tile, store_wait=self.store_wait,
             ),
             "warpgroup_mma": self.multiply,
             "warpgroup_mma_init": lambda value: value,

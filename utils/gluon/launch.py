@@ -15,6 +15,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from utils.gluon.emulator import Emulator, Namespace
 from utils.gluon.machine import Descriptor, Integer, Pointer
 
+import utils.triton_versions  # noqa: F401  isort: skip  (the names that kernels use, on each version of Triton)
 import triton.experimental.gluon.language as gl  # isort: skip
 from triton.experimental.gluon.language.nvidia import hopper  # isort: skip
 

@@ -210,6 +210,8 @@ class Shared:
         assert dtype == self.dtype
         return Shared(self.data.view(shape), self.use)
 
+    reinterpret = _reinterpret
+
     def load(self, layout: object) -> torch.Tensor:
         return self.data.clone()
 

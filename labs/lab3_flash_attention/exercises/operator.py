@@ -478,9 +478,9 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "rows of whole tiles without a causal mask are right, others are not: which tiles are masked, with which "
-        "sizes, where does the last tile begin, of which head is it, which of its scores count, and which of its "
-        "values are loaded?",
+        "no case of one tile or of whole tiles fails without a causal mask: which tiles are masked, with which sizes, "
+        "where does the last tile begin, of which head is it, which of its scores count, and which of its values are "
+        "loaded?",
     ),
     Diagnosis(
         _only_several_tiles,

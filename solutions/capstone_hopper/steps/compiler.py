@@ -27,15 +27,14 @@ def assemble(ptx: str) -> dict[str, Any]:
     Raises:
         RuntimeError: ptxas refuses it; the message is its own.
     """
-    import triton
+    from utils import triton_versions
 
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         done = subprocess.run(
-            [str(ptxas), "-arch=sm_90a", "-v", source.name, "-o", "kernel.cubin"], cwd=folder, capture_output=True,
-            text=True, check=False,
+            [triton_versions.ptxas(90), "-arch=sm_90a", "-v", source.name, "-o", "kernel.cubin"], cwd=folder,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
     lines = (done.stdout + done.stderr).splitlines()
     said = "\n".join(line for line in lines if "Compile time" not in line)
@@ -57,6 +56,7 @@ def module(name: str) -> types.ModuleType:
     if "utils.runtime" not in sys.modules:
         runtime = types.ModuleType("utils.runtime")
         sys.modules["utils"] = types.ModuleType("utils")
+        sys.modules["utils"].__path__ = [str(PACKAGE.parents[1] / "utils")]
         sys.modules["utils"].runtime = sys.modules["utils.runtime"] = runtime
     return importlib.import_module(f"capstone.steps.{name}")
 

@@ -236,6 +236,10 @@ wrong(
 wrong("no delta", 8, "delta is missing", {"ds = p * (dp - delta[:, None])": "ds = p * dp"})
 wrong("not scaled", 8, "dS is not multiplied by the scale", {"dq * scale": "dq"})
 wrong("values with the keys' strides", 8, "only non-contiguous inputs fail", {"v_ptr, stride_v": "v_ptr, stride_k"})
+ANSWERS.wrong(  # right where more queries than keys are, as no window at the top left is
+    KERNELS, "ends further back than its window", "the result is zero everywhere",
+    edits={QUERY_END: QUERY_END.replace("(Nk - Nq)", "2 * (Nk - Nq)")},
+)  # fmt: skip
 ANSWERS.wrong(
     KERNELS, "rows not masked", "out-of-bounds access",
     edits={"(rows[:, None] < N) & (cols[None, :] < D), other": "cols[None, :] < D, other"},

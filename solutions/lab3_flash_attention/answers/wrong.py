@@ -772,7 +772,7 @@ wrong(
 wrong(
     ANCHOR,
     "last tile before the last key",
-    "rows of whole tiles without a causal mask are right, others are not",
+    "no case of one tile or of whole tiles fails without a causal mask",
     "where does the last tile begin",
     edits={"(key_end - 1) // BLOCK_N * BLOCK_N": "(key_end - 2) // BLOCK_N * BLOCK_N"},
 )
@@ -793,7 +793,7 @@ wrong(
 wrong(
     ANCHOR,
     "sizes exchanged in the first tile",
-    "rows of whole tiles without a causal mask are right, others are not",
+    "no case of one tile or of whole tiles fails without a causal mask",
     "with which sizes",
     edits={FIRST_SCORES: FIRST_SCORES.replace("Nq, Nk", "Nk, Nq")},
 )

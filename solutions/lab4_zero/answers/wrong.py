@@ -458,6 +458,14 @@ wrong(
 )
 wrong(
     PIECES,
+    "pieces before the shard",
+    "does not lie in its shard",
+    "a piece begins and ends in the shard",
+    '"classic wrong answers" 4',
+    edits={"begin < last and end > first": "begin < last", "low, high = max(begin, first),": "low, high = begin,"},
+)
+wrong(
+    PIECES,
     "off by one",
     "are never stepped, on no rank",
     "the pieces do not cover the shard",

@@ -58,7 +58,7 @@ def _piece_problem(optimizer: object, rank: int) -> tuple[str, str]:
         for piece in bucket.pieces(rank):
             if not 0 <= piece.start <= piece.stop <= len(shard):
                 told = f"{piece} of rank {rank} does not lie in its shard of {len(shard)} elements"
-                return told, "start and stop count from the shard's beginning, and the piece ends where the shard does"
+                return told, "start and stop count from the shard's beginning, and a piece begins and ends in the shard"
             here = shard[piece.start : piece.stop]
             there = parameters[piece.parameter][piece.offset : piece.offset + len(here)]
             if not torch.equal(here, there):
