@@ -117,7 +117,7 @@ def _lesson(path: Path) -> Lesson:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """The parts in reading order, the capstone last, from the table "The course" in README.md.
+    """The parts in reading order, from the table "The course" in README.md.
 
     Raises:
         ValueError: the table, or a notebook's opening, does not say what it must.
