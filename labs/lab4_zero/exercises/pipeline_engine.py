@@ -30,7 +30,7 @@ _NO_GRADIENT = classic(
     1,
 )
 _NOT_MADE = classic(
-    "each action is run and puts into self.made what an exchange sends, and an exchange puts into self.received what an "
+    "each action is run and puts into self.made what an exchange sends, and an exchange into self.received what an "
     "action needs, by (content, micro-batch); no activation comes to the first stage, and no gradient to the last",
     2,
 )
