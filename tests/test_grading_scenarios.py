@@ -208,7 +208,6 @@ NOT_IN_VALUES = {
         "ends at the last query",
         "begins a tile early",
         "ends a tile late",
-        "the maximum begins at 1",
     },
     "5.4": {"a global", "products as they come", "values in float32"},
 }

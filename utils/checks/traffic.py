@@ -225,8 +225,8 @@ def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
             "out-of-bounds access",
             "out-of-bounds accesses",
             "the values may be right here, but on a GPU this reads or overwrites other memory, or aborts the kernel: "
-            "give each load and store a mask that compares its offsets with the tensor's size, and launch no "
-            "program and take no step beyond its last tile",
+            "is there a mask that compares the offsets with the tensor's size, are they the offsets that are meant, "
+            "and does no program and no step go beyond the last tile?",
         ),
         (
             "uninitialized_reads",

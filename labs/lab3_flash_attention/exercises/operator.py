@@ -478,15 +478,13 @@ _ANCHOR_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: bool(case.options.get("causal")) or case.kind not in ("one tile", "whole tiles")),
-        "no case of one tile or of whole tiles fails without a causal mask: which tiles are masked, with which sizes, "
-        "where does the last tile begin, of which head is it, which of its scores count, and which of its values are "
-        "loaded?",
+        "no case of one tile or of whole tiles fails without a causal mask: look at whatever depends on key_end or on "
+        "Nk: where the loop ends, what is masked, and each line for the last tile, behind the loop",
     ),
     Diagnosis(
         _only_several_tiles,
-        "only rows of more than one tile go wrong: where does the first tile begin, which tiles does the loop take, "
-        "which tile's values does a step add, with which anchor taken off, which scores come next, and what is added "
-        "behind the loop?",
+        "only rows of more than one tile go wrong: look at where the first tile begins, at each line of the loop and "
+        "its range, and at what is added behind the loop",
     ),
 )
 

@@ -30,8 +30,8 @@ _NO_GRADIENT = classic(
     1,
 )
 _NOT_MADE = classic(
-    "an action puts into self.made what an exchange sends, and an exchange into self.received what an action needs, by "
-    "(content, micro-batch); no activation comes to the first stage, and no gradient to the last",
+    "each action is run and puts into self.made what an exchange sends, and an exchange into self.received what an "
+    "action needs, by (content, micro-batch); no activation comes to the first stage, and no gradient to the last",
     2,
 )
 _LEFT = classic("what an action has used is taken out of self.received (pop): else it lives until the step's end", 5)

@@ -84,6 +84,12 @@ def _cases(seed: int, found: Sequence[tuple[int, int]]) -> list[Case]:
     return [*cases, *_exact(case, found)]
 
 
+def _scores(cases: Sequence[Case], seed: int) -> list[Case]:
+    """Scores that grow along a row, that all lie far below 0, and that lie far apart."""
+    ragged = {"sizes": cases[4].sizes, "options": cases[4].options, "seed": seed}
+    return [Case(shapes.GROWING, **ragged), Case(shapes.LOW, **ragged), Case("ragged", magnitude=12.0, **ragged)]
+
+
 def _exact(case: Callable[..., Case], found: Sequence[tuple[int, int]]) -> Iterator[Case]:
     """Windows with which whole steps end at the last key (or query) that a tile sees, or one before it."""
     for m, n in dict.fromkeys(found):
@@ -115,7 +121,12 @@ _FORWARD, _BACKWARD = ("o", "lse"), ("dq", "dk", "dv")
 def _observe(package: ModuleType, seed: int) -> dict[str, Observation]:
     """Both functions on the cases of the check for tiles of 16."""
     found = [(16, 16)]
-    observed = tried("3.10", "window_attention", _FORWARD, lambda s: _cases(s, found), shapes.qkv)(package, seed)
+
+    def forward_cases(seed: int) -> list[Case]:
+        cases = _cases(seed, found)
+        return [*cases, *_scores(cases, seed)]
+
+    observed = tried("3.10", "window_attention", _FORWARD, forward_cases, shapes.qkv)(package, seed)
     name = "window_attention_backward"
     return observed | tried("3.10", name, _BACKWARD, lambda s: _cases(s, found), _with_output)(package, seed)
 
@@ -143,13 +154,11 @@ def check_window_attention(
     q, k, v = forward.small()
     o, lse = attention(q, k, v)
     cases = _cases(seed, _tiles_of(window_attention, (q, k, v, 1)))
-    ragged = {"sizes": cases[4].sizes, "options": cases[4].options, "seed": seed}
-    scores = [Case(shapes.GROWING, **ragged), Case(shapes.LOW, **ragged), Case("ragged", magnitude=12.0, **ragged)]
     check_kernel(
         WINDOW.part("sliding window, forward"),
         window_attention,
         attention,
-        [*cases, *scores],
+        [*cases, *_scores(cases, seed)],
         shapes.qkv,
         outputs=_FORWARD,
         tiling={name: _rows_of(name) for name in _FORWARD},
