@@ -184,6 +184,26 @@ CUT = """scrolls => {
     }
     return found.slice(0, 8);
 }"""
+#: What reads badly on a phone: frames of an animation whose smallest letters, 8.5 of the 518 points that a frame is wide,
+#: are less than 10 px high; a line that begins with the punctuation behind a formula; a cut link to the next page.
+BADLY = """() => {
+    const found = [], above = box => box.getBoundingClientRect().top;
+    for (const canvas of document.querySelectorAll('figure[data-mlf] canvas')) {
+        const stage = canvas.closest('[style*=max-width]'), drawn = parseFloat(stage.style.maxWidth);
+        const again = canvas.closest('figure').querySelector('script').textContent.includes('"kind":"waves"');
+        if (!again && canvas.clientWidth < Math.min(611, drawn)) found.push(`frames of ${canvas.clientWidth} px`);
+    }
+    for (const formula of document.querySelectorAll('.bd-article span.math:not(:has(.course-long))')) {
+        const next = formula.nextSibling, range = document.createRange();
+        if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?]/.test(next.data) || !formula.getClientRects().length) continue;
+        range.setStart(next, 0);
+        range.setEnd(next, 1);
+        if (above(range) > formula.getBoundingClientRect().bottom) found.push(`a line begins with “${next.data[0]}”`);
+    }
+    for (const link of document.querySelectorAll('.prev-next-area a'))
+        if (link.scrollWidth > link.clientWidth + 1) found.push(`cut: ${link.innerText}`);
+    return found.slice(0, 8);
+}"""
 #: Characters on a line of each paragraph that has three full ones and no formula.
 LINES = """() => [...document.querySelectorAll('.bd-article section > p:not(:has(.math))')].map(p => {
     const lines = Math.round(p.clientHeight / parseFloat(getComputedStyle(p).lineHeight));
@@ -355,7 +375,9 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     visit.go(place)
     read_through(visit)
     visit.tab.evaluate(SETTLED)
-    found = {"phone": visit.tab.evaluate(CUT, True)}
+    visit.tab.wait_for_function("() => !document.querySelector('figure[data-mlf] > img')")
+    visit.tab.evaluate(SETTLED)
+    found = {"phone": visit.tab.evaluate(CUT, True), "badly": visit.tab.evaluate(BADLY)}
     visit.tab.set_viewport_size({"width": PAPER, "height": 900})
     visit.tab.emulate_media(media="print")
     found["paper"] = visit.tab.evaluate(CUT, False)
@@ -477,7 +499,9 @@ def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(bro
             if prompt.choices:
                 options = visit.tab.locator(f"[name='predict-{prompt.name}']")
                 assert options.count() == len(prompt.choices), prompt.name
-                options.last.check()
+                options.first.press("Space")
+                visit.tab.keyboard.press("ArrowDown")
+                assert options.nth(1).is_checked() and options.nth(1).evaluate("e => e === document.activeElement")
                 box.get_by_role("button", name="Commit").click()
             else:
                 box.locator("input").fill("7")
