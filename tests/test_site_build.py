@@ -187,3 +187,10 @@ def test_the_icons_are_those_of_the_theme_and_few(tmp_path):
     assert len(script) < 20_000 and all(f'"{name}":' in script for name in icons.NAMES)
     with pytest.raises(ValueError, match="none called 'angle-left'"):
         icons.drawings("")
+
+
+def test_a_short_cell_of_a_table_stays_on_one_line_and_a_long_one_has_room():
+    texts = {"64 x 64": "white-space:nowrap;", "on one of the GPUs": "", "four heads, 512 tokens": "min-width:7.5rem;"}
+    cell = '<td style="{}text-align:left">{}</td>'
+    made = cells.table_box("<table>" + "".join(cell.format("", text) for text in texts) + "</table>")
+    assert [cell.format(style, text) in made for text, style in texts.items()] == [True] * 3

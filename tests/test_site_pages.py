@@ -100,6 +100,15 @@ def test_every_link_within_the_site_resolves(site: Path, pages):
     assert not broken
 
 
+def test_every_lecture_and_lab_says_in_its_head_what_it_is_about(site: Path):
+    heads = [site / f"{page_of(path)}.html" for path in [*lectures(), *labs()]]
+    said = [
+        re.findall(r'<meta (?:name|property)="(?:og:)?description" content="([^"]+)"/>', h.read_text()) for h in heads
+    ]
+    assert all(len(both) == 2 and both[0] == both[1] and 60 <= len(both[0]) <= 300 for both in said)
+    assert len({both[0] for both in said}) == len(said) and not [both for both in said if "\\" in both[0]]
+
+
 def test_every_picture_has_alternative_text(pages):
     assert not {place: page.no_alt for place, page in pages.items() if page.no_alt}
 
@@ -184,8 +193,8 @@ CUT = """scrolls => {
     }
     return found.slice(0, 8);
 }"""
-#: What reads badly on a phone: frames of an animation whose smallest letters, 8.5 of the 518 points that a frame is wide,
-#: are less than 10 px high; a line that begins with the punctuation behind a formula; a cut link to the next page.
+#: What reads badly on a phone: frames of an animation whose smallest letters, 8.5 of the 518 points that a frame is
+#: wide, are less than 10 px high; a line that begins with the punctuation behind a formula; a cut link to another page.
 BADLY = """() => {
     const found = [], above = box => box.getBoundingClientRect().top;
     for (const canvas of document.querySelectorAll('figure[data-mlf] canvas')) {
@@ -195,7 +204,7 @@ BADLY = """() => {
     }
     for (const formula of document.querySelectorAll('.bd-article span.math:not(:has(.course-long))')) {
         const next = formula.nextSibling, range = document.createRange();
-        if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?]/.test(next.data) || !formula.getClientRects().length) continue;
+        if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?]/.test(next.data)) continue;
         range.setStart(next, 0);
         range.setEnd(next, 1);
         if (above(range) > formula.getBoundingClientRect().bottom) found.push(`a line begins with “${next.data[0]}”`);
