@@ -64,17 +64,20 @@
   function boxed() {  // frames that were drawn once scroll in a box on a phone, where their letters would be too small
     document.querySelectorAll("figure[data-mlf]").forEach(function (figure) {
       if (figure.querySelector("script").textContent.includes('"kind":"waves"')) return;  // drawn again for each width
-      new MutationObserver(function (_, watch) {
+      new MutationObserver(put).observe(figure, { childList: true });
+      put();
+
+      function put(_, watch) {
         var canvas = figure.querySelector("canvas");
-        if (!canvas) return;
-        watch.disconnect();
+        if (!canvas || canvas.parentElement.matches(".course-canvas")) return;
+        if (watch) watch.disconnect();
         var box = document.createElement("div");
         box.className = "course-scroll course-canvas";
         box.style.setProperty("--drawn", canvas.parentElement.style.maxWidth);
         canvas.before(box);
         box.append(canvas);
         soon();
-      }).observe(figure, { childList: true });
+      }
     });
   }
 
