@@ -213,6 +213,17 @@ BADLY = """() => {
         if (link.scrollWidth > link.clientWidth + 1) found.push(`cut: ${link.innerText}`);
     return found.slice(0, 8);
 }"""
+#: Boxes that stay bright in the dark: at least 200 times 100 px of a light colour, with nothing that turns it round.
+GLARE = """() => {
+    const calm = e => e && (getComputedStyle(e).filter !== 'none' || calm(e.parentElement));
+    const light = e => {
+        const [r, g, b, a = 1] = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number);
+        return a > 0.5 && 0.2126 * r + 0.7152 * g + 0.0722 * b > 150;
+    };
+    return [...document.querySelectorAll('.bd-article *')]
+        .filter(e => e.clientWidth >= 200 && e.clientHeight >= 100 && light(e) && !calm(e))
+        .map(e => e.outerHTML.slice(0, 150)).slice(0, 8);
+}"""
 #: Characters on a line of each paragraph that has three full ones and no formula.
 LINES = """() => [...document.querySelectorAll('.bd-article section > p:not(:has(.math))')].map(p => {
     const lines = Math.round(p.clientHeight / parseFloat(getComputedStyle(p).lineHeight));
@@ -400,6 +411,10 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     if animations := ANIMATED.get(place.removeprefix("notebooks/")[:2]):
         assert_players_play_pause_and_step(visit, animations)
     found["whole"] = whole(visit)
+    visit.tab.evaluate("() => { document.documentElement.dataset.theme = 'dark'; }")
+    visit.tab.evaluate(SETTLED)
+    found["glare"] = visit.tab.evaluate(GLARE)
+    visit.tab.evaluate("() => { document.documentElement.dataset.theme = 'light'; }")
     visit.tab.evaluate(AXE)
     if place != "index.html":
         visit.tab.evaluate(THIN)
