@@ -194,3 +194,11 @@ def test_a_short_cell_of_a_table_stays_on_one_line_and_a_long_one_has_room():
     cell = '<td style="{}text-align:left">{}</td>'
     made = cells.table_box("<table>" + "".join(cell.format("", text) for text in texts) + "</table>")
     assert [cell.format(style, text) in made for text, style in texts.items()] == [True] * 3
+
+
+def test_no_formula_shows_the_backslash_of_an_underscore():
+    """MathJax shows a text within a formula as it stands."""
+    shown = re.compile(r"\\text\{[^}]*\\_")
+    for path in [places.PREREQUISITES, *places.lectures(), *places.labs()]:
+        cells_of = nbformat.read(path, as_version=4).cells
+        assert not [cell.id for cell in cells_of if cell.cell_type == "markdown" and shown.search(cell.source)], path.name
