@@ -200,5 +200,5 @@ def test_no_formula_shows_the_backslash_of_an_underscore():
     """MathJax shows a text within a formula as it stands."""
     shown = re.compile(r"\\text\{[^}]*\\_")
     for path in [places.PREREQUISITES, *places.lectures(), *places.labs()]:
-        cells_of = nbformat.read(path, as_version=4).cells
-        assert not [cell.id for cell in cells_of if cell.cell_type == "markdown" and shown.search(cell.source)], path.name
+        texts = {c.id: c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"}
+        assert not [name for name, text in texts.items() if shown.search(text)], path.name
