@@ -87,10 +87,12 @@ def test_a_keyboard_steps_drags_and_shows_the_bug(living_tab: LivingTab):
     handles = {f"score {k}" for k in range(1, 5)}
     assert living_tab.tabbed() == handles | steps | {"scores", "tile", "rescale", "Start again"}
     said = page.locator(".mlf-reading")
-    assert said.inner_text().startswith("Nothing is read yet")
+    assert said.inner_text().startswith("Tile 1 of 2 is read"), "it begins with something to see"
     page.get_by_role("button", name="One step forward").focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    assert said.inner_text().startswith("Nothing is read yet")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
     assert "is multiplied by e^(−29 − (−20)) = 0.0001234" in said.inner_text() and "d = 2.000169" in said.inner_text()
     page.locator("#mlf-online_softmax-rescale").focus()
     page.keyboard.press("Space")

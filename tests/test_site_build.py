@@ -187,3 +187,18 @@ def test_the_icons_are_those_of_the_theme_and_few(tmp_path):
     assert len(script) < 20_000 and all(f'"{name}":' in script for name in icons.NAMES)
     with pytest.raises(ValueError, match="none called 'angle-left'"):
         icons.drawings("")
+
+
+def test_a_short_cell_of_a_table_stays_on_one_line_and_a_long_one_has_room():
+    texts = {"64 x 64": "white-space:nowrap;", "on one of the GPUs": "", "four heads, 512 tokens": "min-width:7.5rem;"}
+    cell = '<td style="{}text-align:left">{}</td>'
+    made = cells.table_box("<table>" + "".join(cell.format("", text) for text in texts) + "</table>")
+    assert [cell.format(style, text) in made for text, style in texts.items()] == [True] * 3
+
+
+def test_no_formula_shows_the_backslash_of_an_underscore():
+    """MathJax shows a text within a formula as it stands."""
+    shown = re.compile(r"\\text\{[^}]*\\_")
+    for path in [places.PREREQUISITES, *places.lectures(), *places.labs()]:
+        texts = {c.id: c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"}
+        assert not [name for name, text in texts.items() if shown.search(text)], path.name

@@ -321,6 +321,7 @@ def test_a_unit_is_what_the_names_say(path, unit):
 def test_labels_and_texts_read_as_words():
     assert label("micro_batches") == "micro batches" and label("peak_bytes") == "peak" and label("bytes") == "bytes"
     assert label("past_l1") == "past L1" and label("fence_cycles") == "fence"
+    assert label("calls_a_lap") == "calls per lap"
     assert label("kernel_seconds") == "kernel time" and label("seconds") == "time"
     assert label("dram__sectors_read.sum") == "dram__sectors_read.sum"
     assert text(None) == "–" and text([]) == "–" and text(True) == "yes" and text([0.001, 2.0], "s") == "1 ms, 2 s"

@@ -100,6 +100,15 @@ def test_every_link_within_the_site_resolves(site: Path, pages):
     assert not broken
 
 
+def test_every_lecture_and_lab_says_in_its_head_what_it_is_about(site: Path):
+    heads = [site / f"{page_of(path)}.html" for path in [*lectures(), *labs()]]
+    said = [
+        re.findall(r'<meta (?:name|property)="(?:og:)?description" content="([^"]+)"/>', h.read_text()) for h in heads
+    ]
+    assert all(len(both) == 2 and both[0] == both[1] and 60 <= len(both[0]) <= 300 for both in said)
+    assert len({both[0] for both in said}) == len(said) and not [both for both in said if "\\" in both[0]]
+
+
 def test_every_picture_has_alternative_text(pages):
     assert not {place: page.no_alt for place, page in pages.items() if page.no_alt}
 
@@ -183,6 +192,37 @@ CUT = """scrolls => {
         if (left < box.getBoundingClientRect().left - 1) found.push(`begins outside: ${name(box)}`);
     }
     return found.slice(0, 8);
+}"""
+#: What reads badly on a phone: frames of an animation whose smallest letters, 8.5 of the 518 points that a frame is
+#: wide, are less than 10 px high; a line that begins with the punctuation behind a formula; a cut link to another page.
+BADLY = """() => {
+    const found = [], above = box => box.getBoundingClientRect().top;
+    for (const canvas of document.querySelectorAll('figure[data-mlf] canvas')) {
+        const stage = canvas.closest('[style*=max-width]'), drawn = parseFloat(stage.style.maxWidth);
+        const again = canvas.closest('figure').querySelector('script').textContent.includes('"kind":"waves"');
+        if (!again && canvas.clientWidth < Math.min(611, drawn)) found.push(`frames of ${canvas.clientWidth} px`);
+    }
+    for (const formula of document.querySelectorAll('.bd-article span.math:not(:has(.course-long))')) {
+        const next = formula.nextSibling, range = document.createRange();
+        if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?]/.test(next.data)) continue;
+        range.setStart(next, 0);
+        range.setEnd(next, 1);
+        if (above(range) > formula.getBoundingClientRect().bottom) found.push(`a line begins with “${next.data[0]}”`);
+    }
+    for (const link of document.querySelectorAll('.prev-next-area a'))
+        if (link.scrollWidth > link.clientWidth + 1) found.push(`cut: ${link.innerText}`);
+    return found.slice(0, 8);
+}"""
+#: Boxes that stay bright in the dark: at least 200 times 100 px of a light colour, with nothing that turns it round.
+GLARE = """() => {
+    const calm = e => e && (getComputedStyle(e).filter !== 'none' || calm(e.parentElement));
+    const light = e => {
+        const [r, g, b, a = 1] = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number);
+        return a > 0.5 && 0.2126 * r + 0.7152 * g + 0.0722 * b > 150;
+    };
+    return [...document.querySelectorAll('.bd-article *')]
+        .filter(e => e.clientWidth >= 200 && e.clientHeight >= 100 && light(e) && !calm(e))
+        .map(e => e.outerHTML.slice(0, 150)).slice(0, 8);
 }"""
 #: Characters on a line of each paragraph that has three full ones and no formula.
 LINES = """() => [...document.querySelectorAll('.bd-article section > p:not(:has(.math))')].map(p => {
@@ -355,7 +395,9 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     visit.go(place)
     read_through(visit)
     visit.tab.evaluate(SETTLED)
-    found = {"phone": visit.tab.evaluate(CUT, True)}
+    visit.tab.wait_for_function("() => !document.querySelector('figure[data-mlf] > img')")
+    visit.tab.evaluate(SETTLED)
+    found = {"phone": visit.tab.evaluate(CUT, True), "badly": visit.tab.evaluate(BADLY)}
     visit.tab.set_viewport_size({"width": PAPER, "height": 900})
     visit.tab.emulate_media(media="print")
     found["paper"] = visit.tab.evaluate(CUT, False)
@@ -369,6 +411,10 @@ def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     if animations := ANIMATED.get(place.removeprefix("notebooks/")[:2]):
         assert_players_play_pause_and_step(visit, animations)
     found["whole"] = whole(visit)
+    visit.tab.evaluate("() => { document.documentElement.dataset.theme = 'dark'; }")
+    visit.tab.evaluate(SETTLED)
+    found["glare"] = visit.tab.evaluate(GLARE)
+    visit.tab.evaluate("() => { document.documentElement.dataset.theme = 'light'; }")
     visit.tab.evaluate(AXE)
     if place != "index.html":
         visit.tab.evaluate(THIN)
@@ -477,7 +523,9 @@ def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(bro
             if prompt.choices:
                 options = visit.tab.locator(f"[name='predict-{prompt.name}']")
                 assert options.count() == len(prompt.choices), prompt.name
-                options.last.check()
+                options.first.press("Space")
+                visit.tab.keyboard.press("ArrowDown")
+                assert options.nth(1).is_checked() and options.nth(1).evaluate("e => e === document.activeElement")
                 box.get_by_role("button", name="Commit").click()
             else:
                 box.locator("input").fill("7")

@@ -19,6 +19,9 @@ _CHECKED = "✓ "
 _SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
 #: Functions of utils.plots that put such a word into the figure themselves.
 _SHADED = re.compile(r"\b(?:causal_tile_map|pipeline_timeline|sm_waves)\(")
+#: Cells of a table whose text is short, and long.
+_SHORT = re.compile(r'(<td style=")(?=[^"]*">[^<]{1,12}</td>)')
+_LONG = re.compile(r'(<td style=")(?=[^"]*">[^<]{20,}</td>)')
 #: A living figure as `utils.living.show` writes it; on the site its scripts are files that its pages share.
 _LIVING = re.compile(
     r'<figure [^>]*data-living="(?P<name>\w+)" data-settings="(?P<settings>[^"]*)"[^>]*>(?P<still><img [^>]*>)</figure>'
@@ -94,9 +97,14 @@ def text_block(text: str) -> str:
 
 
 def table_box(markup: str) -> str:
-    """HTML of an output; a table gets a box of its own that scrolls when the page is narrower than it."""
+    """HTML of an output; a table gets a box of its own that scrolls when the page is narrower than it.
+
+    A short text stays on one line ("64 x 64"), and a long one has room for some words.
+    """
     if not markup.lstrip().startswith("<table"):
         return markup
+    markup = _SHORT.sub(r"\1white-space:nowrap;", markup)
+    markup = _LONG.sub(r"\1min-width:7.5rem;", markup)
     caption = re.search(r"<caption[^>]*>(.*?)</caption>", markup, re.S)
     label = re.sub(r"<[^>]+>", "", caption[1]).strip() if caption else "Table"
     return f'<div class="course-scroll" tabindex="0" role="region" aria-label="{label}">{markup}</div>'

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+from html import escape
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.highlighting import PygmentsBridge
 
@@ -80,10 +83,23 @@ _FROM_ROOT = """<script>
 </script>"""
 
 
+def description(doctree: nodes.document | None) -> str:
+    """What a search engine or a message shows of a page: its first paragraph of some length that has no formula."""
+    for paragraph in doctree.findall(nodes.paragraph) if doctree else ():
+        words = " ".join(paragraph.astext().split())
+        if len(words) >= 60 and not any(paragraph.findall(nodes.math)):
+            return textwrap.shorten(words, 200, placeholder=" …")
+    return ""
+
+
 def setup(app: Sphinx) -> None:
-    """Let the page for what is missing find its parts wherever it is shown."""
+    """Describe each page, and let the page for what is missing find its parts wherever it is shown."""
 
     def from_root(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+        if said := escape(description(doctree)):
+            context["metatags"] = context.get("metatags", "") + (
+                f'<meta name="description" content="{said}"/><meta property="og:description" content="{said}"/>'
+            )
         if page == "404":
             context["metatags"] = context.get("metatags", "") + _FROM_ROOT
 

@@ -19,6 +19,7 @@ _LABELS = {
     "bus_bytes_per_second": "bus bandwidth", "tokens_per_second": "throughput", "bytes_per_cycle_per_sm": "per SM",
     "clock_hz": "clock", "watts": "power", "celsius": "temperature", "flops": "operations", "dtype": "format",
     "seq_len": "sequence length", "head_dim": "head dimension", "kv_heads": "heads of keys", "timed": "what ran",
+    "calls_a_lap": "calls per lap",
 }  # fmt: skip
 #: Words of keys that are written otherwise.
 _NAMES = {

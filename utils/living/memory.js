@@ -41,7 +41,7 @@
         { id: "link", label: "Link", kind: "choice", initial: "nvlink", options: entries(data.links).map(([id, link]) => choice(id, link.label)) },
         { id: "bandwidth", label: "Each rank sends at", unit: "GB/s", kind: "number", initial: "100", least: 0.001, most: 1e6, when: (text) => text.link === OWN },
         { id: "sent", label: "Sent as", kind: "choice", initial: "bf16", options: entries(data.elementSize).map(([name, size]) => choice(name, `${name}, ${size} B`)) },
-        { id: "tokens", label: "Tokens a step", kind: "whole", initial: "8192", least: 1, most: 1e12, hint: "on each rank" },
+        { id: "tokens", label: "Tokens per step", kind: "whole", initial: "8192", least: 1, most: 1e12, hint: "on each rank" },
         { id: "rate", label: "Arithmetic in", kind: "choice", initial: "bf16", options: rates.map((value) => choice(value, value)) },
       ],
     },

@@ -207,5 +207,5 @@
     };
   }
 
-  MLF.start({ name: "online_softmax", title: "Online-softmax bench", groups, compute, build, steps: (_, { steps }) => steps.length + 1 });
+  MLF.start({ name: "online_softmax", title: "Online-softmax bench", groups, compute, build, begin: 1, steps: (_, { steps }) => steps.length + 1 });
 })(globalThis);

@@ -53,7 +53,7 @@
       fields: [
         { id: "size", label: "Tensor", unit: "MB", kind: "number", initial: "64", least: 0.000001, most: 1e9, when: (text) => text.mode === "ring" },
         { id: "psi", label: "Parameters Ψ", kind: "whole", initial: "7B", least: 1, most: 1e14, when: trains },
-        { id: "tokens", label: "Tokens a step", kind: "whole", initial: "2048", least: 1, most: 1e9, hint: "on each rank", when: trains,
+        { id: "tokens", label: "Tokens per step", kind: "whole", initial: "2048", least: 1, most: 1e9, hint: "on each rank", when: trains,
           slider: () => range(15, 7).map((power) => 2 ** power) },
         { id: "sent", label: "Gradients sent as", kind: "choice", initial: "bf16", when: trains,
           options: ["bf16", "fp32"].map((name) => choice(name, `${name}, ${data.elementSize[name]} B`)) },

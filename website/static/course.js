@@ -49,6 +49,38 @@
     box.classList.toggle("course-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
   }
 
+  function glued() {  // the punctuation behind a formula does not begin the next line
+    document.querySelectorAll(".bd-article span.math").forEach(function (formula) {
+      var rest = formula.nextSibling, found = rest && rest.nodeType === Node.TEXT_NODE && /^[.,;:!?)\]’”]+/.exec(rest.data);
+      if (!found || formula.parentElement.matches(".course-glued")) return;
+      var both = document.createElement("span");
+      both.className = "course-glued";
+      formula.before(both);
+      both.append(formula, found[0]);
+      rest.data = rest.data.slice(found[0].length);
+    });
+  }
+
+  function boxed() {  // frames that were drawn once scroll in a box on a phone, where their letters would be too small
+    document.querySelectorAll("figure[data-mlf]").forEach(function (figure) {
+      if (figure.querySelector("script").textContent.includes('"kind":"waves"')) return;  // drawn again for each width
+      new MutationObserver(put).observe(figure, { childList: true });
+      put();
+
+      function put(_, watch) {
+        var canvas = figure.querySelector("canvas");
+        if (!canvas || canvas.parentElement.matches(".course-canvas")) return;
+        if (watch) watch.disconnect();
+        var box = document.createElement("div");
+        box.className = "course-scroll course-canvas";
+        box.style.setProperty("--drawn", canvas.parentElement.style.maxWidth);
+        canvas.before(box);
+        box.append(canvas);
+        soon();
+      }
+    });
+  }
+
   function named() {  // the theme folds pages below a page of the navigation, and leaves the fold without a name
     document.querySelectorAll("nav li.has-children > details > summary").forEach(function (fold) {
       var above = fold.closest("li").querySelector("a");
@@ -57,6 +89,8 @@
   }
 
   named();
+  glued();
+  boxed();
   window.addEventListener("load", function () {
     reachable();
     if (document.fonts) document.fonts.ready.then(reachable);
