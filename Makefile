@@ -13,12 +13,13 @@ FIND_PYTHON = for p in $(PYTHONS); do "$$p" -c '$(FITS)' 2>/dev/null && command 
 # CPU=1 takes PyTorch's build without CUDA on a Linux machine that has no NVIDIA GPU: a tenth of PyTorch's download.
 SIZE      = $(if $(CPU),0.5 GB,3 GB (with CPU=1, for a machine without an NVIDIA GPU, 0.5 GB))
 PIP_INDEX = $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+PINS      = constraints.txt
 # pip 25.1 and later show how far an installation is. pip would compile what it installs on one core, which takes as long as the
 # rest; compileall takes all cores. (Some packages hold files that no Python compiles; that is no failure. Their tests and models
 # are left to whoever imports them.) The stamp of a target says what was there when its installation was done.
 INSTALL = @$(PIP) install -q --dry-run --no-deps --ignore-installed --retries 0 --timeout 10 tqdm 2>/dev/null || { \
             echo "Packages must be fetched and no package index answers: connect this machine to the network, then run make again."; exit 1; }; \
-          $(PIP) install -q 'pip>=25.1' 2>/dev/null; $(PIP) install --no-compile $(PIP_INDEX) -c constraints.txt $(1) || { \
+          $(PIP) install -q 'pip>=25.1' 2>/dev/null; $(PIP) install --no-compile $(PIP_INDEX) -c $(PINS) $(1) || { \
             echo "The installation has failed; pip says why above. Run make again: what was fetched is kept."; exit 1; }; \
           echo "Compiling the packages ..."; \
           PYTHONWARNINGS=ignore $(BIN)/python -m compileall -q -j 0 -x '/(tests?|models|openai/types|_inductor)/' $(VENV)/lib >/dev/null || true; \
@@ -72,7 +73,7 @@ submit: $(VENV)/.lab  ## pack what you hand in of a lab, and say what is in it: 
 	$(BIN)/python -m grading.submit $(LAB)
 
 clean:  ## remove the environments and caches that these targets made
-	rm -rf $(VENV) .venv-triton-* .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .venv-* .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 -include instructor.mk

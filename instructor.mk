@@ -5,7 +5,9 @@ ALL     = $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
 # Those that take longest come first, so that the last ones end together.
 LONG    = $(foreach n,10 08 11 14 09 04 13,$(filter notebooks/$(n)_%,$(ALL)))
 NOTEBOOKS ?= $(LONG) $(filter-out $(LONG),$(ALL))
+TORCH  ?= 2.15.0
 TRITON ?= 3.9.0
+TESTS  ?= not thorough
 
 .PHONY: site check test test-compat labs release grade test-grading mutate claims notebooks measure format
 
@@ -49,12 +51,16 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
-test-compat: | $(VENV)/.made  ## what depends on Triton's version, on another one in an environment of its own: interpreter, profiler, the capstone compiled, the grader's policy [TRITON=3.9.0]
-	test -d .venv-triton-$(TRITON) || $(BIN)/python -m venv .venv-triton-$(TRITON)
-	grep -v '^triton==' constraints.txt > .venv-triton-$(TRITON)/constraints.txt
-	.venv-triton-$(TRITON)/bin/python -m pip install -q $(PIP_INDEX) -c .venv-triton-$(TRITON)/constraints.txt -r requirements.txt -e '.[test]'
-	.venv-triton-$(TRITON)/bin/python -m pip install -q --no-deps triton==$(TRITON)
-	.venv-triton-$(TRITON)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m compat
+# These versions instead of the pins; setuptools is left to PyTorch, which bounds it.
+test-compat: COMPAT = .venv-$(notdir $(or $(PYTHON),python3))-torch-$(TORCH)-triton-$(TRITON)
+test-compat:  ## the unit tests and every notebook on other versions, in an environment of their own; the result goes into tests/COMPATIBILITY.md [PYTHON=python3.12] [TORCH=2.15.0 TRITON=3.9.0] [TESTS="not slow and not thorough"]
+	mkdir -p build
+	sed 's/^torch==.*/torch==$(TORCH)/; s/^triton==.*/triton==$(TRITON)/; /^setuptools==/d' constraints.txt > build/pins-$(TORCH)-$(TRITON).txt
+	$(MAKE) VENV=$(COMPAT) PINS=build/pins-$(TORCH)-$(TRITON).txt $(COMPAT)/.test
+	rm -f $(COMPAT)/*.xml
+	-OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(COMPAT)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(TESTS)" --junitxml=$(COMPAT)/tests.xml
+	-OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(COMPAT)/bin/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 --junitxml=$(COMPAT)/cells.xml $(NOTEBOOKS)
+	$(COMPAT)/bin/python -m tests.compatibility "$(TESTS)" $(COMPAT)/tests.xml $(COMPAT)/cells.xml
 
 labs: $(VENV)/.lab  ## generate labs/ from solutions/
 	$(BIN)/python -m grading.release
