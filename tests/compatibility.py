@@ -1,6 +1,6 @@
 """Writes what a run of ``make test-compat`` found into ``tests/COMPATIBILITY.md``, one row for each set of versions.
 
-    python -m tests.compatibility "not thorough" tests.xml cells.xml
+python -m tests.compatibility "not thorough" tests.xml cells.xml
 """
 
 from __future__ import annotations

@@ -172,6 +172,7 @@ REPORTED = [
     (Facts(torch="2.12.1+cpu"), "PyTorch 2.12.1+cpu", "ok", ["not tested", "tested 2.11 and 2.13"]),
     (Facts(torch="2.16.0+cpu"), "PyTorch 2.16.0+cpu", "warn", ["newer", "2.11, 2.13, 2.15", "expect lectures"]),
     (Facts(triton="3.8.0"), "Triton 3.8.0", "ok", ["not tested; expected to work as the tested 3.7 and 3.9 do"]),
+    (Facts(triton="3.9.1", devices=(Device(*H100),)), "Triton 3.9.1: everything works", "ok", ["3.6 or 3.7"]),
     (Facts(triton="3.10.0"), "Triton 3.10.0", "warn", ["lab 7", "pip install 'triton>=3.6,<3.10'"]),
     (Facts(nvidia_driver=True), "PyTorch 2.13.0, CPU build, but this machine has an NVIDIA", "warn", ["CUDA build"]),
     (Facts(torch="2.13.0+rocm7.1", patches=PATCHED), "PyTorch 2.13.0+rocm7.1, built for ROCm", "warn", ["NVIDIA"]),
