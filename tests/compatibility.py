@@ -25,17 +25,20 @@ class Counts(NamedTuple):
     passed: int
     failed: int
     skipped: int
+    files: int
 
     def __str__(self) -> str:
-        return f"{self.passed:,} passed, {self.failed:,} failed, {self.skipped:,} skipped"
+        return f"{self.passed:,} passed, {self.failed:,} failed, {self.skipped:,} skipped in {self.files} files"
 
 
 def count(report: Path) -> Counts:
     """The counts of a report that ``pytest --junitxml`` wrote."""
-    found = [{child.tag for child in case} for case in ElementTree.parse(report).iter("testcase")]
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    found = [{child.tag for child in case} for case in cases]
     failed = sum(bool(tags & {"failure", "error"}) for tags in found)
     skipped = sum("skipped" in tags for tags in found)
-    return Counts(len(found) - failed - skipped, failed, skipped)
+    files = {case.get("classname") or case.get("name") for case in cases}
+    return Counts(len(found) - failed - skipped, failed, skipped, len(files))
 
 
 def row(selected: str, tests: Counts, cells: Counts, today: datetime.date) -> str:

@@ -29,8 +29,10 @@ def report(folder, source):
 
 
 def test_a_report_is_counted_as_pytest_counts(tmp_path):
-    assert compatibility.count(report(tmp_path, TESTS + SKIPS + FAILS)) == Counts(passed=1, failed=2, skipped=2)
-    assert compatibility.count(report(tmp_path, "import nothing_of_this_name")) == Counts(0, 1, 0)
+    assert compatibility.count(report(tmp_path, TESTS + SKIPS + FAILS)) == Counts(
+        passed=1, failed=2, skipped=2, files=1
+    )
+    assert compatibility.count(report(tmp_path, "import nothing_of_this_name")) == Counts(0, 1, 0, 1)
 
 
 def rows(text):
@@ -38,9 +40,11 @@ def rows(text):
 
 
 def test_a_row_replaces_the_one_for_the_same_versions_and_tests_and_no_other():
-    first = compatibility.row("not thorough", Counts(3210, 0, 2), Counts(900, 1, 0), TODAY)
+    first = compatibility.row("not thorough", Counts(3210, 0, 2, 9), Counts(900, 1, 0, 20), TODAY)
     assert first.startswith(f"| {platform.python_version()} | ") and "| 2026-11-28 | `not thorough` |" in first
-    assert first.endswith("| 3,210 passed, 0 failed, 2 skipped | 900 passed, 1 failed, 0 skipped |")
+    assert first.endswith(
+        "| 3,210 passed, 0 failed, 2 skipped in 9 files | 900 passed, 1 failed, 0 skipped in 20 files |"
+    )
     text = compatibility.renewed(HEAD, first)
     assert text == HEAD + first + "\n"
     others = [
