@@ -113,7 +113,7 @@ def test_a_missing_mask_is_reported_by_argument_index_and_program(seed):
     text = message("add", "no mask", seed)
     assert "out-of-bounds accesses" in text or "out-of-bounds access" in text
     assert "add_kernel: program (" in text and "x_ptr[" in text
-    assert "give each load and store a mask" in text
+    assert "is there a mask that compares" in text
 
 
 def test_two_programs_that_add_to_one_element_are_a_race_although_the_interpreter_gives_the_right_sum():

@@ -1,5 +1,6 @@
 """What a function will launch is compiled side by side before it runs; without a GPU the compiler is a known one."""
 
+import inspect
 import os
 import time
 
@@ -20,6 +21,9 @@ def compiler(monkeypatch, tmp_path):
     A compilation that is not in the cache waits until another one is under way.
     """
     launches, here = [], os.getpid()
+    # Triton 3.9 also asks for what cleans up after a compilation that failed.
+    takes_cleanup = "cleanup_fn" in inspect.signature(asynchronous.AsyncCompileMode.submit).parameters
+    cleanup = (lambda kernel: None,) if takes_cleanup else ()
 
     def compiled(name):
         file = tmp_path / name
@@ -38,7 +42,7 @@ def compiler(monkeypatch, tmp_path):
     def run(self, name, *, grid, warmup):
         launches.append((name, warmup))
         mode = asynchronous.active_mode.get()
-        mode.submit(name, lambda: compiled(name), lambda kernel: launches.append((kernel, "ready")))
+        mode.submit(name, lambda: compiled(name), lambda kernel: launches.append((kernel, "ready")), *cleanup)
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
     monkeypatch.setattr(runtime, "INTERPRET", False)

@@ -11,7 +11,7 @@ from .right import ANSWERS
 wrong = ANSWERS.wrong
 
 ROW_OFFSET = "row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)"
-UNMASKED = "give each load and store a mask"
+UNMASKED = "is there a mask that compares"
 
 
 def wrong_splits(stage: str, launch: str, gradient: str, term: str, adding: int, sharing: int) -> None:
