@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from utils.checks.cases import Case
 from utils.checks.core import classic
 from utils.checks.diagnoses import Diagnosis, Evidence, same_as
 from utils.checks.launches import arguments_in, tile_over
@@ -90,6 +91,11 @@ def _weights(wrong: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Te
 
 def _ms(x: torch.Tensor) -> torch.Tensor:
     return x.square().mean(-1, keepdim=True)
+
+
+def _large_float16(case: Case) -> bool:
+    """Whether squares of a case's numbers leave float16's range."""
+    return case.dtype == torch.float16 and case.magnitude > 1
 
 
 def _last_tiles(e: Evidence) -> bool:
@@ -224,8 +230,10 @@ MISTAKES = (
         classic("only sums over many rows are wrong: keep rstd, the sums and the partial sums in float32", 7),
     ),
     Diagnosis(
-        lambda e: e.only(lambda case: case.dtype == torch.float16 and case.magnitude > 1),
-        classic("only large float16 values fail: x * x passes 65,504 unless x is float32 before", 7),
+        lambda e: (
+            _large_float16(e.case) and e.only(lambda case: _large_float16(case) or case.kind == "sums that cancel")
+        ),
+        classic("large float16 values fail and small ones pass: x * x passes 65,504 unless x is float32 before", 7),
     ),
     Diagnosis(
         lambda e: e.only(lambda case: "calls" in case.options),

@@ -182,7 +182,7 @@ wrong(
 wrong(
     KERNELS,
     "squares in float16",
-    "only large float16 values fail",
+    "large float16 values fail",
     number(7),
     edits={
         "other=0.0).to(tl.float32)\n    w = ": "other=0.0)\n    w = ",
