@@ -75,7 +75,12 @@ wrong(
 )
 wrong(GELU, "three u", "with u = 1.197 x + 0.05352 x^3", edits={GELU_Y: "y = x / (1 + tl.exp(-3 * u))"})
 wrong(GELU, "no linear term", "u = 0.03568 x^3", edits={"(x + 0.044715 * x * x * x)": "(0.044715 * x * x * x)"})
-wrong(GELU_LAUNCH, "a program too many", "no program and no step go", edits={"rows.columns, tile": "rows.columns + 1, tile"})
+wrong(
+    GELU_LAUNCH,
+    "a program too many",
+    "no program and no step go",
+    edits={"rows.columns, tile": "rows.columns + 1, tile"},
+)
 wrong(
     GELU,
     "exact form",
