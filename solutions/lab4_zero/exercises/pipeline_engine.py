@@ -40,6 +40,11 @@ _NOT_TIED = (
     "no gradient has reached the embedding, or the head: no backward pass runs through this stage's graph, or the "
     "stage's actions are not run"
 )
+_END = classic(
+    "a micro-batch's backward pass starts where its forward pass has ended: on the last stage from the loss, a number "
+    "that it forms of its targets; on a stage in the middle from its output and the gradient that comes",
+    3,
+)
 _FROZEN_RAISED = {
     "gradient edge for a Tensor that does not": (
         "a stage that is frozen, or stands behind frozen ones alone, has no graph: its micro-batch's end is None"
@@ -55,11 +60,8 @@ _RAISED = {
     "'str' object has no attribute 'kind'": classic("an Action is a tuple too: ask whether an item is one first", 2),
     ("must be Tensor, not NoneType", "tied.grad"): _NOT_TIED,
     ("of type torch.Tensor", "tied.grad"): _NOT_TIED,
-    "grad can be implicitly created only": classic(
-        "a micro-batch's backward pass starts where its forward pass has ended: on the last stage from the loss, "
-        "a number that it forms of its targets; on a stage in the middle from its output and the gradient that comes",
-        3,
-    ),
+    "grad can be implicitly created only": _END,
+    ("'NoneType' object is not iterable", "autograd.backward"): _END,
     "Mismatch in shape": classic(
         "the gradient does not fit the output: B i goes backward through F i's graph, from the gradient that has come "
         "for micro-batch i",
