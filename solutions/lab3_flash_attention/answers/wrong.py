@@ -773,7 +773,7 @@ wrong(
     ANCHOR,
     "last tile before the last key",
     "no case of one tile or of whole tiles fails without a causal mask",
-    "where does the last tile begin",
+    "each line for the last tile",
     edits={"(key_end - 1) // BLOCK_N * BLOCK_N": "(key_end - 2) // BLOCK_N * BLOCK_N"},
 )
 wrong(
