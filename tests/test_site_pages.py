@@ -585,7 +585,7 @@ QUERIES = {
     "flash attention backward": "notebooks/07",
     "ring all-reduce": "notebooks/08",
     "kernel fusion": "notebooks/03",
-    "loss scaling": "notebooks/15",
+    "loss scaling": "notebooks/03",
     "triton autotune": "notebooks/04",
     "occupancy": "notebooks/01",
     "coalesced memory access": "notebooks/03",

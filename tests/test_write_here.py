@@ -14,7 +14,7 @@ from utils.kernel_profile import profile_kernel
 from utils.write_here import Diagnostic, compare
 
 #: Cell -> cells before it that its check uses, besides the imports.
-USES = {"write-keep-s1-cell": ["b1f2dbc9"], "write-resized-cell": ["matrix"]}
+USES = {"write-keep-s1-cell": ["b1f2dbc9"], "write-resized-cell": ["matrix"], "write-promoted-cell": ["tensor-core"]}
 #: Cell -> an edit that makes its answer wrong, and what is said then.
 WRONG = {
     "write-resized-cell": (("replace(matrix, element_size=element_size)", "matrix"), "result 3: expected 2, got 4"),
@@ -41,10 +41,13 @@ WRONG = {
         ("G.chunk(t, 1), U.chunk(t, 1)", "*zip(*(p.chunk(2, 1) for p in gate_up.chunk(t, 1)))"), "result 2: element",
     ),
     "write-forward-seconds-cell": (("max(seconds)", "seconds[-1]"), "case 3: expected 18, got 14"),
+    "write-round-cell": (("exponent - 3", "exponent - 2"), "case 2: element"),
+    "write-scale-cell": (("- 2)", "- 3)"), "case 1: element 0: expected 1, got 0.5"),
+    "write-promoted-cell": (("kept +=", "kept ="), "case 2: element 0: expected"),
 }  # fmt: skip
 CELLS = {
     cell.id: (path, cell)
-    for path in sorted(ROOT.glob("notebooks/0*.ipynb"))
+    for path in sorted(ROOT.glob("notebooks/[!.]*.ipynb"))
     for cell in notebooks.read(path).cells if "write-here" in notebooks.tags(cell)
 }  # fmt: skip
 
@@ -84,9 +87,9 @@ def compile_(file: Path):
     return compile(file.read_text(encoding="utf-8"), str(file), "exec", dont_inherit=True)
 
 
-def test_lectures_03_04_06_and_09_and_the_prerequisites_have_cells_to_write_in():
+def test_lectures_03_04_06_09_and_15_and_the_prerequisites_have_cells_to_write_in():
     assert set(CELLS) == set(WRONG)
-    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09"}
+    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15"}
 
 
 @pytest.mark.parametrize("id_", CELLS)
