@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -75,8 +76,16 @@ def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.launch_maxnreg)
 
 
+def longest_chain(ptx: str, name: str) -> int:
+    """How many instructions of this name there are, at most, of which each takes the result of the one before."""
+    lengths: dict[str, int] = {}
+    for result, *taken in re.findall(rf"\t{re.escape(name)} \t(%\w+), (%\w+), (%\w+);", ptx):
+        lengths[result] = 1 + max(lengths.get(each, 0) for each in taken)
+    return max(lengths.values(), default=0)
+
+
 def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4) -> dict:
-    """Registers at the start, bytes spilled, shared memory, and the instructions that Hopper is chosen for."""
+    """Registers at the start, bytes spilled, shared memory, and instructions: their order, and those of Hopper."""
     names = kernel.arg_names
     signature = {n: types_.get(n, "constexpr" if n in constants else "i32") for n in names}
     constexprs = {(names.index(n),): value for n, value in constants.items()}
@@ -89,6 +98,7 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
         "spilled": used["spilled_bytes"],
         "serialised": "wgmma.mma_async instructions are serialized" in used["text"],
         "shared": made.metadata.shared,
+        "maxima_in_a_row": longest_chain(made.asm["ptx"], "max.f32"),
         "atomic_starts": hopper_races.atomic_starts(made.asm["ptx"], warps).count("atom.shared.or.b32"),
         "instructions": [
             name

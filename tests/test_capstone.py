@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from solutions import capstone_hopper
-from solutions.capstone_hopper import attention
+from solutions.capstone_hopper import attention, tuning
 from solutions.capstone_hopper.tile_order import tile_order, tile_table
 from solutions.lab3_flash_attention import flash_attention_with_lse
 from utils import runtime
@@ -141,6 +141,8 @@ def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers
         assert used["spilled"] == 0, (case, used)
         assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
+        # from the first of its columns to the last, not pairwise: utils.triton_versions says what depends on it
+        assert used["maxima_in_a_row"] >= tuning.forward(*case[:2]).columns // 4 - 1, (case, used)
         assert {"wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"} <= set(used["instructions"]), case
 
 

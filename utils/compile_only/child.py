@@ -31,7 +31,7 @@ from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import cache
 
-import utils.triton_versions  # noqa: F401  (the names that kernels use, on each version of Triton)
+from utils import triton_versions  # the names that kernels use, on each version of Triton
 
 
 def _key_of_this_triton() -> str:
@@ -40,7 +40,7 @@ def _key_of_this_triton() -> str:
     return f"{triton.__version__} {library.st_size} {library.st_mtime_ns}"
 
 
-cache.triton_key = _key_of_this_triton
+cache.triton_key = triton_versions.key_with_reductions(_key_of_this_triton)
 
 
 def source_of(order: dict[str, Any], folder: Path, number: int) -> ASTSource:
