@@ -175,6 +175,7 @@ ACROSS = gl.DistributedLinearLayout(
         ([64, 128], SCORES, 0, False),
         ([64, 128], SCORES, None, False),
         ([64, 8], SCORES, 1, False),
+        ([64, 128], gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 64, 16]), 1, False),
         ([64, 128], gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]), 1, False),
         ([64, 4, 8], LINEAR, 1, True),
         ([64, 4, 8], LINEAR, 2, False),

@@ -70,13 +70,18 @@ gluon_max, gluon_sum = gl.max, gl.sum  # as this Triton has them
 def goes_in_order(shape: list[int], layout: Any, axis: int | None) -> bool:
     """Whether an axis of a tensor is reduced column by column: of two forms, the rest is left to Triton.
 
-    One is a result of Hopper's tensor cores (rows, columns). The other is such a result as eights (rows, columns / 8,
-    8) whose middle axis lies within one thread.
+    One is a result of Hopper's tensor cores (rows, columns) whose rows are not shared out among warps or blocks. The
+    other is such a result as eights (rows, columns / 8, 8) whose middle axis lies within one thread.
     """
     if axis != 1 or any(size & (size - 1) for size in shape):
         return False
     if len(shape) == 2:
-        return isinstance(layout, gl.NVMMADistributedLayout) and shape[1] >= 16
+        return (
+            isinstance(layout, gl.NVMMADistributedLayout)
+            and shape[1] >= 16
+            and layout.warps_per_cta[1] == 1
+            and not layout.cga_layout
+        )
     if len(shape) != 3 or shape[2] != 8 or not isinstance(layout, gl.DistributedLinearLayout):
         return False
     return not any(base[1] for base in (*layout.lane_bases, *layout.warp_bases, *layout.block_bases))
@@ -121,7 +126,7 @@ def reduced_in_order(x, COLUMNS: gl.constexpr, MAX: gl.constexpr):
 def max_in_order(input, axis=None, return_indices=False, return_indices_tie_break_left=True, keep_dims=False):
     """Gluon's ``max``, from the first column to the last where :func:`goes_in_order` says so."""
     IN_ORDER: gl.constexpr = goes_in_order(input.shape, input.type.layout, axis)
-    if IN_ORDER and len(input.shape) == 2 and not (return_indices or keep_dims):
+    if IN_ORDER and len(input.shape) == 2 and input.dtype == gl.float32 and not (return_indices or keep_dims):
         result = gluon_max(reduced_in_order(input, 4, True), 1)
         result = gl.convert_layout(result, gl.SliceLayout(1, input.type.layout))
     else:
@@ -162,6 +167,10 @@ def ptxas(capability: int = 90) -> str:
     """Path of the assembler with which this Triton makes code for one GPU architecture (90: Hopper).
 
     A version of Triton may ship several, and the text that it writes for one is too new for another.
+
+    Triton 3.9 takes ``ptxas-blackwell`` (CUDA 13.4) for Hopper too; ``TRITON_PTXAS_BLACKWELL_PATH`` names another. Lab
+    3's anchored forward kernel for a head_dim of 128, which takes 254 registers on 3.6, spills there: 164 bytes with
+    either assembler of 3.9, as its addresses of tiles in shared memory take more registers, and 244 with the later one.
     """
     return get_ptxas(capability).path
 
