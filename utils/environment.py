@@ -180,7 +180,7 @@ def _triton(facts: Facts) -> Line:
         return Line("fail", f"Triton {facts.triton} is too old", "pip install -U 'triton>=3.6'")
     level, more = expectation(facts.triton, TESTED_TRITON)
     if version_tuple(facts.triton)[:2] == SLOW_ON_HOPPER and any(d.capability[0] == 9 for d in facts.devices):
-        slow = "everything works; attention's forward pass at head_dim 128 is up to 35 % slower than with Triton 3.6"
+        slow = "everything works; lab 3's forward pass at head_dim 128 is up to 30 % slower than with Triton 3.6"
         return Line("ok", f"Triton {facts.triton}: {slow}", "for timings of attention, use Triton 3.6 or 3.7")
     advice = (
         "expect kernels in Triton to compile for a GPU; what uses Triton's internals may fail: the interpreter, the "
