@@ -225,12 +225,14 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def frequent_ones_first() -> list:
-    """Each exercise's most frequent wrong answer is tried by `make check` too."""
+    """Each exercise's most frequent wrong answer is tried by `make check` too, and every third of the others by
+    `make test`; `make test-grading` tries all, here and in its classes."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
-        found += tried(others, pytest.mark.slow)
+        for i, other in enumerate(others):
+            found += tried([other], pytest.mark.thorough if i % 3 else pytest.mark.slow)
     return found
 
 

@@ -165,7 +165,7 @@ def test_tricks_beside_the_modules_of_a_lab_change_no_module_that_is_graded(name
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_of_a_few_submissions_is_graded_as_it_must_be_and_nothing_is_left_behind(graded_class, found):
     out, members = graded_class
     complaints = {member.student: member.complaints(LAB, found.get(member.student)) for member in members}
@@ -174,7 +174,7 @@ def test_each_of_a_few_submissions_is_graded_as_it_must_be_and_nothing_is_left_b
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_students_modules_are_graded_and_not_the_solutions(graded_class, found):
     """nbgrader would write the course's own files over the submitted ones, so cyd and dan would pass."""
     scores = {student: result["score"] for student, result in found.items() if student not in FEW}
@@ -184,21 +184,21 @@ def test_the_students_modules_are_graded_and_not_the_solutions(graded_class, fou
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_missing_or_broken_notebook_costs_nothing_and_is_told(found):
     assert any("is missing" in note for note in found["correct-with-helpers"]["notes"])
     assert any("not a notebook that can be read" in note for note in found["bob"]["notes"])
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_module_that_is_no_python_costs_its_own_exercises(found):
     by_number = {exercise["number"]: exercise for exercise in found["bob"]["exercises"]}
     assert by_number["1.10"]["outcome"] == "refused" and "residual.py" in by_number["1.10"]["message"]
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_malformed_submission_does_not_stop_the_class(found):
     eve = found["eve"]
     assert eve["status"] == "unreadable" and "cannot be read" in eve["notes"][0]
@@ -208,7 +208,7 @@ def test_a_malformed_submission_does_not_stop_the_class(found):
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
     out, _ = graded_class
     failed = next(e for e in found["cyd"]["exercises"] if e["number"] == "1.7")
@@ -224,7 +224,7 @@ def test_a_failed_check_says_why_and_shows_no_hidden_seed(graded_class, found):
 
 
 @pytest.mark.sandbox
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_gradebook_and_the_table_hold_the_same_points(graded_class):
     out, _ = graded_class
     with open(out / LAB.name / "grades.csv", newline="", encoding="utf-8") as file:

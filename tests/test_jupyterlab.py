@@ -233,6 +233,7 @@ def run_cell(page: Any, index: int) -> str:
     return cell.locator(".jp-Cell-outputArea").inner_text()
 
 
+@pytest.mark.thorough
 def test_lab_3_is_worked_on_side_by_side_without_leaving_the_page(lab_tab: Tab, course: Path):
     page = lab_tab.page
     folder = course / "labs" / "lab3_flash_attention"

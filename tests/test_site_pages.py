@@ -385,7 +385,7 @@ def test_these_are_all_pages(pages):
     assert sorted(pages) == expected_pages()
 
 
-@pytest.mark.parametrize("place", thorough_but(OPENED, *OPENED[::6]))
+@pytest.mark.parametrize("place", thorough_but(OPENED, *OPENED[::12]))
 def test_a_page_is_whole_fits_a_phone_and_bars_nobody(visit: Visit, place: str):
     """No error, no request that fails or leaves, every formula typeset, every picture there, animations that can be
     stepped; nothing is cut on a phone, a desktop or paper; lines have a length that reads well; axe-core finds nothing

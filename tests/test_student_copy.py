@@ -86,6 +86,7 @@ def test_no_line_of_a_solution_can_be_read_in_it_and_only_labs_that_lectures_run
     assert not [name for name in files if name.startswith("solutions/lab")]
 
 
+@pytest.mark.thorough
 def test_the_same_source_gives_the_same_bytes_and_work_is_not_overwritten(tmp_path, files, copy, capsys):
     assert {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()} >= files.keys()
     assert main([str(tmp_path)]) == 0 == main([str(tmp_path)])
