@@ -355,7 +355,7 @@ def visit(browser, address: str) -> Visit:
 
 #: Where motion teaches: the lecture, and how many animations it has at least.
 ANIMATED = {"02": 2, "03": 1, "04": 2, "05": 1, "06": 1, "07": 1, "08": 1, "09": 1, "10": 1, "12": 2, "14": 1}
-#: What is opened, every fourth one by `make test`: every page, but of those of the records, which one template makes,
+#: What is opened, every twelfth one by `make test`: every page, but of those of the records, which one template makes,
 #: every sixth.
 OPENED = [place for place in expected_pages() if not re.match(r"records/(?!index)", place)]
 OPENED += [f"records/{benchmark}.html" for benchmark in records.benchmark_names()[::6]]
