@@ -1,7 +1,7 @@
 # What the students' copy of the course does not have: testing, grading, measuring, the website. The Makefile includes it.
 
 JOBS   ?= 2
-# Tests wait for browsers, compilers and other processes a third of their time: three keep two cores busy.
+# Tests wait for browsers, compilers and other processes: on two cores three testers end half a minute before two.
 TESTERS ?= 3
 ALL     = $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
 # Those that take longest come first, so that the last ones end together.
