@@ -202,7 +202,7 @@ def _run(lab: Lab, copy: Path, pending: list[Exercise], timeout: float) -> Itera
     """Run checks in one process after another: a new one only when an exercise has ended or outlasted the old one."""
     while pending:
         with _Process(copy, _prelude(lab), pending) as process:
-            ready = process.answer(timeout)
+            ready = process.answer(TIMEOUT)  # to import PyTorch and Triton takes seconds, however short an exercise is
             if "ready" not in ready:
                 why = ready.get("error") or process.how_it_ended()
                 for exercise in pending:

