@@ -118,8 +118,9 @@ def enter(out: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]]) -> None
 def enter_term(gradebook: Path, lab: Lab, results: Mapping[str, Mapping[str, Any]], due: datetime | None) -> None:
     """Enter the due date, and for each student the time of submission, the extension and what was taken off.
 
-    What is taken off is nbgrader's penalty for lateness. Where a score was set above what the checks gave, it is below
-    zero, so that the score which nbgrader exports is the one that was set.
+    What is taken off is nbgrader's penalty for lateness, and with it points typed for an exercise that is not assigned.
+    Where a score was set above what the checks gave, it is below zero. So the score that nbgrader exports is the one
+    that counts.
 
     Args:
         gradebook: nbgrader's.
@@ -136,7 +137,7 @@ def enter_term(gradebook: Path, lab: Lab, results: Mapping[str, Mapping[str, Any
                 submission.timestamp, mine = _utc(term["submitted"]), _utc(term["due"])
                 submission.extension = mine - assignment.duedate if due and mine != assignment.duedate else None
                 for notebook in submission.notebooks:
-                    notebook.late_submission_penalty = round(term["before"] - result["score"], 2)
+                    notebook.late_submission_penalty = round(notebook.score - result["score"], 2)
         book.db.commit()
 
 

@@ -54,8 +54,7 @@ def applied(term: Term, results: Mapping[str, Mapping[str, Any]], everyone: Clas
     """Results with the scores that count, by student.
 
     Each has ``term``: ``status`` for the table (empty: the result's own), ``said`` to the student, ``notes`` for the
-    instructor, ``submitted`` and ``due`` in ISO format (empty if not known), ``before`` (the score without any of this)
-    and ``penalty`` (for lateness), both in points.
+    instructor, ``submitted`` and ``due`` in ISO format (empty if not known) and ``penalty`` (points, for lateness).
     """
     return {
         student: _applied(term, one, everyone.times.get(student, UNKNOWN), term.overrides.get(student, Override()))
@@ -90,7 +89,6 @@ def _applied(term: Term, result: Mapping[str, Any], submitted: Submitted, overri
             "notes": notes,
             "submitted": shown.isoformat(" ", "seconds") if shown else "",
             "due": due.isoformat() if due else "",
-            "before": before,
             "penalty": _number(penalty),
         },
     }

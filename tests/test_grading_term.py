@@ -185,7 +185,7 @@ def test_the_penalty_grows_by_the_day_and_ends_at_the_last_day(late, score, says
 
 def test_a_score_is_never_below_zero():
     made = told(after(days=8), late=Late(10))
-    assert (made["score"], made["term"]["penalty"], made["term"]["before"]) == (0, 60, 60)
+    assert (made["score"], made["term"]["penalty"]) == (0, 60)
 
 
 def test_without_a_policy_lateness_is_said_and_costs_nothing():
@@ -385,6 +385,14 @@ def test_an_exercise_that_is_not_assigned_has_no_points_anywhere_and_no_check_ru
     with Gradebook(f"sqlite:///{term / 'gradebook.db'}") as book:
         assert book.find_assignment(LAB.name).max_score == 85 and book.find_submission(LAB.name, "fine").score == 85
         assert book.find_submission(LAB.name, "late").score == 85  # without its penalty, 17
+        book.find_grade("check-1-1", LAB.name, LAB.name, "late").manual_score = 5  # of an exercise that has no points
+        book.db.commit()
+    assert run(tmp_path / "in", *roster) == 0 and rows(tmp_path / "in")["late"]["score"] == "68"
+    with Gradebook(f"sqlite:///{term / 'gradebook.db'}") as book:
+        late = book.find_submission(LAB.name, "late")
+        assert late.score - late.late_submission_penalty == 68  # what nbgrader exports
+        book.find_grade("check-1-1", LAB.name, LAB.name, "late").manual_score = None
+        book.db.commit()
     canvas.write_text(CANVAS.replace("100", "85"))
     assert export.main([str(folder / "grades.csv"), str(canvas), "--column", "Lab 1"]) == 0
     assert "fine,2,fine,A,85\n" in (tmp_path / "canvas-import.csv").read_text()
