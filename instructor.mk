@@ -11,7 +11,7 @@ TORCH  ?= 2.15.0
 TRITON ?= 3.9.0
 TESTS  ?= not thorough
 
-.PHONY: site check test test-compat labs release grade test-grading mutate claims notebooks measure format
+.PHONY: site check test test-thorough test-compat labs release grade test-grading mutate claims notebooks measure format
 
 $(VENV)/.test: requirements.txt constraints.txt pyproject.toml $(VENV)/.made
 	$(call INSTALL,-r requirements.txt -e '.[test]')
@@ -53,6 +53,9 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
+test-thorough: $(VENV)/.test  ## what `make test` tries in part: all seeds, wrong answers, architectures, and every page in a browser
+	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m thorough
+
 # These versions instead of the pins; setuptools is left to PyTorch, which bounds it.
 test-compat: COMPAT = .venv-$(notdir $(or $(PYTHON),python3))-torch-$(TORCH)-triton-$(TRITON)
 test-compat:  ## the unit tests and every notebook on other versions, in an environment of their own; the result goes into tests/COMPATIBILITY.md [PYTHON=python3.12] [TORCH=2.15.0 TRITON=3.9.0] [TESTS="not slow and not thorough"]
@@ -77,8 +80,7 @@ grade: $(VENV)/.grading $(if $(CLUSTER),$(VENV)/.cluster)  ## grade a class: LAB
 	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
-test-grading: $(VENV)/.test  ## more seeds and wrong answers than `make test` tries; then a class of 40 to 160 submissions per lab, right, wrong and hostile [LABS="lab1 lab2"]
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m thorough
+test-grading: $(VENV)/.test  ## grade a class of 40 to 160 submissions per lab, right, wrong and hostile, and hold each grade against what it must be [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
 mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]

@@ -77,7 +77,7 @@ def _right_and_unfilled(number: str) -> dict[str, dict[str, str]]:
 def played(exercise: str, thorough: bool = False) -> tuple[dict[str, ScenarioRun], dict[str, str]]:
     """What was seen of answers to an exercise, of each up to the scenario that ends its check; and what the check says
     of each answer that a single rank is enough to refuse. They are the wrong answers that `make test` tries;
-    ``thorough``: those that `make test-grading` adds, the right ones, and those with a place left out."""
+    ``thorough``: those that `make test-thorough` adds, the right ones, and those with a place left out."""
     check, seen, alone = CHECKS[exercise], {}, {}
     scenarios = check.scenarios(SEED)
     wrong_ones = [wrong for wrong in wrong_answers(LAB, exercise) if is_left_to_thorough(wrong) == thorough]

@@ -84,7 +84,7 @@ def _first_of_few_numbers(number: str) -> set[str]:
 
 
 def is_left_to_thorough(wrong: WrongAnswer) -> bool:
-    """Whether a wrong answer to a heavy exercise is one that `make test-grading` alone tries."""
+    """Whether a wrong answer to a heavy exercise is one that `make test-thorough` alone tries."""
     return wrong.exercise in HEAVY and str(wrong) not in _first_of_few_numbers(wrong.exercise)
 
 

@@ -1,4 +1,4 @@
-"""Which values of a parameter `make test` tries, where `make test-grading` tries them all."""
+"""Which values of a parameter `make test` tries, where `make test-thorough` tries them all."""
 
 from __future__ import annotations
 

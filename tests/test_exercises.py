@@ -226,7 +226,7 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def frequent_ones_first() -> list:
     """Each exercise's most frequent wrong answer is tried by `make check` too, and every third of the others by
-    `make test`; `make test-grading` tries all, here and in its classes."""
+    `make test`; `make test-thorough` tries all."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
