@@ -60,10 +60,6 @@ FILLED_ALONE = [n for n in EXERCISES if n not in (*ON_RANKS, "3.8", "3.9")]
 OWN = {place.label for lab in LABS for place in places(ROOT / "solutions" / lab) if not place.indent}
 
 
-def slow_unless_quick(numbers: object) -> list:
-    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in numbers]
-
-
 def thorough_where_heavy(numbers: Iterable[str]) -> list:
     marks = {True: pytest.mark.thorough, False: pytest.mark.slow}
     return [pytest.param(n, marks=() if n in QUICK and n not in HEAVY else marks[n in HEAVY]) for n in numbers]
@@ -137,7 +133,7 @@ def test_every_place_has_a_right_answer_that_is_not_the_solution(lab):
     assert sorted(answers(lab).right) == sorted(label for _, label in labels(lab))
 
 
-@pytest.mark.parametrize("number", slow_unless_quick(FILLED_ALONE))
+@pytest.mark.parametrize("number", thorough_where_heavy(FILLED_ALONE))
 def test_a_right_answer_passes_before_what_it_does_not_build_on_is_solved(number, tmp_path, capsys):
     with lab_filled(lab_of(number), tmp_path, right_for(number)) as lab:
         EXERCISES[number].run_check(lab, seed=5)
@@ -225,14 +221,14 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def frequent_ones_first() -> list:
-    """Each exercise's most frequent wrong answer is tried by `make check` too, and every third of the others by
+    """Each exercise's most frequent wrong answer is tried by `make check` too, and every fifth of the others by
     `make test`; `make test-thorough` tries all."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
         for i, other in enumerate(others):
-            found += tried([other], pytest.mark.thorough if i % 3 else pytest.mark.slow)
+            found += tried([other], pytest.mark.thorough if i % 5 else pytest.mark.slow)
     return found
 
 

@@ -150,7 +150,7 @@ def test_a_mesh_of_two_by_two_trains_as_one_process_does(name: str) -> None:
     assert_same_run(runs, with_tied_head(one_process(case)))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ranks_with_different_numbers_of_rows_have_the_batchs_gradient() -> None:
     assert max(rank.uneven for rank in on(4)) < 1e-6
 

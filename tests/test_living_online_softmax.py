@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 from living_tab import LivingTab, living_tab  # noqa: F401  (fixtures)
+from parameters import thorough_but
 
 from utils.plots.online import MOST_SCORES, TileStep, check_steps
 
@@ -137,7 +138,7 @@ def test_a_score_follows_the_pointer_60_times_a_second(living_tab: LivingTab, re
         (", ".join(["0"] * 32), 1),
     ],
 )
-@pytest.mark.parametrize("rescale", [0, 1])
+@pytest.mark.parametrize("rescale", thorough_but((0, 1), 1))
 def test_nothing_is_cut_or_covered_in_phone_lecture_and_notebook(living_tab: LivingTab, scores, tile, rescale):
     page = living_tab.open(NAME, scores=scores, tile=tile, rescale=rescale)
     last = int(page.locator(".mlf-player input").get_attribute("max"))

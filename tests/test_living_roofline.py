@@ -87,7 +87,7 @@ def test_a_keyboard_moves_the_point_the_roofs_and_from_kernel_to_kernel(living_t
         pytest.param(
             {"op": "elementwise"}, "your operator: its FLOPs an element", 150, 0, "flops_per_element", marks=THOROUGH
         ),
-        ({"kernels": "all"}, "memory bandwidth", 0, -80, "beta"),
+        pytest.param({"kernels": "all"}, "memory bandwidth", 0, -80, "beta", marks=THOROUGH),
         pytest.param({"kernels": "all"}, "bf16 peak", 0, 60, "peak", marks=THOROUGH),
     ],
 )  # fmt: skip
