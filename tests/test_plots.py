@@ -1,6 +1,7 @@
 """Figures: one look, alternative text always, small opaque PNGs, drawn from real data, clear errors for bad input."""
 
 import base64
+import gzip
 import io
 import os
 import re
@@ -218,6 +219,16 @@ def test_show_publishes_png_and_alternative_text_and_releases_the_figure(publish
     assert metadata["image/png"]["alt"] == alt
     assert data["text/plain"] == "<figure>"
     assert not fig.axes
+    plots.show(warp())
+    assert published[1] == published[0]
+    drawn = ElementTree.fromstring(gzip.decompress(base64.b64decode(metadata["image/png"]["svgz"])))
+    assert drawn.tag.endswith("svg") and "text" not in {each.tag.rpartition("}")[2] for each in drawn.iter()}
+
+
+def test_a_figure_of_very_many_marks_has_no_outlines(published, monkeypatch):
+    monkeypatch.setattr(sys.modules["utils.plots.show"], "LARGEST_SVG", 1000)
+    plots.show(warp())
+    assert set(published[0][1]["image/png"]) == {"alt", "width"}
 
 
 @pytest.mark.parametrize("alt", ["", "   ", "a figure", "\n\n  figure  \n\n"])

@@ -458,7 +458,9 @@ def test_no_page_sends_more_than_its_limit(browser, address: str, site: Path, pa
     """The heaviest pages, by what they and their pictures take on disk, with nothing cached."""
 
     def weight(place: str) -> int:
-        files = {(site / place).parent / unquote(link) for link in pages[place].links if link.endswith(".png")}
+        files = {
+            (site / place).parent / unquote(link) for link in pages[place].links if link.endswith((".png", ".svg"))
+        }
         return sum(path.stat().st_size for path in {site / place, *files} if path.is_file())
 
     for place in sorted(pages, key=weight)[-3:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import html
 import re
 import struct
@@ -54,14 +55,14 @@ class Figures:
         """The CSS classes of the next figure."""
         return "course-figure course-as-drawn" if self.as_drawn else "course-figure"
 
-    def show(self, data: bytes, alt: str, width: int | None = None) -> str:
-        """The HTML of a PNG figure; ValueError if it has no alternative text."""
+    def show(self, data: bytes, alt: str, width: int | None = None, svg: bytes | None = None) -> str:
+        """The HTML of a PNG figure, shown as ``svg`` where that is given; ValueError if it has no alternative text."""
         if not alt.strip():
             raise ValueError(f"figure {self.made + 1} of {self.prefix} has no alternative text")
         self.made += 1
-        name = f"{self.prefix}-{self.made:02}.png"
+        name = f"{self.prefix}-{self.made:02}.{'svg' if svg else 'png'}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / name).write_bytes(data)
+        (self.folder / name).write_bytes(svg or data)
         if data[:8] != b"\x89PNG\r\n\x1a\n":
             raise ValueError("not a PNG file")
         across, down = struct.unpack(">II", data[16:24])
@@ -86,7 +87,8 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
     if "image/png" in data:
         about = output.get("metadata", {}).get("image/png", {})
         image = base64.b64decode("".join(data["image/png"]))
-        return figures.show(image, about.get("alt", ""), about.get("width"))
+        svg = gzip.decompress(base64.b64decode(about["svgz"])) if "svgz" in about else None
+        return figures.show(image, about.get("alt", ""), about.get("width"), svg)
     text = "".join(data.get("text/plain", ""))
     return text_block(text) if text else None
 
