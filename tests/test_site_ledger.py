@@ -113,28 +113,29 @@ def figures_of(html: str) -> list[float]:
     """Every figure of a page's tables in SI units, by the header of its column or its own unit."""
     found = []
     for rows, line in re.findall(r'<p class="in-common">In all ([\d,]+) rows: (.*?)\.</p>', html):
-        same = [
-            value for shown in re.findall("<b>(.*?)</b>", line) for one in shown.split(", ") if (value := si(one, ""))
-        ]
-        found += same * int(rows.replace(",", ""))
+        found += figures_in_words(line) * int(rows.replace(",", ""))
     for table in re.findall(r"<table.*?</table>", html):
         head, _, body = table.partition("</thead>")
         headers = re.findall(r"<th[^>]*>(.*?)</th>", head) if body else []
         units = [match[1] if (match := re.search(r'class="unit">\(([^)]+)\)', h)) else "" for h in headers]
-        open_spans: dict[int, int] = {}
-        for row in re.findall(r"<tr>(.*?)</tr>", body or table):
-            column = 0
-            for attributes, inner in re.findall(r"<t[dh]([^>]*)>(.*?)</t[dh]>", row):
-                while open_spans.get(column, 0):
-                    open_spans[column] -= 1
-                    column += 1
-                if span := re.search(r'rowspan="(\d+)"', attributes):
-                    open_spans[column] = int(span[1]) - 1
-                parts = [part.rpartition(": ")[2] for part in re.split(r", | <small>| to |</small>", inner)]
-                found += [value for part in parts if (value := si(part, units[column] if units else ""))]
-                column += 1
-            for rest in range(column, len(units)):
-                open_spans[rest] = max(0, open_spans.get(rest, 0) - 1)
+        for group in re.findall(r"<tbody>(.*?)</tbody>", body or table):
+            rows = re.findall(r"<tr>(.*?)</tr>", group)
+            if 'class="shared"' in rows[0]:  # said once for all rows below, or for what a point holds by name
+                found += figures_in_words(rows.pop(0)) * (1 if 'scope="row"' in group else len(rows))
+            for row in rows:
+                for column, inner in enumerate(re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)):
+                    parts = [part.rpartition(": ")[2] for part in re.split(r", | <small>| to |</small>", inner)]
+                    found += [value for part in parts if (value := si(part, units[column] if units else ""))]
+    return found
+
+
+def figures_in_words(line: str) -> list[float]:
+    """The figures of a line such as "time <b>1.5 ms</b> <small>1.4 to 1.6</small>; sizes <b>1, 2 MB</b>"."""
+    found = []
+    for bold, small in re.findall(r"<b>(.*?)</b>(?: <small>(.*?)</small>)?", line):
+        unit = bold.rpartition(" ")[2]
+        parts = [part.rpartition(": ")[2] for part in (*bold.split(", "), *small.split(" to "))]
+        found += [value for part in parts if (value := si(part, unit))]
     return found
 
 
@@ -280,17 +281,40 @@ def html_of(results, rows=100) -> str:
 
 def test_a_made_up_record_with_nested_values_renders():
     html = html_of(MADE_UP)
-    assert "a &lt;b&gt; &amp; c|d" in html and "<b>" not in html
+    assert "a &lt;b&gt; &amp; c|d" in html and "<b> &" not in html
     assert '<th scope="col">time <span class="unit">(ms)</span></th>' in html
     assert '<td class="n">1</td><td class="n">500</td>' in html  # 1 ms and 500 TFLOP/s, beside theirs
     assert '<th scope="row">theirs</th><td class="n">2</td><td class="n">250</td>' in html
-    assert ">1.5, 3</td>" in html and "peak <span" in html  # a list of sizes, in MB by the header
-    assert "64, 128" in html and ">yes</td>" in html and ">no</td>" in html
+    assert "peak <b>1.5, 3 MB</b>; of copy: ratio <b>0.9</b></th></tr><tr>" in html  # said above the point's rows
+    assert "64, 128" in html and "chosen <b>yes</b>" in html and "chosen <b>no</b>" in html
     second = [line for line in html.splitlines() if line.startswith("2 ")]
     assert second == ["2 world size 2", "2 world size 4, spans –", "2 l1", "2 l2"]
     assert "3 spans" in html and "3 counts" in html
     assert {"24", "12", "2", "512"} <= set(re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", html))
     assert html.count("<table") == html.count("</table>") and html.count("<tr>") == html.count("</tr>")
+
+
+def heads_of(html: str) -> list[str]:
+    return [re.sub("<[^>]+>", "", head) for head in re.findall(r'<th scope="col">(.*?)</th>', html)]
+
+
+def test_what_was_measured_stands_right_behind_what_tells_rows_apart():
+    shapes = [("wide", 64), ("wide", 96), ("tall", 64), ("tall", 96)]
+    points = [
+        {"kind": kind, "n": n, "flops": k, "bytes_moved": k, "seconds": k / 1e3, "spills": k % 2}
+        for k, (kind, n) in enumerate(shapes, 1)
+    ]
+    heads = ["kind", "n", "time (ms)", "operations (FLOP)", "bytes moved (B)", "spills"]
+    assert heads_of(html_of({"points": points})) == heads
+
+
+def test_rows_that_share_a_name_stand_below_it_and_what_a_point_holds_by_name_below_the_point():
+    points = [{"kind": kind, "n": n, "depth": d, "seconds": n * d} for kind in "ab" for n in (1, 2) for d in (3, 4)]
+    html = html_of({"points": points})
+    assert heads_of(html) == ["n", "depth", "time (s)"]
+    assert re.findall(r'class="shared" colspan="3">(.*?)</th>', html) == ["kind <b>a</b>", "kind <b>b</b>"]
+    named = html_of(MADE_UP)
+    assert re.search(r'colspan="3">name <b>second</b>.*?</tr><tr><th scope="row">ours</th><td class="n">500', named)
 
 
 def test_every_table_scrolls_in_a_box_that_the_keyboard_reaches():

@@ -1,9 +1,11 @@
 """Recorded results as tables: nested lists and objects of figures, with units in the headers where the names say them.
 
-A list of measured points becomes a table with a row a point. What a point holds by name (the times of several
-functions, say) becomes a row each, beside the cells that they share. What nests deeper gets a heading and tables of its
-own. Figures are printed by :mod:`utils.units`, one unit a column where a column's figures are near each other. Tables
-are kept narrow: how far a figure spread stands small beside it, and what is the same in all rows stands above.
+A list of measured points becomes a table with a row per point: first what tells the points apart, then what was
+measured, then the rest. What a point holds by name (the times of several functions, say) becomes a row each, below a
+line with what these rows share. So a name and its figures stand side by side on a phone too. What nests deeper gets a
+heading and tables of its own. Figures are printed by :mod:`utils.units`, one unit per column where a column's figures
+are near each other. Tables are kept narrow: how far a figure spread stands small beside it, and what is the same in all
+rows stands above.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from utils.units import number
@@ -23,6 +26,8 @@ LONGEST_INNER = 8
 LONG_TEXT = 40
 #: A table of more columns than this is set smaller; where it has only a few rows, these become its columns.
 MOST_COLUMNS, FEW_ROWS = 6, 8
+#: Of the columns that tell rows apart, so many stay columns, if at least so many rows on average share the others.
+MOST_KEYS, FEWEST_SHARING = 2, 2
 
 
 @dataclass
@@ -190,14 +195,47 @@ def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
     own_same, own = _apart([item.own for item in items])
     named_same, named = _apart([entry for item in items for entry in item.named.values()])
     by = next((item.by for item in items if item.by), ())
-    body = "".join(_rows(item, own, named, by) for item in items[:rows])
-    wide = " wide" if len(own) + len(named) + bool(by) > MOST_COLUMNS else ""
-    table = f'<table class="record{wide}"><thead>{_head(own, named, by)}</thead><tbody>{body}</tbody></table>'
+    over, shown = (own, named) if by else _shared(items, own)
+    wide = " wide" if len(shown) + bool(by) > MOST_COLUMNS else ""
     if wide and len(items) <= FEW_ROWS and not by:
-        table = f'<table class="record wide"><tbody>{_turned(items, own)}</tbody></table>'
+        table = f'<table class="record wide"><tbody>{_turned(items, shown)}</tbody></table>'
+    else:
+        body = _body(items[:rows], over, shown, by)
+        table = f'<table class="record{wide}"><thead>{_head(shown, by)}</thead>{body}</table>'
     left = len(items) - rows
     more = f'<p class="left-out">The first {number(rows)} of {number(len(items))} points.</p>' if left > 0 else ""
     return own_same + named_same + _box(table, caption) + more
+
+
+# ---- what stands where: on a phone a row's first columns are what a reader sees
+
+
+def _shared(items: Sequence[_Item], own: Sequence[Column]) -> tuple[list[Column], list[Column]]:
+    """What a line over several rows says, and the columns: what tells rows apart, what was measured, the rest."""
+    sizes = [c for c in own if not _is_measured(c)]
+    keys = next((sizes[:n] for n in range(1, len(sizes) + 1) if _are_apart(items, sizes[:n])), [])
+    if not keys:
+        return [], list(own)
+    rest = sorted((c for c in own if c not in keys), key=lambda c: not _is_measured(c))
+    wanted = [keys[:n] for n in range(len(keys) - MOST_KEYS, 0, -1)]
+    over = next((columns for columns in wanted if _runs(items, columns) * FEWEST_SHARING <= len(items)), [])
+    return over, [c for c in keys if c not in over] + rest
+
+
+def _is_measured(column: Column) -> bool:
+    return bool(column.spread) or unit_of(column.path) in ("s", "cycles") or unit_of(column.path).endswith("/s")
+
+
+def _values(item: _Item, columns: Sequence[Column]) -> list[str]:
+    return [repr(item.own.get(c.path)) for c in columns]
+
+
+def _runs(items: Sequence[_Item], columns: Sequence[Column]) -> int:
+    return len(list(groupby(items, lambda item: _values(item, columns))))
+
+
+def _are_apart(items: Sequence[_Item], columns: Sequence[Column]) -> bool:
+    return len({tuple(_values(item, columns)) for item in items}) == len(items)
 
 
 def _join_where_keys_differ(items: Sequence[_Item]) -> None:
@@ -225,8 +263,7 @@ def _apart(entries: Sequence[Mapping[Path, Any]]) -> tuple[str, list[Column]]:
     same = [c for c in columns if len(entries) > 1 and not c.spread and _in_common(c.path, entries)]
     if not same or len(same) == len(columns):
         return "", columns
-    shown = [(path_label(c.path), text(entries[0][c.path], unit_of(c.path))) for c in same]
-    listed = "; ".join(f"{escape(name)} <b>{escape(value)}</b>" for name, value in shown)
+    listed = "; ".join(_words(c, entries[0]) for c in same)
     line = f'<p class="in-common">In all {number(len(entries))} rows: {listed}.</p>'
     return line, [c for c in columns if c not in same]
 
@@ -244,11 +281,10 @@ def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[Column]:
     return [replace(c, spread=ends.get(c.path, ())) for c in made if c.path not in small]
 
 
-def _head(own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -> str:
-    cells = [(path_label(c.path), c.unit) for c in own]
-    if by:
-        outer = 1 if len({c.path[0] for c in named}) == 1 else 0
-        cells += [(label(by[0]), ""), *((path_label(c.path[outer:]), c.unit) for c in named)]
+def _head(columns: Sequence[Column], by: tuple[str, ...]) -> str:
+    outer = 1 if by and len({c.path[0] for c in columns}) == 1 else 0
+    cells = [(label(by[0]), "")] if by else []
+    cells += [(path_label(c.path[outer:]), c.unit) for c in columns]
     return "<tr>" + "".join(f'<th scope="col">{_header(name, unit)}</th>' for name, unit in cells) + "</tr>"
 
 
@@ -256,26 +292,36 @@ def _header(name: str, unit: str) -> str:
     return escape(name) + (f' <span class="unit">({escape(unit)})</span>' if unit and unit != name else "")
 
 
-def _rows(item: _Item, own: Sequence[Column], named: Sequence[Column], by: tuple[str, ...]) -> str:
-    high = max(1, len(item.named))
-    span = f' rowspan="{high}"' if high > 1 else ""
-    first = "".join(_cell(c, item.own, span) for c in own)
-    if not by:
-        return f"<tr>{first}</tr>"
-    lines = [
-        f'<th scope="row">{escape(name)}</th>' + "".join(_cell(c, entry) for c in named)
-        for name, entry in item.named.items()
-    ] or ["<td></td>" * (1 + len(named))]
-    return "".join(f"<tr>{first if place == 0 else ''}{line}</tr>" for place, line in enumerate(lines))
+def _body(items: Sequence[_Item], over: Sequence[Column], columns: Sequence[Column], by: tuple[str, ...]) -> str:
+    """Rows, below a line for what several of them share."""
+    bodies = []
+    for _, group in groupby(items, lambda item: _values(item, over)):
+        together = list(group)
+        shared = "; ".join(_words(c, together[0].own) for c in over if c.path in together[0].own)
+        lines = [f'<tr><th class="shared" colspan="{len(columns) + bool(by)}">{shared}</th></tr>'] if shared else []
+        for item in together:
+            named = [(f'<th scope="row">{escape(name)}</th>', entry) for name, entry in item.named.items()]
+            for name, entry in named if by else [("", item.own)]:
+                lines.append(f"<tr>{name}{''.join(_cell(c, entry) for c in columns)}</tr>")
+        bodies.append(f"<tbody>{''.join(lines)}</tbody>")
+    return "".join(bodies)
 
 
-def _cell(column: Column, entry: Mapping[Path, Any], span: str = "") -> str:
+def _words(column: Column, entry: Mapping[Path, Any]) -> str:
+    """A figure with its name and its unit, as it stands in a line of text."""
+    unit = f" {column.unit}" if column.unit else ""
+    ends = [column.cell(entry[end]) for end in column.spread if end in entry]
+    small = f" <small>{escape(' to '.join(ends))}</small>" if ends else ""
+    return f"{escape(path_label(column.path))} <b>{escape(column.cell(entry[column.path]) + unit)}</b>{small}"
+
+
+def _cell(column: Column, entry: Mapping[Path, Any]) -> str:
     if column.path not in entry:
-        return f"<td{span}></td>"
+        return "<td></td>"
     value = entry[column.path]
     ends = [column.cell(entry[end]) for end in column.spread if end in entry]
     small = f" <small>{escape(' to '.join(ends))}</small>" if ends else ""
-    return f"<td{_class(value)}{span}>{escape(column.cell(value))}{small}</td>"
+    return f"<td{_class(value)}>{escape(column.cell(value))}{small}</td>"
 
 
 def _class(value: Any) -> str:
