@@ -273,7 +273,7 @@ def test_its_text_states_what_a_student_needs(number):
     stated = (
         r"Difficulty [●○]{5} · importance [●○]{5}",
         r"edit \[`(\w+\.py)`\]\(\1\)",
-        "Predict",
+        r"\*\*(Predict|Think)\.\*\*",
         "<summary>(Hint|First hint)</summary>",
     )
     for part in stated:

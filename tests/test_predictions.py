@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from utils import notebooks, predictions
 from utils.claims import expressions
 from utils.claims.ledger import notebook_paths
+from website.places import labs
 from website.predictions import plain
 
+LABS = labs()
 CLAIMS = {"a.bytes": 3.35e6, "a.share": 0.2361, "a.count": 3}
 
 
@@ -33,15 +36,25 @@ def prompt(mark: str, choices: int = 0) -> str:
     return f"Text.\n\n**Predict.** How many?\n\n{listed}\n<!-- predict {mark} -->"
 
 
-def test_the_prompts_of_the_lectures_are_in_order():
+def test_the_prompts_of_lectures_and_labs_are_in_order():
     claims = expressions.claim_values()
     marked = 0
-    for path in notebook_paths():
+    for path in (*notebook_paths(), *LABS):
         found = notebooks.read(path).cells
         if predictions.is_marked(found):
-            assert predictions.problems(found, path.stem[:2], claims) == []
+            assert predictions.problems(found, path.stem.partition("_")[0], claims) == []
             marked += len(predictions.predictions(found))
     assert marked >= 11
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_lab_asks_with_prompts_that_what_to_notice_answers_and_never_holds_back_a_check(path):
+    found = notebooks.read(path).cells
+    assert not [cell.source for cell in found if re.search(r"(?m)^Predict\b", cell.source)]
+    prompts = predictions.predictions(found)
+    held = [found[k] for prompt in prompts for k in prompt.held]
+    assert len(held) == len(prompts) > 0
+    assert all(cell.source.startswith("**When it passes, notice.**") for cell in held)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +101,11 @@ def test_a_prompt_holds_back_all_up_to_its_answer():
     assert (found.question, found.choices) == ("How many?", ("choice 1", "choice 2", "choice 3"))
 
 
+def test_a_prompt_of_a_lab_holds_back_its_answer_alone():
+    [found] = predictions.predictions(cells("# T", prompt("lab3.a: 3 = 3"), "", "", "It is.", "More."))
+    assert list(found.held) == [4]
+
+
 def test_make_test_finds_a_wrong_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = next(path for path in notebook_paths() if path.stem.startswith("05"))
     changed = tmp_path / path.name
@@ -100,13 +118,13 @@ def test_make_test_finds_a_wrong_prompt(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- in a browser
 
 
-def page(mark: str, choices: int = 0) -> str:
-    """A prompt as the site stages it, with the script and its style."""
+def page(mark: str, choices: int = 0, between: str = "") -> str:
+    """A prompt as the site stages it, with the script and its style; ``between`` stands before what it holds back."""
     listed = "<ul>" + "".join(f"<li><p>choice {n}</p></li>" for n in range(1, choices + 1)) + "</ul>" if choices else ""
     return (
         f"<!doctype html><html lang=en><title>T</title><style>{predictions.style()}</style><body>"
         f"<p><strong>Predict.</strong> How many?</p>{listed}"
-        f'<div class="predict" data-all="all.html" data-mark="predict {mark}"></div>'
+        f'<div class="predict" data-all="all.html" data-mark="predict {mark}"></div>{between}'
         "<details class=predict-held><summary>Show the answer</summary><p id=answer>It is.</p></details>"
         f"<div class=predict-report data-prompts='[]'></div><script>{predictions.script()}</script></body></html>"
     )
@@ -116,8 +134,8 @@ def page(mark: str, choices: int = 0) -> str:
 def show(browser: Any, tmp_path: Path):
     tab = browser.new_page()
 
-    def opened(mark: str, choices: int = 0) -> Any:
-        (tmp_path / "page.html").write_text(page(mark, choices), encoding="utf-8")
+    def opened(mark: str, choices: int = 0, between: str = "") -> Any:
+        (tmp_path / "page.html").write_text(page(mark, choices, between), encoding="utf-8")
         tab.goto((tmp_path / "page.html").as_uri())
         return tab
 
@@ -220,9 +238,18 @@ def test_nothing_breaks_where_the_browser_keeps_nothing(show):
 
 
 @slow
+def test_a_check_between_a_prompt_and_its_answer_stays_in_sight(show):
+    tab = show("lab3.a: 3 = 3", between="<pre id=check>check(x)</pre>")
+    assert tab.is_visible("#check") and not tab.is_visible("#answer")
+    tab.fill(".predict-box input", "3")
+    tab.click("text=Commit")
+    assert tab.is_visible("#answer")
+
+
+@slow
 def test_the_script_reads_every_mark_as_python_does(show):
     tab = show("05.a: 3 = 3")
-    for path in notebook_paths():
+    for path in (*notebook_paths(), *LABS):
         for found in predictions.predictions(notebooks.read(path).cells):
             read = tab.evaluate(f"MLF.predict.parse({json.dumps(found.mark)})")
             assert read["name"] == found.name

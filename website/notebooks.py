@@ -24,6 +24,8 @@ from website.prose import (
     under_title,
 )
 
+#: The beginning of the fold that holds what a prompt holds back.
+FOLD = '<details class="predict-held"><summary>Show the answer</summary>'
 #: What a page with prompts loads.
 PREDICT = '<link rel="stylesheet" href="../_static/predict.css">\n<script src="../_static/predict.js" defer></script>\n'
 
@@ -48,13 +50,16 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
     prefix = path.stem.split("_")[0]
     cells: list[Any] = []
     prompts = {prompt.cell: prompt for prompt in predictions.predictions(notebook.cells)}
-    answers = {prompt.until for prompt in prompts.values()}
+    answers = {prompt.until: prompt for prompt in prompts.values()}
     for k, cell in enumerate(notebook.cells):
         if _is_text(cell):
             text = link_lectures(_relink(path, predictions.MARK.sub("", cell.source)), pages, own)
             text = link_equations(text, numbers, prefix)
-            parts = [own_lines(anchor_equations(text, prefix)), "</details>" if k in answers else ""]
-            parts.append(prompt_box(prompts[k]) if k in prompts else "")
+            parts = [own_lines(anchor_equations(text, prefix))]
+            if k in answers:
+                parts = [FOLD if _folds_at_answer(answers[k]) else "", *parts, "</details>"]
+            if k in prompts:
+                parts += [prompt_box(prompts[k]), "" if _folds_at_answer(prompts[k]) else FOLD]
             cells.append(nbformat.v4.new_markdown_cell("\n\n".join(filter(None, parts))))
         elif "setup" not in tags(cell):
             around = notebook.cells[max(0, k - 1) : k + 2]
@@ -69,12 +74,14 @@ def staged(path: Path, figures: Figures) -> nbformat.NotebookNode:
 
 
 def prompt_box(prompt: predictions.Prediction) -> str:
-    """What stands below a prompt: the place of its form, and the beginning of the fold that holds its answer."""
+    """The place of a prompt's form."""
     mark = html.escape(prompt.mark)
-    return (
-        f'<div class="predict" id="{anchor(prompt)}" data-all="../predictions.html" data-mark="{mark}"></div>\n'
-        '<details class="predict-held"><summary>Show the answer</summary>'
-    )
+    return f'<div class="predict" id="{anchor(prompt)}" data-all="../predictions.html" data-mark="{mark}"></div>'
+
+
+def _folds_at_answer(prompt: predictions.Prediction) -> bool:
+    """Whether the fold of what a prompt holds back begins with its answer's cell, and not right below the prompt."""
+    return prompt.held.start > prompt.cell + 1
 
 
 def anchor(prompt: predictions.Prediction) -> str:

@@ -15,12 +15,12 @@ import nbformat
 from utils import predictions
 from utils.claims.page import title
 from website.notebooks import anchor
-from website.places import lectures, page_of
+from website.places import labs, lectures, page_of
 
 _HEAD = """\
 # Your predictions
 
-The lectures ask you to predict a number or to choose before they show what is right. This page lists what you committed
+Lectures and labs ask you to predict a number or to choose before they show what is right. This page lists what you committed
 to and how it fared. Your guesses stay in this browser: nobody else sees them, and another browser does not know them.
 
 """
@@ -52,16 +52,16 @@ def page() -> str:
 
 
 def found() -> list[dict[str, str]]:
-    """All prompts of the lectures: name, lecture, its title, the address of the prompt, and the question as text."""
+    """All prompts of the course: name, lecture, its title, the address of the prompt, and the question as text."""
     return [
         {
             "name": prompt.name,
-            "lecture": path.stem[:2],
+            "lecture": path.stem.partition("_")[0],
             "title": title(path).split(":")[0],
             "href": f"{page_of(path)}.html#{anchor(prompt)}",
             "question": plain(prompt.question),
         }
-        for path in lectures()
+        for path in (*lectures(), *labs())
         for prompt in predictions.predictions(nbformat.read(path, as_version=4).cells)
     ]
 

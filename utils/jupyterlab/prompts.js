@@ -28,7 +28,8 @@ function watchPrompts(panel, showAll) {
       if (mark === null) return;
       const until = cells.findIndex((other, n) => n > k && other.model.type === "markdown");
       const prompt = prompts.get(cell) || add(cell, mark);
-      prompt.held = until < 0 ? [] : cells.slice(k + 1, until + 1);
+      const from = parse(mark).name.startsWith("lab") ? until : k + 1; // a lab's cells before the answer check code
+      prompt.held = until < 0 ? [] : cells.slice(from, until + 1);
       prompt.shown.refresh();
       if (prompt.hidden) prompt.held.forEach((other) => hidden.add(other));
     });
@@ -65,7 +66,7 @@ function watchPrompts(panel, showAll) {
       },
       after: () => {
         refresh();
-        if (prompt.held.length) notebook.activeCellIndex = notebook.widgets.indexOf(prompt.held[0]);
+        if (prompt.held.length) notebook.activeCellIndex = notebook.widgets.indexOf(cell) + 1;
         notebook.mode = "command";
         notebook.activate();
       },

@@ -27,6 +27,7 @@ A choice is a list of three or four items at the end of the prompt; the comment 
 What follows is held back until the reader commits, or asks for the answer without a guess: all cells up to the next
 Markdown cell, and that cell. It is the answer: it computes the number in two to four sentences and names the likeliest
 wrong answer and its cause. It has no heading and no further prompt; what goes on from there is a cell of its own.
+In a lab (``lab3.tiles``) only that Markdown cell is held back: the code before it checks what a student writes.
 ``**Think.**`` is for a question without an answer that can be checked; nothing is held back behind it.
 
 :func:`problems` holds all this. ``predict.js`` shows it, the same file on the site and in JupyterLab
@@ -66,7 +67,7 @@ class Prediction:
     Attributes:
         name: ``"05.maxima"``, unique in the course.
         mark: The comment's text, which ``predict.js`` reads.
-        cell, until: The prompt's cell and the cell of its answer; what lies between is held back with the answer.
+        cell, until: The prompt's cell and the cell of its answer.
         question: The prompt's paragraph in Markdown, without its first word and its choices.
         choices: The items of its list, in Markdown; empty where a number is asked for.
     """
@@ -77,6 +78,11 @@ class Prediction:
     until: int
     question: str
     choices: tuple[str, ...]
+
+    @property
+    def held(self) -> range:
+        """The cells that are held back: all up to the answer, in a lab the answer alone."""
+        return range(self.until if self.name.startswith("lab") else self.cell + 1, self.until + 1)
 
 
 def predictions(cells: Sequence[Any]) -> list[Prediction]:

@@ -294,7 +294,7 @@
       const off = ratios.map((ratio) => Math.max(ratio, 1 / ratio)).sort((a, b) => a - b);
       const of = prompts.length ? ` of ${prompts.length}` : "";
       const parts = [h("p", { class: "predict-sum" },
-        guessed.length === 0 ? `You have made no prediction yet${of ? `; the lectures ask for ${prompts.length}` : ""}.`
+        guessed.length === 0 ? `You have made no prediction yet${of ? `; the course asks for ${prompts.length}` : ""}.`
           : [h("b", {}, `${guessed.length}${of}`), " predictions made, ", h("b", {}, `${right}`), " of them right",
             off.length ? [". The typical number was off by a factor of ", h("b", {}, number(off[Math.floor(off.length / 2)], 2))] : null, "."])];
       if (ratios.length) parts.push(line(guessed.filter((name) => kept[name].ratio > 0).map((name) => [name, kept[name]])));
@@ -336,12 +336,13 @@
 
   MLF.predict = { parse, read, mount, report, KEY };
 
-  /* ---- a page of the site: <div class="predict" data-mark="..."></div><details class="predict-held">...</details> ---- */
+  /* ---- a page of the site: <div class="predict" data-mark="..."></div> and then <details class="predict-held">...</details> ---- */
 
   function start() {
+    const parts = [...document.querySelectorAll("div.predict[data-mark], details.predict-held")];
     const mounted = [...document.querySelectorAll("div.predict[data-mark]")].map((place) => {
       const above = place.previousElementSibling;
-      const held = place.nextElementSibling;
+      const held = parts[parts.indexOf(place) + 1];
       held.classList.add("predict-script");
       return mount({
         mark: place.dataset.mark,
