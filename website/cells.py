@@ -16,6 +16,8 @@ from website import explorers
 
 #: How a line begins that a cell prints for an equation that it checked by numbers.
 _CHECKED = "✓ "
+#: Of more lines than this a printed text is taken for a table or a drawing.
+MOST_LINES = 4
 #: Words for which a figure must stay as it was drawn: where lightness is turned round, "pale" would be wrong.
 _SHADES = re.compile(r"\b(?:(?:dark|light|bright|faint)(?:er|est)?|pale[rst]*)\b|\b(?:shaded|black)\b", re.IGNORECASE)
 #: Functions of utils.plots that put such a word into the figure themselves.
@@ -94,8 +96,10 @@ def as_html(output: dict[str, Any], figures: Figures) -> str | None:
 
 
 def text_block(text: str) -> str:
-    """Printed text."""
-    return f'<pre class="course-text" tabindex="0">{html.escape(text.rstrip())}</pre>'
+    """Printed text; on a phone a few lines without columns go on below where they would leave it."""
+    text = text.rstrip()
+    lines = "" if text.count("\n") >= MOST_LINES or re.search(r"\S(?:  |\t)", text) else " course-lines"
+    return f'<pre class="course-text{lines}" tabindex="0">{html.escape(text)}</pre>'
 
 
 def table_box(markup: str) -> str:

@@ -20,8 +20,9 @@ from website.places import labs, lectures, page_of
 _HEAD = """\
 # Your predictions
 
-Lectures and labs ask you to predict a number or to choose before they show what is right. This page lists what you committed
-to and how it fared. Your guesses stay in this browser: nobody else sees them, and another browser does not know them.
+Lectures and labs ask you to predict a number or to choose before they show what is right. This page lists what you
+committed to and how it fared. Your guesses stay in this browser: nobody else sees them, and another browser does not
+know them.
 
 """
 _SYMBOLS = {"cdot": "·", "times": "×", "to": "→", "le": "≤", "ge": "≥", "approx": "≈", "oplus": "⊕", "infty": "∞",

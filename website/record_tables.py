@@ -282,9 +282,10 @@ def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[Column]:
 
 
 def _head(columns: Sequence[Column], by: tuple[str, ...]) -> str:
-    outer = 1 if by and len({c.path[0] for c in columns}) == 1 else 0
+    outer = {c.path[0] for c in columns}
+    said = outer if by and len(outer) == 1 else {*by[:1]}  # the first column's head says it
     cells = [(label(by[0]), "")] if by else []
-    cells += [(path_label(c.path[outer:]), c.unit) for c in columns]
+    cells += [(path_label(c.path[1:] if c.path[0] in said else c.path), c.unit) for c in columns]
     return "<tr>" + "".join(f'<th scope="col">{_header(name, unit)}</th>' for name, unit in cells) + "</tr>"
 
 
