@@ -285,7 +285,7 @@ def test_a_made_up_record_with_nested_values_renders():
     assert '<th scope="col">time <span class="unit">(ms)</span></th>' in html
     assert '<td class="n">1</td><td class="n">500</td>' in html  # 1 ms and 500 TFLOP/s, beside theirs
     assert '<th scope="row">theirs</th><td class="n">2</td><td class="n">250</td>' in html
-    assert "peak <b>1.5, 3 MB</b>; of copy: ratio <b>0.9</b></th></tr><tr>" in html  # said above the point's rows
+    assert "peak <b>1.5, 3 MB</b>; of copy: ratio <b>0.9</b></div></th></tr><tr>" in html  # said above the point's rows
     assert "64, 128" in html and "chosen <b>yes</b>" in html and "chosen <b>no</b>" in html
     second = [line for line in html.splitlines() if line.startswith("2 ")]
     assert second == ["2 world size 2", "2 world size 4, spans –", "2 l1", "2 l2"]
@@ -312,9 +312,11 @@ def test_rows_that_share_a_name_stand_below_it_and_what_a_point_holds_by_name_be
     points = [{"kind": kind, "n": n, "depth": d, "seconds": n * d} for kind in "ab" for n in (1, 2) for d in (3, 4)]
     html = html_of({"points": points})
     assert heads_of(html) == ["n", "depth", "time (s)"]
-    assert re.findall(r'class="shared" colspan="3">(.*?)</th>', html) == ["kind <b>a</b>", "kind <b>b</b>"]
+    assert re.findall(r'class="shared" colspan="3"><div>(.*?)</div>', html) == ["kind <b>a</b>", "kind <b>b</b>"]
     named = html_of(MADE_UP)
-    assert re.search(r'colspan="3">name <b>second</b>.*?</tr><tr><th scope="row">ours</th><td class="n">500', named)
+    assert re.search(
+        r'colspan="3"><div>name <b>second</b>.*?</tr><tr><th scope="row">ours</th><td class="n">500', named
+    )
 
 
 def test_every_table_scrolls_in_a_box_that_the_keyboard_reaches():

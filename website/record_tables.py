@@ -299,7 +299,8 @@ def _body(items: Sequence[_Item], over: Sequence[Column], columns: Sequence[Colu
     for _, group in groupby(items, lambda item: _values(item, over)):
         together = list(group)
         shared = "; ".join(_words(c, together[0].own) for c in over if c.path in together[0].own)
-        lines = [f'<tr><th class="shared" colspan="{len(columns) + bool(by)}">{shared}</th></tr>'] if shared else []
+        wide = len(columns) + bool(by)
+        lines = [f'<tr><th class="shared" colspan="{wide}"><div>{shared}</div></th></tr>'] if shared else []
         for item in together:
             named = [(f'<th scope="row">{escape(name)}</th>', entry) for name, entry in item.named.items()]
             for name, entry in named if by else [("", item.own)]:
