@@ -211,6 +211,18 @@ BADLY = """() => {
     }
     for (const link of document.querySelectorAll('.prev-next-area a'))
         if (link.scrollWidth > link.clientWidth + 1) found.push(`cut: ${link.innerText}`);
+    const heads = ['h1', 'h2', 'h3', 'h4'].map(name => document.querySelector(`.bd-article ${name}`)).filter(Boolean);
+    const sizes = heads.map(head => parseFloat(getComputedStyle(head).fontSize));
+    for (const [k, head] of heads.entries())
+        if (k && sizes[k] >= sizes[k - 1]) found.push(`as large as what is above it: ${head.innerText}`);
+    for (const kept of document.querySelectorAll('.course-scroll caption, .table-box .shared > div')) {
+        const range = document.createRange(), box = kept.closest('.course-scroll, .table-box').getBoundingClientRect();
+        range.selectNodeContents(kept);
+        if (box.width && range.getBoundingClientRect().right > box.right + 1) found.push(`cut: ${kept.innerText}`);
+    }
+    const buttons = [...document.querySelectorAll('.bd-header-article svg')].map(icon => icon.getBoundingClientRect());
+    const middles = buttons.filter(icon => icon.height).map(icon => icon.top + icon.height / 2);
+    if (Math.max(...middles) - Math.min(...middles) > 1) found.push('buttons on different lines');
     return found.slice(0, 8);
 }"""
 #: Boxes that stay bright in the dark: at least 200 times 100 px of a light colour, with nothing that turns it round.
@@ -506,11 +518,15 @@ def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, plac
 
 
 def every_prompt(asked: list) -> int:
-    """How many prompts these lectures have."""
+    """How many prompts these lectures and labs have."""
     return sum(len(predictions.predictions(nbformat.read(path, as_version=4).cells)) for path in asked)
 
 
-@pytest.mark.parametrize("asked", thorough_but([lectures(), lectures()[4:5]], lectures()[4:5]), ids=["all", "05"])
+#: Lectures and labs with prompts; a lecture and a lab.
+ASKING, SOME = [*lectures(), *labs()], [lectures()[4], labs()[2]]
+
+
+@pytest.mark.parametrize("asked", thorough_but([ASKING, SOME], SOME), ids=["all", "some"])
 def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(browser, address: str, asked: list):
     """Number or choice; what a prompt holds back shows when the guess is made, and not before."""
     visit = Visit(browser, address, viewport={"width": 1280, "height": 900})
@@ -538,7 +554,7 @@ def test_every_prompt_takes_a_guess_and_the_list_of_predictions_has_them_all(bro
         assert not visit.wrong
         count += len(prompts)
     visit.go("predictions.html")
-    every = every_prompt(lectures())
+    every = every_prompt(ASKING)
     assert visit.tab.locator(".predict-report li").count() == every
     assert visit.tab.locator(".predict-said").count() == count
     assert f"{count} of {every} predictions made" in visit.tab.inner_text(".predict-sum")
