@@ -110,6 +110,14 @@ def test_a_figure_that_speaks_of_dark_and_light_stays_as_it_was_drawn(tmp_path):
     assert 'class="course-figure course-as-drawn"' in figures.show(PNG, "a")
 
 
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [("every tile gives the output\nand the logsumexp", True), ("N    eager\n512  0.19 ms", False), ("1\n" * 6, False)],
+)
+def test_a_few_printed_lines_go_on_below_on_a_phone_and_columns_keep_their_places(text: str, goes_on: bool):
+    assert ("course-lines" in cells.text_block(text)) == goes_on
+
+
 def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     stream = {"output_type": "stream", "name": "stdout", "text": "<script>alert(1)</script>\n"}
     assert "<script>" not in cells.all_html([stream], None)
@@ -123,7 +131,7 @@ def test_printed_text_is_escaped_and_a_claim_has_the_sites_colours():
     assert cells.all_html([stream, claim], None).endswith(shown)
     stream["text"] += "✓ equation (1): 240 numbers checked in float64\n"
     three = cells.all_html([claim, stream, claim], None)  # one line that opens, below what the cell shows
-    assert three.startswith('<pre class="course-text"') and three.index("</pre>") < three.index("course-claims")
+    assert three.startswith('<pre class="course-text ') and three.index("</pre>") < three.index("course-claims")
     assert "3 results checked</summary>" in three and three.count(shown) == 2 and three.count("equation (1)") == 1
 
 
