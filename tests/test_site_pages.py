@@ -370,7 +370,7 @@ ANIMATED = {"02": 2, "03": 1, "04": 2, "05": 1, "06": 1, "07": 1, "08": 1, "09":
 #: What is opened, every twelfth one by `make test`: every page, but of those of the records, which one template makes,
 #: every sixth.
 OPENED = [place for place in expected_pages() if not re.match(r"records/(?!index)", place)]
-OPENED += [f"records/{benchmark}.html" for benchmark in records.benchmark_names()[::6]]
+OPENED += [f"records/{benchmark}.html" for benchmark in [*records.benchmark_names()[::6], "attention_speed"]]
 
 
 def assert_players_play_pause_and_step(visit: Visit, least: int) -> None:
