@@ -317,4 +317,6 @@ def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
     tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-Notebook")
     figure = tab.page.locator(".jp-OutputArea-output figure").first
     figure.wait_for(state="attached", timeout=60_000)
-    assert "Run this cell" in figure.evaluate("figure => getComputedStyle(figure, '::after').content")
+    tab.page.wait_for_function(  # the style comes with the extension
+        "figure => getComputedStyle(figure, '::after').content.includes('Run this cell')", arg=figure.element_handle()
+    )
