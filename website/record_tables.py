@@ -314,7 +314,9 @@ def _words(column: Column, entry: Mapping[Path, Any]) -> str:
     unit = f" {column.unit}" if column.unit else ""
     ends = [column.cell(entry[end]) for end in column.spread if end in entry]
     small = f" <small>{escape(' to '.join(ends))}</small>" if ends else ""
-    return f"{escape(path_label(column.path))} <b>{escape(column.cell(entry[column.path]) + unit)}</b>{small}"
+    outer, *inner = column.path
+    name = path_label(tuple(inner) if outer == "timed" and inner else column.path)  # the first column's head says it
+    return f"{escape(name)} <b>{escape(column.cell(entry[column.path]) + unit)}</b>{small}"
 
 
 def _cell(column: Column, entry: Mapping[Path, Any]) -> str:
