@@ -320,3 +320,15 @@ def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
     tab.page.wait_for_function(  # the style comes with the extension
         "figure => getComputedStyle(figure, '::after').content.includes('Run this cell')", arg=figure.element_handle()
     )
+
+
+def test_nobody_is_asked_about_news_and_other_settings_of_the_environment_stay(tmp_path: Path):
+    defaults = tmp_path / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
+    defaults.parent.mkdir(parents=True)
+    defaults.write_text('{"of another": {"x": 1}}')
+    for _ in range(2):
+        jupyterlab.install(tmp_path)
+    assert json.loads(defaults.read_text()) == {
+        "of another": {"x": 1},
+        "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
+    }

@@ -22,6 +22,8 @@ NAME = "making-llms-fast"
 FOLDER = Path(__file__).parent
 
 
+#: JupyterLab's settings where a reader has chosen nothing: no question about news before the first page.
+SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
 #: The files of the extension, in this order.
 FILES = ("prompts.js", "links.js", "running.js", "plugin.js")
 
@@ -43,7 +45,7 @@ def script() -> str:
 
 
 def install(prefix: Path | str = sys.prefix) -> Path:
-    """Write the extension below an environment, in place of an older one; returns its folder."""
+    """Write the extension and settings below an environment, in place of older ones; returns the extension's folder."""
     folder = Path(prefix) / "share" / "jupyter" / "labextensions" / NAME
     source = script()
     load = (
@@ -60,4 +62,8 @@ def install(prefix: Path | str = sys.prefix) -> Path:
     (folder / "static").mkdir(parents=True)
     (folder / load).write_text(source, encoding="utf-8")
     (folder / "package.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    defaults = Path(prefix) / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
+    defaults.parent.mkdir(parents=True, exist_ok=True)
+    others = json.loads(defaults.read_text(encoding="utf-8")) if defaults.exists() else {}
+    defaults.write_text(json.dumps(others | SETTINGS, indent=1) + "\n", encoding="utf-8")
     return folder
