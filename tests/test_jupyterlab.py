@@ -313,13 +313,12 @@ LONG = {
 
 @pytest.mark.thorough
 def test_a_figure_that_waits_for_its_cell_says_so(tab: Tab):
-    path = next(path for path in notebook_paths() if path.stem.startswith("09"))
+    path = next(path for path in notebook_paths() if path.stem.startswith("10"))
+    assert path not in LIVING, "other tests trust those, and what is trusted plays"
     tab.open(f"/lab/workspaces/still/tree/notebooks/{path.name}", ".jp-Notebook")
     figure = tab.page.locator(".jp-OutputArea-output figure").first
     figure.wait_for(state="attached", timeout=60_000)
-    tab.page.wait_for_function(  # the style comes with the extension
-        "figure => getComputedStyle(figure, '::after').content.includes('Run this cell')", arg=figure.element_handle()
-    )
+    assert "Run this cell" in figure.evaluate("figure => getComputedStyle(figure, '::after').content")
 
 
 def test_nobody_is_asked_about_news_and_other_settings_of_the_environment_stay(tmp_path: Path):
