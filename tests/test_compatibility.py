@@ -12,6 +12,8 @@ from tests import compatibility
 from tests.compatibility import Counts
 from utils.notebooks import ROOT
 
+pytestmark = pytest.mark.slow  # it runs pytest
+
 HEAD = "# Versions\n\n| Python | ... |\n|---|---|\n"
 TODAY = datetime.date(2026, 11, 28)
 TESTS = "def test_right(): pass\n"
