@@ -9,7 +9,7 @@ LONG    = $(foreach n,10 08 11 14 09 04 13,$(filter notebooks/$(n)_%,$(ALL)))
 NOTEBOOKS ?= $(LONG) $(filter-out $(LONG),$(ALL))
 TORCH  ?= 2.15.0
 TRITON ?= 3.9.0
-TESTS  ?= not thorough
+TESTS  ?= not thorough and not timed
 
 .PHONY: site check test test-thorough test-compat labs release grade test-grading mutate claims notebooks measure format
 
@@ -47,14 +47,16 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not thorough"
+	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and not thorough"
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
-	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough"; fi
+	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-thorough: $(VENV)/.test  ## what `make test` tries in part: all seeds, wrong answers, architectures, and every page in a browser
-	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m thorough
+	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "thorough and not timed"
+	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and thorough"
 
 # These versions instead of the pins; setuptools is left to PyTorch, which bounds it.
 test-compat: COMPAT = .venv-$(notdir $(or $(PYTHON),python3))-torch-$(TORCH)-triton-$(TRITON)
@@ -80,7 +82,7 @@ grade: $(VENV)/.grading $(if $(CLUSTER),$(VENV)/.cluster)  ## grade a class: LAB
 	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
-test-grading: $(VENV)/.test  ## grade a class of 40 to 160 submissions per lab, right, wrong and hostile, and hold each grade against what it must be [LABS="lab1 lab2"]
+test-grading: $(VENV)/.test  ## grade a class of 25 to 145 submissions per lab, right, wrong and hostile, and hold each grade against what it must be [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
 mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]

@@ -8,7 +8,6 @@ compared here.
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grading import die_with
 from grading.lab import ROOT, Lab, checks_of
 from grading.results import Verdict
 from grading.sandbox import Limits, Sandbox
@@ -79,11 +77,10 @@ def _run_solution(lab: Lab, seed: int, folder: Path, timeout: float) -> None:
     environment = {**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     try:
         # whatever ends the worker ends what it waits for
-        with_us = functools.partial(die_with, os.getpid())
+        program = [*_program(lab.name, lab.solution.parent, seed, made), "--parent", str(os.getpid())]
         ran = subprocess.run(
-            _program(lab.name, lab.solution.parent, seed, made), env=environment, cwd=made, capture_output=True,
-            text=True, timeout=timeout, check=False, preexec_fn=with_us,
-        )  # fmt: skip
+            program, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False
+        )
         if ran.returncode:
             raise SolutionFails(f"{lab.name}: the scenarios end with {ran.returncode}:\n{ran.stderr[-2000:]}")
         _compare(made, made, lab, [exercise.number for exercise in lab.exercises], lab.solution)

@@ -74,12 +74,17 @@ HEAVY = (
 FEW = 4
 
 
+def classic_number(wrong: WrongAnswer) -> str:
+    """What the message must say of the classic wrong answers; empty where it names none of them."""
+    return next(filter(CLASSIC.search, wrong.says), "")
+
+
 @functools.cache
 def _first_of_few_numbers(number: str) -> set[str]:
     """Names of the wrong answers that are the first to be told a classic number, or none: the first few of them."""
     first: dict[str, str] = {}
     for wrong in wrong_answers(lab_of(number), number):
-        first.setdefault(next(filter(CLASSIC.search, wrong.says), ""), str(wrong))
+        first.setdefault(classic_number(wrong), str(wrong))
     return set(list(first.values())[:FEW])
 
 

@@ -1,6 +1,7 @@
 """A class of synthetic submissions to a lab, each with the grade that it must get.
 
-Right answers, partial ones, every seeded wrong answer (at most one an exercise in a submission), and the hostile ones.
+Right answers, partial ones, wrong answers (:data:`MOST` of an exercise, at most one an exercise in a submission), and
+the hostile ones. That each check refuses every wrong answer is shown without the grader, in ``test_exercises.py``.
 Hostile submissions that come to the same in every lab are in the class of one lab only (:data:`GENERAL`).
 """
 
@@ -24,7 +25,7 @@ import hostile.ready_made
 import hostile.tampering
 import hostile.telling_apart  # noqa: F401
 from hostile import ALL, BRIEF, HOSTILE, NEEDS, TARGETS, Hostile, honest, left_open, write
-from lab_answers import answers, edited, wrong_answers
+from lab_answers import answers, classic_number, edited, wrong_answers
 from lab_answers import exercise as exercise_of
 from lab_places import write_lab
 
@@ -36,6 +37,10 @@ FAILED = ("failed", "timed out", "crashed")
 
 GENERAL = 1
 """The lab whose class holds the general hostile submissions: its own are the quickest to grade."""
+
+
+MOST = 12
+"""Wrong answers of an exercise in the class: a lab's longest list makes as many submissions, of 15 seconds each."""
 
 
 @dataclass(frozen=True)
@@ -245,15 +250,20 @@ def _unwritten(lab: Lab, index: int, pack: Sequence[Any]) -> frozenset[str]:
     return frozenset(one.number for one in lab.exercises if one.number not in needed)
 
 
-def in_files(lab: Lab) -> list[WrongAnswer]:
-    """The wrong answers that can be written into a submission: edits of places."""
-    return [wrong for wrong in wrong_answers(lab.name) if wrong.edits]
+def in_class(lab: Lab) -> list[WrongAnswer]:
+    """The wrong answers of the class, edits of places all: the first for each classic number, then others, in order."""
+    chosen = []
+    for exercise in lab.exercises:
+        written = [wrong for wrong in wrong_answers(lab.name, exercise.number) if wrong.edits]
+        first = {number: wrong for wrong in reversed(written) if (number := classic_number(wrong))}
+        chosen += sorted(written, key=lambda wrong: wrong not in first.values())[:MOST]
+    return chosen
 
 
 def _packs(lab: Lab) -> list[list[Any]]:
     """The wrong answers, at most one an exercise in a pack, and none that edits what another one in it edits."""
     packs: list[list[Any]] = []
-    for answer in in_files(lab):
+    for answer in in_class(lab):
         touched = _touched(answer)
         for pack in packs:
             if all(touched.isdisjoint(_touched(other)) for other in pack):

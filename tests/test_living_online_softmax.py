@@ -114,6 +114,7 @@ def test_a_keyboard_steps_drags_and_shows_the_bug(living_tab: LivingTab):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_score_follows_the_pointer_60_times_a_second(living_tab: LivingTab, record_property):
     page = living_tab.open(NAME)
     page.locator("#mlf-online_softmax-scores").fill(", ".join(str(k % 7) for k in range(32)))
@@ -122,7 +123,7 @@ def test_a_score_follows_the_pointer_60_times_a_second(living_tab: LivingTab, re
     before, frame = knob.get_attribute("aria-valuenow"), living_tab.frame(knob)
     assert knob.get_attribute("aria-valuenow") != before
     record_property("milliseconds_a_frame", frame)
-    assert frame < 1000 / 60
+    assert frame < living_tab.budget()
     living_tab.check()
 
 

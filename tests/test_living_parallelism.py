@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import statistics
 from typing import Any
 
 import pytest
@@ -259,47 +260,53 @@ def test_the_micro_batches_slide_in_multiples_of_the_stages_where_they_must(livi
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize("mode", thorough_but(MODES, "data"))
 def test_the_moment_follows_the_pointer_60_times_a_second(living_tab: LivingTab, mode: str, record_property):
     page = living_tab.open(NAME, mode=mode, ranks=8, micro=32, stages=8, step=0)
     page.set_viewport_size({"width": 1000, "height": 900})
     knob, said = page.get_by_role("slider", name="moment that is shown"), page.locator(".mlf-reading")
     before, box = said.inner_text(), knob.locator("circle").first.bounding_box()
-    frame = living_tab.dragged(knob, 300, 0)
+    frame = living_tab.frame(knob, 300, 0)
     record_property("milliseconds_a_frame", frame)
-    assert frame < 1000 / 60
+    assert frame < living_tab.budget()
     assert said.inner_text() != before
     assert abs(knob.locator("circle").first.bounding_box()["x"] - box["x"] - 300) < 40
     living_tab.check()
 
 
+#: Milliseconds of each of ``count`` moves of a slider: the script, which draws at once, and the layout that it makes
+#: necessary.
 SLID = """async ([name, count]) => {
   const range = [...document.querySelectorAll("input[type=range]")].find((each) => each.ariaLabel === name);
+  const taken = [];
   for (let k = 0; k < count; k += 1) {
+    const [before, begin] = [document.querySelector(".mlf-plot svg"), performance.now()];
     range.value = 1 + (k % 14);
     range.dispatchEvent(new Event("input", { bubbles: true }));
+    document.body.offsetHeight;
+    if (document.querySelector(".mlf-plot svg") !== before) taken.push(performance.now() - begin);
     await new Promise(requestAnimationFrame);
   }
+  return taken;
 }"""
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("mode", "slider"),
     [("ring", "Ranks N"), ("data", "Ranks N"), ("data", "Buckets"), ("pipeline", "Stages p"),
      ("pipeline", "Micro-batches m")],
 )  # fmt: skip
 def test_a_slider_draws_60_times_a_second(living_tab: LivingTab, mode: str, slider: str, record_property):
-    page, count = living_tab.open(NAME, mode=mode), 14
+    page = living_tab.open(NAME, mode=mode)
     page.wait_for_timeout(200)
-    takes = []
-    for _ in range(5):  # what else runs on the machine only adds
-        begin = living_tab.thread_seconds()
-        page.evaluate(SLID, [f"{slider}, slider", count])
-        takes.append(living_tab.thread_seconds() - begin)
-    frame = 1e3 * min(takes) / count
+    taken = page.evaluate(SLID, [f"{slider}, slider", 28])
+    assert len(taken) == 28
+    frame = statistics.median(taken)
     record_property("milliseconds_a_frame", frame)
-    assert frame < 1000 / 60
+    assert frame < living_tab.budget()
     living_tab.check()
 
 

@@ -10,7 +10,7 @@ rows stands above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
@@ -192,9 +192,9 @@ def _grid(values: Sequence[Any], caption: str) -> str:
 
 def _table(items: Sequence[_Item], caption: str, rows: int) -> str:
     _join_where_keys_differ(items)
-    own_same, own = _apart([item.own for item in items])
-    named_same, named = _apart([entry for item in items for entry in item.named.values()])
     by = next((item.by for item in items if item.by), ())
+    own_same, own = _apart([item.own for item in items])
+    named_same, named = _apart([entry for item in items for entry in item.named.values()], by[:1])
     over, shown = (own, named) if by else _shared(items, own)
     wide = " wide" if len(shown) + bool(by) > MOST_COLUMNS else ""
     if wide and len(items) <= FEW_ROWS and not by:
@@ -257,13 +257,13 @@ def _turned(items: Sequence[_Item], columns: Sequence[Column]) -> str:
     return "".join(lines)
 
 
-def _apart(entries: Sequence[Mapping[Path, Any]]) -> tuple[str, list[Column]]:
+def _apart(entries: Sequence[Mapping[Path, Any]], said: Collection[str] = ()) -> tuple[str, list[Column]]:
     """What the rows have in common, as a line of text, and the columns in which they differ."""
     columns = _columns(entries)
     same = [c for c in columns if len(entries) > 1 and not c.spread and _in_common(c.path, entries)]
     if not same or len(same) == len(columns):
         return "", columns
-    listed = "; ".join(_words(c, entries[0]) for c in same)
+    listed = "; ".join(_words(c, entries[0], said) for c in same)
     line = f'<p class="in-common">In all {number(len(entries))} rows: {listed}.</p>'
     return line, [c for c in columns if c not in same]
 
@@ -283,10 +283,15 @@ def _columns(entries: Sequence[Mapping[Path, Any]]) -> list[Column]:
 
 def _head(columns: Sequence[Column], by: tuple[str, ...]) -> str:
     outer = {c.path[0] for c in columns}
-    said = outer if by and len(outer) == 1 else {*by[:1]}  # the first column's head says it
+    said = outer if by and len(outer) == 1 else by[:1]
     cells = [(label(by[0]), "")] if by else []
-    cells += [(path_label(c.path[1:] if c.path[0] in said else c.path), c.unit) for c in columns]
+    cells += [(_name(c, said), c.unit) for c in columns]
     return "<tr>" + "".join(f'<th scope="col">{_header(name, unit)}</th>' for name, unit in cells) + "</tr>"
+
+
+def _name(column: Column, said: Collection[str]) -> str:
+    """A column's name without an outermost part that is among ``said``, as the head of the first column is."""
+    return path_label(column.path[1:] if column.path[0] in said else column.path)
 
 
 def _header(name: str, unit: str) -> str:
@@ -309,14 +314,12 @@ def _body(items: Sequence[_Item], over: Sequence[Column], columns: Sequence[Colu
     return "".join(bodies)
 
 
-def _words(column: Column, entry: Mapping[Path, Any]) -> str:
+def _words(column: Column, entry: Mapping[Path, Any], said: Collection[str] = ()) -> str:
     """A figure with its name and its unit, as it stands in a line of text."""
     unit = f" {column.unit}" if column.unit else ""
     ends = [column.cell(entry[end]) for end in column.spread if end in entry]
     small = f" <small>{escape(' to '.join(ends))}</small>" if ends else ""
-    outer, *inner = column.path
-    name = path_label(tuple(inner) if outer == "timed" and inner else column.path)  # the first column's head says it
-    return f"{escape(name)} <b>{escape(column.cell(entry[column.path]) + unit)}</b>{small}"
+    return f"{escape(_name(column, said))} <b>{escape(column.cell(entry[column.path]) + unit)}</b>{small}"
 
 
 def _cell(column: Column, entry: Mapping[Path, Any]) -> str:
