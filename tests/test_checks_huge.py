@@ -42,6 +42,29 @@ def test_a_row_in_32_bits_overflows_in_the_output_and_one_in_64_does_not():
     assert overflow(copy_rows(wide=True), lambda: (tall(shape),)) is None
 
 
+@triton.jit
+def copy_blocks_kernel(x_ptr, out_ptr, columns, AXIS: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.program_id(AXIS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + column, tl.load(x_ptr + column, mask=column < columns), mask=column < columns)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_grid_that_no_gpu_launches_is_told_of(axis):
+    def student(x):
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        grid = [1, 1]
+        grid[axis] = triton.cdiv(x.numel(), 1024)
+        copy_blocks_kernel[tuple(grid)](x, out, x.numel(), AXIS=axis, BLOCK=1024)
+        return out
+
+    found = overflow(student, lambda: (torch.empty(2**31 + 5, dtype=torch.float16),))
+    if axis == 0:
+        assert found is None
+    else:
+        assert found.headline == "a grid of 1 x 2,097,153 x 1 programs, which no GPU launches"
+        assert "at most 65,535 programs" in found.cause
+
+
 def tall(shape):
     """Rows that all lie in the same memory."""
     return torch.ones(1, shape[1], dtype=torch.float16).expand(shape)

@@ -17,6 +17,8 @@ from utils.checks.traffic import OVERFLOW
 
 #: What the last programs may take: few do not share out the work, and each of them walks through many rows.
 SECONDS = 15.0
+#: Programs along axes 1 and 2 of a grid that a GPU launches at most (CUDA C++ Programming Guide, compute capabilities).
+GRID = 65_535
 
 
 def everywhere(number: float, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -29,7 +31,8 @@ def overflow(
 ) -> Problem | None:
     """What goes wrong in the last programs of a function's launches on tensors that are huge; None where nothing does.
 
-    Also None where this machine does not have the addresses.
+    Grids are seen too: the interpreter runs those that no GPU launches. Also None where this machine does not have the
+    addresses.
 
     Raises:
         TimeIsUp: the last programs take longer than ``seconds``.
@@ -46,12 +49,25 @@ def overflow(
             raise
         return None
     found = profile.out_of_bounds
-    if not found:
-        return None
     shapes = ", ".join(str(tuple(value.shape)) for value in args if isinstance(value, torch.Tensor))
+    if not found:
+        return _too_many([launch.grid for launch in profile.launches], shapes)
     times = sum(finding.count for finding in found)
     return Problem(
         f"{times:,} out-of-bounds access{'es' if times > 1 else ''} in tensors of more than 2^31 elements",
         OVERFLOW,
         (*(str(finding) for finding in found[:3]), f"the inputs' shapes: {shapes}; the last program alone was run"),
+    )
+
+
+def _too_many(grids: Sequence[tuple[int, int, int]], shapes: str) -> Problem | None:
+    """That a GPU refuses the first of the grids that has too many programs along axis 1 or 2; None where none has."""
+    grid = next((grid for grid in grids if max(grid[1:]) > GRID), None)
+    if grid is None:
+        return None
+    return Problem(
+        f"a grid of {' x '.join(f'{n:,}' for n in grid)} programs, which no GPU launches",
+        f"along axes 1 and 2 a grid has at most {GRID:,} programs, along axis 0 up to 2^31 - 1: put on axis 0 what can "
+        "be large, or give each program a loop",
+        (f"the inputs' shapes: {shapes}",),
     )

@@ -24,24 +24,27 @@ also_right("powers of two, Horner's way", {
         FORMULA: "y = x / (1.0 + tl.exp2(-2.8853900817779268 * u))",
     },
 })  # fmt: skip
-also_right("a grid of rows and blocks", {
+also_right("two blocks in each program", {
     KERNEL: """
-        row = tl.program_id(0).to(tl.int64)
-        column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        pairs = tl.cdiv(columns, 2 * BLOCK)
+        row = tl.program_id(0).to(tl.int64) // pairs
+        first = tl.program_id(0).to(tl.int64) % pairs * 2 * BLOCK
         start = x_ptr + row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        x = tl.load(start + column * stride_col, mask=column < columns, other=0).to(tl.float32)
-        cube = x * x * x
-        inner = tl.clamp(2 * 0.7978845608028654 * (x + 0.044715 * cube), -80.0, 80.0)
-        gate = 1 / (1 + tl.exp(-inner))
-        gate = tl.where(x != x, x, gate)
-        tl.store(out_ptr + row * columns + column, x * gate, mask=column < columns)
+        for half in tl.static_range(2):
+            column = first + half * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(start + column * stride_col, mask=column < columns, other=0).to(tl.float32)
+            cube = x * x * x
+            inner = tl.clamp(2 * 0.7978845608028654 * (x + 0.044715 * cube), -80.0, 80.0)
+            gate = 1 / (1 + tl.exp(-inner))
+            gate = tl.where(x != x, x, gate)
+            tl.store(out_ptr + row * columns + column, x * gate, mask=column < columns)
     """,
     LAUNCH: """
         def grid(meta):
-            return rows.count, triton.cdiv(rows.columns, meta["BLOCK"])
+            return (rows.count * triton.cdiv(rows.columns, 2 * meta["BLOCK"]),)
 
         arguments = (x, out, rows.columns) + rows.layout_args
-        gelu_kernel[grid](*arguments, BLOCK=128, INT64=True)
+        gelu_kernel[grid](*arguments, BLOCK=512, INT64=True)
         return out
     """,
 })  # fmt: skip
@@ -49,8 +52,9 @@ also_right("a loop in the program", {
     KERNEL: """
         row = tl.program_id(0).to(tl.int64)
         base = row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-        for begin in range(0, columns, BLOCK):
-            lanes = begin + tl.arange(0, BLOCK)
+        first = tl.program_id(1).to(tl.int64) * BLOCK
+        for begin in range(first, columns, tl.num_programs(1) * BLOCK):
+            lanes = begin + tl.arange(0, BLOCK).to(tl.int64)
             x = tl.load(x_ptr + base + col_offset(lanes, stride_col, INT64), mask=lanes < columns, other=0.0)
             x = x.to(tl.float32)
             u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -58,7 +62,8 @@ also_right("a loop in the program", {
             tl.store(out_ptr + row * columns + lanes, y.to(out_ptr.dtype.element_ty), mask=lanes < columns)
     """,
     LAUNCH: """
-        gelu_kernel[(rows.count,)](x, out, rows.columns, *rows.layout_args, BLOCK=256, INT64=rows.needs_int64)
+        grid = (rows.count, min(triton.cdiv(rows.columns, 1024), 16384))
+        gelu_kernel[grid](x, out, rows.columns, *rows.layout_args, BLOCK=1024, INT64=rows.needs_int64)
         return out
     """,
 })  # fmt: skip
@@ -262,7 +267,7 @@ also_right("while loops", {
     """,
     LONG_LAUNCH: """
         kernel = softmax_long_kernel[lambda meta: (rows.count, 1)]
-        kernel(x, out, rows.columns, *rows.layout_args, BLOCK=512, INT64=rows.needs_int64, num_warps=4)
+        kernel(x, out, rows.columns, *rows.layout_args, BLOCK=4096, INT64=rows.needs_int64, num_warps=8)
         return out
     """,
 })  # fmt: skip
@@ -281,7 +286,7 @@ also_right("products added by hand", {
     TILED: {'total = tl.dot(a, b, total, input_precision="ieee")': 'total += tl.dot(a, b, input_precision="ieee")'},
     TILED_LAUNCH: """
         strides = (*a.stride(), *b.stride(), c.stride(0))
-        constants = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": group, "INT64": wide}
+        constants = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": group, "INT64": wide}
         tiled_matmul_kernel[lambda m: (triton.cdiv(M, m["BLOCK_M"]) * triton.cdiv(N, m["BLOCK_N"]),)](
             a, b, c, M, N, K, *strides, **constants
         )
@@ -359,8 +364,7 @@ also_right("a transposed product", {
     ORDER: {"rows = min(tiles_m - first, GROUP_M)": "rows = min(GROUP_M, tiles_m - first)"},
     TILE: """
         transposed = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        start = 0
-        while start < K:
+        for start in range(0, K, BLOCK_K):
             if A_COL_MAJOR:
                 a = a_desc.load([start, row])
             else:
@@ -370,7 +374,6 @@ also_right("a transposed product", {
             else:
                 b = b_desc.load([start, column]).T
             transposed = tl.dot(b, a, transposed, input_precision="ieee")
-            start += BLOCK_K
         total = transposed.T
     """,
 })  # fmt: skip

@@ -48,6 +48,21 @@ wrong(
 wrong(GELU_LAUNCH, "one row of blocks", "look at how many programs there are", edits={"rows.count * ": ""})
 wrong(
     GELU,
+    "blocks on axis one",
+    "programs, which no GPU launches",
+    "at most 65,535 programs",
+    edits={
+        "row = pid // blocks_per_row": "row = pid",
+        "start = pid % blocks_per_row * BLOCK": "start = tl.program_id(1).to(tl.int64) * BLOCK",
+    },
+    also={
+        GELU_LAUNCH: {
+            "(rows.count * triton.cdiv(rows.columns, tile.block),)": "rows.count, triton.cdiv(rows.columns, tile.block)"
+        }
+    },
+)
+wrong(
+    GELU,
     "no step",
     "x_ptr has a stride of its own",
     edits={"col_offset(start + lanes, stride_col, INT64)": "start + lanes"},
