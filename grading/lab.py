@@ -72,8 +72,8 @@ def checks_of(lab: Lab) -> dict[str, Path]:
 
 
 def lab_names(root: Path = ROOT) -> list[str]:
-    """The labs of the course in ``root``, in order."""
-    return sorted(folder.name for folder in _sources(root).glob("lab*_*") if folder.is_dir())
+    """The labs of the course in ``root``, in order: the packages with a notebook."""
+    return sorted(path.stem for path in _sources(root).glob("lab*_*/lab*_*.ipynb") if path.stem == path.parent.name)
 
 
 def _sources(root: Path) -> Path:

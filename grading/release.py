@@ -40,12 +40,14 @@ def _digest(content: bytes) -> str:
 def generate(solutions: Path) -> dict[str, bytes]:
     """What ``labs/`` must hold: the content of each file by its path relative to ``labs/``, manifest included.
 
+    A package without a notebook, such as ``capstone_hopper``, is no lab.
+
     Raises:
         StripError: a source whose markers do not pair up.
         ValueError: a file outside modules and notebooks that holds a marker of either.
     """
     wanted: dict[str, bytes] = {}
-    for lab in sorted(path for path in solutions.glob("lab*") if path.is_dir()):
+    for lab in sorted(path.parent for path in solutions.glob("lab*/lab*.ipynb") if path.stem == path.parent.name):
         wanted |= {f"{lab.name}/{name}": content for name, content in generate_lab(lab).items()}
     digests = {name: _digest(content) for name, content in wanted.items()}
     wanted[MANIFEST] = (json.dumps(digests, indent=1, sort_keys=True) + "\n").encode()

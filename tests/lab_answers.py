@@ -15,11 +15,12 @@ import pytest
 from lab_notebook import LabNotebook
 from lab_places import ROOT, lab_with
 
+from grading.lab import lab_names
 from grading.strip import places
 from utils.checks.answers import Answers, EditedAnswer, WrongAnswer, answers_of
 from utils.checks.core import Exercise, exercises_of
 
-LABS = sorted(path.name for path in (ROOT / "solutions").glob("lab*_*"))
+LABS = lab_names()
 CLASSIC = re.compile(r'"classic wrong answers" \d+')
 _numbers = itertools.count()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grading.lab import lab_names
 from grading.release import ROOT, differences, generate, main
 from grading.strip import BEGIN, END
 
@@ -103,6 +104,13 @@ def test_a_marker_in_a_file_that_is_not_stripped_is_refused(course, what):
 
 
 @pytest.mark.slow
+def test_a_package_without_a_notebook_is_no_lab(course):
+    (course / "solutions" / "lab8_y").mkdir()
+    (course / "solutions" / "lab8_y" / "f.py").write_text("y = 1\n")
+    assert {name.split("/")[0] for name in generate(course / "solutions")} == {"lab9_x", "manifest.json"}
+    assert lab_names(course) == ["lab9_x"]
+
+
 def test_the_command_line_reports_the_state_of_the_real_labs():
     ran = subprocess.run(
         [sys.executable, "-m", "grading.release", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -115,7 +123,7 @@ def solution_lines() -> dict[str, list[str]]:
     """The telling lines in the solutions of each module: more than a bracket, and not also given, in whatever lab."""
     found: dict[str, list[str]] = {}
     given: set[str] = set()
-    for lab in sorted((ROOT / "solutions").glob("lab*")):
+    for lab in sorted(notebook.parent for notebook in (ROOT / "solutions").glob("lab*/lab*.ipynb")):
         for path in (path for path in sorted(lab.rglob("*.py")) if path.parent.name != "answers"):
             inside, lines = False, []
             for line in path.read_text().splitlines():

@@ -16,7 +16,7 @@ FILE = "_generated/facts.html"
 
 def wrong_answers() -> int:
     """Wrong answers, over all labs, each of which a test holds against the diagnosis that it must get."""
-    labs = [folder.name for folder in (ROOT / "solutions").glob("lab*_*")]
+    labs = [notebook.stem for notebook in (ROOT / "solutions").glob("lab*/lab*.ipynb")]
     return sum(len(answers_of(f"solutions.{lab}.answers").wrong_answers) for lab in labs)
 
 

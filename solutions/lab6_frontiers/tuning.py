@@ -1,0 +1,67 @@
+"""Every number that tunes a kernel of this lab, in one place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from utils import runtime
+
+
+class MatmulTile(NamedTuple):
+    """Sides of a tile, rows of tiles in a group, warps, and stages of software pipelining.
+
+    ``halves``: whether the columns of a tile are taken in two halves, on the way out (row scales) or as two products
+    (blocks). ``flatten``: whether the loops over tiles and along K are one. ``per_sm``: programs of an SM.
+    """
+
+    m: int
+    n: int
+    k: int
+    group: int
+    warps: int
+    stages: int
+    halves: bool = False
+    flatten: bool = True
+    per_sm: int = 1
+
+
+def power_of_two(n: int) -> int:
+    """Smallest power of two that is at least ``n`` and at least 1."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a GPU; None in the interpreter."""
+    return None if runtime.INTERPRET else torch.cuda.get_device_capability(device)
+
+
+def scaled_matmul(described: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of the product whose scales are outside of the sum; ``described``: operands come through descriptors."""
+    if runtime.INTERPRET:
+        return MatmulTile(32, 32, 32, 2, 4, 1)
+    if not described:  # a byte at a time where rows are not aligned
+        return MatmulTile(128, 128, 64, 8, 8, 3)
+    return MatmulTile(128, 256, 128, 8, 8, 4, halves=True)
+
+
+def block_scaled_matmul(described: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of the product with a scale for each 128 of K, which is the step along K."""
+    if runtime.INTERPRET:
+        return MatmulTile(32, 32, 128, 2, 4, 1)
+    return MatmulTile(128, 128, 128, 8, 8, 3, per_sm=2, flatten=False)
+
+
+def row_tile(columns: int) -> tuple[int, int, int]:
+    """Rows and columns of a tile of whole rows, and its warps: each thread holds 16 elements, or 32 of long rows."""
+    block = max(128, power_of_two(columns))
+    rows = max(1, runtime.pick(cpu=1024, gpu=4096) // block)
+    return rows, block, min(32, max(1, rows * block // 512))
+
+
+def column_tile(columns: int) -> tuple[int, int, int]:
+    """Rows and columns of a tile of blocks, and its warps: as :func:`row_tile`, of parts of rows."""
+    block = min(runtime.pick(cpu=256, gpu=1024), max(128, power_of_two(columns)))
+    rows = runtime.pick(cpu=1024, gpu=4096) // block
+    return rows, block, rows * block // 512
