@@ -113,7 +113,7 @@ def test_a_product_loads_a_band_for_each_tile_and_stores_its_result_once(kinds, 
 def test_a_product_in_blocks_loads_a_scale_for_each_row_or_tile_and_block(kind):
     M, N, K = 70, 150, 384
     a, b = SCALED["block"](matrix(M, K)), SCALED[kind](matrix(N, K, 1))
-    tile = tuning.block_scaled_matmul(True)
+    tile = tuning.block_scaled_matmul(kind == "square")
     with profile_kernel(check_races=True) as profile:
         scaled_matmul(a, b, torch.float32)
     assert not profile.findings, profile.report()

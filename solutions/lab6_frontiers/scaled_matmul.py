@@ -65,53 +65,54 @@ def scaled_matmul_kernel(
 
 
 @triton.jit
-def block_scales(scale_ptr, row, block, rows, strides, BLOCK_ROWS: tl.constexpr, SQUARE: tl.constexpr):
-    """The scales of a tile's rows in one block of K: (BLOCK_ROWS,), or (1,) where all its rows share one."""
-    if SQUARE:
-        r = row // 128 + tl.arange(0, 1)
-        scales = tl.load(scale_ptr + r.to(tl.int64) * strides[0] + block * strides[1])
-    else:
-        r = row + tl.arange(0, BLOCK_ROWS)
-        scales = tl.load(scale_ptr + r.to(tl.int64) * strides[0] + block * strides[1], mask=r < rows, other=0.0)
-    return scales
+def row_scales(scale_ptr, row, block, rows, strides, BLOCK_ROWS: tl.constexpr):
+    """(BLOCK_ROWS,) scales of a tile's rows in one block of K."""
+    r = row + tl.arange(0, BLOCK_ROWS)
+    return tl.load(scale_ptr + r.to(tl.int64) * strides[0] + block * strides[1], mask=r < rows, other=0.0)
 
 
 @triton.jit
 def block_scaled_matmul_kernel(
     a, b, c, a_scale_ptr, b_scale_ptr, M, N, K, stride_a, stride_b, strides_as, strides_bs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    DESCRIBED: tl.constexpr, C_DESCRIBED: tl.constexpr, HALVES: tl.constexpr, FLATTEN: tl.constexpr,
+    DESCRIBED: tl.constexpr, C_DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr, FLATTEN: tl.constexpr,
     DTYPE: tl.constexpr, SQUARE: tl.constexpr,
 ):  # fmt: skip
-    """One program: every ``num_programs``-th tile of c, its columns in two halves if they are so many.
+    """One program: every ``num_programs``-th tile of c; ``SQUARE``: b has a scale for 128 of its rows.
 
     Hopper's tensor cores add 8-bit products with some 14 bits of a sum, whatever the accumulator's dtype (DeepSeek-V3
     technical report, 2024, section 3.3.2). So no sum there is longer than the 128 products that share a scale, and the
-    sums are added in float32, which the scales between them ask for anyway.
+    sums are added in float32, which the scales between them ask for anyway. With ``OVERLAP`` the sum of a block is
+    scaled and added while the tensor cores work on the next.
     """
-    PART: tl.constexpr = BLOCK_N // 2 if HALVES else BLOCK_N
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M
         column = tile_n * BLOCK_N
-        total = tl.zeros((BLOCK_M, PART), dtype=tl.float32)
-        right = tl.zeros((BLOCK_M, PART), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        waiting = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # the sum of the block before
+        waiting_scale = tl.zeros((BLOCK_M,), dtype=tl.float32)
         for block in range(0, K // BLOCK_K):
             start = block * BLOCK_K
-            a_scale = block_scales(a_scale_ptr, row, block, M, strides_as, BLOCK_M, False)[:, None]
-            b_scale = block_scales(b_scale_ptr, column, block, N, strides_bs, PART, SQUARE)[None, :]
+            scale = row_scales(a_scale_ptr, row, block, M, strides_as, BLOCK_M)
+            if SQUARE:
+                scale *= tl.load(b_scale_ptr + column // BLOCK_K * strides_bs[0] + block * strides_bs[1])
             a_tile = load_tile(a, row, start, M, K, stride_a, BLOCK_M, BLOCK_K, DESCRIBED)  # (BLOCK_M, BLOCK_K)
-            b_tile = load_tile(b, column, start, N, K, stride_b, PART, BLOCK_K, DESCRIBED)  # (PART, BLOCK_K)
-            total += tl.dot(a_tile, b_tile.T) * (a_scale * b_scale)
-            if HALVES:
-                b_scale = block_scales(b_scale_ptr, column + PART, block, N, strides_bs, PART, SQUARE)[None, :]
-                b_tile = load_tile(b, column + PART, start, N, K, stride_b, PART, BLOCK_K, DESCRIBED)
-                right += tl.dot(a_tile, b_tile.T) * (a_scale * b_scale)
-        store_tile(c, total, row, column, M, N, BLOCK_M, PART, C_DESCRIBED, DTYPE)
-        if HALVES:
-            store_tile(c, right, row, column + PART, M, N, BLOCK_M, PART, C_DESCRIBED, DTYPE)
+            b_tile = load_tile(b, column, start, N, K, stride_b, BLOCK_N, BLOCK_K, DESCRIBED)  # (BLOCK_N, BLOCK_K)
+            partial = tl.dot(a_tile, b_tile.T)
+            if not SQUARE:
+                partial *= row_scales(b_scale_ptr, column, block, N, strides_bs, BLOCK_N)[None, :]
+            if OVERLAP:
+                total += waiting * waiting_scale[:, None]
+                waiting = partial
+                waiting_scale = scale
+            else:
+                total += partial * scale[:, None]
+        if OVERLAP:
+            total += waiting * waiting_scale[:, None]
+        store_tile(c, total, row, column, M, N, BLOCK_M, BLOCK_N, C_DESCRIBED, DTYPE)
 
 
 def scaled_matmul(a: Quantized, b: Quantized, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -200,15 +201,14 @@ def _block_scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dty
     (M, K), N = a.shape, len(b.values)
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
     described, c_described = describable(a) and describable(b.values), describable(c)
-    tile = tuning.block_scaled_matmul(described, tuning.capability_of(a.device))
-    columns = tile.n // 2 if tile.halves else tile.n
+    tile = tuning.block_scaled_matmul(isinstance(b, SquareBlocks), tuning.capability_of(a.device))
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     block_scaled_matmul_kernel[(min(tiles, tile.per_sm * programs(a.device)),)](
-        operand(a, described, (tile.m, BLOCK)), operand(b.values, described, (columns, BLOCK)),
-        operand(c, c_described, (tile.m, columns)), a_scales, b.scales, M, N, K, a.stride(0), b.values.stride(0),
+        operand(a, described, (tile.m, BLOCK)), operand(b.values, described, (tile.n, BLOCK)),
+        operand(c, c_described, (tile.m, tile.n)), a_scales, b.scales, M, N, K, a.stride(0), b.values.stride(0),
         a_scales.stride(), b.scales.stride(),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=BLOCK, GROUP_M=tile.group, DESCRIBED=described,
-        C_DESCRIBED=c_described, HALVES=tile.halves, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[out_dtype],
+        C_DESCRIBED=c_described, OVERLAP=tile.overlap, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[out_dtype],
         SQUARE=isinstance(b, SquareBlocks), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return c

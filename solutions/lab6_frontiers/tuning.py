@@ -12,8 +12,8 @@ from utils import runtime
 class MatmulTile(NamedTuple):
     """Sides of a tile, rows of tiles in a group, warps, and stages of software pipelining.
 
-    ``halves``: whether the columns of a tile are taken in two halves, on the way out (row scales) or as two products
-    (blocks). ``flatten``: whether the loops over tiles and along K are one. ``per_sm``: programs of an SM.
+    ``halves``: whether a tile is stored in two halves. ``overlap``: whether the sum of a block is scaled while the
+    next is multiplied. ``flatten``: whether the loops over tiles and along K are one. ``per_sm``: programs of an SM.
     """
 
     m: int
@@ -23,6 +23,7 @@ class MatmulTile(NamedTuple):
     warps: int
     stages: int
     halves: bool = False
+    overlap: bool = False
     flatten: bool = True
     per_sm: int = 1
 
@@ -46,11 +47,11 @@ def scaled_matmul(described: bool, capability: tuple[int, int] | None = None) ->
     return MatmulTile(128, 256, 128, 8, 8, 4, halves=True)
 
 
-def block_scaled_matmul(described: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
-    """Tile of the product with a scale for each 128 of K, which is the step along K."""
+def block_scaled_matmul(square: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of the product with a scale for each 128 of K, which is the step along K; ``square``: of b, too."""
     if runtime.INTERPRET:
-        return MatmulTile(32, 32, 128, 2, 4, 1)
-    return MatmulTile(128, 128, 128, 8, 8, 3, per_sm=2, flatten=False)
+        return MatmulTile(32, 32, 128, 2, 4, 1, overlap=square)
+    return MatmulTile(128, 128, 128, 8, 8, 4, overlap=square, flatten=False)
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
