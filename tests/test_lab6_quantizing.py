@@ -154,7 +154,7 @@ def test_what_cannot_be_quantised_is_refused_by_name():
         (lambda: quantize_rows(3), TypeError, "x must be a torch.Tensor, got int"),
         (lambda: quantize_rows(x[:0]), ValueError, r"x must hold at least one number, got shape \(0, 256\)"),
         (lambda: quantize_rows(x, "e2m1"), ValueError, "format must be one of e4m3, e5m2, int8, got 'e2m1'"),
-        (lambda: quantize_rows(x[:, :1].expand(4, 40_000)), ValueError, "at most 32,768 columns, got 40,000"),
+        (lambda: quantize_rows(x[:, :1].expand(4, 40_000)), ValueError, "at most 16,384 columns, got 40,000"),
         (lambda: quantize_blocks(x[:, :100]), ValueError, "block must divide the last axis, got block=128 for 100"),
         (lambda: quantize_blocks(x, 64), ValueError, "block must be 128, got 64"),
         (lambda: quantize_blocks(x[None], square=True), ValueError, r"x must have shape \(N, K\) for square blocks"),

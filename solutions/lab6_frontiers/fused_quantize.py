@@ -33,7 +33,7 @@ def rms_norm_quantized_kernel(
     x = narrow.to(tl.float32)
     rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / columns + eps)
     y = (x * rstd[:, None] * weight[None, :]).to(narrow.dtype).to(tl.float32)
-    store_codes(y, codes_ptr, scales_ptr, row, column, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
+    store_codes(y, codes_ptr, scales_ptr, row, 0, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
 
 
 @triton.jit
@@ -43,7 +43,8 @@ def swiglu_quantized_kernel(
 ):  # fmt: skip
     """One program: ``ROWS`` rows of ``BLOCK`` gates and what they let through, rounded to their dtype, quantised."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    column = first + tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
     gate_ptrs = x_ptr + row[:, None] * stride_row + column[None, :]
     narrow = tl.load(gate_ptrs, mask=inside, other=0.0)  # (ROWS, BLOCK)
@@ -51,7 +52,7 @@ def swiglu_quantized_kernel(
     gate = narrow.to(tl.float32)
     silu = (gate / (1 + tl.exp(-gate))).to(narrow.dtype).to(tl.float32)
     y = (silu * up).to(narrow.dtype).to(tl.float32)
-    store_codes(y, codes_ptr, scales_ptr, row, column, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
+    store_codes(y, codes_ptr, scales_ptr, row, first, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:

@@ -23,26 +23,29 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 #: Columns of the longest row that a program holds on chip.
-LONGEST_ROW = 32768
+LONGEST_ROW = 16384
 
 
 @triton.jit
 def store_codes(
-    y, codes_ptr, scales_ptr, row, column, num_rows, columns, stride_sr, stride_sb, LARGEST: tl.constexpr,
+    y, codes_ptr, scales_ptr, row, first, num_rows, columns, stride_sr, stride_sb, LARGEST: tl.constexpr,
     GROUPS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile y (ROWS, BLOCK), zeros outside: a scale for each of the ``GROUPS`` equal parts of its rows."""
+    """Quantise a tile y (ROWS, BLOCK) of the rows ``row`` from the column ``first`` on; it is 0 outside of the tensor.
+
+    Each of the ``GROUPS`` equal parts of a row gets a scale of its own.
+    """
     ROWS: tl.constexpr = y.shape[0]
     SIZE: tl.constexpr = y.shape[1] // GROUPS
     groups = tl.reshape(y, (ROWS, GROUPS, SIZE))
     amax = tl.max(tl.abs(groups), axis=2)  # (ROWS, GROUPS)
     codes, scales = scaled_codes(groups, amax[:, :, None], LARGEST, DTYPE)
+    column = first + tl.arange(0, y.shape[1])
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
     tl.store(codes_ptr + row[:, None] * columns + column[None, :], tl.reshape(codes, y.shape), mask=inside)
-    first = tl.min(column, axis=0)
-    group = tl.arange(0, GROUPS)
-    inside = (row[:, None] < num_rows) & (first + group[None, :] * SIZE < columns)
-    scales_ptrs = scales_ptr + row[:, None] * stride_sr + (first // SIZE + group[None, :]).to(tl.int64) * stride_sb
+    group = tl.arange(0, GROUPS).to(tl.int64) + first // SIZE
+    inside = (row[:, None] < num_rows) & (group[None, :] * SIZE < columns)
+    scales_ptrs = scales_ptr + row[:, None] * stride_sr + group[None, :] * stride_sb
     tl.store(scales_ptrs, tl.reshape(scales, (ROWS, GROUPS)), mask=inside)
 
 
@@ -53,11 +56,12 @@ def quantize_kernel(
 ):  # fmt: skip
     """One program: ``ROWS`` rows of ``BLOCK`` columns, which are whole rows (GROUPS 1) or whole blocks of them."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    column = first + tl.arange(0, BLOCK)
     inside = (row[:, None] < num_rows) & (column[None, :] < columns)
     x_ptrs = x_ptr + row[:, None] * stride_row + column[None, :].to(tl.int64) * stride_col
     x = tl.load(x_ptrs, mask=inside, other=0.0).to(tl.float32)  # (ROWS, BLOCK)
-    store_codes(x, codes_ptr, scales_ptr, row, column, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
+    store_codes(x, codes_ptr, scales_ptr, row, first, num_rows, columns, stride_sr, stride_sb, LARGEST, GROUPS, DTYPE)
 
 
 @triton.jit
