@@ -182,7 +182,7 @@ def _scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: to
     (M, K), N = a.shape, len(b.values)
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
     described, c_described = describable(a) and describable(b.values), describable(c)
-    tile = tuning.scaled_matmul(described, tuning.capability_of(a.device))
+    tile = tuning.scaled_matmul(described, out_dtype, tuning.capability_of(a.device))
     out_columns = tile.n // 2 if tile.halves else tile.n
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     scaled_matmul_kernel[(min(tiles, tile.per_sm * programs(a.device)),)](

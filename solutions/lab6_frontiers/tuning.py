@@ -38,20 +38,35 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
     return None if runtime.INTERPRET else torch.cuda.get_device_capability(device)
 
 
-def scaled_matmul(described: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
-    """Tile of the product whose scales are outside of the sum; ``described``: operands come through descriptors."""
-    if runtime.INTERPRET:
+def scaled_matmul(described: bool, out_dtype: torch.dtype, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of the product whose scales stand outside of the sum: as large as shared memory and registers allow.
+
+    Args:
+        described: Whether the operands come through descriptors.
+        out_dtype: Of the product; a tile of it is stored from shared memory.
+        capability: Of the GPU; None in the interpreter.
+    """
+    if capability is None:
         return MatmulTile(32, 32, 32, 2, 4, 1)
-    if not described:  # a byte at a time where rows are not aligned
+    if not described or capability[0] not in (9, 10):  # 99 KiB of shared memory, or no TMA
         return MatmulTile(128, 128, 64, 8, 8, 3)
-    return MatmulTile(128, 256, 128, 8, 8, 4, halves=True)
+    if capability[0] == 10:
+        return MatmulTile(128, 128 if out_dtype == torch.float32 else 256, 128, 8, 8, 3)
+    return MatmulTile(128, 256, 128, 8, 8, 3 if out_dtype == torch.float32 else 4, halves=True)
 
 
 def block_scaled_matmul(square: bool, capability: tuple[int, int] | None = None) -> MatmulTile:
-    """Tile of the product with a scale for each 128 of K, which is the step along K; ``square``: of b, too."""
-    if runtime.INTERPRET:
+    """Tile of the product with a scale for each 128 of K, which is the step along K.
+
+    Args:
+        square: Whether b has a scale for 128 of its rows. Where each has its own, registers do not suffice to overlap.
+        capability: Of the GPU; None in the interpreter.
+    """
+    if capability is None:
         return MatmulTile(32, 32, 128, 2, 4, 1, overlap=square)
-    return MatmulTile(128, 128, 128, 8, 8, 4, overlap=square, flatten=False)
+    if capability[0] not in (9, 10):
+        return MatmulTile(128, 128, 128, 8, 8, 2, flatten=False)
+    return MatmulTile(128, 128, 128, 8, 8, 4, overlap=square and capability[0] == 9, flatten=False)
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
