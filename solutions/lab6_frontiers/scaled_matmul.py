@@ -97,7 +97,7 @@ def block_scaled_matmul_kernel(
         for block in range(0, K // BLOCK_K):
             start = block * BLOCK_K
             scale = row_scales(a_scale_ptr, row, block, M, strides_as, BLOCK_M)
-            if SQUARE:
+            if SQUARE:  # a tile has no more than 128 columns, all of one square
                 scale *= tl.load(b_scale_ptr + column // BLOCK_K * strides_bs[0] + block * strides_bs[1])
             a_tile = load_tile(a, row, start, M, K, stride_a, BLOCK_M, BLOCK_K, DESCRIBED)  # (BLOCK_M, BLOCK_K)
             b_tile = load_tile(b, column, start, N, K, stride_b, BLOCK_N, BLOCK_K, DESCRIBED)  # (BLOCK_N, BLOCK_K)

@@ -1,4 +1,8 @@
-"""Every number that tunes a kernel of this lab, in one place."""
+"""Every number that tunes a kernel of this lab, in one place.
+
+None is measured yet: they are what fits the registers and the shared memory of a multiprocessor, by the compiler's word
+(``tests/test_lab6_compile.py``), and the tiles at which lab 2's products are fastest.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ def block_scaled_matmul(square: bool, capability: tuple[int, int] | None = None)
     """Tile of the product with a scale for each 128 of K, which is the step along K.
 
     Args:
-        square: Whether b has a scale for 128 of its rows. Where each has its own, registers do not suffice to overlap.
+        square: Whether b has a scale for 128 of its rows. Where each has its own, overlapping takes every register.
         capability: Of the GPU; None in the interpreter.
     """
     if capability is None:
@@ -70,7 +74,7 @@ def block_scaled_matmul(square: bool, capability: tuple[int, int] | None = None)
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile of whole rows, and its warps: each thread holds 16 elements, or 32 of long rows."""
+    """Rows and columns of a tile of whole rows, and its warps: each thread holds 16 elements."""
     block = max(128, power_of_two(columns))
     rows = max(1, runtime.pick(cpu=1024, gpu=4096) // block)
     return rows, block, min(32, max(1, rows * block // 512))
