@@ -1,6 +1,6 @@
 """Writes what a run of ``make test-compat`` found into ``tests/COMPATIBILITY.md``, one row for each set of versions.
 
-python -m tests.compatibility "not thorough" tests.xml cells.xml
+python -m tests.compatibility "not thorough and not timed" tests.xml cells.xml
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def row(selected: str, tests: Counts, cells: Counts, today: datetime.date) -> st
     """The row of the environment that runs this.
 
     Args:
-        selected: Pytest's expression for the tests that ran, ``"not thorough"``.
+        selected: Pytest's expression for the tests that ran, ``"not thorough and not timed"``.
     """
     versions = [platform.python_version(), version("torch").split("+")[0], version("triton")]
     return f"| {' | '.join(map(str, [*versions, today, f'`{selected}`', tests, cells]))} |"
