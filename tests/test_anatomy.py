@@ -7,6 +7,7 @@ from utils.plots import png
 from utils.plots.anatomy import chip_anatomy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lanes"), [("H100", 128), ("T4", 64), ("P100", 64)])
 def test_the_alternative_text_and_the_squares_follow_the_hardware_table(name, lanes):
     device = gpu(name)

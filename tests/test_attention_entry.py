@@ -65,6 +65,7 @@ def test_a_file_that_is_no_entry_says_why(entry_file, more, said):
 # ---- correctness -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_right_attention_passes_with_its_logsumexp_and_without(entry_file, small_cases):
     assert check(entry_file()) == 2 * len(SMALL)
     alone = "\nwhole = flash_attention_with_lse\ndel flash_attention_with_lse\n"
@@ -72,6 +73,7 @@ def test_a_right_attention_passes_with_its_logsumexp_and_without(entry_file, sma
     assert check(entry_file(), dtype=torch.float16) == 2 * len(SMALL)
 
 
+@pytest.mark.slow
 def test_the_rule_holds_on_the_cases_themselves(entry_file):
     assert check(entry_file(), backward=False) == 2 * len(attention_entry.CASES)
 

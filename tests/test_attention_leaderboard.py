@@ -100,6 +100,7 @@ def test_a_right_entry_gets_a_row_and_the_board_is_sorted(entry_file, tmp_path, 
     assert set(row["points"][1]["timed"]) == {"yours", "capstone", "capstone, fast", "lab 3", "flash", "cudnn"}
 
 
+@pytest.mark.slow
 def test_a_forward_pass_alone_has_a_table_of_its_own(entry_file, tmp_path, machine, capsys):
     board = str(tmp_path / "board.json")
     path = entry_file("o.to(q.dtype)", "o.to(q.dtype).detach()", name="mine.py")

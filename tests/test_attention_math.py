@@ -76,6 +76,7 @@ def test_causal_traffic_is_the_example_kernels(n):
     assert (traffic.loaded, traffic.stored, traffic.flops) == (exact.bytes_loaded, exact.bytes_stored, exact.flops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nq", "nk", "heads", "kv_heads", "head_dim", "causal"),
     [(70, 70, 2, 2, 64, False), (70, 70, 2, 2, 64, True), (37, 90, 4, 2, 40, True), (90, 37, 2, 1, 16, True)],

@@ -80,6 +80,7 @@ def test_the_matmul_sweep_fills_its_schema(known_times):
     assert "gemm_128x256" in matmul_sweep.table(results)
 
 
+@pytest.mark.slow
 def test_alignment_fills_its_schema_and_changes_one_axis_at_a_time(known_times):
     results = alignment.measure(base=16, divisors=(1, 2, 128))
     assert problems("alignment", results) == []
@@ -302,6 +303,7 @@ def test_the_operators_record_holds_the_costs_that_the_roofline_counts():
         assert (item["flops"], item["bytes"]) == (cost.flops, cost.bytes), item["name"]
 
 
+@pytest.mark.slow
 def test_the_access_record_holds_the_efficiencies_that_the_model_gives():
     for point in records.load("access").results["points"]:
         model = access.sector_efficiency(point["pattern"], point["element_size"], point["stride"], point["offset"])

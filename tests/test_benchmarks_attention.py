@@ -66,6 +66,7 @@ def fake_peaks(monkeypatch, too_long=10**9):
     monkeypatch.setattr(attention_implementations, "eager", eager)
 
 
+@pytest.mark.slow
 def test_memory_and_time_fill_their_schema(known_times, monkeypatch):
     fake_peaks(monkeypatch)
     monkeypatch.setattr(attention_memory, "HEADS", 2)
@@ -103,6 +104,7 @@ def test_what_does_not_fit_is_recorded_and_the_longest_is_measured_for_memory_on
 # ---- anchor ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_anchors_worth_fills_its_schema(known_times):
     results = attention_anchor.measure(
         shapes=[(1, 2, 32, 16, False), (1, 2, 32, 16, True)],
@@ -119,6 +121,7 @@ def test_the_anchors_worth_fills_its_schema(known_times):
     assert "D 16, N 32, causal" in text and "x inner loop" in text
 
 
+@pytest.mark.slow
 def test_outgrown_rows_are_computed_twice_and_others_once(monkeypatch):
     chosen = attention_anchor._tuning.forward  # in the interpreter no tile asks for the anchored loop
 
@@ -145,6 +148,7 @@ def test_outgrown_rows_are_computed_twice_and_others_once(monkeypatch):
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_block_sweep_fills_its_schema(known_times):
     shape = AttentionShape(1, 1, 32, 16)
     tiles = {16: [(16, 16, 4, 1), (32, 16, 4, 1), (16, 16, 8, 1)]}

@@ -151,6 +151,7 @@ def beside(path, shapes=SMALL):
     return attention_tutorial.measure(path=path, shapes=shapes, rounds=2, seconds=0, lap_seconds=0)
 
 
+@pytest.mark.slow
 def test_the_tutorial_is_timed_where_its_results_are_ours_and_named_where_they_are_not(known_times, stand_in):
     results = beside(stand_in)
     assert problems("attention_tutorial", results) == []
@@ -212,6 +213,7 @@ def test_a_lap_holds_the_same_number_of_calls_of_everybody_and_times_are_those_o
 # ---- attention_determinism -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_determinism_fills_its_schema(known_times):
     results = attention_determinism.measure(shapes=[(1, 1, 48, 16, True)], repeats=2, rounds=3, seconds=0)
     assert problems("attention_determinism", results) == []

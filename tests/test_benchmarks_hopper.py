@@ -129,6 +129,7 @@ def test_the_command_line_says_how_long_to_measure(monkeypatch):
     assert hopper_attention.main([]) == 0 and asked["effort"] == hopper_attention.EFFORT
 
 
+@pytest.mark.slow
 def test_the_capstones_modules_and_lab_3s_are_measured_and_no_steps():
     for name in ("hopper_attention", "hopper_errors"):
         found = files(benchmark_cli.sources(name))
@@ -211,6 +212,7 @@ def test_memory_is_full_of_nan_inside_and_pytorch_is_as_before_afterwards():
     assert torch.are_deterministic_algorithms_enabled() == before
 
 
+@pytest.mark.slow
 def test_what_the_sanitizer_says_is_recorded_and_wrong_cases_are_not(monkeypatch):
     said = {"status": 0, "summary": "ERROR SUMMARY: 0 errors", "cases": 24, "races": 0}
     heard = {"as compiled": 40, "waits": 0, "does not wait": 1}

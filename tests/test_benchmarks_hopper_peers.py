@@ -49,6 +49,7 @@ def measure():
     return hopper_peers.measure(shapes=SHAPES, cases=CASES, effort=SHORT, workers=0)
 
 
+@pytest.mark.slow
 def test_what_is_installed_is_held_against_float64_and_timed_beside_the_others(install, known_times):
     install(fa3=by_token, fa4=lambda *qkv, causal: (by_token(*qkv, causal=causal), None))
     results = measure()
@@ -82,6 +83,7 @@ def test_what_is_not_installed_is_not_there(install, known_times):
         measure()
 
 
+@pytest.mark.slow
 def test_a_wrong_package_is_not_timed_and_said_to_be_wrong(install, known_times):
     install(fa3=by_token, fa4=lambda *qkv, causal: by_token(*qkv))
     results = measure()

@@ -169,6 +169,7 @@ def small(known_times, monkeypatch):
         monkeypatch.setattr(paged_attention, name, value)
 
 
+@pytest.mark.slow
 def test_paged_attention_fills_its_schema(small):
     results = paged_attention.measure(many=(2, 32), long=(1, 48), contexts=(16,), splits=(1, 3), rounds=2)
     assert problems("paged_attention", results) == []

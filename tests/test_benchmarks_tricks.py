@@ -65,6 +65,7 @@ def test_gelu_in_triton_is_the_tanh_form():
     torch.testing.assert_close(ek.gelu_tanh(x), torch.nn.functional.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_checkpointing_fills_its_schema(known_times, monkeypatch):
     monkeypatch.setattr(checkpointing, "peak_bytes", lambda run: run() or 1000)
     shape = {"batch": 2, "seq_len": 4, "hidden": 16, "heads": 2, "layers": 3}
@@ -126,6 +127,7 @@ def test_a_setting_for_products_is_put_back():
     assert torch.backends.cuda.matmul.fp32_precision == former
 
 
+@pytest.mark.slow
 def test_tiling_fills_its_schema(known_times):
     results = tiling.measure(quick=True, sizes=[20], sides=[16, 32], transpose_size=33)
     assert problems("tiling", results) == []

@@ -60,6 +60,7 @@ def test_the_best_point_is_the_fastest():
 # ---- tile order ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_tile_order_fills_its_schema(known_times, monkeypatch):
     sectors = dict.fromkeys(tile_order.NAMES, 7)
     monkeypatch.setattr(
@@ -108,6 +109,7 @@ def test_counters_that_fail_say_what_ncu_said(monkeypatch):
 # ---- weight gradient -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_weight_gradient_fills_its_schema(known_times):
     results = weight_gradient.measure(shapes=[(70, 130)], taken=(32, 64), repeats=3)
     assert problems("weight_gradient", results) == []
@@ -163,6 +165,7 @@ def test_a_ratio_to_the_copy_compares_rates_not_times(known_times, monkeypatch):
     assert point["of_peer"]["torch"]["ratio"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_products_fill_their_schema(known_times):
     results = gemm.measure(sizes=[16])
     assert problems("gemm", results) == []
@@ -170,6 +173,7 @@ def test_products_fill_their_schema(known_times):
     assert "pointers, grouped" in gemm.table(results)
 
 
+@pytest.mark.slow
 def test_errors_fill_their_schema_and_stay_within_what_pytorch_errs():
     results = kernel_errors.measure(count=2 * len(kernel_errors.OPERATORS), largest=120, elements=1 << 14, workers=1)
     assert problems("kernel_errors", results) == []

@@ -243,6 +243,7 @@ def traced_item(name: str, seed: int = 2) -> dict:
     return trace._item(name, q, False, 1, times.tolist(), traced.CONSUMER_EVENTS, traced.PRODUCER_EVENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", trace.STEPS)
 def test_a_trace_has_every_event_of_every_tile_in_order(name):
     item = traced_item(name)
@@ -258,6 +259,7 @@ def test_a_trace_has_every_event_of_every_tile_in_order(name):
     assert [copy.tile for copy in copies] == list(range(5)) and all(c.start < c.end for c in copies)
 
 
+@pytest.mark.slow
 def test_only_an_overlapping_step_has_products_beside_its_own_softmax():
     def overlaps(item) -> bool:
         mine = trace.timeline(item)["consumer 0"]

@@ -26,6 +26,7 @@ def problem_of(function, rules=None):
     return broken_rule(rules or Rules(kernel=False), seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "says"),
     [

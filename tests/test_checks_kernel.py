@@ -137,6 +137,7 @@ def with_gradient(function):
     return run
 
 
+@pytest.mark.slow
 def test_an_autograd_function_is_checked_with_its_gradient():
     parts = {
         "student": with_gradient(Scale.apply),
@@ -322,12 +323,14 @@ def test_an_error_that_leaves_the_gpu_usable_is_shown_as_any_other(lost):
 # ---- the verdict
 
 
+@pytest.mark.slow
 def test_a_passed_check_says_so_in_one_line_and_then_what_to_notice(capsys):
     check("scale", notice="Each element is read once.")
     said = capsys.readouterr().out
     assert said == "✓ exercise 2.0 (scale): all 13 cases pass (seed 1729)\n  Each element is read once.\n"
 
 
+@pytest.mark.slow
 def test_a_case_that_memory_does_not_allow_is_left_out_aloud(monkeypatch, capsys):
     monkeypatch.setattr(cases_module, "far_fits", lambda dtype: False)
     check("scale", cases=Cases({"row": 16, "col": 16}, layouts=("far",)))

@@ -210,6 +210,7 @@ def test_a_right_kernel_passes_in_every_dtype_and_layout(name, seed, capsys):
 # ---- wrong kernels are told why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bug", "says"),
     [
@@ -285,6 +286,7 @@ def test_a_sum_over_the_wrong_axis_is_recognised_by_the_formula_that_it_equals()
     assert rule.cause in message("row sum", "wrong axis", cases=square, diagnose=(rule,))
 
 
+@pytest.mark.slow
 def test_accumulating_in_half_precision_is_recognised_when_float32_is_right():
     def student(a, b):
         total = torch.zeros(a.shape[0], dtype=a.dtype, device=a.device)

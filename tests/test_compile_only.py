@@ -59,6 +59,7 @@ def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, tl.sqrt(tl.load(x_ptr + offsets, mask=offsets < n)), mask=offsets < n)
 
 
+@pytest.mark.slow
 def test_items_of_tuples_are_specialised_as_a_launch_does():
     constants = {"OPTIONS": Options(tl.float16, 128)}
     pointers = {"x_ptr": "*fp16", "out_ptr": "*fp16"}
@@ -91,6 +92,7 @@ def test_resources_of_several_kernels_are_read_from_their_binaries():
     assert (large.capability, tuned.threads, helper.name) == (80, 64, "calling_kernel")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_is_named_with_the_compilers_words():
     with pytest.raises(CompileError, match=r"wrong_kernel does not compile for sm_90: CompilationError(.|\n)*arange"):
         resource_usage(wrong_kernel, COPY, {"BLOCK": 64})

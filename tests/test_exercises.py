@@ -114,6 +114,7 @@ def test_the_stub_fails_with_its_own_message(number, stubs, monkeypatch):
 
 
 # The notebooks of the solutions run each check once more.
+@pytest.mark.slow
 @pytest.mark.parametrize("number", thorough_where_heavy(n for n in EXERCISES if n not in ON_RANKS))
 def test_the_solution_passes_on_several_seeds(number, capsys):
     seeds = (
@@ -133,6 +134,7 @@ def test_every_place_has_a_right_answer_that_is_not_the_solution(lab):
     assert sorted(answers(lab).right) == sorted(label for _, label in labels(lab))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", thorough_where_heavy(FILLED_ALONE))
 def test_a_right_answer_passes_before_what_it_does_not_build_on_is_solved(number, tmp_path, capsys):
     with lab_filled(lab_of(number), tmp_path, right_for(number)) as lab:

@@ -359,6 +359,7 @@ def test_scales_carry_no_gradient():
     assert not found.scales.requires_grad and not found.dequantize().requires_grad
 
 
+@pytest.mark.slow
 def test_stochastic_quantization_is_right_on_average():
     x = torch.linspace(0.1, 1, 32).reshape(1, 32)
     mean = torch.stack([quantize(x, "mxfp4", stochastic=generator(seed)).dequantize() for seed in range(2000)]).mean(0)

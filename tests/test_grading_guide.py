@@ -127,6 +127,7 @@ def test_a_newcomer_adds_an_exercise_as_the_guide_says(course: Path):
     assert "5 of 5 points" in run(course, solved)
 
 
+@pytest.mark.slow
 def test_an_exercise_is_four_files(course: Path):
     written = {
         str(path.relative_to(course))

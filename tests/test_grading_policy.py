@@ -414,6 +414,7 @@ def test_complete_texts_put_together_have_the_fields_of_their_parts_and_no_other
         assert fields(first + second) == fields(first) + fields(second)
 
 
+@pytest.mark.slow
 def test_a_released_statement_passes_where_it_stands_and_nowhere_else():
     lab = find_lab("lab4")
     released = (lab.released / "checkpoint.py").read_text()

@@ -578,6 +578,7 @@ def agreed(check, lhs, rhs, options):
         return type(error)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("dtype", OPERAND_TYPES, ids=str)
 def test_operands_agree_on_the_types_that_upstream_finds(dtype):

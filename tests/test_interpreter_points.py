@@ -68,6 +68,7 @@ def test_with_its_repair_the_interpreter_does_it_right(name):
     assert unpatched_interpreter.works(unpatched_interpreter.TRIED[name])
 
 
+@pytest.mark.slow
 def test_a_repair_is_made_only_where_triton_needs_it():
     """On a newer Triton this names what it no longer needs: give such a point its ``until``, or take it out."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

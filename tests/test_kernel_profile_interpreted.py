@@ -123,6 +123,7 @@ def test_a_twin_is_counted_exactly(results):
     assert results["softmax"][1] == 5 * 100 * 4
 
 
+@pytest.mark.slow
 def test_findings_name_what_the_caller_passed_though_the_twin_works_on_copies(results):
     assert results["race"] == [["x_ptr", 1024, [1, 0, 0], [0, 0, 0]]]
     assert results["uninitialized"] == [["x_ptr", 0, 1024]]  # program 0 wrote what program 1 reads
@@ -212,6 +213,7 @@ def test_an_error_in_a_twin_names_the_program_and_keeps_partial_counts(module_re
     assert module_results["partial"] == 16
 
 
+@pytest.mark.slow
 def test_compiling_works_after_a_block(module_results):
     assert module_results["compiles"]
 
@@ -277,5 +279,6 @@ def test_what_a_kernel_writes_comes_back_and_gaps_stay_as_they_are(sparse_result
     assert sparse_results["copied"] and sparse_results["gap untouched"]
 
 
+@pytest.mark.slow
 def test_rows_that_repeat_are_copied_once_and_a_dense_allocation_is_left_to_upstream(sparse_results):
     assert sparse_results["expanded"] and sparse_results["dense"] == 0

@@ -437,6 +437,7 @@ def test_a_matrix_that_the_kernels_cannot_take_is_refused_on_entry(x, says):
             function(x, x)
 
 
+@pytest.mark.slow
 def test_the_kernels_of_the_lab_compile_for_ampere_hopper_and_blackwell(tmp_path):
     pointers = dict.fromkeys(("x_ptr", "residual_ptr", "y_ptr", "sum_ptr"), "*fp32")
     sizes = dict.fromkeys(("cols", "stride_x", "stride_residual"), "i32")

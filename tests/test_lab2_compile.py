@@ -203,6 +203,7 @@ def test_a_matrix_product_of_float32_adds_a_sum_for_each_step_to_its_total(tuned
         assert fused == sums * asked.constexprs["BLOCK_K"]
 
 
+@pytest.mark.slow
 def test_the_compiler_reads_that_no_float32_product_is_rounded_to_tf32(tuned):
     """As a check asks it, also of products that say how many of them may be added up."""
     for found in readings(list(matmul_requests(tuned, 90, "fp32"))):

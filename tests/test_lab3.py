@@ -171,6 +171,7 @@ def test_the_first_query_that_sees_a_tile_of_keys_ends_its_own_tile_on_every_see
         assert any(query >= 0 and query % block_m == block_m - 1 for query in first)
 
 
+@pytest.mark.slow
 def test_low_scores_are_no_reason_to_refuse_the_solution_on_any_seed():
     for seed in range(36, 60):
         case = backward._low(seed, 32, 16)

@@ -31,6 +31,7 @@ def prompts_of(count: int, longest: int = 12, seed: int = 0) -> list[list[int]]:
     return [[draw.randrange(61) for _ in range(draw.randint(1, longest))] for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_workload_gives_each_request_its_unbatched_decode(seed):
     play(draw_workload(seed, tiny_model()), tiny_model())
@@ -68,6 +69,7 @@ def test_the_shipped_model_says_the_same_in_a_small_pool_as_alone():
         assert engine.manager.num_used == 0
 
 
+@pytest.mark.slow
 def test_a_seeded_request_draws_the_same_tokens_beside_any_others():
     model, prompts = tiny_model(), prompts_of(6)
     params = [

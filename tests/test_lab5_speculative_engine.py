@@ -60,6 +60,7 @@ def test_each_request_gets_the_tokens_that_the_target_gives_it_alone(seed):
     assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
 
 
+@pytest.mark.slow
 def test_steps_padded_to_the_size_of_a_recorded_one_give_the_same_tokens():
     prompts, params, settings = workload(1)
     sizes = 30, 8

@@ -97,6 +97,7 @@ def excess(number):
     return "" if within else f"case {number}, {kinds}, {(M, N, K)}, {out_dtype}: {error} > {target.allowed}"
 
 
+@pytest.mark.slow
 def test_random_ragged_products_err_no_more_than_twice_what_pytorch_does():
     assert [text for number in range(24) if (text := excess(number))] == []
 

@@ -172,6 +172,7 @@ def test_the_colours_keep_the_meaning_that_the_style_gives_them():
     assert (0x00, 0x72, 0xB2) in {colour for _, colour in image.getcolors(1 << 24)}
 
 
+@pytest.mark.slow
 def test_shading_colours_and_alternative_text_of_a_roofline_go_by_the_same_ridge():
     reached = plots.Ceilings(700e12, 3.0e12, "measured")
     ridge = H100.peak_flops["bf16"] / H100.memory_bandwidth
@@ -210,6 +211,7 @@ def published(monkeypatch):
     return outputs
 
 
+@pytest.mark.slow
 def test_show_publishes_png_and_alternative_text_and_releases_the_figure(published):
     fig = warp()
     alt = fig.alt
@@ -268,6 +270,7 @@ def test_the_labels_of_crowded_points_do_not_overlap():
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+@pytest.mark.slow
 def test_a_curve_named_within_the_axes_keeps_clear_of_a_marks_label_and_line():
     x = [2.0**k for k in range(10)]
     measured = plots.Series("measured", [0.45, 0.8, 1.3, 1.9, 2.7, 3.15, 3.05, 3.05, 3.05, 3.0])
@@ -366,6 +369,7 @@ def test_animations_are_deterministic_and_different_ones_have_different_keys():
     assert len(keys) == 4
 
 
+@pytest.mark.slow
 def test_an_animation_shows_itself_in_a_notebook_with_a_still_for_viewers_without_html(published):
     data, metadata = bars()._repr_mimebundle_()
     assert set(data) == {"text/html", "image/png", "text/plain"} and data["text/plain"] == "<animation>"
@@ -374,6 +378,7 @@ def test_an_animation_shows_itself_in_a_notebook_with_a_still_for_viewers_withou
     assert published[0][0]["text/html"] == data["text/html"]
 
 
+@pytest.mark.slow
 def test_frames_stored_as_differences_add_up_to_the_pictures_that_were_drawn():
     stored = player_data(bars())
     canvas = Image.new("RGB", (stored["width"], stored["height"]))
@@ -394,6 +399,7 @@ def test_frames_stored_as_differences_add_up_to_the_pictures_that_were_drawn():
     assert abs(seen[-1].astype(int) - direct).max() < 48, "the last frame differs from the same picture drawn alone"
 
 
+@pytest.mark.slow
 def test_the_waves_animation_holds_every_tile_of_the_schedule():
     schedule = schedule_tiles(300, 132, per_sm=2)
     stored = player_data(plots.sm_waves_animation(schedule, 132))

@@ -112,6 +112,7 @@ def test_the_jacobian_is_drawn_for_probabilities_only():
     assert "p = (0.50, 0.30, 0.20)" in fig.alt and plots.png(fig)
 
 
+@pytest.mark.slow
 def test_the_block_picture_counts_what_lies_outside_of_the_blocks():
     s = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(lambda x: torch.softmax(x, -1), s).reshape(12, 12).numpy()
@@ -120,6 +121,7 @@ def test_the_block_picture_counts_what_lies_outside_of_the_blocks():
     assert "96 of 96 entries" in gradients.block_jacobian(np.ones((12, 12)), 4, title="No blocks").alt
 
 
+@pytest.mark.slow
 def test_several_writers_of_a_tile_are_counted_and_hatched():
     designs = {"one kernel": writes(traced("atomics")), "two kernels": writes(traced("second pass"))}
     fig = gradients.gradient_writers(designs, head_dim=HEAD_DIM, tile=TILE, title="Who writes what")

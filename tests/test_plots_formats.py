@@ -15,6 +15,7 @@ def test_every_format_has_its_own_look():
     assert set(LOOKS) == set(FORMATS) and len(set(LOOKS.values())) == len(LOOKS)
 
 
+@pytest.mark.slow
 def test_a_stroke_stands_for_each_positive_number():
     fig = format_grids({name: grid(name) for name in ELEMENTS}, title="Five formats on one axis")
     drawn = [[path.vertices[0, 0] for path in lines.get_paths()] for lines in fig.axes[0].collections]
@@ -24,6 +25,7 @@ def test_a_stroke_stands_for_each_positive_number():
     picture_of(fig)
 
 
+@pytest.mark.slow
 def test_a_curve_of_errors_says_where_a_format_is_good():
     errors = {name: rounding_error(MAGNITUDES, name) for name in ("e4m3", "int8")}
     fig = error_over_magnitude(errors, MAGNITUDES, title="Floats keep their precision, integers do not")

@@ -73,6 +73,7 @@ def test_time_under_way_is_that_of_anybody_and_counted_once():
     assert cut["consumer 0"][0] == ("scores", 0, 0, 5) and hopper.under_way(cut) == 15 + 5
 
 
+@pytest.mark.slow
 def test_the_timeline_says_how_long_the_tensor_cores_work():
     figure = hopper.sm_timeline({"in turn": SEQUENTIAL, "cut": hopper.clipped(SEQUENTIAL, 0, 50)}, title="Turns")
     assert "in turn: a product is under way 70 % of the time, somebody's softmax 50 %." in figure.alt

@@ -108,6 +108,7 @@ def sequences(scores):
     return scores, maxima, surrogate, final
 
 
+@pytest.mark.slow
 def test_the_surrogate_is_drawn_with_every_place_where_the_maximum_moves():
     fig = surrogate_plot(*sequences([1.0, 3.0, 2.0, 5.0, 4.0]), title="Two sums, one end")
     assert "(scores 2, 4)" in fig.alt and plots.png(fig)

@@ -34,6 +34,7 @@ def test_every_action_is_a_box_from_its_start_to_its_end_on_its_stage():
     assert sorted(t.get_text() for t in ax.texts) == sorted(str(w.action.micro_batch) for w in timeline.work)
 
 
+@pytest.mark.slow
 def test_several_schedules_share_one_axis_and_say_their_bubbles():
     fig = plots.pipeline_timeline(
         [simulate(s) for s in (naive(4, 4), gpipe(4, 4), interleaved(4, 4, 2))], title="Three"
@@ -237,6 +238,7 @@ def test_a_broadcast_from_one_rank_is_two_messages_of_it():
     assert plots.moves_between(before, after) == [Move(0, 1, 0, frozenset({0})), Move(0, 2, 0, frozenset({0}))]
 
 
+@pytest.mark.slow
 def test_a_ring_is_played_from_its_start_to_full_sums_and_stays_small():
     made = played(2)
     captions = player_data(made)["captions"]

@@ -36,6 +36,7 @@ def prompt(mark: str, choices: int = 0) -> str:
     return f"Text.\n\n**Predict.** How many?\n\n{listed}\n<!-- predict {mark} -->"
 
 
+@pytest.mark.slow
 def test_the_prompts_of_lectures_and_labs_are_in_order():
     claims = expressions.claim_values()
     marked = 0

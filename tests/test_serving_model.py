@@ -347,6 +347,7 @@ def test_probabilities_follow_temperature_top_k_and_top_p():
     close(SamplingParams(temperature=1.0, top_k=2, top_p=0.7), [1.0, 0.0, 0.0, 0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_samples_have_the_distribution_they_are_drawn_from():
     logits = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).log()
     generator, params = torch.Generator().manual_seed(SEED), SamplingParams(temperature=1.0, top_k=4)

@@ -142,6 +142,7 @@ def test_a_folder_without_a_readable_tokenizer_is_named(tmp_path):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.slow
 def test_tokens_equal_those_of_transformers(vocabulary, byte_level):
     transformers = pytest.importorskip("transformers", reason="a test extra: pip install -e '.[test]'")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(vocabulary)

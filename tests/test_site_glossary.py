@@ -126,6 +126,7 @@ def test_years_agree_with_the_notebooks(notebook):
                 assert years & {entry.fields["year"], f"20{preprint}"}, (line, entry.key)
 
 
+@pytest.mark.slow
 def test_every_entry_is_read_somewhere_and_the_page_says_where():
     page = reference.references()
     for source in reference.sources():

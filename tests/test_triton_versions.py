@@ -103,6 +103,7 @@ def test_the_emulator_takes_either_name(kernel):
     assert torch.equal(out, x)
 
 
+@pytest.mark.slow
 def test_a_kernel_compiles_with_either_name_to_the_same():
     kind = f"tensordesc<bf16[64, 64],{LAYOUT!r}>"
     types = {"x_desc": kind, "out_desc": kind}

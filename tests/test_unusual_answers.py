@@ -46,6 +46,7 @@ def test_an_exercise_has_five_right_answers_that_are_not_the_solution(number):
     assert len({tuple(filled(answer).items()) for answer in found}) == len({each.name for each in found}) == len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lab", [LABS[0], *(pytest.param(lab, marks=pytest.mark.thorough) for lab in LABS[1:])])
 def test_the_policy_has_nothing_against_them(lab, tmp_path):
     judged = set()

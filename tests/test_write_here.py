@@ -92,6 +92,7 @@ def test_lectures_03_04_06_09_and_15_and_the_prerequisites_have_cells_to_write_i
     assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_", CELLS)
 def test_an_unwritten_cell_says_so_its_answer_passes_and_a_wrong_one_is_told(id_, tmp_path, capsys):
     name = re.findall(r"def (\w+)", CELLS[id_][1].source)[-1]
