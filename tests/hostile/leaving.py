@@ -120,7 +120,7 @@ at_call(
     r"time|return|seconds|s\b",
     "failed",
     "timed out",
-    labs=(1, 3, 4, 5),
+    labs=(1, 4),
 )
 at_import(
     "endless-import",
