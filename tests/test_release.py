@@ -103,7 +103,6 @@ def test_a_marker_in_a_file_that_is_not_stripped_is_refused(course, what):
         main([], root=course)
 
 
-@pytest.mark.slow
 def test_a_package_without_a_notebook_is_no_lab(course):
     (course / "solutions" / "lab8_y").mkdir()
     (course / "solutions" / "lab8_y" / "f.py").write_text("y = 1\n")
@@ -111,6 +110,7 @@ def test_a_package_without_a_notebook_is_no_lab(course):
     assert lab_names(course) == ["lab9_x"]
 
 
+@pytest.mark.slow
 def test_the_command_line_reports_the_state_of_the_real_labs():
     ran = subprocess.run(
         [sys.executable, "-m", "grading.release", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
