@@ -1,0 +1,67 @@
+"""Every number that tunes the kernels over an fp8 cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from utils import runtime
+
+
+class DecodeTile(NamedTuple):
+    """Tokens of a tile, warps of a program, stages of its software pipeline, and programs that an SM should get."""
+
+    n: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+
+
+#: Of the decode kernel on a GPU.
+DECODE = DecodeTile(64, 4, 5, 4)
+#: Tokens of a part, at least, and parts of a context, at most.
+SHORTEST_PART = runtime.pick(cpu=16, gpu=256)
+MOST_PARTS = 128
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
+def block_d(head_dim: int) -> int:
+    """Columns of a tile of q, k or v: a power of two, at least 16."""
+    return max(16, power_of_two(head_dim))
+
+
+def converts_e4m3(device: torch.device) -> bool:
+    """Whether kernels there have e4m3 as a type: from Ada (8.9) on, and in the interpreter."""
+    return runtime.INTERPRET or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 2 for the interpreter, whose programs run one after another anyway."""
+    return 2 if runtime.INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def decode(head_dim: int, dtype: torch.dtype, block_size: int) -> DecodeTile:
+    """Tile of the decode kernel, of whole blocks."""
+    if runtime.INTERPRET:
+        return DecodeTile(max(16, block_size), 4, 1, 3)
+    n, warps, stages, programs = DECODE
+    if dtype == torch.float32 or head_dim > 128:
+        n, stages = n // 2, 3
+    return DecodeTile(max(n, block_size), warps, stages, programs)
+
+
+def splits(rows: int, longest: int, programs: int) -> int:
+    """Parts of every context.
+
+    Args:
+        rows: sequences times key heads: programs if nothing is split.
+        longest: the most tokens that a context may have.
+        programs: that fill the GPU.
+    """
+    wanted = -(-programs // max(1, rows))
+    return max(1, min(wanted, longest // SHORTEST_PART, MOST_PARTS))
