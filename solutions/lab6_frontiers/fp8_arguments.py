@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from solutions.lab5_serving.paged_arguments import (
-    LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, check_same, check_tensor,
-)  # fmt: skip
+    LARGEST_HEAD_DIM,
+    SMALLEST_HEAD_DIM,
+    check_same,
+    check_tensor,
+)
 
 
 def check_fp8_cache(q_name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor, v_scale: Tensor) -> None:

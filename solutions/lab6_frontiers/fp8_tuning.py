@@ -50,7 +50,10 @@ def decode(head_dim: int, dtype: torch.dtype, block_size: int) -> DecodeTile:
     if runtime.INTERPRET:
         return DecodeTile(max(16, block_size), 4, 1, 3)
     n, warps, stages, programs = DECODE
-    if dtype == torch.float32 or head_dim > 128:
+    width = block_d(head_dim)
+    if dtype == torch.float32:
+        n, stages = (32 if width <= 64 else 16), 2
+    elif width > 128:
         n, stages = n // 2, 3
     return DecodeTile(max(n, block_size), warps, stages, programs)
 

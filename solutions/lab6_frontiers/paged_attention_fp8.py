@@ -18,8 +18,12 @@ from torch import Tensor
 
 from solutions.lab5_serving.merge import merge_parts
 from solutions.lab5_serving.paged_arguments import (
-    FLOATS, check_sequences, check_splits, check_tensor, softmax_scale,
-)  # fmt: skip
+    FLOATS,
+    check_sequences,
+    check_splits,
+    check_tensor,
+    softmax_scale,
+)
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import fp8_tuning
@@ -74,7 +78,7 @@ def attend_to_tile(
 ):  # fmt: skip
     """One step of the loop: the tokens from ``start`` on, some of them beyond ``end`` only if ``MASKED``.
 
-    ``o`` is kept as a multiple of ``largest``, the largest scale of values so far: a weight times its own scale over the
+    ``o`` is a multiple of ``largest``, the largest scale of values so far: a weight times its own scale over the
     largest is at most 1, whatever the scales are, and does not vanish in float16.
     """
     BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE
