@@ -12,6 +12,9 @@ from solutions.lab5_serving.paged_arguments import (
     check_tensor,
 )
 
+#: What queries, keys and values may be.
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def check_fp8_cache(q_name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor, v_scale: Tensor) -> None:
     """Refuse caches or scales that do not fit ``q`` (tokens or sequences, heads, D): device, D and a divisor of heads.

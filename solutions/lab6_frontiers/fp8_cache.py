@@ -49,9 +49,9 @@ def empty_fp8_cache(
 
 
 def scale_of(amax: Tensor) -> Tensor:
-    """The least power of two that brings ``amax`` (float32) to 448 or below; 2^-100 for less than 448 * 2^-100."""
-    mantissa, exponent = torch.frexp(amax / LARGEST)  # amax / 448 = mantissa * 2^exponent, 1/2 <= mantissa < 1
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    """The least power of two that brings ``amax`` (float32, finite) to 448 or below, but 2^-100 at least."""
+    mantissa, exponent = torch.frexp(amax)  # amax = mantissa * 2^exponent with 1/2 <= mantissa < 1; 448 = 7/8 * 2^9
+    exponent = torch.where(mantissa <= 0.875, exponent - 9, exponent - 8)
     return torch.ldexp(torch.ones_like(amax), exponent).clamp(min=SMALLEST_SCALE)
 
 

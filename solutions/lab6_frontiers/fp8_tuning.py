@@ -18,6 +18,15 @@ class DecodeTile(NamedTuple):
     programs_per_sm: int
 
 
+class ExtendTile(NamedTuple):
+    """Rows of queries and tokens of a tile of scores, warps of a program, and stages of software pipelining."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
 #: Of the decode kernel on a GPU.
 DECODE = DecodeTile(64, 4, 5, 4)
 #: Tokens of a part, at least, and parts of a context, at most.
@@ -45,17 +54,25 @@ def multiprocessors(device: torch.device) -> int:
     return 2 if runtime.INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def decode(head_dim: int, dtype: torch.dtype, block_size: int) -> DecodeTile:
+def decode(head_dim: int, block_size: int) -> DecodeTile:
     """Tile of the decode kernel, of whole blocks."""
     if runtime.INTERPRET:
         return DecodeTile(max(16, block_size), 4, 1, 3)
     n, warps, stages, programs = DECODE
     width = block_d(head_dim)
-    if dtype == torch.float32:
-        n, stages = (32 if width <= 64 else 16), 2
+    if width <= 64:
+        n = 2 * n
     elif width > 128:
         n, stages = n // 2, 3
     return DecodeTile(max(n, block_size), warps, stages, programs)
+
+
+def extend(head_dim: int, padded: int, block_size: int) -> ExtendTile:
+    """Tile of the extend kernel: rows are queries times the query heads of a key head, ``padded`` to a power of two."""
+    if runtime.INTERPRET:
+        return ExtendTile(max(16, padded), max(16, block_size), 4, 1)
+    n = 64 if block_d(head_dim) <= 128 else 32
+    return ExtendTile(max(64, padded), max(n, block_size), 4, 2)
 
 
 def splits(rows: int, longest: int, programs: int) -> int:

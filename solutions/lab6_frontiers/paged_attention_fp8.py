@@ -18,7 +18,6 @@ from torch import Tensor
 
 from solutions.lab5_serving.merge import merge_parts
 from solutions.lab5_serving.paged_arguments import (
-    FLOATS,
     check_sequences,
     check_splits,
     check_tensor,
@@ -27,7 +26,8 @@ from solutions.lab5_serving.paged_arguments import (
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import fp8_tuning
-from .fp8_arguments import check_fp8_cache
+from .fp8_arguments import HALVES, check_fp8_cache
+from .fp8_step import attend_to_tile, into_reach
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -40,93 +40,6 @@ def part_of(length, part, parts, BLOCK_N: tl.constexpr):
     """First token and end of one part of a context: its tiles are dealt out evenly, so that parts differ by one."""
     tiles = tl.cdiv(length, BLOCK_N)
     return tiles * part // parts * BLOCK_N, tl.minimum(tiles * (part + 1) // parts * BLOCK_N, length)
-
-
-@triton.jit
-def widen(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
-    """e4m3 as numbers of ``dtype``; without ``NATIVE``, from bytes, as numbers 256 times too small.
-
-    The bits of an e4m3 number mean that in float16, whose exponents have another bias, if they are moved to the top.
-    """
-    if NATIVE:
-        numbers = codes.to(dtype)
-    else:
-        wide = codes.to(tl.uint16)
-        numbers = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(dtype)
-    return numbers
-
-
-@triton.jit
-def power_below(x):
-    """The power of two at or below a positive float32, by clearing its fraction; 1 for 0."""
-    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    return tl.where(power > 0, power, 1.0)
-
-
-@triton.jit
-def per_token(per_block, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """A number of each block (BLOCKS,) for each of its tokens, (BLOCKS * BLOCK_SIZE,)."""
-    return tl.reshape(tl.broadcast_to(per_block[:, None], (BLOCKS, BLOCK_SIZE)), (BLOCKS * BLOCK_SIZE,))
-
-
-@triton.jit
-def attend_to_tile(
-    q, m, d, o, largest, start, end, factor, k_head_ptr, v_head_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-    stride_k, stride_v, stride_ks, stride_vs, stride_bb,
-    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """One step of the loop: the tokens from ``start`` on, some of them beyond ``end`` only if ``MASKED``.
-
-    ``o`` is a multiple of ``largest``, the largest scale of values so far: a weight times its own scale over the
-    largest is at most 1, whatever the scales are, and does not vanish in float16.
-    """
-    BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE
-    index = start // BLOCK_SIZE + tl.arange(0, BLOCKS)
-    offset = tl.arange(0, BLOCK_SIZE)
-    column = tl.arange(0, BLOCK_D)
-    slot = (offset[None, :, None].to(tl.int64), column[None, None, :].to(tl.int64))
-    present = index * BLOCK_SIZE < end  # (BLOCKS,)
-    inside = start + tl.arange(0, BLOCK_N) < end  # (BLOCK_N,)
-    if MASKED:
-        block = tl.load(table_ptr + index * stride_bb, mask=present, other=0).to(tl.int64)
-        k_scale = tl.load(k_scale_ptr + block * stride_ks[0], mask=present, other=0.0)
-        v_scale = tl.load(v_scale_ptr + block * stride_vs[0], mask=present, other=0.0)
-    else:
-        block = tl.load(table_ptr + index * stride_bb).to(tl.int64)
-        k_scale = tl.load(k_scale_ptr + block * stride_ks[0])
-        v_scale = tl.load(v_scale_ptr + block * stride_vs[0])
-    k_ptrs = k_head_ptr + block[:, None, None] * stride_k[0] + slot[0] * stride_k[1] + slot[1] * stride_k[3]
-    v_ptrs = v_head_ptr + block[:, None, None] * stride_v[0] + slot[0] * stride_v[1] + slot[1] * stride_v[3]
-    narrow = (column < HEAD_DIM)[None, None, :]
-    zero = 0.0 if NATIVE else 0
-    if MASKED:  # keys of tokens that are there, and values of blocks: a mask by token would make a load of each byte
-        there = tl.reshape(inside, (BLOCKS, BLOCK_SIZE))[:, :, None]
-        k = tl.load(k_ptrs, mask=there & narrow, other=zero)
-        v = tl.load(v_ptrs, mask=present[:, None, None] & narrow, other=zero)
-    elif HEAD_DIM == BLOCK_D:
-        k = tl.load(k_ptrs)  # (BLOCKS, BLOCK_SIZE, BLOCK_D)
-        v = tl.load(v_ptrs)  # (BLOCKS, BLOCK_SIZE, BLOCK_D)
-    else:
-        k = tl.load(k_ptrs, mask=narrow, other=zero)
-        v = tl.load(v_ptrs, mask=narrow, other=zero)
-    k = widen(tl.reshape(k, (BLOCK_N, BLOCK_D)), q.dtype, NATIVE)
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # (BLOCK_M, BLOCK_N)
-    s = s * per_token(k_scale, BLOCKS, BLOCK_SIZE)[None, :] * factor[:, None]
-    if MASKED:
-        s = tl.where(inside[None, :], s, -float("inf"))
-    m_new = tl.maximum(m, tl.max(s, 1))
-    p = tl.exp2(s - m_new[:, None])
-    rescale = tl.exp2(m - m_new)
-    d = d * rescale + tl.sum(p, 1)
-    largest_new = tl.maximum(largest, tl.max(v_scale, 0))
-    p = p * per_token(v_scale / largest_new, BLOCKS, BLOCK_SIZE)[None, :]
-    v = widen(tl.reshape(v, (BLOCK_N, BLOCK_D)), q.dtype, NATIVE)
-    if MASKED:  # what lies behind the context may be NaN, and a weight of 0 does not remove that
-        v = tl.where(inside[:, None], v, 0.0)
-    o = o * (rescale * (largest / largest_new))[:, None]
-    o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
-    return m_new, d, o, largest_new
 
 
 @triton.jit(do_not_specialize=["stride_bs", "parts"])
@@ -147,11 +60,7 @@ def paged_decode_fp8_kernel(
     mine = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
     place = head[:, None] * stride_q[1] + column.to(tl.int64)[None, :] * stride_q[2]
     q = tl.load(q_ptr + sequence * stride_q[0] + place, mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)
-    # bfloat16 reaches further than float16: a power of two for each row brings it there, exactly, and goes into scores.
-    wide = q.to(tl.float32)
-    power = power_below(tl.max(tl.abs(wide), 1))
-    factor = power * scale_log2 * (1.0 if NATIVE else 256.0)
-    q = (wide / power[:, None]).to(tl.float32 if q.dtype == tl.float32 else tl.float16)
+    q, factor = into_reach(q, scale_log2, NATIVE)
     length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
     table_ptr = block_tables_ptr + sequence * stride_bs
     k_cache_ptr += key_head * stride_k[2]
@@ -164,16 +73,17 @@ def paged_decode_fp8_kernel(
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     largest = 1e-30  # not 0, by which scales could not be divided
     first, end = part_of(length, part, parts, BLOCK_N)
+    position = tl.zeros((BLOCK_M,), tl.int32) + (end - 1)
     whole = first + (end - first) // BLOCK_N * BLOCK_N
     for start in range(first, whole, BLOCK_N):
         m, d, o, largest = attend_to_tile(
-            q, m, d, o, largest, start, end, factor, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+            q, m, d, o, largest, start, end, position, factor,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
         )  # fmt: skip
     if whole < end:
         m, d, o, largest = attend_to_tile(
-            q, m, d, o, largest, whole, end, factor, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+            q, m, d, o, largest, whole, end, position, factor,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
         )  # fmt: skip
     o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
@@ -207,7 +117,7 @@ def paged_attention_decode(
     likewise. Nothing waits for the GPU, so that a CUDA graph can hold the call.
 
     Args:
-        q: (S, H, D), float32 (multiplied as such), float16 or bfloat16, any strides, D from 16 to 256.
+        q: (S, H, D), float16 or bfloat16, any strides, D from 16 to 256.
         k_cache, v_cache: (num_blocks, block_size, G, D) float8_e4m3fn, any strides; those of
             :func:`.fp8_cache.empty_fp8_cache` are read fastest. block_size is a power of two, and G divides H.
         block_tables: (S, max_blocks) int32; entries beyond a sequence's context are not read.
@@ -223,7 +133,7 @@ def paged_attention_decode(
     Raises:
         TypeError, ValueError: an argument does not fit.
     """
-    check_tensor("q", q, "(S, H, D)", FLOATS)
+    check_tensor("q", q, "(S, H, D)", HALVES)
     check_fp8_cache("q", q, k_cache, v_cache, k_scale, v_scale)
     check_sequences(q.shape[0], block_tables, context_lens, q.device)
     check_splits(num_splits)
@@ -232,7 +142,7 @@ def paged_attention_decode(
     block_size, G = k_cache.shape[1:3]
     if not S * H:
         return torch.empty_like(q)
-    tile = tile or fp8_tuning.decode(D, q.dtype, block_size)
+    tile = tile or fp8_tuning.decode(D, block_size)
     if num_splits is None:
         programs = tile.programs_per_sm * fp8_tuning.multiprocessors(q.device)
         num_splits = fp8_tuning.splits(S * G, block_tables.shape[1] * block_size, programs)
