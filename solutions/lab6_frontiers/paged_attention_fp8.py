@@ -78,12 +78,14 @@ def paged_decode_fp8_kernel(
     for start in range(first, whole, BLOCK_N):
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, start, end, position, factor,
-            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
+            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
         )  # fmt: skip
     if whole < end:
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, whole, end, position, factor,
-            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
+            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
         )  # fmt: skip
     o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
