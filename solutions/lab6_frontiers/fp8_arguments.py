@@ -41,3 +41,8 @@ def check_fp8_cache(q_name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, k_
     H = q.shape[1]
     if G == 0 or H % G:
         raise ValueError(f"the heads of {q_name} must be a multiple of those of the caches, got {H} and {G}")
+
+
+def in_rows(block_tables: Tensor) -> Tensor:
+    """The block tables with the entries of each row side by side, copied only if they are not."""
+    return block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()

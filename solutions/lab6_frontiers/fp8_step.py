@@ -34,13 +34,15 @@ def per_token(per_block, BLOCKS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 def attend_to_tile(
     q, m, d, o, largest, start, end, position, factor, k_head_ptr, v_head_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-    stride_k, stride_v, stride_ks, stride_vs, stride_bb,
+    stride_k, stride_v,
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One step of the loop: the tokens from ``start`` on, which every row sees unless ``MASKED``.
 
     With ``MASKED`` a row sees the tokens up to its ``position`` (BLOCK_M,), and none is there from ``end`` on.
+
+    Strides are those of a cache's four axes, then those of its scales' two.
 
     ``o`` is a multiple of ``largest``, the largest scale of values so far: a weight times its own scale over the
     largest is at most 1, whatever the scales are, and does not vanish in float16.
@@ -53,13 +55,13 @@ def attend_to_tile(
     present = index * BLOCK_SIZE < end  # (BLOCKS,)
     token = start + tl.arange(0, BLOCK_N)
     if MASKED:
-        block = tl.load(table_ptr + index * stride_bb, mask=present, other=0).to(tl.int64)
-        k_scale = tl.load(k_scale_ptr + block * stride_ks[0], mask=present, other=0.0)
-        v_scale = tl.load(v_scale_ptr + block * stride_vs[0], mask=present, other=0.0)
+        block = tl.load(table_ptr + index, mask=present, other=0).to(tl.int64)
+        k_scale = tl.load(k_scale_ptr + block * stride_k[4], mask=present, other=0.0)
+        v_scale = tl.load(v_scale_ptr + block * stride_v[4], mask=present, other=0.0)
     else:
-        block = tl.load(table_ptr + index * stride_bb).to(tl.int64)
-        k_scale = tl.load(k_scale_ptr + block * stride_ks[0])
-        v_scale = tl.load(v_scale_ptr + block * stride_vs[0])
+        block = tl.load(table_ptr + index).to(tl.int64)
+        k_scale = tl.load(k_scale_ptr + block * stride_k[4])
+        v_scale = tl.load(v_scale_ptr + block * stride_v[4])
     k_ptrs = k_head_ptr + block[:, None, None] * stride_k[0] + slot[0] * stride_k[1] + slot[1] * stride_k[3]
     v_ptrs = v_head_ptr + block[:, None, None] * stride_v[0] + slot[0] * stride_v[1] + slot[1] * stride_v[3]
     narrow = (column < HEAD_DIM)[None, None, :]

@@ -82,8 +82,13 @@ def paged_attention_extend(
             continue
         blocks = block_tables[s, : -(-length // block_size)].long()
         keys, values = (
-            (cache[blocks].float() * scales[blocks][:, None, :, None]).flatten(0, 1)[:length].to(q.dtype)
+            (blocks_of(cache, blocks).float() * scales[blocks][:, None, :, None]).flatten(0, 1)[:length].to(q.dtype)
             for cache, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         out[start:stop] = causal_attention(q[start:stop], keys, values)
     return out
+
+
+def blocks_of(cache: Tensor, blocks: Tensor) -> Tensor:
+    """Some blocks of a cache (num_blocks, block_size, G, D) float8_e4m3fn, gathered as bytes on any device."""
+    return cache.view(torch.uint8)[blocks].view(cache.dtype)

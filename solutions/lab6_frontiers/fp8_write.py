@@ -56,7 +56,7 @@ def write_block(
 @triton.jit(do_not_specialize=["T"])
 def write_kv_fp8_kernel(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, slots_ptr,
-    stride_k, stride_v, stride_kc, stride_vc, stride_ks, stride_vs, stride_slot, T,
+    stride_k, stride_v, stride_kc, stride_vc, stride_slot, T,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One program: one head of all tokens that the step brings to one block, if its own token is the first of them."""
@@ -72,12 +72,12 @@ def write_kv_fp8_kernel(
         offset, first = slots % BLOCK_SIZE, (slot % BLOCK_SIZE).to(tl.int32)
         write_block(
             k_ptr + head * stride_k[1], k_cache_ptr + block * stride_kc[0] + head * stride_kc[2],
-            k_scale_ptr + block * stride_ks[0] + head * stride_ks[1], near, offset, written, first,
+            k_scale_ptr + block * stride_kc[4] + head * stride_kc[5], near, offset, written, first,
             stride_k, stride_kc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
         )  # fmt: skip
         write_block(
             v_ptr + head * stride_v[1], v_cache_ptr + block * stride_vc[0] + head * stride_vc[2],
-            v_scale_ptr + block * stride_vs[0] + head * stride_vs[1], near, offset, written, first,
+            v_scale_ptr + block * stride_vc[4] + head * stride_vc[5], near, offset, written, first,
             stride_v, stride_vc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
         )  # fmt: skip
 
@@ -117,7 +117,7 @@ def write_kv(
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     write_kv_fp8_kernel[(T, G)](
         k, v, k_cache, v_cache, k_scale, v_scale, slots,
-        k.stride(), v.stride(), k_cache.stride(), v_cache.stride(), k_scale.stride(), v_scale.stride(),
+        k.stride(), v.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
         slots.stride(0), T, BLOCK_SIZE=block_size, HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), NATIVE=native,
         num_warps=4,
     )  # fmt: skip

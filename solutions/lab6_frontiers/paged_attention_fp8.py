@@ -26,7 +26,7 @@ from solutions.lab5_serving.paged_arguments import (
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import fp8_tuning
-from .fp8_arguments import HALVES, check_fp8_cache
+from .fp8_arguments import HALVES, check_fp8_cache, in_rows
 from .fp8_step import attend_to_tile, into_reach
 
 import triton  # isort: skip
@@ -45,7 +45,7 @@ def part_of(length, part, parts, BLOCK_N: tl.constexpr):
 @triton.jit(do_not_specialize=["stride_bs", "parts"])
 def paged_decode_fp8_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, block_tables_ptr, context_lens_ptr, o_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, stride_ks, stride_vs, stride_bs, stride_bb, stride_cs, stride_o, scale_log2, parts,
+    stride_q, stride_k, stride_v, stride_bs, stride_o, scale_log2, parts,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -61,12 +61,12 @@ def paged_decode_fp8_kernel(
     place = head[:, None] * stride_q[1] + column.to(tl.int64)[None, :] * stride_q[2]
     q = tl.load(q_ptr + sequence * stride_q[0] + place, mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)
     q, factor = into_reach(q, scale_log2, NATIVE)
-    length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
+    length = tl.load(context_lens_ptr + sequence).to(tl.int32)
     table_ptr = block_tables_ptr + sequence * stride_bs
     k_cache_ptr += key_head * stride_k[2]
     v_cache_ptr += key_head * stride_v[2]
-    k_scale_ptr += key_head * stride_ks[1]
-    v_scale_ptr += key_head * stride_vs[1]
+    k_scale_ptr += key_head * stride_k[5]
+    v_scale_ptr += key_head * stride_v[5]
 
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: -inf minus -inf would be NaN
     d = tl.zeros((BLOCK_M,), tl.float32)
@@ -79,13 +79,15 @@ def paged_decode_fp8_kernel(
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, start, end, position, factor,
             k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+            stride_k, stride_v,
+                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
         )  # fmt: skip
     if whole < end:
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, whole, end, position, factor,
             k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v, stride_ks, stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+            stride_k, stride_v,
+                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
         )  # fmt: skip
     o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
@@ -152,13 +154,14 @@ def paged_attention_decode(
     kind = {"dtype": torch.float32 if split else q.dtype, "device": q.device}
     o = torch.empty((S, H, num_splits, D), **kind)
     lse = torch.empty((S, H, num_splits) if split else (0,), dtype=torch.float32, device=q.device)
+    block_tables, context_lens = in_rows(block_tables), context_lens.contiguous()
     native = fp8_tuning.converts_e4m3(q.device)
     if not native:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     paged_decode_fp8_kernel[(G, num_splits, S)](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, o, lse,
-        q.stride(), k_cache.stride(), v_cache.stride(), k_scale.stride(), v_scale.stride(),
-        *block_tables.stride(), context_lens.stride(0), o.stride(), scale * LOG2_E, num_splits,
+        q.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
+        block_tables.stride(0), o.stride(), scale * LOG2_E, num_splits,
         GROUP=H // G, BLOCK_M=max(16, fp8_tuning.power_of_two(H // G)), BLOCK_N=tile.n, BLOCK_SIZE=block_size,
         HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), SPLIT=split, NATIVE=native,
         num_warps=tile.warps, num_stages=tile.stages,

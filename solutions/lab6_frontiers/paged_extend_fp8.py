@@ -16,7 +16,7 @@ from solutions.lab5_serving.paged_extend import sequence_of
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import fp8_tuning
-from .fp8_arguments import HALVES, check_fp8_cache
+from .fp8_arguments import HALVES, check_fp8_cache, in_rows
 from .fp8_step import attend_to_tile, into_reach
 from .paged_attention_fp8 import LOG2_E
 
@@ -27,8 +27,7 @@ import triton.language as tl  # isort: skip
 @triton.jit(do_not_specialize=["stride_bs", "S"])
 def paged_extend_fp8_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, block_tables_ptr, query_starts_ptr, context_lens_ptr,
-    o_ptr, stride_q, stride_k, stride_v, stride_ks, stride_vs, stride_bs, stride_bb, stride_ss, stride_cs, stride_o, S,
-    scale_log2,
+    o_ptr, stride_q, stride_k, stride_v, stride_bs, stride_o, S, scale_log2,
     GROUP: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -39,9 +38,9 @@ def paged_extend_fp8_kernel(
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED
     key_head = tl.program_id(0).to(tl.int64)
     slot = tl.num_programs(1) - 1 - tl.program_id(1)  # a chunk's longest tiles first, so that short ones fill the end
-    sequence, tile, begin, count = sequence_of(slot, query_starts_ptr, stride_ss, S, BLOCK_Q)
+    sequence, tile, begin, count = sequence_of(slot, query_starts_ptr, 1, S, BLOCK_Q)
     if tile * BLOCK_Q < count:
-        length = tl.load(context_lens_ptr + sequence * stride_cs).to(tl.int32)
+        length = tl.load(context_lens_ptr + sequence).to(tl.int32)
         query = tile * BLOCK_Q + tl.arange(0, BLOCK_M) // PADDED  # in the chunk, whose last query sees the last token
         member = tl.arange(0, BLOCK_M) % PADDED
         column = tl.arange(0, BLOCK_D)
@@ -56,8 +55,8 @@ def paged_extend_fp8_kernel(
         table_ptr = block_tables_ptr + sequence * stride_bs
         k_cache_ptr += key_head * stride_k[2]
         v_cache_ptr += key_head * stride_v[2]
-        k_scale_ptr += key_head * stride_ks[1]
-        v_scale_ptr += key_head * stride_vs[1]
+        k_scale_ptr += key_head * stride_k[5]
+        v_scale_ptr += key_head * stride_v[5]
 
         m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: -inf minus -inf would be NaN
         d = tl.zeros((BLOCK_M,), tl.float32)
@@ -66,14 +65,14 @@ def paged_extend_fp8_kernel(
         for start in range(0, seen_by_all, BLOCK_N):
             m, d, o, largest = attend_to_tile(
                 q, m, d, o, largest, start, end, position, factor,
-                k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks,
-                stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+                k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
+                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
             )  # fmt: skip
         for start in range(seen_by_all, end, BLOCK_N):
             m, d, o, largest = attend_to_tile(
                 q, m, d, o, largest, start, end, position, factor,
-                k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v, stride_ks,
-                stride_vs, stride_bb, BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+                k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
+                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
             )  # fmt: skip
         o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
         place = (begin + query).to(tl.int64)[:, None] * stride_o[0] + head[:, None] * stride_o[1]
@@ -125,13 +124,15 @@ def paged_attention_extend(
     group = H // G
     padded = fp8_tuning.power_of_two(group)
     tile = fp8_tuning.extend(D, padded, block_size)
+    block_tables, context_lens = in_rows(block_tables), context_lens.contiguous()
+    query_starts = query_starts.contiguous()
     native = fp8_tuning.converts_e4m3(q.device)
     if not native:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     paged_extend_fp8_kernel[(G, T // (tile.m // padded) + S)](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, query_starts, context_lens, o,
-        q.stride(), k_cache.stride(), v_cache.stride(), k_scale.stride(), v_scale.stride(), *block_tables.stride(),
-        query_starts.stride(0), context_lens.stride(0), o.stride(), S, scale * LOG2_E,
+        q.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
+        block_tables.stride(0), o.stride(), S, scale * LOG2_E,
         GROUP=group, PADDED=padded, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size,
         HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), NATIVE=native, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
