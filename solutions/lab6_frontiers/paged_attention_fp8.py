@@ -45,7 +45,7 @@ def part_of(length, part, parts, BLOCK_N: tl.constexpr):
 @triton.jit(do_not_specialize=["stride_bs", "parts"])
 def paged_decode_fp8_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, block_tables_ptr, context_lens_ptr, o_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, stride_bs, stride_o, scale_log2, parts,
+    stride_q, stride_k, stride_v, stride_bs, scale_log2, parts,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -78,27 +78,25 @@ def paged_decode_fp8_kernel(
     for start in range(first, whole, BLOCK_N):
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, start, end, position, factor,
-            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v,
-                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
+            BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
         )  # fmt: skip
     if whole < end:
         m, d, o, largest = attend_to_tile(
             q, m, d, o, largest, whole, end, position, factor,
-            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr,
-            stride_k, stride_v,
-                BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+            k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
+            BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
         )  # fmt: skip
     o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
     lse = tl.where(d == 0, -float("inf"), (m + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
-    o_place = head[:, None] * stride_o[1] + column.to(tl.int64)[None, :] * stride_o[3]
-    o_place += sequence * stride_o[0] + part.to(tl.int64) * stride_o[2]
+    heads = tl.num_programs(0) * GROUP
+    o_row = (sequence * heads + head) * parts + part  # of (S, H, P, D)
+    o_ptrs = o_ptr + o_row[:, None] * HEAD_DIM + column[None, :]
     if SPLIT:  # an empty part says -inf and nothing else: the merge does not read its output
-        tl.store(o_ptr + o_place, o, mask=mine & (d != 0)[:, None])
-        heads = tl.num_programs(0) * GROUP
-        tl.store(lse_ptr + (sequence * heads + head) * parts + part, lse, mask=row < GROUP)
+        tl.store(o_ptrs, o, mask=mine & (d != 0)[:, None])
+        tl.store(lse_ptr + o_row, lse, mask=row < GROUP)
     else:
-        tl.store(o_ptr + o_place, o.to(o_ptr.dtype.element_ty), mask=mine)
+        tl.store(o_ptrs, o.to(o_ptr.dtype.element_ty), mask=mine)
 
 
 def paged_attention_decode(
@@ -161,7 +159,7 @@ def paged_attention_decode(
     paged_decode_fp8_kernel[(G, num_splits, S)](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, o, lse,
         q.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
-        block_tables.stride(0), o.stride(), scale * LOG2_E, num_splits,
+        block_tables.stride(0), scale * LOG2_E, num_splits,
         GROUP=H // G, BLOCK_M=max(16, fp8_tuning.power_of_two(H // G)), BLOCK_N=tile.n, BLOCK_SIZE=block_size,
         HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), SPLIT=split, NATIVE=native,
         num_warps=tile.warps, num_stages=tile.stages,

@@ -27,7 +27,7 @@ import triton.language as tl  # isort: skip
 @triton.jit(do_not_specialize=["stride_bs", "S"])
 def paged_extend_fp8_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, block_tables_ptr, query_starts_ptr, context_lens_ptr,
-    o_ptr, stride_q, stride_k, stride_v, stride_bs, stride_o, S, scale_log2,
+    o_ptr, stride_q, stride_k, stride_v, stride_bs, S, scale_log2,
     GROUP: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -75,8 +75,8 @@ def paged_extend_fp8_kernel(
                 BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
             )  # fmt: skip
         o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
-        place = (begin + query).to(tl.int64)[:, None] * stride_o[0] + head[:, None] * stride_o[1]
-        tl.store(o_ptr + place + column.to(tl.int64)[None, :] * stride_o[2], o.to(o_ptr.dtype.element_ty), mask=mine)
+        o_row = (begin + query).to(tl.int64) * (tl.num_programs(0) * GROUP) + head  # of (T, H, D)
+        tl.store(o_ptr + o_row[:, None] * HEAD_DIM + column[None, :], o.to(o_ptr.dtype.element_ty), mask=mine)
 
 
 def paged_attention_extend(
@@ -132,7 +132,7 @@ def paged_attention_extend(
     paged_extend_fp8_kernel[(G, T // (tile.m // padded) + S)](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, query_starts, context_lens, o,
         q.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
-        block_tables.stride(0), o.stride(), S, scale * LOG2_E,
+        block_tables.stride(0), S, scale * LOG2_E,
         GROUP=group, PADDED=padded, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size,
         HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), NATIVE=native, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
