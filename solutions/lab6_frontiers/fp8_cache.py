@@ -52,7 +52,8 @@ def scale_of(amax: Tensor) -> Tensor:
     """The least power of two that brings ``amax`` (float32, finite) to 448 or below, but 2^-100 at least."""
     mantissa, exponent = torch.frexp(amax)  # amax = mantissa * 2^exponent with 1/2 <= mantissa < 1; 448 = 7/8 * 2^9
     exponent = torch.where(mantissa <= 0.875, exponent - 9, exponent - 8)
-    return torch.ldexp(torch.ones_like(amax), exponent).clamp(min=SMALLEST_SCALE)
+    scale = torch.ldexp(torch.ones_like(amax), exponent).clamp(min=SMALLEST_SCALE)
+    return torch.where(amax > 0, scale, SMALLEST_SCALE)
 
 
 def quantize_cache(k_cache: Tensor, v_cache: Tensor) -> Fp8Cache:

@@ -59,6 +59,8 @@ class LowBitRunner(ModelRunner):
         for name, value, known in (("weights", weights, WEIGHTS), ("cache", cache, CACHES)):
             if value not in known:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+        if not isinstance(num_blocks, int) or isinstance(num_blocks, bool) or num_blocks < 1:
+            raise ValueError(f"num_blocks must be an integer of at least 1, got {num_blocks!r}")
         on_gpu = model.device.type == "cuda"
         attention = attention or ("triton" if on_gpu else "torch")
         if weights == "int4":

@@ -1,0 +1,136 @@
+"""Lab 6's kernels for few bits compile for Ampere, Hopper and Blackwell as they are tuned, and spill nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from parameters import thorough_but
+
+from solutions.lab6_frontiers import fp8_tuning, int4_tuning
+from solutions.lab6_frontiers.fp8_write import write_kv_fp8_kernel
+from solutions.lab6_frontiers.int4_matmul import add_parts_kernel, int4_matmul_kernel
+from solutions.lab6_frontiers.int4_wide import int4_matmul_wide_kernel
+from solutions.lab6_frontiers.paged_attention_fp8 import paged_decode_fp8_kernel
+from solutions.lab6_frontiers.paged_extend_fp8 import paged_extend_fp8_kernel
+from utils import runtime
+from utils.compile_only import Request, resource_usages
+
+#: Compute capability times ten -> bytes of shared memory that one program may take.
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+STRIDES = {
+    "stride_q": ("i32:16", "i32:16", 1),
+    "stride_k": ("i32:16", "i32:16", "i32:16", 1, "i32", 1),  # a cache's, then its scales'
+    "stride_v": ("i32:16", 1, "i32:16", "i32:16", "i32", 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    """The tuning tables answer as on a GPU."""
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+
+
+def int4_request(batch, capability, dtype="bf16", even=True, outputs=4096):
+    """The product of a batch as its launch specialises it, started early from Hopper on."""
+    tile = int4_tuning.int4(batch, outputs, 32, 132)
+    wide, split = tile.groups == 1, tile.splits > 1
+    constants = {
+        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "EVEN": even, "SPLIT": split, "ASSEMBLY": True,
+        "EARLY": capability >= 90, "AHEAD": 16, "stride_xk": 1,
+    }  # fmt: skip
+    signature = {
+        "x_ptr": f"*{dtype}", "codes_ptr": "*i16", "scales_ptr": "*fp32", "o_ptr": "*fp32" if split else f"*{dtype}",
+        "stride_xm": "i32", "M": "i32", "N": "i32", "groups": "i32", "splits": "i32",
+    }  # fmt: skip
+    aligned = ["x_ptr", "codes_ptr", "scales_ptr", "o_ptr", "stride_xm", *(["N"] if even else [])]
+    if not wide:
+        constants["BLOCK_G"] = tile.groups
+    kernel = int4_matmul_wide_kernel if wide else int4_matmul_kernel
+    return Request(kernel, signature, constants, capability, tile.warps, tile.stages, aligned)
+
+
+def pointers(dtype, code, split=False):
+    """Types of the pointers of all fp8 kernels."""
+    names = {
+        "q_ptr": f"*{dtype}", "k_ptr": f"*{dtype}", "v_ptr": f"*{dtype}", "k_cache_ptr": code, "v_cache_ptr": code,
+        "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32", "block_tables_ptr": "*i32", "context_lens_ptr": "*i32",
+        "query_starts_ptr": "*i32", "slots_ptr": "*i32", "o_ptr": "*fp32" if split else f"*{dtype}", "lse_ptr": "*fp32",
+    }  # fmt: skip
+    return names
+
+
+def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=False):
+    """One kernel over an fp8 cache as its launch specialises it for the cache that is allocated here."""
+    native = capability >= 89
+    constants = {
+        "GROUP": group, "PADDED": fp8_tuning.power_of_two(group), "BLOCK_SIZE": 16, "HEAD_DIM": head_dim,
+        "BLOCK_D": fp8_tuning.block_d(head_dim), "SPLIT": split, "NATIVE": native, "stride_slot": 1,
+    }  # fmt: skip
+    warps, stages = 4, 3
+    if kernel is paged_decode_fp8_kernel:
+        n, warps, stages, _ = fp8_tuning.decode(head_dim, 16)
+        constants |= {"BLOCK_M": max(16, fp8_tuning.power_of_two(group)), "BLOCK_N": n}
+    elif kernel is paged_extend_fp8_kernel:
+        m, n, warps, stages = fp8_tuning.extend(head_dim, fp8_tuning.power_of_two(group), 16)
+        constants |= {"BLOCK_M": m, "BLOCK_N": n}
+    types = pointers(dtype, "*fp8e4nv" if native else "*u8", split) | {"scale_log2": "fp32"} | STRIDES
+    if kernel is write_kv_fp8_kernel:
+        cache_strides = {"stride_kc": STRIDES["stride_k"], "stride_vc": STRIDES["stride_v"]}
+        types |= {"stride_k": STRIDES["stride_q"], "stride_v": STRIDES["stride_q"], **cache_strides}
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: types.get(name, "i32") for name in names}
+    used = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    aligned = [name for name in names if name.endswith("_ptr")]
+    return Request(kernel, signature, used, capability, warps, stages, aligned)
+
+
+def assert_fit(requests):
+    """Every kernel fits an SM and keeps its values in registers."""
+    for asked, used in zip(requests, resource_usages(requests), strict=True):
+        case = f"{used.name} for sm_{asked.capability}: {dict(asked.constexprs)}"
+        assert used.registers * used.threads <= 65536, f"{case} does not fit an SM: {used}"
+        assert used.shared_bytes <= SHARED_MEMORY[asked.capability], f"{case} takes too much shared memory: {used}"
+        assert used.stack_bytes == 0, f"{case} spills {used.stack_bytes} bytes a thread"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
+def test_no_product_with_4_bit_weights_spills(capability):
+    requests = [int4_request(batch, capability) for batch in int4_tuning.TILES]
+    requests += [int4_request(1, capability, "fp16", even=False), int4_request(64, capability, "fp16", even=False)]
+    parts = {"parts_ptr": "*fp32", "o_ptr": "*bf16", "size": "i32"}
+    requests.append(Request(add_parts_kernel, parts, {"PARTS": 4, "BLOCK": 1024}, capability))
+    assert_fit(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
+def test_no_kernel_over_an_fp8_cache_spills(capability):
+    requests = [
+        fp8_request(kernel, capability, dtype, head_dim, group)
+        for kernel in (paged_decode_fp8_kernel, paged_extend_fp8_kernel, write_kv_fp8_kernel)
+        for dtype, head_dim, group in (("bf16", 128, 4), ("fp16", 64, 8), ("bf16", 256, 4))
+    ]
+    assert_fit([*requests, fp8_request(paged_decode_fp8_kernel, capability, split=True)])
+
+
+@pytest.mark.slow
+def test_hopper_unpacks_in_registers_and_loads_16_bytes_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    resource_usages([int4_request(1, 90)])
+    (ptx,) = (path.read_text() for path in tmp_path.rglob("*.ptx"))
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+|\d+)", ptx)
+    assert {int(size, 0) for size in copies} == {16}
+    loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
+    assert "st.shared" not in loop and "cvt" not in loop  # from shared memory to a product without a detour
+
+
+@pytest.mark.slow
+def test_hopper_converts_two_numbers_of_the_cache_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    resource_usages([fp8_request(paged_decode_fp8_kernel, 90)])
+    (ptx,) = (path.read_text() for path in tmp_path.rglob("*.ptx"))
+    assert "cvt.rn.f16x2.e4m3x2" in ptx and "bf16x2.e4m3" not in ptx
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+|\d+)", ptx)
+    assert 16 in {int(size, 0) for size in copies}
