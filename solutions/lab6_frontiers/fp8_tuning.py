@@ -71,8 +71,9 @@ def extend(head_dim: int, padded: int, block_size: int) -> ExtendTile:
     """Tile of the extend kernel: rows are queries times the query heads of a key head, ``padded`` to a power of two."""
     if runtime.INTERPRET:
         return ExtendTile(max(16, padded), max(16, block_size), 4, 1)
-    n = 64 if block_d(head_dim) <= 128 else 32
-    return ExtendTile(max(64, padded), max(n, block_size), 4, 2)
+    width = block_d(head_dim)
+    m, n, warps = (32, 32, 4) if width > 128 else (64, 64, 8 if width == 128 else 4)
+    return ExtendTile(max(m, padded), max(n, block_size), warps, 2)
 
 
 def splits(rows: int, longest: int, programs: int) -> int:
