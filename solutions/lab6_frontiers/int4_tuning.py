@@ -1,6 +1,6 @@
 """Every number that tunes the product with 4-bit weights.
 
-The tiles were chosen from what each moves and issues: with a tile of n rows, the activations that a program reads are
+No GPU has measured these yet. The tiles were chosen from what each moves and issues: with a tile of n rows, the activations that a program reads are
 4 M / n of the weights' bytes, all from the L2 cache, so that n grows with the batch M.
 """
 
@@ -42,8 +42,9 @@ TILES = {
     64: (64, 128, 1, 8, 4),
 }
 LARGEST = max(TILES)
-#: Programs that a multiprocessor gets from a product that is split, at most, and steps of a part, at least.
-PROGRAMS_PER_SM, FEWEST_STEPS = 2, 4
+#: Programs that a multiprocessor gets from a product that is split, at most: one where warps share out the columns, as
+#: a second kernel costs more than a second program brings; and steps of a part, at least.
+PROGRAMS_PER_SM, WIDE_PROGRAMS_PER_SM, FEWEST_STEPS = 1, 2, 4
 
 
 def power_of_two(number: int) -> int:
@@ -60,5 +61,6 @@ def int4(rows: int, outputs: int, groups: int, sms: int) -> Int4Tile:
     if each > 1:
         warps = min(warps, each)
     programs = -(-outputs // n) * -(-rows // m)
-    splits = max(1, min(PROGRAMS_PER_SM * sms // programs, groups // (FEWEST_STEPS * each)))
+    per_sm = WIDE_PROGRAMS_PER_SM if each == 1 else PROGRAMS_PER_SM
+    splits = max(1, min(per_sm * sms // programs, groups // (FEWEST_STEPS * each)))
     return Int4Tile(m, n, each, splits, warps, stages)
