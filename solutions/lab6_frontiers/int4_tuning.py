@@ -1,7 +1,8 @@
 """Every number that tunes the product with 4-bit weights.
 
-No GPU has measured these yet. The tiles were chosen from what each moves and issues: with a tile of n rows, the activations that a program reads are
-4 M / n of the weights' bytes, all from the L2 cache, so that n grows with the batch M.
+No GPU has measured these yet. The tiles were chosen from what each moves and issues: with a tile of n rows, the
+activations that a program reads are 4 M / n of the weights' bytes, all from the L2 cache, so that n grows with the
+batch M.
 """
 
 from __future__ import annotations
