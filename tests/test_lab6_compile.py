@@ -75,7 +75,7 @@ def product(tuning, capability, kind, described=True, c_described=True, out="bf1
     constants = {
         "stride_as": 1, "stride_bs": 1, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
         "GROUP_M": tile.group, "DESCRIBED": described, "C_DESCRIBED": c_described, "HALVES": tile.halves,
-        "OVERLAP": tile.overlap, "FLATTEN": tile.flatten, "DTYPE": dtype, "SQUARE": kind == "square",
+        "FLATTEN": tile.flatten, "DTYPE": dtype, "SQUARE": kind == "square",
     }  # fmt: skip
     for name, rows in (("a", tile.m), ("b", tile.n)):
         types[name] = f"tensordesc<fp8e4nv[{rows}, {tile.k}]>" if described else "*fp8e4nv"

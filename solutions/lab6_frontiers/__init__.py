@@ -1,8 +1,16 @@
-"""Lab 6, frontiers: matrix products and quantising kernels of 8-bit numbers with scales."""
+"""Lab 6, frontiers: fewer bits in products, in kernels that quantise, in weights, in the cache and in the engine."""
 
 from utils.formats import Quantized, quantize
 
+from .engine import Engine
+from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
+from .fp8_write import write_kv
 from .fused_quantize import rms_norm_quantized, swiglu_quantized
+from .int4_matmul import int4_matmul
+from .int4_packing import PackedInt4, pack_int4
+from .low_bit_runner import LowBitRunner
+from .paged_attention_fp8 import paged_attention_decode
+from .paged_extend_fp8 import paged_attention_extend
 from .quantize_kernels import quantize_blocks, quantize_rows
 from .scaled_matmul import scaled_matmul
 from .square_blocks import SquareBlocks

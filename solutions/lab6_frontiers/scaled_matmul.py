@@ -75,15 +75,14 @@ def row_scales(scale_ptr, row, block, rows, strides, BLOCK_ROWS: tl.constexpr):
 def block_scaled_matmul_kernel(
     a, b, c, a_scale_ptr, b_scale_ptr, M, N, K, stride_a, stride_b, strides_as, strides_bs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    DESCRIBED: tl.constexpr, C_DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr, FLATTEN: tl.constexpr,
-    DTYPE: tl.constexpr, SQUARE: tl.constexpr,
+    DESCRIBED: tl.constexpr, C_DESCRIBED: tl.constexpr, FLATTEN: tl.constexpr, DTYPE: tl.constexpr,
+    SQUARE: tl.constexpr,
 ):  # fmt: skip
     """One program: every ``num_programs``-th tile of c; ``SQUARE``: b has a scale for 128 of its rows.
 
     Hopper's tensor cores add 8-bit products with some 14 bits of a sum, whatever the accumulator's dtype (DeepSeek-V3
     technical report, 2024, section 3.3.2). So no sum there is longer than the 128 products that share a scale, and the
-    sums are added in float32, which the scales between them ask for anyway. With ``OVERLAP`` the sum of a block is
-    scaled and added while the tensor cores work on the next.
+    sums are added in float32, which the scales between them ask for anyway.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -92,8 +91,6 @@ def block_scaled_matmul_kernel(
         row = tile_m * BLOCK_M
         column = tile_n * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        waiting = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # the sum of the block before
-        waiting_scale = tl.zeros((BLOCK_M,), dtype=tl.float32)
         for block in range(0, K // BLOCK_K):
             start = block * BLOCK_K
             scale = row_scales(a_scale_ptr, row, block, M, strides_as, BLOCK_M)
@@ -104,14 +101,7 @@ def block_scaled_matmul_kernel(
             partial = tl.dot(a_tile, b_tile.T)
             if not SQUARE:
                 partial *= row_scales(b_scale_ptr, column, block, N, strides_bs, BLOCK_N)[None, :]
-            if OVERLAP:
-                total += waiting * waiting_scale[:, None]
-                waiting = partial
-                waiting_scale = scale
-            else:
-                total += partial * scale[:, None]
-        if OVERLAP:
-            total += waiting * waiting_scale[:, None]
+            total += partial * scale[:, None]
         store_tile(c, total, row, column, M, N, BLOCK_M, BLOCK_N, C_DESCRIBED, DTYPE)
 
 
@@ -208,7 +198,7 @@ def _block_scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dty
         operand(c, c_described, (tile.m, tile.n)), a_scales, b.scales, M, N, K, a.stride(0), b.values.stride(0),
         a_scales.stride(), b.scales.stride(),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=BLOCK, GROUP_M=tile.group, DESCRIBED=described,
-        C_DESCRIBED=c_described, OVERLAP=tile.overlap, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[out_dtype],
+        C_DESCRIBED=c_described, FLATTEN=tile.flatten, DTYPE=_TL_DTYPES[out_dtype],
         SQUARE=isinstance(b, SquareBlocks), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return c
