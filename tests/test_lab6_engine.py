@@ -112,7 +112,6 @@ def test_without_either_it_is_lab_5s_engine():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_kernels_give_the_tokens_that_plain_pytorch_gives(fused):
     model, prompts = wide_model(torch.float16), prompts_of(3, longest=6)
@@ -123,7 +122,6 @@ def test_kernels_give_the_tokens_that_plain_pytorch_gives(fused):
     assert made[0] == made[1]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_kernels_with_4_bit_weights_and_a_cache_of_16_give_the_tokens_that_plain_pytorch_gives():
     model, prompts = wide_model(torch.float16, bias=True), prompts_of(2, longest=6)
