@@ -83,6 +83,23 @@ def product(tuning, capability, kind, described=True, c_described=True, out="bf1
     return request(asked, types, constants, capability, tile.warps, tile.stages)
 
 
+def grouped(tuning, capability, dtype):
+    """The product of an expert layer as forward and backward launch it, and the gradient of its weights."""
+    size, types = (4 if dtype == "fp32" else 2), {"row_ends_ptr": "*i32", "tile_ends_ptr": "*i32"}
+    types |= dict.fromkeys(("x_ptr", "weights_ptr", "out_ptr", "dout_ptr", "dweights_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("experts", "N", "K", "stride_x", "stride_do", "stride_we", "stride_wk", "stride_wn"), "i32")
+    tile = tuning.grouped_matmul(size, divmod(capability, 10))
+    sides = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": tile.group}
+    for contiguous in ("stride_wn", "stride_wk"):
+        constants = {**sides, "EXPERTS": 64, "EVEN_K": True, contiguous: 1}
+        asked = kernel("grouped_matmul", "grouped_matmul_kernel")
+        yield request(asked, types, constants, capability, tile.warps, tile.stages)
+    tile = tuning.grouped_weight_gradient(size, divmod(capability, 10))
+    sides = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
+    asked = kernel("grouped_matmul", "grouped_weight_gradient_kernel")
+    yield request(asked, types, sides, capability, tile.warps, tile.stages)
+
+
 def assert_fit(requests):
     """Every kernel fits an SM and keeps its values in registers."""
     for asked, used in zip(requests, resource_usages(requests), strict=True):
@@ -105,6 +122,12 @@ def test_no_product_spills(tuned, capability):
     requests = [product(tuned, capability, kind, out=out) for kind in ("row", "block", "square") for out in OUT]
     requests += [product(tuned, capability, "row", described, False) for described in (True, False)]
     assert_fit([*requests, product(tuned, capability, "square", False, False)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
+def test_no_product_of_an_expert_layer_spills(tuned, capability):
+    assert_fit([each for dtype in ("bf16", "fp32") for each in grouped(tuned, capability, dtype)])
 
 
 @pytest.mark.slow

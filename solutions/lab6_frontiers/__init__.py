@@ -1,4 +1,4 @@
-"""Lab 6, frontiers: fewer bits in products, in kernels that quantise, in weights, in the cache and in the engine."""
+"""Lab 6, frontiers: fewer bits in products, in kernels that quantise, in weights, in the cache and in the engine; experts."""
 
 from utils.formats import Quantized, quantize
 
@@ -6,6 +6,7 @@ from .engine import Engine
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_write import write_kv
 from .fused_quantize import rms_norm_quantized, swiglu_quantized
+from .grouped_matmul import grouped_matmul
 from .int4_matmul import int4_matmul
 from .int4_packing import PackedInt4, pack_int4
 from .low_bit_runner import LowBitRunner

@@ -92,3 +92,26 @@ def column_tile(columns: int) -> tuple[int, int, int]:
     block = min(runtime.pick(cpu=256, gpu=1024), max(128, power_of_two(columns)))
     rows = runtime.pick(cpu=1024, gpu=4096) // block
     return rows, block, rows * block // 512
+
+
+def grouped_matmul(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of an expert layer's product, of which an expert's last may be mostly empty.
+
+    Args:
+        element_size: Bytes of an element; float32 is multiplied without tensor cores.
+        capability: Of the GPU; None in the interpreter.
+    """
+    if capability is None:
+        return MatmulTile(16, 32, 32, 2, 4, 1)
+    if element_size == 4:
+        return MatmulTile(64, 64, 16, 8, 4, 2)
+    return MatmulTile(128, 256, 64, 8, 8, 3) if capability[0] in (9, 10) else MatmulTile(128, 128, 32, 8, 4, 3)
+
+
+def grouped_weight_gradient(element_size: int, capability: tuple[int, int] | None = None) -> MatmulTile:
+    """Tile of an expert's gradient: ``m`` rows a step, ``k`` and ``n`` its sides, as :func:`grouped_matmul`."""
+    if capability is None:
+        return MatmulTile(16, 32, 32, 1, 4, 1)
+    if element_size == 4:
+        return MatmulTile(16, 64, 32, 1, 4, 2)
+    return MatmulTile(64, 128, 128, 1, 8, 3) if capability[0] in (9, 10) else MatmulTile(32, 128, 128, 1, 8, 3)
