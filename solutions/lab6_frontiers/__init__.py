@@ -1,4 +1,4 @@
-"""Lab 6, frontiers: fewer bits in products, in kernels that quantise, in weights, in the cache and in the engine; experts."""
+"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; the product of an expert layer."""
 
 from utils.formats import Quantized, quantize
 
