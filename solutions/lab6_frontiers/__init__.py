@@ -1,4 +1,4 @@
-"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; the product of an expert layer."""
+"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; experts."""
 
 from utils.formats import Quantized, quantize
 
@@ -10,8 +10,10 @@ from .grouped_matmul import grouped_matmul
 from .int4_matmul import int4_matmul
 from .int4_packing import PackedInt4, pack_int4
 from .low_bit_runner import LowBitRunner
+from .mixture_of_experts import MixtureOfExperts, MoEConfig
 from .paged_attention_fp8 import paged_attention_decode
 from .paged_extend_fp8 import paged_attention_extend
 from .quantize_kernels import quantize_blocks, quantize_rows
+from .router import Router
 from .scaled_matmul import scaled_matmul
 from .square_blocks import SquareBlocks

@@ -1,0 +1,224 @@
+"""A layer of experts is the sum over each token's chosen experts, in one process and with experts spread over ranks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from slow_machine_launch import launch, once
+
+from solutions.lab6_frontiers.mixture_of_experts import MixtureOfExperts, MoEConfig, all_to_all_bytes
+from solutions.lab6_frontiers.router import Router
+from utils import runtime
+from utils.distributed import DistributedError, record_collectives
+
+CONFIG = MoEConfig(hidden=24, inner=20, experts=12, chosen=3, shared=16, scores="sigmoid", balance="bias")
+
+
+def layer(config=CONFIG, seed=0, group=None, device=None):
+    torch.manual_seed(seed)
+    return MixtureOfExperts(config, group).to(device or runtime.DEVICE)
+
+
+def tokens(count, hidden=24, seed=1, device=None):
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(count, hidden, generator=source).to(device or runtime.DEVICE)
+
+
+def by_a_loop(moe, x):
+    """The same, expert by expert and token by token."""
+    routed, out = moe.router(x), []
+    for token, experts, weights in zip(x, routed.experts, routed.weights):
+        total = torch.zeros_like(token)
+        for expert, weight in zip(experts, weights):
+            gate, up = (token @ moe.up[expert]).chunk(2)
+            total = total + weight * ((torch.nn.functional.silu(gate) * up) @ moe.down[expert])
+        if moe.shared_up is not None:
+            gate, up = moe.shared_up(token).chunk(2)
+            total = total + moe.shared_down(torch.nn.functional.silu(gate) * up)
+        out.append(total)
+    return torch.stack(out)
+
+
+def with_gradients(function, moe, x):
+    x = x.detach().requires_grad_()
+    out = function(x)
+    return [out, *torch.autograd.grad(out.square().sum(), (x, *moe.parameters()))]
+
+
+def assert_equal(found, right):
+    for got, of in zip(found, right, strict=True):
+        assert float((got - of).detach().abs().max()) <= 2e-6 * max(1.0, float(of.detach().abs().max()))
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(scores, shared):
+    moe = layer(MoEConfig(24, 20, 6, 2, shared, scores, "none"))
+    x = tokens(17)
+    assert_equal(with_gradients(moe, moe, x), with_gradients(lambda x: by_a_loop(moe, x), moe, x))
+
+
+def test_leading_axes_stay_and_no_tokens_are_no_problem():
+    moe = layer()
+    x = tokens(10)
+    assert_equal([moe(x.view(2, 5, 24))], [moe(x).view(2, 5, 24)])
+    assert moe(x[:0]).shape == (0, 24)
+    assert int(moe.routed.counts.sum()) == 0
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_weights_sum_to_one_and_every_token_is_counted(scores):
+    router = Router(24, 8, 3, scores).to(runtime.DEVICE)
+    routed = router(tokens(50))
+    torch.testing.assert_close(routed.weights.sum(-1), torch.ones(50, device=runtime.DEVICE))
+    assert int(routed.counts.sum()) == 150
+    assert all(len(set(row)) == 3 for row in routed.experts.tolist())
+
+
+def test_the_auxiliary_loss_is_one_for_equal_experts_and_the_number_of_experts_for_a_single_one():
+    router = Router(24, 4, 1).to(runtime.DEVICE)
+    with torch.no_grad():
+        router.gate.weight.zero_()
+    x = tokens(64)
+    assert router(x).loss.item() == pytest.approx(1)  # all scores are 1/4, whoever is chosen
+    with torch.no_grad():
+        router.gate.weight[2] = 100 * x[0]
+    assert router(x[:1]).loss.item() == pytest.approx(4)
+
+
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_balancing_evens_out_the_counts(balance):
+    torch.manual_seed(0)
+    router = Router(16, 8, 2, balance=balance).to(runtime.DEVICE)
+    x = tokens(512, 16) + tokens(1, 16, seed=5)  # what tokens share makes a few experts everyone's favourites
+    before = router(x).counts
+    optimizer = torch.optim.SGD(router.parameters(), lr=1.0)
+    for _ in range(200):
+        routed = router(x)
+        if balance == "bias":
+            router.update_bias(routed.counts, 0.005)
+        else:
+            optimizer.zero_grad()
+            routed.loss.backward()
+            optimizer.step()
+    after = router(x).counts
+    assert int(before.max()) > 480  # of 512 tokens
+    assert int(after.max()) < (200 if balance == "loss" else 150)  # 128 would be even
+
+
+def test_a_bias_changes_the_choice_and_not_the_weights():
+    router = Router(24, 6, 6, "sigmoid", "bias").to(runtime.DEVICE)
+    x = tokens(9)
+    before = router(x)
+    router.update_bias(torch.tensor([9, 0, 0, 0, 0, 0], device=runtime.DEVICE), 100.0)
+    after = router(x)
+    assert (after.experts[:, -1] == 0).all() and not (before.experts[:, -1] == 0).all()
+    order = [routed.experts.argsort(-1) for routed in (before, after)]
+    torch.testing.assert_close(after.weights.gather(1, order[1]), before.weights.gather(1, order[0]))
+
+
+def test_published_models_have_their_published_sizes():
+    deepseek_v3 = MoEConfig(hidden=7168, inner=2048, experts=256, chosen=8, shared=2048)
+    assert deepseek_v3.parameters * 58 == pytest.approx(656e9, rel=0.01)  # in the layers with experts, of 671e9
+    assert deepseek_v3.active_parameters / deepseek_v3.parameters == pytest.approx(9 / 257, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"chosen": 0}, "between 1 and the number of experts 12, got 0"), ({"chosen": 13}, "got 13"),
+     ({"scores": "tanh"}, "one of softmax, sigmoid"), ({"balance": "luck"}, "one of loss, bias, none")],
+)  # fmt: skip
+def test_what_a_router_cannot_do_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        MixtureOfExperts(MoEConfig(**{**vars(CONFIG), **change}))
+
+
+# ---- on ranks
+
+
+def shares(ranks):
+    """Tokens of each rank: uneven, none on the last."""
+    return [5 + 6 * rank for rank in range(ranks - 1)] + [0]
+
+
+def part_of(whole, group):
+    """The layer of this rank: its experts, and what all ranks have."""
+    moe = layer(whole.config, group=group, device="cpu")
+    mine = slice(group.rank() * moe.local, (group.rank() + 1) * moe.local)
+    state = copy.copy(whole.state_dict())
+    state |= {name: state[name][mine] for name in ("up", "down")}
+    moe.load_state_dict(state)
+    return moe
+
+
+def on_a_rank(bias):
+    rank, group = dist.get_rank(), dist.group.WORLD
+    whole = layer(device="cpu")
+    whole.router.bias += torch.tensor(bias)
+    moe = part_of(whole, group)
+    x = tokens(sum(shares(group.size())), device="cpu").split(shares(group.size()))[rank]
+    with record_collectives() as ledger:
+        out, dx, *gradients = with_gradients(moe, moe, x)
+    names = [name for name, _ in moe.named_parameters()]
+    return out.detach(), dx, dict(zip(names, gradients)), ledger.bytes("all_to_all"), moe.routed.counts
+
+
+@once
+def spread(world_size):
+    """For two routers (as drawn; all tokens to the first experts): what all ranks gave."""
+    return launch(lambda: [on_a_rank([0.0] * 12), on_a_rank([9.0] * 3 + [0.0] * 9)], world_size=world_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1], ids=["as drawn", "all to the first experts"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_experts_on_ranks_compute_what_one_process_does(ranks, which):
+    found = [each[which] for each in spread(ranks)]
+    whole = layer(device="cpu")
+    whole.router.bias += torch.tensor([[0.0] * 12, [9.0] * 3 + [0.0] * 9][which])
+    out, dx, *gradients = with_gradients(whole, whole, tokens(sum(shares(ranks)), device="cpu"))
+    assert_equal([torch.cat([each[0] for each in found]), torch.cat([each[1] for each in found])], [out, dx])
+    for (name, _), right in zip(whole.named_parameters(), gradients):
+        each = [gradients[name] for _, _, gradients, _, _ in found]
+        assert_equal([torch.cat(each) if name in ("up", "down") else sum(each)], [right])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_ranks_hand_over_is_four_all_to_alls_of_their_rows_and_one_of_counts(ranks):
+    results = spread(ranks)
+    for which in (0, 1):
+        counts = torch.stack([each[which][4] for each in results]).view(ranks, ranks, -1).sum(-1)  # from, to
+        for rank, each in enumerate(results):
+            rows = 2 * int(counts[rank].sum()) + 2 * int(counts[:, rank].sum())  # there and back, forward and backward
+            assert each[which][3] == rows * 24 * 4 + 12 * 8
+
+
+def test_the_bytes_of_a_layer_with_even_counts():
+    config = MoEConfig(hidden=7168, inner=2048, experts=256, chosen=8)
+    assert all_to_all_bytes(config, 4096, 8, 2) == 2 * 4096 * 8 * 7 // 8 * 7168 * 2 + 8 * 224
+    assert all_to_all_bytes(config, 4096, 1, 2, training=True) == 0
+
+
+def dies_in_the_layer():
+    moe = part_of(layer(device="cpu"), dist.group.WORLD)
+    if dist.get_rank() == 1:
+        moe._experts = lambda rows, counts: os.kill(os.getpid(), signal.SIGKILL)
+    moe(tokens(6, device="cpu"))
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_the_layer_is_named():
+    with pytest.raises(DistributedError, match="rank 1 of 3 was killed by SIGKILL"):
+        launch(dies_in_the_layer, world_size=3)
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_divide_the_experts_are_refused():
+    with pytest.raises(DistributedError, match="5 ranks must divide the 12 experts"):
+        launch(lambda: MixtureOfExperts(CONFIG, dist.group.WORLD), world_size=5)
