@@ -2,6 +2,7 @@
 
 from utils.formats import Quantized, quantize
 
+from .context_parallel import all_to_all_attention, ring_attention
 from .engine import Engine
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_write import write_kv

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from .grouped_matmul import grouped_matmul
 from .router import Routed, Router
+from .rows_to_ranks import all_to_all
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,6 @@ def sorted_by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
         ``order`` (n,): ``experts[order]`` rises, and equal ones keep their order; ``counts`` (count,) int64.
     """
     return experts.argsort(stable=True), torch.bincount(experts, minlength=count)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Rows to the ranks that they are for; their gradients come back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.sizes, ctx.group = (sent, received), group
-        out = rows.new_empty((sum(received), *rows.shape[1:]))
-        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        sent, received = ctx.sizes
-        out = gradient.new_empty((sum(sent), *gradient.shape[1:]))
-        dist.all_to_all_single(out, gradient.contiguous(), sent, received, group=ctx.group)
-        return out, None, None, None
 
 
 class MixtureOfExperts(nn.Module):
@@ -135,11 +117,11 @@ class MixtureOfExperts(nn.Module):
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=self.group)  # what each rank sends to each of this one's experts
         sent, received = (_sizes(each, self.group.size()) for each in (counts, theirs))
-        rows = _AllToAll.apply(rows, sent, received, self.group)  # by rank, and by expert within what a rank sent
+        rows = all_to_all(rows, sent, received, self.group)  # by rank, and by expert within what a rank sent
         experts = torch.arange(self.local, device=rows.device).repeat(self.group.size()).repeat_interleave(theirs)
         order, mine = sorted_by_expert(experts, self.local)
         rows = self._experts(rows[order], mine)[order.argsort()]
-        return _AllToAll.apply(rows, received, sent, self.group)
+        return all_to_all(rows, received, sent, self.group)
 
 
 def _swiglu(x: Tensor) -> Tensor:
