@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from solutions.lab6_frontiers import tuning
 from solutions.lab6_frontiers.grouped_matmul import grouped_matmul
 from utils import runtime
 from utils.checks import tensors
@@ -109,6 +110,31 @@ def test_traffic_is_that_of_the_tiles_that_have_rows():
     }
     assert loaded == {"x_ptr": T * K * 2 * tiles_n, "weights_ptr": tiles_m * K * N * 2}
     assert sum(cell.bytes_stored for (_, of), cell in launch.cells.items() if of == "out_ptr") == T * N * 2
+    assert not profile.out_of_bounds and not profile.races
+
+
+def test_traffic_of_the_backward_pass_is_that_of_its_tiles():
+    T, E, K, N = 48, 3, 64, 64
+    x, weights = (each.requires_grad_() for each in operands(T, E, K, N, torch.float16))
+    out = grouped_matmul(x, weights, counts_of(17, 0, 31))
+    with profile_kernel() as profile:
+        out.backward(torch.ones_like(out))
+    found = []
+    for launch in profile.launches[-2:]:
+        each = {}
+        for (_, name), cell in launch.cells.items():
+            loaded, stored = each.get(name, (0, 0))
+            each[name] = (loaded + cell.bytes_loaded, stored + cell.bytes_stored)
+        found.append(each)
+    of_x, of_weights = found
+    tiles_m, tiles_k = 2 + 0 + 2, 2  # of dx: tiles of 16 rows and 32 columns
+    assert of_x["x_ptr"] == (T * N * 2 * tiles_k, 0)  # the gradient of the output takes the place of x
+    assert of_x["weights_ptr"] == (tiles_m * K * N * 2, 0)
+    assert of_x["out_ptr"] == (0, T * K * 2)
+    tile = tuning.grouped_weight_gradient(2, tuning.capability_of(x.device))
+    assert of_weights["x_ptr"] == (T * K * 2 * -(-N // tile.n), 0)
+    assert of_weights["dout_ptr"] == (T * N * 2 * -(-K // tile.k), 0)
+    assert of_weights["dweights_ptr"] == (0, E * K * N * 2)
     assert not profile.out_of_bounds and not profile.races
 
 

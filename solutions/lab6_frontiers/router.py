@@ -81,5 +81,8 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, counts: Tensor, step: float = 1e-3) -> None:
-        """Raise the bias of experts with fewer tokens than the mean of ``counts`` (E,), lower that of the others."""
+        """Raise the bias of experts with fewer tokens than the mean of ``counts`` (E,), lower that of the others.
+
+        Where ranks share the router, ``counts`` must be their sum over all ranks, or the ranks' biases drift apart.
+        """
         self.bias += step * torch.sign(counts.float().mean() - counts)
