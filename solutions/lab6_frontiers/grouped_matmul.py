@@ -166,7 +166,7 @@ def grouped_matmul(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         x: (T, K) float32, float16 or bfloat16; copied where its rows are not contiguous.
         weights: (E, K, N) of x's dtype, any strides.
         counts: (E,) int32 or int64 on x's device, none negative, T in all. Nothing waits for the GPU to see whether
-            they are: rows beyond their sum keep what the memory held.
+            they are: with fewer, the rows beyond keep what the memory held; with more, memory beyond x is touched.
 
     Returns:
         (T, N) of x's dtype, contiguous.
