@@ -42,7 +42,7 @@ def rows(text):
 
 
 def test_a_row_replaces_the_one_for_the_same_versions_and_tests_and_no_other():
-    first = compatibility.row("not thorough and not timed", Counts(3210, 0, 2, 9), Counts(900, 1, 0, 20), TODAY)
+    first = compatibility.row("not thorough", Counts(3210, 0, 2, 9), Counts(900, 1, 0, 20), TODAY)
     assert first.startswith(f"| {platform.python_version()} | ") and "| 2026-11-28 | `not thorough` |" in first
     assert first.endswith(
         "| 3,210 passed, 0 failed, 2 skipped in 9 files | 900 passed, 1 failed, 0 skipped in 20 files |"
