@@ -9,25 +9,8 @@ from utils.formats import Quantized
 
 from .square_blocks import SquareBlocks
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 #: Columns of a row, or of a row and 128 rows, that share a scale.
 BLOCK = 128
-
-
-def check_tensor(name: str, value: object, least_dims: int = 1) -> None:
-    """Refuse what no kernel here can take, naming the argument, what it is and what would be right.
-
-    Raises:
-        TypeError: ``value`` is no tensor, or its dtype is none of float32, float16 and bfloat16.
-        ValueError: it has fewer than ``least_dims`` axes, or is not where kernels run.
-    """
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    if value.dtype not in FLOATS:
-        raise TypeError(f"{name} must be float32, float16 or bfloat16, got {dtype_name(value.dtype)}")
-    if value.ndim < least_dims:
-        raise ValueError(f"{name} must have at least {least_dims} axes, got shape {tuple(value.shape)}")
-    check_device(name, value)
 
 
 def check_device(name: str, value: torch.Tensor) -> None:
@@ -38,16 +21,6 @@ def check_device(name: str, value: torch.Tensor) -> None:
     """
     if value.device.type != runtime.DEVICE.type:
         raise ValueError(f"{name} must be on {runtime.DEVICE} (utils.runtime.DEVICE), got {value.device}")
-
-
-def refuse_gradient(function: str, *tensors: torch.Tensor) -> None:
-    """Refuse to lose a gradient silently: ``function`` has a forward pass only.
-
-    Raises:
-        RuntimeError: autograd is recording and one of the tensors asks for its gradient.
-    """
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(f"{function} has no backward pass: call it under torch.no_grad(), or on x.detach()")
 
 
 def check_operand(name: str, x: object, least_dims: int) -> None:

@@ -11,6 +11,8 @@ import torch
 
 from utils import runtime
 
+from .tuning import power_of_two
+
 
 class DecodeTile(NamedTuple):
     """Tokens of a tile, warps of a program, stages of its software pipeline, and programs that an SM should get."""
@@ -37,11 +39,6 @@ SHORTEST_PART = runtime.pick(cpu=16, gpu=256)
 MOST_PARTS = 128
 
 
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
-
-
 def block_d(head_dim: int) -> int:
     """Columns of a tile of q, k or v: a power of two, at least 16."""
     return max(16, power_of_two(head_dim))
@@ -50,11 +47,6 @@ def block_d(head_dim: int) -> int:
 def converts_e4m3(device: torch.device) -> bool:
     """Whether kernels there have e4m3 as a type: from Ada (8.9) on, and in the interpreter."""
     return runtime.INTERPRET or torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 2 for the interpreter, whose programs run one after another anyway."""
-    return 2 if runtime.INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def decode(head_dim: int, block_size: int) -> DecodeTile:

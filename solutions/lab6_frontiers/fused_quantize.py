@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from solutions.lab2_triton_kernels.arguments import check_tensor, refuse_gradient
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.formats import Quantized
 
 from . import tuning
-from .arguments import check_tensor, dtype_name, refuse_gradient
+from .arguments import dtype_name
 from .quantize_kernels import Codes, check_columns, check_rows, store_codes
 
 import triton  # isort: skip
@@ -82,7 +83,7 @@ def rms_norm_quantized(
         RuntimeError: autograd is recording and an argument asks for its gradient.
     """
     check_rows("rms_norm_quantized", x, format, block)
-    check_tensor("weight", weight)
+    check_tensor("weight", weight, 1)
     refuse_gradient("rms_norm_quantized", weight)
     columns = x.shape[-1]
     check_columns(columns, None)  # whole rows stay on chip whatever shares a scale
@@ -118,7 +119,7 @@ def swiglu_quantized(gate_up: torch.Tensor, format: str = "e4m3", block: int | N
         TypeError, ValueError: dtype, shape, device, format or block are not these.
         RuntimeError: autograd is recording and gate_up asks for its gradient.
     """
-    check_tensor("gate_up", gate_up)
+    check_tensor("gate_up", gate_up, 1)
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must have an even last axis, gates and ups, got shape {tuple(gate_up.shape)}")
     columns = gate_up.shape[-1] // 2

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solutions.lab2_triton_kernels.arguments import check_tensor
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from . import tuning
-from .arguments import check_device, check_tensor, dtype_name
+from .arguments import check_device, dtype_name
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip

@@ -19,6 +19,7 @@ from . import int4_tuning
 from .int4_packing import GROUP, PackedInt4, pack_int4
 from .int4_unpack import prefetch_lines, unpack_nibbles
 from .int4_wide import int4_matmul_wide_kernel
+from .tuning import multiprocessors
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -124,7 +125,7 @@ def int4_matmul(x: Tensor, weight: Quantized | PackedInt4, *, tile: int4_tuning.
     o = torch.empty((M, N), dtype=x.dtype, device=x.device)
     if not M * N:
         return o
-    tile = tile or int4_tuning.int4(M, N, x.shape[1] // GROUP, _multiprocessors(x.device))
+    tile = tile or int4_tuning.int4(M, N, x.shape[1] // GROUP, multiprocessors(x.device))
     split = tile.splits > 1
     target = torch.empty((tile.splits, M, N), dtype=torch.float32, device=x.device) if split else o
     _launch(x, packed, target, tile)
@@ -153,11 +154,6 @@ def _launch(x: Tensor, packed: PackedInt4, target: Tensor, tile: int4_tuning.Int
         x, packed.codes, packed.scales, target, *x.stride(), M, N, groups, tile.splits,
         EVEN=N % tile.n == 0 and groups % tile.groups == 0, **constants, **options,
     )  # fmt: skip
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 2 for the interpreter, whose programs run one after another anyway."""
-    return 2 if runtime.INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _check(x: Tensor, packed: PackedInt4) -> None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from utils import runtime
 
+from .tuning import power_of_two
+
 
 class Int4Tile(NamedTuple):
     """What one program takes.
@@ -46,11 +48,6 @@ LARGEST = max(TILES)
 #: Programs that a multiprocessor gets from a product that is split, at most: one where warps share out the columns, as
 #: a second kernel costs more than a second program brings; and steps of a part, at least.
 PROGRAMS_PER_SM, WIDE_PROGRAMS_PER_SM, FEWEST_STEPS = 1, 2, 4
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
 
 
 def int4(rows: int, outputs: int, groups: int, sms: int) -> Int4Tile:

@@ -28,6 +28,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 from . import fp8_tuning
 from .fp8_arguments import HALVES, check_fp8_cache, in_rows
 from .fp8_step import attend_to_tile, into_reach
+from .tuning import multiprocessors
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -146,7 +147,7 @@ def paged_attention_decode(
         return torch.empty_like(q)
     tile = tile or fp8_tuning.decode(D, block_size)
     if num_splits is None:
-        programs = tile.programs_per_sm * fp8_tuning.multiprocessors(q.device)
+        programs = tile.programs_per_sm * multiprocessors(q.device)
         num_splits = fp8_tuning.splits(S * G, block_tables.shape[1] * block_size, programs)
     split = num_splits > 1
     kind = {"dtype": torch.float32 if split else q.dtype, "device": q.device}

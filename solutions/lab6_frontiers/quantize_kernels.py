@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from solutions.lab2_triton_kernels.arguments import check_tensor, refuse_gradient
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.formats import ELEMENTS, Quantized
 
 from . import tuning
-from .arguments import BLOCK, check_tensor, refuse_gradient
+from .arguments import BLOCK
 from .codes import KERNEL_FORMATS, check_format, scaled_codes
 from .square_blocks import SquareBlocks
 
@@ -118,7 +119,7 @@ def check_rows(function: str, x: torch.Tensor, format: str, block: int | None) -
     Raises:
         TypeError, ValueError, RuntimeError: see :func:`quantize_rows` and :func:`quantize_blocks`.
     """
-    check_tensor("x", x)
+    check_tensor("x", x, 1)
     check_format(format)
     refuse_gradient(function, x)
     if x.numel() == 0:

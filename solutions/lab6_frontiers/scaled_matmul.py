@@ -14,13 +14,14 @@ import math
 
 import torch
 
+from solutions.lab2_triton_kernels.arguments import FLOATS
+from solutions.lab2_triton_kernels.grouping import grouped_tile
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 from utils.formats import Quantized
 
 from . import tuning
-from .arguments import BLOCK, FLOATS, check_operand
+from .arguments import BLOCK, check_operand
 from .square_blocks import SquareBlocks
-from .tile_order import grouped_tile
 from .tiles import describable, load_tile, operand, programs, store_tile
 
 import triton  # isort: skip

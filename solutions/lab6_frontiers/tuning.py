@@ -40,6 +40,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 2 for the interpreter, whose programs run one after another anyway."""
+    return 2 if runtime.INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """Compute capability of a GPU; None in the interpreter."""
     return None if runtime.INTERPRET else torch.cuda.get_device_capability(device)
