@@ -18,6 +18,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from parameters import thorough_but
 from playwright.sync_api import TimeoutError
 
+from tests.living_tab import YARDSTICK
 from tests.site_server import Visit, served
 from utils import living, predictions, records
 from utils.claims import ledger
@@ -483,8 +484,12 @@ def test_no_page_sends_more_than_its_limit(browser, address: str, site: Path, pa
         fresh.tab.close()
 
 
-def readable(browser: Any, address: str, place: str) -> tuple[float, float]:
-    """Milliseconds until a page's text is painted and its first formulas are typeset, with nothing cached."""
+def readable(browser: Any, address: str, place: str) -> tuple[float, float, float]:
+    """Milliseconds until a page's text is painted and its first formulas are typeset, with nothing cached.
+
+    The third is the milliseconds allowed: two seconds, and on a machine that takes longer than a frame for 1,000
+    elements, be it slow or busy, as many times more as it takes longer.
+    """
     visit = Visit(browser, address, viewport={"width": 412, "height": 823})
     session = visit.tab.context.new_cdp_session(visit.tab)
     session.send("Network.enable")
@@ -496,9 +501,11 @@ def readable(browser: Any, address: str, place: str) -> tuple[float, float]:
     try:
         visit.go(place)
         visit.tab.wait_for_function("() => window.painted && window.typeset")
-        return tuple(visit.tab.evaluate("() => [window.painted, window.typeset]"))
+        painted, typeset = visit.tab.evaluate("() => [window.painted, window.typeset]")
+        drawing = statistics.median(visit.tab.evaluate(YARDSTICK))
+        return painted, typeset, 2000 * max(1, drawing / (1000 / 60))
     except TimeoutError:
-        return math.inf, math.inf
+        return math.inf, math.inf, 0
     finally:
         visit.tab.close()
 
@@ -512,9 +519,12 @@ FIRST += [f"explorers/{name}.html" for name in living.FIGURES]
 def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, place: str):
     """On a connection of 9 Mbit/s and 170 ms; the best of five visits, since a busy machine is slow by itself."""
     tried = []
-    while len(tried) < 5 and not (tried and max(tried[-1]) < 2000):
-        tried.append(readable(browser, address, place))
-    assert max(tried[-1]) < 2000, tried
+    for _ in range(5):
+        painted, typeset, allowed = readable(browser, address, place)
+        if max(painted, typeset) < allowed:
+            return
+        tried.append((painted, typeset, allowed))
+    pytest.fail(f"painted, typeset and allowed milliseconds of five visits: {tried}")
 
 
 def every_prompt(asked: list) -> int:
