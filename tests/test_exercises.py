@@ -223,14 +223,14 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def frequent_ones_first() -> list:
-    """Each exercise's most frequent wrong answer is tried by `make check` too, and every fifth of the others by
+    """Each exercise's most frequent wrong answer is tried by `make check` too, and every tenth of the others by
     `make test`; `make test-thorough` tries all."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
         for i, other in enumerate(others):
-            found += tried([other], pytest.mark.thorough if i % 5 else pytest.mark.slow)
+            found += tried([other], pytest.mark.thorough if i % 10 else pytest.mark.slow)
     return found
 
 
