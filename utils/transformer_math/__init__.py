@@ -14,7 +14,28 @@ from utils.transformer_math.communication import (
     tokens_to_hide,
     two_level_seconds,
 )
+from utils.transformer_math.context_parallel import (
+    all_to_all_attention_bytes,
+    all_to_all_matches_from,
+    context_parallel_activations,
+    decoder_block_activations,
+    ring_attention_bytes,
+    ring_hides_from,
+)
 from utils.transformer_math.flops import forward_flops, rule_of_thumb, training_flops, training_seconds
+from utils.transformer_math.latent_attention import (
+    DEEPSEEK_V3,
+    LatentAttention,
+    gqa_cache_numbers,
+    gqa_decode_cost,
+)
+from utils.transformer_math.long_context import (
+    attention_overtakes,
+    cache_overtakes_weights,
+    decoder_flops,
+    multiplied_weights,
+    seen_pairs,
+)
 from utils.transformer_math.memory import (
     BF16_MOMENTS,
     FP32_ADAM,
