@@ -1,4 +1,4 @@
-"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; experts."""
+"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; experts; long sequences."""
 
 from utils.formats import Quantized, quantize
 
@@ -12,6 +12,7 @@ from .int4_matmul import int4_matmul
 from .int4_packing import PackedInt4, pack_int4
 from .low_bit_runner import LowBitRunner
 from .mixture_of_experts import MixtureOfExperts, MoEConfig
+from .mla_decode import mla_decode
 from .paged_attention_fp8 import paged_attention_decode
 from .paged_extend_fp8 import paged_attention_extend
 from .quantize_kernels import quantize_blocks, quantize_rows

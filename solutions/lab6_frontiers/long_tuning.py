@@ -1,0 +1,65 @@
+"""Every number that tunes the kernels for long sequences.
+
+No GPU has measured these yet: they follow from registers and shared memory, by the compiler's word
+(``tests/test_lab6_long_compile.py``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from utils import runtime
+
+from .tuning import power_of_two
+
+#: Tokens of a part of a context, at least, and parts of a context, at most.
+SHORTEST_PART = runtime.pick(cpu=16, gpu=256)
+MOST_PARTS = 64
+
+
+class LatentTile(NamedTuple):
+    """Heads and cached tokens of a tile of scores, warps of a program, and stages of software pipelining."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
+def mla_decode(heads: int, dtype: torch.dtype, capability: tuple[int, int] | None) -> LatentTile:
+    """Tile of the decode kernel over latents of 512 numbers.
+
+    The sums of 64 heads take 128 registers of each of 256 threads; on Hopper tiles of 64 tokens would spill beside
+    them. Fewer heads than 64 fill no tile of its tensor cores, and go to the instructions of Ampere.
+
+    Args:
+        heads: query heads.
+        dtype: of the latents; float32 is multiplied without tensor cores.
+        capability: of the GPU; None in the interpreter.
+    """
+    m = max(16, power_of_two(heads))
+    if capability is None:
+        return LatentTile(16, 16, 4, 1)
+    if dtype == torch.float32:
+        return LatentTile(16, 16, 8, 1)
+    if capability[0] == 9 and m >= 64:
+        return LatentTile(64, 32, 8, 2)
+    return LatentTile(min(32, m), 32, 8, 2)
+
+
+def mla_splits(rows: int, longest: int, sms: int) -> int:
+    """Parts of every context, so that each multiprocessor has a program: it has room for one.
+
+    Args:
+        rows: sequences times blocks of heads: programs if nothing is split.
+        longest: the most tokens that a context may have.
+        sms: multiprocessors.
+    """
+    return max(1, min(-(-sms // max(1, rows)), longest // SHORTEST_PART, MOST_PARTS))
+
+
+def merge(parts: int, width: int) -> LatentTile:
+    """Tile of the merge: ``n`` parts of one row at a time, of ``width`` numbers."""
+    return LatentTile(1, min(4096 // width, max(2, power_of_two(parts))), 4, 1)
