@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from solutions.lab3_flash_attention import tuning as lab3
 from utils import runtime
 
 from .tuning import power_of_two
@@ -63,3 +64,16 @@ def mla_splits(rows: int, longest: int, sms: int) -> int:
 def merge(parts: int, width: int) -> LatentTile:
     """Tile of the merge: ``n`` parts of one row at a time, of ``width`` numbers."""
     return LatentTile(1, min(4096 // width, max(2, power_of_two(parts))), 4, 1)
+
+
+def flash(name: str, head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int] | None) -> lab3.Tile:
+    """Tile of an attention kernel over documents: lab 3's where tiles come through pointers.
+
+    Args:
+        name: ``forward``, ``dkdv`` or ``dq``.
+        capability: of the GPU; None in the interpreter.
+    """
+    capability = capability or (0, 0)
+    if name == "forward":
+        return lab3.forward(head_dim, dtype, causal, capability, described=False, anchored=False)
+    return getattr(lab3, name)(head_dim, dtype, causal, capability, described=False)
