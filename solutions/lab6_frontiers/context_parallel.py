@@ -159,7 +159,7 @@ def _merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 def _lengths(own: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
     """Tokens of each rank."""
     found = torch.empty(group.size(), dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(found, torch.tensor([own], dtype=torch.int64, device=device), group=group)
+    dist.all_gather(list(found.split(1)), torch.tensor([own], dtype=torch.int64, device=device), group=group)
     return found.tolist()
 
 
