@@ -6,15 +6,27 @@ import pytest
 import torch
 from parameters import thorough_but
 
+from solutions.lab3_flash_attention.tiles import Access
+from solutions.lab3_flash_attention.tuning import block_d
 from solutions.lab5_serving.merge import merge_parts_kernel
 from solutions.lab6_frontiers import long_tuning
+from solutions.lab6_frontiers.flash_kernels import flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel
 from solutions.lab6_frontiers.mla_decode import mla_decode_kernel
+from solutions.lab6_frontiers.visible_tiles import Kind
 from utils import runtime
 from utils.compile_only import Request, resource_usages
+
+import triton.language as tl  # isort: skip
 
 #: Compute capability times ten -> bytes of shared memory that one program may take.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+#: Kernel of attention -> itself, and the (B, H, N, D) tensors that it takes.
+FLASH = {
+    "forward": (flash_forward_kernel, "q k v o"),
+    "dkdv": (flash_dkdv_kernel, "q k v do dk dv"),
+    "dq": (flash_dq_kernel, "q k v do dq"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +79,38 @@ def merge(capability):
 def test_no_attention_over_latents_spills(capability):
     requests = [mla(capability, heads, split=split) for heads, split in ((128, True), (128, False), (16, True))]
     assert_fit([*requests, mla(capability, 128, "fp32"), merge(capability)])
+
+
+def flash(name, capability, head_dim=128, dtype="bf16", causal=True, window=True, packed=True, group=4):
+    """A kernel of attention as its launch specialises it for contiguous heads, of 8 documents if packed."""
+    kernel, tensors = FLASH[name]
+    tile = long_tuning.flash(name, head_dim, DTYPES[dtype], causal, divmod(capability, 10))
+    signature = {f"{x}_ptr": f"*{dtype}" for x in tensors.split()}
+    signature |= {"lse_ptr": "*fp32", "table_ptr": "*i32"} | ({} if name == "forward" else {"delta_ptr": "*fp32"})
+    signature |= {f"stride_{x}": ("i32:16", "i32:16", "i32:16", 1) for x in tensors.split()}
+    signature |= {"sizes": ("i32",) * 9, "scale": "fp32", "nheads_in_l2": "i32"}
+    constants = {
+        "BLOCK_D": block_d(head_dim), "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GQA_GROUP_SIZE": group,
+        "KIND": Kind(causal, window, packed, 8 if packed else 1), "ACCESS": Access(head_dim, tl.int32),
+    }  # fmt: skip
+    aligned = [name for name, kind in signature.items() if kind[0] == "*"]
+    return Request(kernel, signature, constants, capability, tile.warps, tile.stages, aligned)
+
+
+#: A window and documents, documents alone without a mask, and a batch with a window.
+MASKS = ({}, {"causal": False, "window": False}, {"packed": False})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLASH)
+def test_no_attention_of_documents_spills_on_hopper(name):
+    assert_fit([flash(name, 90, 64, **MASKS[0]), *(flash(name, 90, 128, **mask) for mask in MASKS)])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FLASH)
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_attention_of_documents_spills(name, capability, dtype):
+    head_dims = (64, 80, 128, 256) if dtype == "bf16" else (64, 128, 256)
+    assert_fit([flash(name, capability, D, dtype, **mask) for D in head_dims for mask in MASKS])

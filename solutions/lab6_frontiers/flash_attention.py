@@ -1,9 +1,10 @@
 """Attention of long and packed sequences, forward and backward: documents of any length, windows and sinks.
 
-Documents laid end to end in one row waste no padding, and a query must see none but its own document: ``cu_seqlens``
-says where each begins. A window lets a query see the last keys only, and sinks keep the first ones visible, which
-attention leans on (Beltagy et al. 2020, section 3.1; Xiao et al. 2023, "StreamingLLM", section 3). All three are masks,
-and tiles of scores that a mask hides entirely are neither loaded nor multiplied (:mod:`.visible_tiles`).
+Documents laid end to end in one row need no padding, and a query must see its own document only: ``cu_seqlens`` says
+where each begins. A window lets a query see the last keys only (Beltagy et al. 2020, section 3.1); sinks are the first
+keys, which stay visible because they get much of the softmax's weight (Xiao et al. 2023, "StreamingLLM", section 3).
+All three are masks, and tiles of scores that a mask hides entirely are neither loaded nor multiplied
+(:mod:`.visible_tiles`).
 """
 
 from __future__ import annotations
@@ -87,9 +88,7 @@ class _FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         mask, scale = ctx.mask, ctx.scale
-        packed = mask.starts_q is not None
-        blind = max(0, q.shape[2] - k.shape[2]) if mask.causal and not packed else 0
-        delta = lab3.attention_delta(o, do, None, blind)
+        delta = lab3.attention_delta(o, do)
         dq = dk = dv = None
         given = [q, k, v, do, lse, delta]
         if ctx.needs_input_grad[0]:
@@ -118,8 +117,10 @@ def flash_attention(
 ) -> Tensor:
     """Attention of batches or of packed documents, with gradients; what no query sees is skipped in tiles.
 
-    In a tile of scores at least one pair is visible; all others are skipped, in the forward pass, in dQ and in dK and
-    dV. Without window and documents this is lab 3's ``flash_attention``.
+    Only tiles of scores with at least one visible pair are computed: in the forward pass and for dQ a program goes
+    through the tiles of the sinks and then through those from the first key in the window of its first query to the
+    last key of its last; for dK and dV, from the first query that sees one of its keys to the last. Without window and
+    documents this is lab 3's ``flash_attention``.
 
     Args:
         q: (B, Hq, Nq, D), or packed (total_q, Hq, D); float32 (multiplied as such, not as TF32), float16 or bfloat16,

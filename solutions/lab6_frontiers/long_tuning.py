@@ -66,14 +66,34 @@ def merge(parts: int, width: int) -> LatentTile:
     return LatentTile(1, min(4096 // width, max(2, power_of_two(parts))), 4, 1)
 
 
+#: Kernel, columns of a tile and whether they are float32 -> a tile, where lab 3's would spill beside what a window and
+#: documents need; a fourth is the generation of GPUs (8 is Ampere, 9 Hopper) where it is one only.
+SMALLER = {
+    ("forward", 64, False, 8): lab3.Tile(64, 64, 4, 3),
+    ("forward", 64, True): lab3.Tile(32, 32, 8, 2),
+    ("forward", 128, True): lab3.Tile(16, 32, 4, 2),
+    ("dkdv", 64, True): lab3.Tile(32, 32, 8, 1),
+    ("dkdv", 128, False, 9): lab3.Tile(32, 64, 8, 1),
+    ("dkdv", 128, False): lab3.Tile(32, 64, 8, 2),
+    ("dkdv", 256, False): lab3.Tile(32, 32, 8, 1),
+    ("dkdv", 256, True): lab3.Tile(16, 16, 8, 1),
+    ("dq", 256, False, 9): lab3.Tile(128, 16, 8, 1),
+    ("dq", 256, True): lab3.Tile(16, 16, 8, 1),
+}
+
+
 def flash(name: str, head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int] | None) -> lab3.Tile:
-    """Tile of an attention kernel over documents: lab 3's where tiles come through pointers.
+    """Tile of an attention kernel over documents: lab 3's where tiles come through pointers, or a smaller one.
 
     Args:
         name: ``forward``, ``dkdv`` or ``dq``.
         capability: of the GPU; None in the interpreter.
     """
-    capability = capability or (0, 0)
+    width, major = lab3.block_d(head_dim), capability[0] if capability else 0
+    asked = (name, width, dtype == torch.float32)
+    if capability and (tile := SMALLER.get((*asked, major)) or SMALLER.get(asked)):
+        return tile
+    about = head_dim, dtype, causal, capability or (0, 0)
     if name == "forward":
-        return lab3.forward(head_dim, dtype, causal, capability, described=False, anchored=False)
-    return getattr(lab3, name)(head_dim, dtype, causal, capability, described=False)
+        return lab3.forward(*about, described=False, anchored=False)
+    return getattr(lab3, name)(*about, described=False)

@@ -131,6 +131,5 @@ def query_range(start_n, Nq, Nk, window, sinks, BLOCK_M: tl.constexpr, BLOCK_N: 
         unmasked_from = start_n + BLOCK_N - 1 - (Nk - Nq)
     if KIND.window:
         unmasked_end = start_n - (Nk - Nq) + window
-        last_key = tl.minimum(start_n + BLOCK_N, Nk) - 1
-        end = tl.where(start_n < sinks, Nq, tl.minimum(Nq, last_key - (Nk - Nq) + window))
+        end = tl.where(start_n < sinks, Nq, tl.minimum(Nq, unmasked_end + BLOCK_N - 1))
     return begin, end, unmasked_from, unmasked_end
