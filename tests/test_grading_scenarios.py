@@ -149,6 +149,7 @@ NOT_IN_VALUES = {
         "a step per element",
     },
     "2.1": {
+        "blocks on axis one",
         "no mask on the load",
         "reads twice",
         "constant of five digits",
