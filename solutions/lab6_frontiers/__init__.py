@@ -4,6 +4,7 @@ from utils.formats import Quantized, quantize
 
 from .context_parallel import all_to_all_attention, ring_attention
 from .engine import Engine
+from .flash_attention import flash_attention
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_write import write_kv
 from .fused_quantize import rms_norm_quantized, swiglu_quantized
