@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from slow_machine_launch import launch, once
 
-from solutions.lab6_frontiers.mixture_of_experts import MixtureOfExperts, MoEConfig, all_to_all_bytes
+from solutions.lab6_frontiers.mixture_of_experts import MixtureOfExperts, MoEConfig
 from solutions.lab6_frontiers.router import Router
 from utils import runtime
 from utils.distributed import DistributedError, record_collectives
+from utils.transformer_math import all_to_all_bytes
 
 CONFIG = MoEConfig(hidden=24, inner=20, experts=12, chosen=3, shared=16, scores="sigmoid", balance="bias")
 
@@ -122,10 +123,10 @@ def test_a_bias_changes_the_choice_and_not_the_weights():
     torch.testing.assert_close(after.weights.gather(1, order[1]), before.weights.gather(1, order[0]))
 
 
-def test_published_models_have_their_published_sizes():
-    deepseek_v3 = MoEConfig(hidden=7168, inner=2048, experts=256, chosen=8, shared=2048)
-    assert deepseek_v3.parameters * 58 == pytest.approx(656e9, rel=0.01)  # in the layers with experts, of 671e9
-    assert deepseek_v3.active_parameters / deepseek_v3.parameters == pytest.approx(9 / 257, rel=0.01)
+@pytest.mark.parametrize("shared", [0, 16])
+def test_a_layer_has_as_many_parameters_as_its_sizes_say(shared):
+    moe = layer(MoEConfig(24, 20, 6, 2, shared))
+    assert sum(parameter.numel() for parameter in moe.parameters()) == moe.config.parameters
 
 
 @pytest.mark.parametrize(
@@ -199,10 +200,45 @@ def test_what_ranks_hand_over_is_four_all_to_alls_of_their_rows_and_one_of_count
             assert each[which][3] == rows * 24 * 4 + 12 * 8
 
 
-def test_the_bytes_of_a_layer_with_even_counts():
-    config = MoEConfig(hidden=7168, inner=2048, experts=256, chosen=8)
-    assert all_to_all_bytes(config, 4096, 8, 2) == 2 * 4096 * 8 * 7 // 8 * 7168 * 2 + 8 * 224
-    assert all_to_all_bytes(config, 4096, 1, 2, training=True) == 0
+def with_even_counts(tokens_each):
+    """Bytes that a rank sends in a forward pass, and in a training step; each token names its three experts."""
+    moe = part_of(layer(device="cpu"), dist.group.WORLD)
+    with torch.no_grad():
+        moe.router.gate.weight.copy_(torch.eye(12, 24))
+    x = torch.zeros(tokens_each, 24)
+    for token in range(tokens_each):
+        x[token, [(3 * token + n) % 12 for n in range(3)]] = 1
+    with record_collectives() as forward, torch.no_grad():
+        moe(x)
+    with record_collectives() as training:
+        moe(x.requires_grad_()).sum().backward()
+    return [ledger.sent_bytes("all_to_all") for ledger in (forward, training)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_formula_of_a_layers_bytes_is_what_ranks_send_where_counts_are_even(ranks):
+    formula = [all_to_all_bytes(CONFIG, 8, ranks, 4, training) for training in (False, True)]
+    assert launch(with_even_counts, 8, world_size=ranks) == [formula] * ranks
+
+
+def biases_after_updates():
+    moe = part_of(layer(device="cpu"), dist.group.WORLD)
+    for seed in range(3):
+        moe(tokens(7, seed=10 * seed + dist.get_rank(), device="cpu"))
+        moe.update_bias(0.01)
+    return moe.router.bias
+
+
+@pytest.mark.slow
+def test_all_ranks_have_the_bias_that_one_process_gets_from_the_tokens_of_all():
+    whole = layer(device="cpu")
+    for seed in range(3):
+        whole(torch.cat([tokens(7, seed=10 * seed + rank, device="cpu") for rank in range(2)]))
+        whole.update_bias(0.01)
+    assert whole.router.bias.any()
+    for bias in launch(biases_after_updates, world_size=2):
+        torch.testing.assert_close(bias, whole.router.bias, rtol=0, atol=0)
 
 
 def dies_in_the_layer():

@@ -1,6 +1,6 @@
 """A layer of experts: each token is computed by the few that its router chooses, and no token is dropped.
 
-Letters: T tokens of H numbers, E experts with I inner numbers each, k of them for a token, R ranks.
+Letters: T tokens of H numbers (``hidden``), E experts with I inner numbers each, k of them for a token, R ranks.
 
 Tokens are sorted by expert, so that all rows of an expert lie side by side for :func:`.grouped_matmul`, and go back to
 their places afterwards. With a process group each rank has E / R of the experts and its own tokens: rows travel to the
@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from utils.transformer_math import ExpertLayer
 
 from .grouped_matmul import grouped_matmul
 from .router import Routed, Router
@@ -22,35 +26,11 @@ from .rows_to_ranks import all_to_all
 
 
 @dataclass(frozen=True)
-class MoEConfig:
-    """Sizes of a layer of experts and how its router works (:class:`.router.Router`).
+class MoEConfig(ExpertLayer):
+    """Sizes of a layer of experts, and how its router works (:class:`.router.Router`: ``scores`` and ``balance``)."""
 
-    Attributes:
-        hidden: H.
-        inner: I, of each routed expert.
-        experts: E.
-        chosen: k.
-        shared: inner numbers of the expert that every token meets; 0 for none.
-        scores, balance: of the router.
-    """
-
-    hidden: int
-    inner: int
-    experts: int
-    chosen: int
-    shared: int = 0
     scores: str = "softmax"
     balance: str = "loss"
-
-    @property
-    def parameters(self) -> int:
-        """All parameters of the layer, those of the router included."""
-        return 3 * self.hidden * (self.experts * self.inner + self.shared) + self.hidden * self.experts
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token meets."""
-        return 3 * self.hidden * (self.chosen * self.inner + self.shared) + self.hidden * self.experts
 
 
 def sorted_by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -100,13 +80,22 @@ class MixtureOfExperts(nn.Module):
         tokens = x.reshape(-1, config.hidden)
         self.routed = routed = self.router(tokens)
         order, counts = sorted_by_expert(routed.experts.flatten(), config.experts)
-        rows = tokens.unsqueeze(1).expand(-1, config.chosen, -1).reshape(-1, config.hidden)[order]  # (k T, H)
+        back = order.argsort()  # where the row of each choice lies
+        rows = _TakeRows.apply(tokens, order // config.chosen, back)  # (k T, H)
         rows = self._on_all_ranks(rows, counts) if self.group else self._experts(rows, counts)
-        each = rows[order.argsort()].view(-1, config.chosen, config.hidden)  # (T, k, H)
+        each = _TakeRows.apply(rows, back, order).view(-1, config.chosen, config.hidden)  # (T, k, H)
         out = (each * routed.weights.to(each.dtype).unsqueeze(-1)).sum(1)
         if self.shared_up is not None:
             out = out + self.shared_down(_swiglu(self.shared_up(tokens)))
         return out.view(x.shape)
+
+    @torch.no_grad()
+    def update_bias(self, step: float = 1e-3) -> None:
+        """After a step: :meth:`.router.Router.update_bias` by the last tokens' counts, those of all ranks together."""
+        counts = self.routed.counts.clone()
+        if self.group:
+            dist.all_reduce(counts, group=self.group)
+        self.router.update_bias(counts, step)
 
     def _experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows (n, H), sorted by this rank's experts, through them."""
@@ -120,8 +109,31 @@ class MixtureOfExperts(nn.Module):
         rows = all_to_all(rows, sent, received, self.group)  # by rank, and by expert within what a rank sent
         experts = torch.arange(self.local, device=rows.device).repeat(self.group.size()).repeat_interleave(theirs)
         order, mine = sorted_by_expert(experts, self.local)
-        rows = self._experts(rows[order], mine)[order.argsort()]
+        back = order.argsort()
+        rows = _TakeRows.apply(self._experts(_TakeRows.apply(rows, order, back), mine), back, order)
         return all_to_all(rows, received, sent, self.group)
+
+
+class _TakeRows(torch.autograd.Function):
+    """Rows ``index`` of x, each row of x the same number of times, built once.
+
+    ``back`` lists the places of a row's copies, row by row: its gradient is the sum of theirs, in that order, where
+    indexing's own would add them up in any.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        ctx.save_for_backward(back)
+        return x[index]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (back,) = ctx.saved_tensors
+        rows, width = ctx.shape
+        copies = len(back) // rows if rows else 0
+        return gradient[back].view(rows, copies, width).sum(1), None, None
 
 
 def _swiglu(x: Tensor) -> Tensor:
@@ -132,21 +144,3 @@ def _swiglu(x: Tensor) -> Tensor:
 def _sizes(counts: Tensor, ranks: int) -> Sequence[int]:
     """Rows for each rank, from those for each expert; the host waits for them, since all-to-alls ask it for sizes."""
     return counts.view(ranks, -1).sum(1).tolist()
-
-
-def all_to_all_bytes(config: MoEConfig, tokens: int, ranks: int, element_size: int, training: bool = False) -> int:
-    """Bytes that leave a rank in one layer, with tokens spread evenly over the experts.
-
-    A row of H numbers leaves for each choice of another rank's expert, and its result comes back: two all-to-alls, four
-    with the backward pass; and in the forward pass a count of 8 bytes for each of the others' experts.
-
-    Args:
-        config: the layer.
-        tokens: of this rank.
-        ranks: R.
-        element_size: bytes of a number.
-        training: whether there is a backward pass.
-    """
-    away = tokens * config.chosen * (ranks - 1) // ranks
-    rows = (4 if training else 2) * away * config.hidden * element_size
-    return rows + 8 * config.experts * (ranks - 1) // ranks

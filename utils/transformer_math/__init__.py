@@ -22,6 +22,16 @@ from utils.transformer_math.context_parallel import (
     ring_attention_bytes,
     ring_hides_from,
 )
+from utils.transformer_math.experts import (
+    MOE_MODELS,
+    ExpertLayer,
+    MoEModel,
+    all_to_all_bytes,
+    compute_bound_batch,
+    moe_decode_bounds,
+    rank_imbalance,
+    touched_experts,
+)
 from utils.transformer_math.flops import forward_flops, rule_of_thumb, training_flops, training_seconds
 from utils.transformer_math.latent_attention import (
     DEEPSEEK_V3,

@@ -125,7 +125,12 @@ class StepBounds(NamedTuple):
         return "compute" if 2 * arithmetic > self.seconds else "memory"
 
 
-def _rate(device: Device, arithmetic: str) -> float:
+def peak_rate(device: Device, arithmetic: str) -> float:
+    """FLOP/s of a device's matrix products in a format.
+
+    Raises:
+        TypeError, ValueError: not an entry of the hardware table; a format that it has no rate for.
+    """
     if not isinstance(device, Device):
         raise TypeError(f"device must be an entry of the hardware table, such as gpu('H100'), got {device!r}")
     if arithmetic not in device.peak_flops:
@@ -161,7 +166,7 @@ def decode_bounds(
         raise TypeError(f"context must be a number of tokens, got {context!r}")
     if not 0 <= context < math.inf:
         raise ValueError(f"context must be zero or more tokens, got {context}")
-    peak = _rate(device, arithmetic)
+    peak = peak_rate(device, arithmetic)
     return StepBounds(
         read_weights=model.multiplied * element_size(weights) / device.memory_bandwidth,
         multiply=2 * model.multiplied * batch / peak,
@@ -187,7 +192,7 @@ def prefill_bounds(
     require_sizes(tokens=tokens, sequences=sequences)
     step = decode_bounds(model, device, sequences * tokens, 0, weights=weights, arithmetic=arithmetic)
     flops = 4 * model.layers * model.num_heads * model.head_dim * sequences * tokens**2 / 2
-    return step._replace(attend=flops / _rate(device, arithmetic))
+    return step._replace(attend=flops / peak_rate(device, arithmetic))
 
 
 def largest_batch(
