@@ -1,4 +1,4 @@
-"""Three pieces of English in the public domain, to train small models on: the beginnings of books of the course's corpus.
+"""Three pieces of English in the public domain, for small models: the beginnings of books of the course's corpus.
 
 Jane Austen, *Pride and Prejudice* (1813); Herman Melville, *Moby-Dick* (1851), from chapter 1; the King James Version
 of the Bible (1611), from Genesis 1. They are cut from what ``utils.serving.training.corpus`` collects, after the last
