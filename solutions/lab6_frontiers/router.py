@@ -83,6 +83,7 @@ class Router(nn.Module):
     def update_bias(self, counts: Tensor, step: float = 1e-3) -> None:
         """Raise the bias of experts with fewer tokens than the mean of ``counts`` (E,), lower that of the others.
 
-        Where ranks share the router, ``counts`` must be their sum over all ranks, or the ranks' biases drift apart.
+        Where ranks share the router, ``counts`` must be their sum over all ranks, or the ranks' biases drift apart
+        (:meth:`.mixture_of_experts.MixtureOfExperts.update_bias` sums them).
         """
         self.bias += step * torch.sign(counts.float().mean() - counts)
