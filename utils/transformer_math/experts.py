@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.operators import element_size, require_sizes
+from utils.transformer_math.latent_attention import DEEPSEEK_V3, LatentAttention
 from utils.transformer_math.serving_bounds import Device, StepBounds, peak_rate
 
 
@@ -98,11 +99,12 @@ class MoEModel:
         return self.resident_parameters + self.moe_layers * touched * self.moe.expert_parameters
 
 
-def _latent_attention(hidden: int, heads: int, query_latent: int, latent: int, rope: int, head_dim: int) -> int:
-    """Parameters of DeepSeek's attention: queries, keys and values by way of latents, and the output."""
-    queries = hidden * query_latent + query_latent * heads * (head_dim + rope)
-    keys_values = hidden * (latent + rope) + latent * heads * 2 * head_dim
-    return queries + keys_values + heads * head_dim * hidden
+def _attention_parameters(attention: LatentAttention, hidden: int, query_latent: int) -> int:
+    """Parameters of a layer of DeepSeek's attention: queries, keys and values by way of latents, and the output."""
+    heads, head_dim, value_dim = attention.num_heads, attention.head_dim, attention.value_dim
+    queries = hidden * query_latent + query_latent * heads * (head_dim + attention.rope_dim)
+    keys_values = hidden * attention.cache_numbers + attention.latent_dim * heads * (head_dim + value_dim)
+    return queries + keys_values + heads * value_dim * hidden
 
 
 #: Published sizes: DeepSeek-V3 (technical report 2024, section 4.2; shared expert and dense layers included, the module
@@ -110,7 +112,7 @@ def _latent_attention(hidden: int, heads: int, query_latent: int, latent: int, r
 MOE_MODELS = {
     "DeepSeek-V3": MoEModel(
         ExpertLayer(hidden=7168, inner=2048, experts=256, chosen=8, shared=2048),
-        layers=61, attention=_latent_attention(7168, 128, 1536, 512, 64, 128), vocabulary=129280,
+        layers=DEEPSEEK_V3.layers, attention=_attention_parameters(DEEPSEEK_V3, 7168, 1536), vocabulary=129280,
         dense_layers=3, dense_inner=18432,
     ),
     "Mixtral 8x7B": MoEModel(
