@@ -47,6 +47,9 @@ WRONG = {
     "write-document-cell": (("token[:, None] >= token", "token[:, None] > token"), "element (0, 0): expected 1, got 0"),
     "write-absorbed-cell": (("q.shape[1] + r.shape[1]", "c.shape[1] + r.shape[1]"), "case 1: element (0, 0): expected"),
     "write-merge-cell": (("torch.logaddexp(L, L2)", "torch.maximum(L, L2)"), "case 1: result 1: element (0, 0, 0)"),
+    "write-route-cell": (("weights / weights.sum(1, keepdim=True)", "weights"), "case 1: result 2: element (0, 0)"),
+    "write-dispatch-cell": (("order // experts.shape[1]", "order % len(x)"), "case 1: result 1: element"),
+    "write-combine-cell": (("out[order.argsort()]", "out[order]"), "case 1: element (0, 0): expected"),
     "write-zigzag-cell": (("2 * R - 1 - r", "R + r"), "case 1 (16, 2): result 1: element 4: expected 12, got 8"),
 }  # fmt: skip
 CELLS = {
@@ -91,9 +94,9 @@ def compile_(file: Path):
     return compile(file.read_text(encoding="utf-8"), str(file), "exec", dont_inherit=True)
 
 
-def test_lectures_03_04_06_09_15_and_16_and_the_prerequisites_have_cells_to_write_in():
+def test_lectures_03_04_06_09_15_to_17_and_the_prerequisites_have_cells_to_write_in():
     assert set(CELLS) == set(WRONG)
-    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15", "16"}
+    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15", "16", "17"}
 
 
 @pytest.mark.slow
