@@ -15,6 +15,7 @@ import json
 import sys
 from pathlib import Path
 
+from grading.handed_out import INIT, handed_out, init_of
 from grading.strip import strip_notebook, strip_source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,13 +60,16 @@ def generate_lab(lab: Path) -> dict[str, bytes]:
 
     Raises:
         StripError: a source whose markers do not pair up.
-        ValueError: a file outside modules and notebooks that holds a marker of either.
+        ValueError: a file outside modules and notebooks that holds a marker of either, or a list of what is handed out
+            that names a module which is not there.
     """
     released: dict[str, bytes] = {}
+    modules = handed_out(lab)
     for relative, path in files_below(lab).items():
-        if relative.startswith(ANSWERS):
+        behind = modules is not None and path.suffix == ".py" and path.parent == lab and path.name not in modules
+        if behind or relative.startswith(ANSWERS):
             continue
-        name, content = f"{lab.name}/{relative}", path.read_bytes()
+        name, content = f"{lab.name}/{relative}", init_of(lab).encode() if relative == INIT else path.read_bytes()
         if path.suffix == ".py":
             content = strip_source(content.decode(), name).encode()
         elif path.suffix == ".ipynb":

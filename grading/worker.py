@@ -19,6 +19,7 @@ from typing import Any
 from grading.archives import UnreadableSubmission
 from grading.broken_modules import find_broken
 from grading.graded_copy import VERIFY, graded_copy, notebook_notes
+from grading.handed_out import leave_the_rest
 from grading.kernel import run_checks
 from grading.lab import EXERCISES, ROOT, Lab, checks_of
 from grading.observed import (
@@ -151,6 +152,7 @@ class _Grading:
         solution = _Grading(self.job, Submission(self.submission.student), self.scratch / "solution")
         left_out = shutil.ignore_patterns("__pycache__", "*.ipynb", EXERCISES, "answers")
         shutil.copytree(self.lab.solution, solution.files / self.lab.name, ignore=left_out)
+        leave_the_rest(solution.files / self.lab.name)
         ran = solution._execute(self.seeds.checks, numbers)
         failing = [f"exercise {number}: {one['why']}" for number, one in ran.items() if one["outcome"] != "ok"]
         if failing:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from grading.handed_out import init_of, modules_of
 from grading.strip import places
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +29,8 @@ def write_lab(lab: str, folder: Path, answers: Mapping[str, str]) -> None:
     """
     folder.mkdir()
     home, number = ROOT / "solutions" / lab, re.search(r"\d+", lab).group()
-    filled = {path.stem: path.read_text().splitlines() for path in home.glob("*.py")}
+    filled = {path.stem: path.read_text().splitlines() for path in modules_of(home)}
+    filled["__init__"] = init_of(home).splitlines()
     for place in reversed(places(home)):  # from the last on: the lines above keep their numbers
         stub = f'raise NotImplementedError("Lab {number}, exercise {place.label}")'
         answer = textwrap.dedent(answers.get(place.label, stub if place.indent else "")).strip("\n")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from grading.handed_out import leave_the_rest, modules_of
 from grading.lab import lab_names
-from grading.release import ROOT, differences, generate, main
+from grading.release import ROOT, differences, generate, generate_lab, main
 from grading.strip import BEGIN, END
 
 MODULE = "def f():\n    ### BEGIN SOLUTION 9.1: f\n    return 1\n    ### END SOLUTION\n"
@@ -50,6 +51,28 @@ def test_a_first_release_writes_every_file_and_a_second_changes_none(course, cap
     assert (course / "labs/lab9_x/data.csv").read_bytes() == b"1,2\r\n"
     assert main([], root=course) == 0
     assert "0 of 5 files changed" in capsys.readouterr().out
+
+
+def test_a_lab_that_lists_what_it_hands_out_keeps_its_other_modules_and_their_imports(course):
+    lab = course / "solutions" / "lab9_x"
+    lines = ["from .f import f", "from .fast import (", "    f_fast,", "    g_fast,", ")", "from .g import g"]
+    (lab / "__init__.py").write_text("\n".join([*lines, 'HANDED_OUT = ("f.py",)', ""]))
+    (lab / "fast.py").write_text("f_fast = g_fast = 1\n")
+    (lab / "g.py").write_text("g = 1\n")
+    made = generate_lab(lab)
+    assert set(made) == {"__init__.py", "f.py", "inner/g.py", "lab9_x.ipynb", "data.csv"}
+    assert made["__init__.py"].decode() == 'from .f import f\nHANDED_OUT = ("f.py",)\n'
+    leave_the_rest(lab)
+    assert (
+        [path.name for path in modules_of(lab)] == ["__init__.py", "f.py"] == sorted(p.name for p in lab.glob("*.py"))
+    )
+    assert generate_lab(lab) == made
+
+
+def test_a_list_of_what_is_handed_out_names_modules_that_are_there(course):
+    (course / "solutions" / "lab9_x" / "__init__.py").write_text('HANDED_OUT = ("f.py", "none.py")\n')
+    with pytest.raises(ValueError, match=r"HANDED_OUT names none\.py, which"):
+        generate_lab(course / "solutions" / "lab9_x")
 
 
 def test_check_writes_nothing_and_lists_what_differs(course, capsys):
@@ -124,7 +147,8 @@ def solution_lines() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     given: set[str] = set()
     for lab in sorted(notebook.parent for notebook in (ROOT / "solutions").glob("lab*/lab*.ipynb")):
-        for path in (path for path in sorted(lab.rglob("*.py")) if path.parent.name != "answers"):
+        checks = sorted(path for path in lab.rglob("*.py") if path.parent not in (lab, lab / "answers"))
+        for path in [*modules_of(lab), *checks]:
             inside, lines = False, []
             for line in path.read_text().splitlines():
                 if BEGIN.match(line) or END.match(line):

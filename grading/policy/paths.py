@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from grading.handed_out import modules_of
 from grading.lab import ROOT, Lab
 from grading.policy import tables
 from grading.policy.syntax import LOCAL, Named, chain_of, imports_of
@@ -36,7 +37,7 @@ def own_of(lab: Lab) -> Own:
 @functools.lru_cache(maxsize=16)
 def _read_own(package: str, released: Path, solution: Path) -> Own:
     trees = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(released.glob("*.py"))}
-    solved = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(solution.glob("*.py"))]
+    solved = [ast.parse(path.read_text(encoding="utf-8")) for path in modules_of(solution)]
     used: set[str] = set()
     attributes: set[str] = set()
     for tree in [*trees.values(), *solved]:
