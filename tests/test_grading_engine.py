@@ -83,7 +83,7 @@ def test_a_damaged_file_of_seeds_is_named(tmp_path, damaged):
         seeds_of(tmp_path, LAB)
 
 
-@pytest.mark.parametrize("name", ["lab1", "lab2", "lab3", "lab4", "lab5", "lab7"])
+@pytest.mark.parametrize("name", ["lab1", "lab2", "lab3", "lab4", "lab5", "lab6", "lab7"])
 def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
     lab = find_lab(name)
     seeds = {exercise.number: 10_000_000 + index for index, exercise in enumerate(lab.exercises)}
@@ -100,7 +100,7 @@ def test_the_graded_copy_is_the_courses_cells_with_hidden_seeds(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thorough_but(["lab1", "lab2", "lab3", "lab5", "lab7"], "lab2"))
+@pytest.mark.parametrize("name", thorough_but(["lab1", "lab2", "lab3", "lab5", "lab6", "lab7"], "lab2"))
 def test_a_graded_copy_imports_nothing_that_takes_its_time_and_that_no_check_needs(name):
     lab = find_lab(name)
     first = next(exercise for exercise in lab.exercises if exercise.number.endswith(".1"))

@@ -1,0 +1,19 @@
+"""Lab 6, frontiers: fewer bits in products, weights, the cache and the engine; experts; long sequences."""
+
+from utils.formats import Quantized, quantize
+
+from .block_scaled_simple import block_scaled_matmul
+from .encoder import encode
+from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
+from .fp8_decode_simple import fp8_decode
+from .int4_simple import int4_linear
+
+#: The modules that students get: those of the exercises, and what they are given.
+HANDED_OUT = (
+    "block_scaled_simple.py",
+    "encoder.py",
+    "fp8_cache.py",
+    "fp8_decode_simple.py",
+    "int4_simple.py",
+    "simple_arguments.py",
+)
