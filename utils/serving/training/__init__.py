@@ -9,5 +9,6 @@
     python -m utils.serving.training --size draft --corpus corpus.txt --tokenizer tokenizer --out draft --minutes 2 \
         --teacher target
 
-Nothing after the first line needs a network.
+Nothing after the first line needs a network. The corpus itself comes with the course, compressed:
+:data:`utils.serving.training.corpus.BOOKS`.
 """
