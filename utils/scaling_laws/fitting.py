@@ -11,10 +11,11 @@ from torch import Tensor
 
 from utils.scaling_laws.law import Law, require_positive
 
-#: Starting points of a fit: exponents, and the logarithms of E, A and B.
+#: Starting points of a fit: exponents, and the logarithms of E, A and B; and how many of them are refined.
 _EXPONENTS = (0.1, 0.25, 0.5, 1.0, 2.0)
 _LOG_E = (-1.0, -0.5, 0.0, 0.5, 1.0)
 _LOG_AB = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
+_REFINED = 50
 
 Numbers = Sequence[float] | Tensor
 
@@ -50,42 +51,26 @@ def isoflop(parameters: Numbers, losses: Numbers) -> IsoFlop:
     return IsoFlop(math.exp(middle - b / (2 * a)), c - b * b / (4 * a), 2 * a)
 
 
-def fit(
-    parameters: Numbers,
-    tokens: Numbers,
-    losses: Numbers,
-    *,
-    delta: float = 1e-3,
-    starts: int = 5,
-    start: Law | None = None,
-) -> Law:
+def fit(parameters: Numbers, tokens: Numbers, losses: Numbers, *, delta: float = 1e-3) -> Law:
     """The law with the least sum of Huber's loss of ``log L_predicted - log L`` (Hoffmann et al. 2022, section D.2).
 
     The logarithm of the prediction is a logsumexp of ``a - alpha log N``, ``b - beta log D`` and ``e``, where A, B and
-    E are the exponentials of a, b and e. Of a grid of starting points, the best are refined by L-BFGS in float64.
+    E are the exponentials of a, b and e. Of a grid of starting points the best are refined; the best result counts.
 
     Args:
         parameters, tokens, losses: of each run, (R,); losses in nats per token.
-        delta: residuals up to this size are squared, larger ones count linearly.
-        starts: points of the grid that are refined.
-        start: a law to begin from instead of the grid.
+        delta: residuals up to this size are squared, larger ones count linearly. It should be about the noise of the
+            losses, as a fraction: 1e-3 is for large runs.
 
     Raises:
         ValueError: fewer than five runs, numbers that are not positive, lengths that differ.
     """
-    n, d, y = _columns(parameters=parameters, tokens=tokens, losses=losses)
-    if len(n) < 5:
-        raise ValueError(f"five constants need at least 5 runs, got {len(n)}")
-    require_positive(delta=delta)
-    data = (n.log() - n.log().mean(), d.log() - d.log().mean(), y.log())
-    shifts = (float(n.log().mean()), float(d.log().mean()))
-    if start is None:
-        grid = _grid(*shifts)
-        begun = grid[_objective(grid, data, delta).argsort()[:starts]]
-    else:
-        begun = _theta(start, *shifts)[None]
-    found = [_refine(theta, data, delta) for theta in begun]
-    return _law(min(found, key=lambda theta: float(_objective(theta, data, delta))), *shifts)
+    runs = _Runs(parameters, tokens, losses, delta)
+    grid = runs.grid()
+    every = torch.ones(1, len(runs.n), dtype=torch.float64)
+    begun = grid[runs.objective(grid, every).argsort()[:_REFINED]]
+    found, values = runs.minimise(begun, every.expand(len(begun), -1))
+    return runs.law(found[values.argmin()])
 
 
 def bootstrap(
@@ -93,20 +78,22 @@ def bootstrap(
 ) -> list[Law]:
     """Laws fitted to runs drawn with replacement, to see how much the constants depend on which runs there are.
 
-    A draw with fewer than six different runs is drawn again, since five constants fit any five runs.
+    Each fit begins at the law of all runs. A draw with fewer than six different runs is drawn again, since five
+    constants fit any five runs.
 
     Raises:
         ValueError: as :func:`fit`, and fewer than six different runs.
     """
-    n, d, y = _columns(parameters=parameters, tokens=tokens, losses=losses)
-    if len(n) < 6:
-        raise ValueError(f"resampling five constants needs at least 6 runs, got {len(n)}")
-    whole, random, laws = fit(n, d, y, delta=delta), torch.Generator().manual_seed(seed), []
-    while len(laws) < resamples:
-        rows = torch.randint(len(n), (len(n),), generator=random)
-        if len(rows.unique()) >= 6:
-            laws.append(fit(n[rows], d[rows], y[rows], delta=delta, start=whole))
-    return laws
+    runs = _Runs(parameters, tokens, losses, delta)
+    if len(torch.stack((runs.n, runs.d), 1).unique(dim=0)) < 6:
+        raise ValueError("resampling five constants needs at least 6 different runs")
+    whole, random, counts = fit(parameters, tokens, losses, delta=delta), torch.Generator().manual_seed(seed), []
+    while len(counts) < resamples:
+        drawn = torch.randint(len(runs.n), (len(runs.n),), generator=random).bincount(minlength=len(runs.n))
+        if int((drawn > 0).sum()) >= 6:
+            counts.append(drawn.double())
+    found, _ = runs.minimise(runs.theta(whole).expand(resamples, 5), torch.stack(counts))
+    return [runs.law(theta) for theta in found]
 
 
 def band(values: Iterable[float], level: float = 0.8) -> tuple[float, float]:
@@ -122,56 +109,69 @@ def band(values: Iterable[float], level: float = 0.8) -> tuple[float, float]:
     return low, high
 
 
-# theta (..., 5) holds a, b and e with the means of log N and log D moved into a and b, and the logarithms of alpha and
-# beta: centred, the constants hardly depend on each other, and L-BFGS needs few steps.
+class _Runs:
+    """Runs to fit to. A law is theta (5,): a, b and e with the means of log N and log D moved into a and b, and the
+    logarithms of alpha and beta. So centred, the constants hardly depend on each other.
+    """
 
+    def __init__(self, parameters: Numbers, tokens: Numbers, losses: Numbers, delta: float) -> None:
+        n, d, y = (x.log() for x in _columns(parameters=parameters, tokens=tokens, losses=losses))
+        if len(n) < 5:
+            raise ValueError(f"five constants need at least 5 runs, got {len(n)}")
+        require_positive(delta=delta)
+        self.mean_n, self.mean_d, self.delta = float(n.mean()), float(d.mean()), delta
+        self.n, self.d, self.log_loss = n - n.mean(), d - d.mean(), y
 
-def _theta(law: Law, mean_n: float, mean_d: float) -> Tensor:
-    a, b, e = (math.log(max(value, 1e-300)) for value in (law.A, law.B, law.E))
-    centred = (a - law.alpha * mean_n, b - law.beta * mean_d, e, math.log(law.alpha), math.log(law.beta))
-    return torch.tensor(centred, dtype=torch.float64)
+    def theta(self, law: Law) -> Tensor:
+        a, b, e = (math.log(max(value, 1e-300)) for value in (law.A, law.B, law.E))
+        centred = (a - law.alpha * self.mean_n, b - law.beta * self.mean_d, e, math.log(law.alpha), math.log(law.beta))
+        return torch.tensor(centred, dtype=torch.float64)
 
+    def law(self, theta: Tensor) -> Law:
+        a, b, e, log_alpha, log_beta = theta.tolist()
+        alpha, beta = math.exp(log_alpha), math.exp(log_beta)
+        return Law(math.exp(e), math.exp(a + alpha * self.mean_n), math.exp(b + beta * self.mean_d), alpha, beta)
 
-def _law(theta: Tensor, mean_n: float, mean_d: float) -> Law:
-    a, b, e, log_alpha, log_beta = theta.tolist()
-    alpha, beta = math.exp(log_alpha), math.exp(log_beta)
-    return Law(math.exp(e), math.exp(a + alpha * mean_n), math.exp(b + beta * mean_d), alpha, beta)
+    def grid(self) -> Tensor:
+        axes = [torch.tensor(axis, dtype=torch.float64) for axis in (_LOG_AB, _LOG_AB, _LOG_E, _EXPONENTS, _EXPONENTS)]
+        a, b, e, alpha, beta = torch.cartesian_prod(*axes).unbind(1)
+        return torch.stack((a - alpha * self.mean_n, b - beta * self.mean_d, e, alpha.log(), beta.log()), 1)
 
+    def _terms(self, theta: Tensor) -> Tensor:
+        """Logarithms of the law's three terms for each of K laws (K, 5): (3, K, R)."""
+        a, b, e, log_alpha, log_beta = theta[..., None].unbind(1)  # each (K, 1)
+        return torch.stack((a - log_alpha.exp() * self.n, b - log_beta.exp() * self.d, e.expand(-1, len(self.n))))
 
-def _grid(mean_n: float, mean_d: float) -> Tensor:
-    axes = [torch.tensor(axis, dtype=torch.float64) for axis in (_LOG_AB, _LOG_AB, _LOG_E, _EXPONENTS, _EXPONENTS)]
-    a, b, e, alpha, beta = torch.cartesian_prod(*axes).unbind(1)
-    return torch.stack((a - alpha * mean_n, b - beta * mean_d, e, alpha.log(), beta.log()), 1)
+    def objective(self, theta: Tensor, counts: Tensor) -> Tensor:
+        """Sum of Huber's loss over the runs, each counted as often as ``counts`` (K, R) says: (K, 5) to (K,)."""
+        off = (self._terms(theta).logsumexp(0) - self.log_loss).abs()
+        return (counts * torch.where(off <= self.delta, off * off / 2, self.delta * (off - self.delta / 2))).sum(-1)
 
+    def minimise(self, theta: Tensor, counts: Tensor, steps: int = 300) -> tuple[Tensor, Tensor]:
+        """K laws (K, 5) refined by the method of Levenberg and Marquardt, all at once; and their objectives (K,).
 
-def _objective(theta: Tensor, data: tuple[Tensor, Tensor, Tensor], delta: float) -> Tensor:
-    """Sum of Huber's loss over the runs, in units of delta squared: theta (..., 5) to (...)."""
-    n, d, log_loss = data  # each (R,)
-    a, b, e, log_alpha, log_beta = theta[..., None].unbind(-2)  # each (..., 1)
-    terms = torch.stack((a - log_alpha.exp() * n, b - log_beta.exp() * d, e.expand(*theta.shape[:-1], len(n))))
-    off = (terms.logsumexp(0) - log_loss).abs() / delta
-    return torch.where(off <= 1, off * off / 2, off - 0.5).sum(-1)
-
-
-def _refine(theta: Tensor, data: tuple[Tensor, Tensor, Tensor], delta: float) -> Tensor:
-    theta = theta.clone().requires_grad_()
-    solver = torch.optim.LBFGS(
-        [theta],
-        max_iter=500,
-        history_size=20,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-13,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        solver.zero_grad()
-        value = _objective(theta, data, delta)
-        value.backward()
-        return value
-
-    solver.step(closure)
-    return theta.detach()
+        A run whose residual r is beyond delta has the weight delta / |r|: reweighted squares have Huber's gradient.
+        """
+        damping, value = torch.full((len(theta), 1), 1e-2, dtype=torch.float64), self.objective(theta, counts)
+        for _ in range(steps):
+            terms = self._terms(theta)
+            off = terms.logsumexp(0) - self.log_loss  # (K, R)
+            share = terms.softmax(0)  # of each term in the prediction, (3, K, R)
+            slopes = -theta[:, 3:].exp()  # d(-alpha n) / d(log alpha) = -alpha n
+            bends = (share[0] * slopes[:, :1] * self.n, share[1] * slopes[:, 1:] * self.d)
+            jacobian = torch.stack((*share, *bends), -1)  # (K, R, 5)
+            weighted = jacobian * (counts * (self.delta / off.abs().clamp(min=self.delta)))[..., None]
+            normal = weighted.mT @ jacobian  # (K, 5, 5)
+            scale = normal.diagonal(dim1=1, dim2=2) + 1e-9 * normal.diagonal(dim1=1, dim2=2).amax(1, keepdim=True)
+            gradient = (weighted * off[..., None]).sum(1)
+            trial = theta - torch.linalg.solve(normal + torch.diag_embed(damping * scale), gradient)
+            reached = self.objective(trial, counts)
+            better = reached < value  # False for NaN
+            theta, value = torch.where(better[:, None], trial, theta), torch.where(better, reached, value)
+            damping = torch.where(better[:, None], damping / 3, damping * 4).clamp(1e-12, 1e12)
+            if bool((damping > 1e9).all()):  # no step helps any more
+                break
+        return theta, value
 
 
 def _columns(**columns: Numbers) -> list[Tensor]:
