@@ -16,6 +16,8 @@ _EXPONENTS = (0.1, 0.25, 0.5, 1.0, 2.0)
 _LOG_E = (-1.0, -0.5, 0.0, 0.5, 1.0)
 _LOG_AB = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
 _REFINED = 50
+#: A steeper power is a step: runs that ask for one do not determine the exponent.
+_LARGEST_EXPONENT = 10.0
 
 Numbers = Sequence[float] | Tensor
 
@@ -165,6 +167,7 @@ class _Runs:
             scale = normal.diagonal(dim1=1, dim2=2) + 1e-9 * normal.diagonal(dim1=1, dim2=2).amax(1, keepdim=True)
             gradient = (weighted * off[..., None]).sum(1)
             trial = theta - torch.linalg.solve(normal + torch.diag_embed(damping * scale), gradient)
+            trial[:, 3:].clamp_(max=math.log(_LARGEST_EXPONENT))
             reached = self.objective(trial, counts)
             better = reached < value  # False for NaN
             theta, value = torch.where(better[:, None], trial, theta), torch.where(better, reached, value)

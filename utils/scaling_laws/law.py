@@ -68,7 +68,7 @@ def predict(law: Law, parameters: float | Tensor, tokens: float | Tensor) -> flo
         ValueError: parameters or tokens that are not positive.
     """
     require_positive(parameters=parameters, tokens=tokens)
-    return law.E + law.A / parameters**law.alpha + law.B / tokens**law.beta
+    return law.E + law.A * parameters**-law.alpha + law.B * tokens**-law.beta  # so written, no power overflows
 
 
 def optimum(law: Law, compute: float, served_tokens: float = 0.0, serving_cost: float = 1.0) -> Optimum:
