@@ -51,6 +51,9 @@ WRONG = {
     "write-dispatch-cell": (("order // experts.shape[1]", "order % len(x)"), "case 1: result 1: element"),
     "write-combine-cell": (("out[order.argsort()]", "out[order]"), "case 1: element (0, 0): expected"),
     "write-zigzag-cell": (("2 * R - 1 - r", "R + r"), "case 1 (16, 2): result 1: element 4: expected 12, got 8"),
+    "write-best-cell": (("(C / 6)", "C"), "case 1: element 0: expected"),
+    "write-parabola-cell": (("(2 * c[2])", "c[2]"), "case 1: expected"),
+    "write-served-cell": (("(x - 1)", "x"), "case 1: element 0: expected"),
 }  # fmt: skip
 CELLS = {
     cell.id: (path, cell)
@@ -94,9 +97,9 @@ def compile_(file: Path):
     return compile(file.read_text(encoding="utf-8"), str(file), "exec", dont_inherit=True)
 
 
-def test_lectures_03_04_06_09_15_to_17_and_the_prerequisites_have_cells_to_write_in():
+def test_lectures_03_04_06_09_15_to_17_19_and_the_prerequisites_have_cells_to_write_in():
     assert set(CELLS) == set(WRONG)
-    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15", "16", "17"}
+    assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15", "16", "17", "19"}
 
 
 @pytest.mark.slow
