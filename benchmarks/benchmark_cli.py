@@ -22,6 +22,8 @@ def run(
     table: Callable[[dict[str, Any]], str],
     schema: object,
     arguments: Sequence[str] | None = None,
+    *,
+    needs_gpu: bool = True,
 ) -> int:
     """Measure one benchmark on this machine's GPU, print its table and renew its record; return an exit status.
 
@@ -33,20 +35,23 @@ def run(
         table: Results as a short text.
         schema: What the results must hold (:mod:`utils.record_schemas`).
         arguments: Command line; the process's own by default.
+        needs_gpu: False where the results are arithmetic, not timings. They are computed on the CPU, even beside a GPU,
+            and the record names the CPU.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}", description=f"Measure {benchmark} and record it."
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, a few seconds, nothing recorded")
     options = parser.parse_args(arguments)
-    if not runtime.HAS_GPU:
+    if needs_gpu and not runtime.HAS_GPU:
         print(f"{benchmark}: needs a CUDA GPU and none is in use here (python -m utils.runtime says why)")
         return 1
-    print(f"{benchmark} on {runtime.gpu_name()}", flush=True)
+    print(f"{benchmark} on {runtime.gpu_name() if needs_gpu else records.CPU}", flush=True)
     results = measure(quick=options.quick)
     print(table(results))
     if not options.quick:
-        path = records.save(benchmark, results, schema, sources(benchmark), f"python -m benchmarks.{benchmark}")
+        command = f"python -m benchmarks.{benchmark}"
+        path = records.save(benchmark, results, schema, sources(benchmark), command, on_cpu=not needs_gpu)
         print(f"recorded in utils/records/{path.name}")
     return 0
 

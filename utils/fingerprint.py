@@ -20,7 +20,14 @@ from utils.source_form import definitions_used, form
 __all__ = ["FOLLOWED", "ROOT", "cpp_form", "files", "fingerprint", "python_form"]
 
 #: Where names are followed to: what is measured, and not what times, counts, checks or prints.
-FOLLOWED = ("benchmarks/", "solutions/", "utils/example_kernels/", "utils/gpt.py", "utils/serving/")
+FOLLOWED = (
+    "benchmarks/",
+    "solutions/",
+    "utils/example_kernels/",
+    "utils/gpt.py",
+    "utils/quantization/",
+    "utils/serving/",
+)
 _NOT_FOLLOWED = ("benchmarks/benchmark_cli.py",)
 #: What a benchmark says of its record: it is not measured, and does not lead anywhere.
 _SAID = {"SCHEMA", "SOURCES"}

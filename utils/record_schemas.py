@@ -32,6 +32,7 @@ class Number:
 
 
 POSITIVE = Number("a positive finite number", 0, strict=True)
+FINITE = Number("a finite number", -math.inf)
 NOT_NEGATIVE = Number("a finite number that is not negative", 0)
 COUNT = Number("a whole number that is not negative", 0, whole=True)
 SIZE = Number("a whole number of at least 1", 1, whole=True)

@@ -1,5 +1,7 @@
 """Recorded measurements: what a GPU really did, with device, date, versions, command and the source that was measured.
 
+Some records hold the results of arithmetic that takes minutes, and no timings. They are computed on a CPU and say so.
+
 A reader without a GPU sees these figures, and a notebook's claims rest on them. Each benchmark has one JSON file in
 ``utils/records/``, written by its script in ``benchmarks/`` on a machine with a GPU and never by hand: the file keeps
 a digest of what it says, so that a figure, a device or a date that was edited is refused, and a fingerprint of the
@@ -32,6 +34,9 @@ __all__ = ["DIRECTORY", "Record", "RecordError", "benchmark_names", "fingerprint
 #: Where the records are.
 DIRECTORY = Path(__file__).resolve().parent / "records"
 
+#: The device of records that were computed without a GPU.
+CPU = f"CPU ({platform.machine()})"
+
 _FORMAT = 1
 _KEYS = ("format", "benchmark", "device", "date", "versions", "command", "sources", "fingerprint", "digest", "results")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -47,7 +52,7 @@ class Record:
 
     Attributes:
         benchmark: Its name, ``"latency"``.
-        device: The GPU as its driver calls it, ``"NVIDIA H100 80GB HBM3"``.
+        device: The GPU as its driver calls it, ``"NVIDIA H100 80GB HBM3"``, or ``"CPU (x86_64)"``.
         date: The day, ``"2026-11-20"``.
         versions: What ran: ``python``, ``torch``, ``triton``, ``cuda``, ``driver``, ``numpy``.
         command: What repeats the measurement, ``"python -m benchmarks.latency"``.
@@ -131,8 +136,10 @@ def parse(text: str, benchmark: str, filename: str) -> Record:
     )
 
 
-def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], command: str) -> Path:
-    """Record measurements that were made just now on this machine's GPU; return the file.
+def save(
+    benchmark: str, results: Any, schema: object, sources: Sequence[str], command: str, *, on_cpu: bool = False
+) -> Path:
+    """Record measurements that were made just now on this machine's GPU, or results of its CPU; return the file.
 
     The record is checked as :func:`load` would check it before the benchmark's file is replaced, in one step: a failure
     leaves the former record as it was.
@@ -143,9 +150,10 @@ def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], c
         schema: What they must hold, for :func:`utils.record_schemas.check`.
         sources: The measured source, as paths relative to the course.
         command: What repeats the measurement.
+        on_cpu: The results are arithmetic and not timings, and were computed on the CPU.
 
     Raises:
-        RuntimeError: kernels do not run on a GPU here, so nothing can have been measured.
+        RuntimeError: kernels do not run on a GPU here, so nothing can have been measured (but ``on_cpu``).
         ValueError: ``benchmark`` is no benchmark's name, or a source leads nowhere.
         FileNotFoundError: a source is not there.
         RecordError: the results do not have the schema, or hold a number that is not finite.
@@ -153,7 +161,7 @@ def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], c
     from utils import runtime
 
     path = path_of(benchmark)
-    if not runtime.HAS_GPU:
+    if not (on_cpu or runtime.HAS_GPU):
         raise RuntimeError(
             f"cannot record {benchmark!r}: no GPU is in use here, so nothing was measured "
             "(python -m utils.runtime says why)"
@@ -165,7 +173,7 @@ def save(benchmark: str, results: Any, schema: object, sources: Sequence[str], c
     raw = {
         "format": _FORMAT,
         "benchmark": benchmark,
-        "device": runtime.gpu_name(),
+        "device": CPU if on_cpu else runtime.gpu_name(),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "command": command,
@@ -195,7 +203,7 @@ def stale() -> list[str]:
         if current != record.fingerprint:
             problems.append(
                 f"{benchmark}: {', '.join(record.sources)} changed since it was measured on {record.date}: "
-                f"run `{record.command}` on a GPU"
+                f"run `{record.command}`{'' if record.device.startswith('CPU') else ' on a GPU'}"
             )
     return problems
 
