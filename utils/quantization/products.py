@@ -21,6 +21,9 @@ HISTORY = 16
 #: Format of each tensor's role (Micikevicius et al. 2022): gradients need range, the others precision.
 ROLES = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
 
+#: The largest number over its scale may be off by a rounding in float32, which is no clipping.
+_ROUNDED = 1 + 1e-6
+
 
 class Fp8Scaling:
     """Rounds the tensors of one linear layer to fp8 and back; one for each layer, as it remembers.
@@ -30,8 +33,8 @@ class Fp8Scaling:
             the largest of the last :data:`HISTORY` steps, so that a tensor is read once. What is beyond is clipped.
 
     Attributes:
-        numbers, zeroed, clipped: for each role, how many numbers were rounded so far, how many of them became 0 and
-            were not 0, and how many were beyond the largest number.
+        numbers, zeroed, clipped: for each role, how many numbers other than 0 were rounded so far, how many of them
+            became 0, and how many were beyond the largest number.
 
     Raises:
         ValueError: an unknown scaling.
@@ -49,9 +52,9 @@ class Fp8Scaling:
         element = ELEMENTS[ROLES[role]]
         scaled = x / (scale := self._scale(x, role, element.largest))
         kept = scaled.clamp(-element.largest, element.largest).to(element.dtype).to(x.dtype)
-        self.numbers[role] += x.numel()
+        self.numbers[role] += int(x.count_nonzero())
         self.zeroed[role] += int(x.count_nonzero() - kept.count_nonzero())
-        self.clipped[role] += int((scaled.abs() > element.largest).sum())
+        self.clipped[role] += int((scaled.abs() > element.largest * _ROUNDED).sum())
         return kept * scale
 
     def _scale(self, x: Tensor, role: str, largest: float) -> float:
