@@ -42,7 +42,8 @@ _INDEX = """\
 What a GPU really did. Each record below was made by one benchmark on the device named, and is stored with its
 date, the versions that ran and a fingerprint of the measured source: when that source changes, a test fails until
 it is measured again. A digest covers the whole file, so that a figure that was edited is refused. Readers without a
-GPU see these figures in the notebooks, and claims of kind *measure* rest on them.
+GPU see these figures in the notebooks, and claims of kind *measure* rest on them. Where the device is a CPU, nothing
+was timed: the record holds the results of a calculation that takes minutes.
 """
 
 

@@ -18,9 +18,9 @@ _HEAD = """\
 Every figure that the course states, held against what it should be by the cell that computes it. This page is built
 from the notebooks' stored outputs by `python -m utils.claims`; do not edit it.
 
-**derive**: computed or counted, the same on every machine. **measure**: read from a recorded measurement on a GPU, held
-against a prediction or a published figure. **state**: published by others, quoted with its source. A tolerance is
-relative to the expected value.
+**derive**: computed or counted, the same on every machine. **measure**: read from a recorded measurement on a GPU, or
+from a recorded calculation, held against a prediction or a published figure. **state**: published by others, quoted
+with its source. A tolerance is relative to the expected value.
 """
 
 
