@@ -23,7 +23,6 @@ from utils.quantization import (
     window_losses,
 )
 from utils.serving import Decoder, ModelConfig, attend_causally
-from utils.serving.training.excerpts import beginning, excerpt
 from utils.serving.training.train import evaluate
 
 SEED = 20261128
@@ -202,14 +201,6 @@ def test_bits_count_the_scales(decoder):
     assert bits_per_weight(decoder, 4, 16) == 5
     inner, outer = 2 * 48 * 32 + (32 + 2 * 16 + 32) * 32, 48 * 32  # numbers of matrices with 32 and 48 columns
     assert bits_per_weight(decoder, 4, None) == pytest.approx(4 + 16 * (inner / 32 + outer / 48) / (inner + outer))
-
-
-def test_an_excerpt_is_the_beginnings_of_chapters():
-    for name, count in (("training", 130), ("held_out", 40)):
-        assert len(excerpt(name)) == count and max(map(len, excerpt(name))) <= 1601
-    assert beginning("one two three four", 9) == "one two\n"
-    with pytest.raises(ValueError, match="got 'test'"):
-        excerpt("test")
 
 
 # ---- products in fp8 -------------------------------------------------------------------------------------------------
