@@ -67,11 +67,13 @@ def merge(parts: int, width: int) -> LatentTile:
 
 
 #: Kernel, columns of a tile and whether they are float32 -> a tile, where lab 3's would spill beside what a window and
-#: documents need; a fourth is the generation of GPUs (8 is Ampere, 9 Hopper) where it is one only.
+#: documents need; a fourth is the generation of GPUs (8 is Ampere, 9 Hopper, 10 Blackwell) where it is one only.
 SMALLER = {
     ("forward", 64, False, 8): lab3.Tile(64, 64, 4, 3),
+    ("forward", 64, False, 10): lab3.Tile(64, 64, 4, 3),
     ("forward", 64, True): lab3.Tile(32, 32, 8, 2),
     ("forward", 128, True): lab3.Tile(16, 32, 4, 2),
+    ("dkdv", 64, False, 10): lab3.Tile(32, 64, 4, 2),
     ("dkdv", 64, True): lab3.Tile(32, 32, 8, 1),
     ("dkdv", 128, False, 9): lab3.Tile(32, 64, 8, 1),
     ("dkdv", 128, False): lab3.Tile(32, 64, 8, 2),
