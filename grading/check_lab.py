@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from grading.feedback import OUTCOMES, plain, points
+from grading.handed_out import leave_the_rest
 from grading.lab import ROOT, Exercise, Lab, find_lab
 from grading.policy import violations
 from grading.release import generate_lab
@@ -170,6 +171,8 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
         raise ValueError(f"no folder {folder}")
     for home in (released, copy):
         hand_out(lab, home)
+    if folder.resolve() == lab.solution.resolve():
+        folder = _finished(lab, released.with_name("finished"))
     lab = replace(lab, released=released)
     submission = collect(HandedIn("", (("", folder),)), lab)
     for text in submission.notes:
@@ -189,6 +192,13 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
         if not numbers:
             note(f"note: {why}\nnote: {name} is refused, so the lab's own is used")
     return refused
+
+
+def _finished(lab: Lab, folder: Path) -> Path:
+    """A copy of the lab's solutions, without what is not handed out: its modules need no more."""
+    shutil.copytree(lab.solution, folder, ignore=shutil.ignore_patterns("__pycache__", "answers"))
+    leave_the_rest(folder)
+    return folder
 
 
 def hand_out(lab: Lab, folder: Path) -> None:

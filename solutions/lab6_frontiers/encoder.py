@@ -39,9 +39,7 @@ def encode(x: torch.Tensor, format: str) -> torch.Tensor:
     magnitude = x.abs().nan_to_num(nan=0.0).clamp(max=fmt.largest)
     normal = magnitude.clamp(min=2.0**fmt.min_exponent)  # subnormal numbers and zero lie as close as the least normal
     exponent = torch.frexp(normal).exponent - 1  # frexp takes the significand from 1/2 to 1
-    gaps = (
-        torch.ldexp(magnitude, fmt.fraction_bits - exponent).round().int()
-    )  # exact but for the rounding, half to even
+    gaps = torch.ldexp(magnitude, fmt.fraction_bits - exponent).round().int()  # exact, then halves to even
     # Codes number the magnitudes from 0 on: 2^f of them for each exponent below this one, then so many gaps. Where
     # rounding carries into the next exponent, the sum does too.
     code = ((exponent - fmt.min_exponent) << fmt.fraction_bits) + gaps
