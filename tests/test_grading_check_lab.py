@@ -118,6 +118,17 @@ def test_right_answers_have_full_marks_and_a_zero_exit_status(course, capsys):
     assert "60 of 60 points" in printed and "draws other cases" in printed and "not for the table" not in printed
 
 
+def test_what_a_lab_does_not_hand_out_is_no_part_of_its_finished_answers(course, capsys):
+    lab = course / "solutions" / "lab9_tiny"
+    imports = (lab / "__init__.py").read_text() + "from .fast import fast\n"
+    (lab / "__init__.py").write_text(imports + 'HANDED_OUT = ("first.py", "second.py")\n')
+    (lab / "fast.py").write_text("from solutions.elsewhere import fast\n")
+    release([], root=course)
+    assert run(course, "--folder", str(lab)) == 0
+    printed = capsys.readouterr().out
+    assert "60 of 60 points" in printed and "fast" not in printed
+
+
 def test_a_wrong_answer_shows_the_first_line_and_names_the_command_for_the_rest(course, answer, capsys):
     answer("first", one="return 'right'", two="return 'wrong'")
     assert run(course) == 1
