@@ -29,7 +29,8 @@ from utils import fingerprint, runtime
 from utils.gpt import GPT, GPTConfig
 from utils.record_schemas import COUNT, POSITIVE, SIZE, each
 from utils.scaling_laws import TRAINING_FLOPS
-from utils.serving.training.corpus import BOOKS, read_corpus, split
+from utils.serving.training.books import read_books
+from utils.serving.training.corpus import split
 from utils.transformer_math import ServedModel
 
 CONTEXT, ROWS = 256, 16  # tokens of a window, windows of a step
@@ -60,7 +61,7 @@ class Text:
 @cache
 def books() -> Text:
     """The course's books, every 40th chapter held out; a character rarer than 1 in 100,000 is read as "?"."""
-    parts = ["\n".join(documents).encode("latin-1", "replace") for documents in split(read_corpus(BOOKS))]
+    parts = ["\n".join(documents).encode("latin-1", "replace") for documents in split(read_books())]
     raw = [torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in parts]
     counts = torch.bincount(raw[0], minlength=256)
     kept = (counts > len(raw[0]) * 1e-5).nonzero()[:, 0]

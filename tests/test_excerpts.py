@@ -2,7 +2,9 @@
 
 import pytest
 
-from utils.serving.training.excerpts import OPENINGS, beginning, excerpt, opening
+from utils.serving.training.books import OPENINGS, opening, read_books
+from utils.serving.training.corpus import split
+from utils.serving.training.excerpts import TRAINING_EVERY, beginning, excerpt
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +32,9 @@ def test_an_excerpt_is_the_beginnings_of_chapters():
     assert beginning("one two three four", 9) == "one two\n"
     with pytest.raises(ValueError, match="got 'test'"):
         excerpt("test")
+
+
+def test_the_excerpts_are_cut_out_of_the_corpus_that_comes_with_the_course():
+    training, held_out = split(read_books())
+    assert excerpt("training") == [beginning(text) for text in training[::TRAINING_EVERY]]
+    assert excerpt("held_out") == [beginning(text) for text in held_out]

@@ -23,7 +23,8 @@ from utils.serving import (
     load_tokenizer,
 )
 from utils.serving.training.__main__ import SIZES, main, model_config
-from utils.serving.training.corpus import BOOKS, HELD_OUT_EVERY, SEPARATOR, chapters, r_strings, read_corpus, split
+from utils.serving.training.books import read_books
+from utils.serving.training.corpus import HELD_OUT_EVERY, SEPARATOR, chapters, r_strings, read_corpus, split
 from utils.serving.training.train import Plan, Trainer, evaluate, new_model, tokenize
 from utils.serving.training.vocabulary import END_OF_TEXT, save_vocabulary, train_vocabulary
 
@@ -202,7 +203,7 @@ def test_every_document_is_either_trained_on_or_held_out(tmp_path):
 
 
 def test_the_corpus_of_the_course_is_read_from_its_archive():
-    documents = read_corpus(BOOKS)
+    documents = read_books()
     whole = "".join(documents)
     assert len(documents) > 1_500 and len(whole) > 9_000_000
     for word in ("Pemberley", "Ishmael", "Nebuchadnezzar"):

@@ -10,5 +10,5 @@
         --teacher target
 
 Nothing after the first line needs a network. The corpus itself comes with the course, compressed:
-:data:`utils.serving.training.corpus.BOOKS`.
+:data:`utils.serving.training.books.BOOKS`.
 """

@@ -8,7 +8,6 @@ chapter is one document, a paragraph one line; documents are separated by a form
 from __future__ import annotations
 
 import argparse
-import lzma
 import re
 import struct
 import subprocess
@@ -25,8 +24,6 @@ PACKAGES = {
     "bible-kjv-text": "the King James Version of the Bible (1611)",
 }
 SEPARATOR = "\f\n"
-#: The corpus as this module collects it from the packages, compressed; it comes with the course.
-BOOKS = Path(__file__).with_name("books.txt.xz")
 #: Of so many documents, one is held out of training.
 HELD_OUT_EVERY = 40
 
@@ -36,14 +33,12 @@ _PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '
 
 
 def read_corpus(path: str | Path) -> list[str]:
-    """The documents of a corpus file, which may be compressed (``.xz``), such as :data:`BOOKS`.
+    """The documents of a corpus file.
 
     Raises:
         ValueError: fewer than two documents, so that none could be held out.
     """
-    content = Path(path).read_bytes()
-    whole = (lzma.decompress(content) if Path(path).suffix == ".xz" else content).decode("utf-8")
-    documents = [text for text in whole.split(SEPARATOR) if text.strip()]
+    documents = [text for text in Path(path).read_text(encoding="utf-8").split(SEPARATOR) if text.strip()]
     if len(documents) < 2:
         raise ValueError(f"{path} holds {len(documents)} document(s); at least 2 are needed, separated by a form feed")
     return documents

@@ -1,33 +1,27 @@
-"""Excerpts of the course's corpus, for small models that a lecture or a benchmark trains.
+"""Two short excerpts of the corpus, which come with the course: beginnings of chapters, for training and held out.
 
 ::
 
-    from utils.serving.training.excerpts import excerpt, opening
+    from utils.serving.training.excerpts import excerpt
 
-    excerpt("training"), excerpt("held_out")  # lists of texts: beginnings of chapters
-    opening("austen")  # the beginning of a book
+    excerpt("training"), excerpt("held_out")  # lists of texts
 
-The models were trained on the documents of the first list, and on none of the second. The texts are in the public
-domain (see :mod:`utils.serving.training.corpus`).
+``python -m utils.serving.training.excerpts --corpus corpus.txt`` writes them. The models were trained on the documents
+of the first, and on none of the second. The texts are in the public domain (see :mod:`utils.serving.training.corpus`).
 """
 
 from __future__ import annotations
 
-from utils.serving.training.corpus import BOOKS, read_corpus, split
+import argparse
+from pathlib import Path
 
+from utils.serving.training.corpus import SEPARATOR, read_corpus, split
+
+FOLDER = Path(__file__).parent.parent / "texts"
 #: Of so many training documents, one is in the excerpt. Of the documents that are held out, all are.
 TRAINING_EVERY = 12
 #: The most characters of a document; its beginning is cut after a word.
 CHARACTERS = 1600
-#: First lines of Jane Austen's *Pride and Prejudice* (1813), of Herman Melville's *Moby-Dick* (1851), from chapter 1,
-#: and of Genesis in the King James Version of the Bible (1611).
-OPENINGS = {
-    "austen": "Chapter 1\nIt is a truth universally acknowledged",
-    "melville": "CHAPTER 1. Loomings.",
-    "bible": "In the beginning God created the heaven and the earth.",
-}
-#: The most characters of a book's opening; it ends with a paragraph.
-OPENING_CHARACTERS = 48_000
 
 
 def excerpt(name: str) -> list[str]:
@@ -41,8 +35,7 @@ def excerpt(name: str) -> list[str]:
     """
     if name not in ("training", "held_out"):
         raise ValueError(f'name must be "training" or "held_out", got {name!r}')
-    training, held_out = split(read_corpus(BOOKS))
-    return [beginning(text) for text in (training[::TRAINING_EVERY] if name == "training" else held_out)]
+    return read_corpus(FOLDER / f"{name}.txt")
 
 
 def beginning(document: str, characters: int = CHARACTERS) -> str:
@@ -50,17 +43,18 @@ def beginning(document: str, characters: int = CHARACTERS) -> str:
     return document if len(document) <= characters else document[:characters].rsplit(maxsplit=1)[0] + "\n"
 
 
-def opening(book: str) -> str:
-    """The beginning of a book, up to the last paragraph that ends within :data:`OPENING_CHARACTERS`.
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m utils.serving.training.excerpts", description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True, help="what utils.serving.training.corpus wrote")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="a folder")
+    args = parser.parse_args()
+    training, held_out = split(read_corpus(args.corpus))
+    for name, documents in (("training", training[::TRAINING_EVERY]), ("held_out", held_out)):
+        text = SEPARATOR.join(map(beginning, documents))
+        (args.out / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"{name}: {len(documents)} documents, {len(text):,} characters")
 
-    Args:
-        book: one of :data:`OPENINGS`.
 
-    Raises:
-        ValueError: another name.
-    """
-    if book not in OPENINGS:
-        raise ValueError(f"book must be one of {', '.join(OPENINGS)}, got {book!r}")
-    text = "".join(read_corpus(BOOKS))
-    start = text.index(OPENINGS[book])
-    return text[start : text.rindex("\n", start, start + OPENING_CHARACTERS) + 1]
+if __name__ == "__main__":
+    main()
