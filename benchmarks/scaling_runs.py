@@ -72,18 +72,21 @@ def books() -> Text:
 
 def model_config(hidden: int, layers: int, text: Text, context: int = CONTEXT) -> GPTConfig:
     """A model of the family: heads of 16, no biases, one table for embedding and head."""
-    heads = max(1, hidden // 16)
-    return GPTConfig(text.characters, context, layers, heads, hidden, bias=False, frozen_positions=False)
+    return GPTConfig(text.characters, context, layers, max(1, hidden // 16), hidden, bias=False, frozen_positions=False)
 
 
 def new_model(config: GPTConfig, seed: int, dtype: torch.dtype = torch.float32) -> GPT:
     """A model whose weights have the deviation 1/2 / sqrt(hidden): GPT-2's 0.02 at a width of 625, more below it."""
-    model = GPT(config, seed=seed, dtype=dtype)
+    # drawn in float64: in float32 the last digit depends on the CPU, and training magnifies it
+    model, random = GPT(config, dtype=torch.float64), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:
-                parameter *= 0.5 / math.sqrt(config.hidden) / 0.02
-    return model
+                adds = name.endswith(("output.weight", "down.weight"))
+                parameter.normal_(
+                    0, 0.5 / math.sqrt(config.hidden * (2 * config.layers if adds else 1)), generator=random
+                )
+    return model.to(dtype)
 
 
 def size(config: GPTConfig) -> int:
@@ -164,11 +167,9 @@ def train(
         raise ValueError(f"a step has {rows * config.context} tokens, got only {tokens} to train on")
     ensemble = Ensemble(config, seeds, device, dtype)
     peak, along = torch.tensor(rates, dtype=dtype, device=device), torch.arange(config.context + 1, device=device)
-    limit, drawn = len(text.training) - config.context, {}
-    for seed in set(seeds):
-        random = torch.Generator().manual_seed(seed)
-        drawn[seed] = torch.randint(limit, (steps, rows), generator=random)
-    starts = torch.stack([drawn[seed] for seed in seeds], dim=1).to(device)  # (steps, M, rows)
+    limit, generators = len(text.training) - config.context, [torch.Generator().manual_seed(seed) for seed in seeds]
+    drawn = [torch.randint(limit, (steps, rows), generator=random) for random in generators]
+    starts = torch.stack(drawn, dim=1).to(device)  # (steps, M, rows)
     training = text.training.to(device)
     for number, share in enumerate(schedule(steps), start=1):
         ensemble.step(training[starts[number - 1, :, :, None] + along], share * peak, number)
@@ -179,8 +180,7 @@ def evaluate(ensemble: Ensemble, text: Text, context: int, device: torch.device,
     """Mean loss (M,) over the first ``most`` held-out characters, in windows without overlap."""
     count = min(most, len(text.held_out) - 1) // context
     starts = torch.arange(count)[:, None] * context
-    windows = text.held_out[starts + torch.arange(context + 1)].to(device)
-    parts = windows.split(64)
+    parts = text.held_out[starts + torch.arange(context + 1)].to(device).split(64)
     return sum(len(part) * ensemble.losses(part) for part in parts) / count
 
 
@@ -280,9 +280,9 @@ def _keep(progress: Path | None, key: str, setting: dict[str, Any]) -> None:
 
 def best(setting: dict[str, Any]) -> tuple[float, list[float]]:
     """The peak learning rate with the least mean loss, and the losses of its seeds."""
-    rates = sorted({run["rate"] for run in setting["runs"]})
-    of_rate = {rate: [run["loss"] for run in setting["runs"] if run["rate"] == rate] for rate in rates}
-    rate = min(rates, key=lambda rate: sum(of_rate[rate]) / len(of_rate[rate]))
+    runs = setting["runs"]
+    of_rate = {run["rate"]: [other["loss"] for other in runs if other["rate"] == run["rate"]] for run in runs}
+    rate = min(of_rate, key=lambda rate: sum(of_rate[rate]) / len(of_rate[rate]))
     return rate, of_rate[rate]
 
 
