@@ -132,6 +132,7 @@ wrong("no strides", "rows that are further apart than K go wrong", C + "7", edit
     "rows[:, None] * stride_a": "rows[:, None] * K", "columns[None, :] * stride_b": "columns[None, :] * K",
 })  # fmt: skip
 wrong("offsets of 32 bits", "overflows", edits={"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"})
+wrong("columns of 32 bits", "overflows", edits={"tl.program_id(1).to(tl.int64)": "tl.program_id(1)"})
 wrong = functools.partial(ANSWERS.wrong, LAUNCH)
 wrong("tiles of 16", "a is loaded 4.0 times, expected 1 to 2", "a tile of c has at least 32 rows", C + "6", edits={
     "triton.cdiv(M, 64), triton.cdiv(N, 64)": "triton.cdiv(M, 16), triton.cdiv(N, 16)", "TM=64, TN=64": "TM=16, TN=16",

@@ -108,13 +108,21 @@ def _inputs(case: Case) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _huge() -> tuple[Tensor, ...]:
-    """Rows of more than 2^31 numbers, whose memory nothing fills."""
-    rows = 2**24 + 72
-    a = torch.empty((rows, BLOCK), dtype=torch.uint8, device=runtime.DEVICE).view(FP8)
-    ones = torch.ones((40, 1), device=runtime.DEVICE)
-    b = torch.ones((40, BLOCK), device=runtime.DEVICE).to(FP8)
-    return a, torch.empty((rows, 1), device=runtime.DEVICE), b, ones
+def _operand(rows: int, K: int, filled: bool) -> tuple[Tensor, Tensor]:
+    """A matrix and its scales; with ``filled`` false nothing fills their memory."""
+    made = torch.ones if filled else torch.empty
+    x = made((rows, K), dtype=torch.uint8, device=runtime.DEVICE).view(FP8)
+    return x, made((rows, K // BLOCK), device=runtime.DEVICE)
+
+
+def _huge_a() -> tuple[Tensor, ...]:
+    """Rows of a with more than 2^31 numbers together."""
+    return *_operand(2**18 + 72, 2**13, False), *_operand(40, 2**13, True)
+
+
+def _huge_b() -> tuple[Tensor, ...]:
+    """Rows of b with more than 2^31 numbers together."""
+    return *_operand(40, 2**13, True), *_operand(2**18 + 72, 2**13, False)
 
 
 # ---- what is wrong
@@ -227,7 +235,7 @@ def check_block_scaled(
         inspections=[_traffic],
         diagnose=_MISTAKES,
         compiled=Compiled(wide=4),
-        huge=_huge,
+        huge=(_huge_a, _huge_b),
         seed=seed,
         notice="the scales stand inside the sum, and cost one multiplication of a tile for every 128 products",
     )
