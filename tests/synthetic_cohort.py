@@ -29,6 +29,7 @@ from lab_answers import answers, classic_number, edited, wrong_answers
 from lab_answers import exercise as exercise_of
 from lab_places import write_lab
 
+from grading.handed_out import modules_of
 from grading.lab import Lab
 from grading.verdicts import exercises_in
 from utils.checks.answers import WrongAnswer
@@ -286,7 +287,7 @@ def _others(lost: Iterable[str], taken_along: Mapping[str, frozenset[str]]) -> f
 
 def _leaning(lab: Lab) -> dict[str, frozenset[str]]:
     """For each exercise those that a mistake in it may take along: in its modules, or in modules that import them."""
-    uses = {path.name: _neighbours(path, lab) for path in lab.solution.glob("*.py")}
+    uses = {path.name: _neighbours(path, lab) for path in modules_of(lab.solution)}
     for _ in uses:
         uses = {name: found.union(*(uses.get(f, frozenset()) for f in found)) for name, found in uses.items()}
     homes = {

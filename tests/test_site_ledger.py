@@ -13,6 +13,7 @@ from utils.claims import ledger as claims_ledger
 from utils.claims import page as ledger_page
 from utils.units import PREFIXED
 from website import ledger, record_charts, record_pages
+from website.ledger import markdown
 from website.places import ROOT, WEBSITE, lectures
 from website.record_figures import label, text, unit_of
 from website.record_tables import blocks
@@ -199,7 +200,7 @@ def test_a_record_page_says_what_when_where_and_with_what(benchmark):
     page = record_pages.page(record)
     raw = json.loads(records.path_of(benchmark).read_text(encoding="utf-8"))
     sources = record_pages.files_of(record.sources)
-    for fact in (record.device, record.date, record.command, record.fingerprint, raw["digest"], *sources):
+    for fact in (markdown(record.device), record.date, record.command, record.fingerprint, raw["digest"], *sources):
         assert fact in page, fact
     assert all(version in page for version in record.versions.values())
     assert f"{{download}}`{benchmark}.json`" in page

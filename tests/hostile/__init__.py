@@ -15,10 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grading.handed_out import init_of, modules_of
 from grading.lab import Lab
 
 #: The module of each lab that a hostile submission does not solve.
-TARGETS = {1: "waves.py", 2: "gelu.py", 3: "merge.py", 4: "memory.py", 5: "merge.py", 7: "consumer.py"}
+TARGETS = {
+    1: "waves.py",
+    2: "gelu.py",
+    3: "merge.py",
+    4: "memory.py",
+    5: "merge.py",
+    6: "int4_simple.py",
+    7: "consumer.py",
+}
 
 #: What a brief submission solves; all other modules are as they were handed out. Lab 7 has one exercise only.
 BRIEF: dict[int, tuple[str, ...]] = {
@@ -27,6 +36,7 @@ BRIEF: dict[int, tuple[str, ...]] = {
     3: ("flash_forward_simple.py",),
     4: ("collectives.py",),
     5: ("block_manager.py", "scheduler.py"),
+    6: ("encoder.py",),
 }
 
 #: The modules without which an exercise scores nothing although it is not written in them.
@@ -102,8 +112,9 @@ def honest(folder: Path, lab: Lab, solved: bool = False, only: Sequence[str] | N
     """
     folder.mkdir(parents=True)
     unsolved = set() if solved else left_open(lab, only)
-    for path in sorted(lab.solution.glob("*.py")):
+    for path in modules_of(lab.solution):
         shutil.copyfile(lab.released / path.name if path.name in unsolved else path, folder / path.name)
+    (folder / "__init__.py").write_text(init_of(lab.solution), encoding="utf-8")
     shutil.copyfile(lab.notebook, folder / lab.notebook.name)
 
 
@@ -111,7 +122,7 @@ def left_open(lab: Lab, only: Sequence[str] | None = None) -> set[str]:
     """The modules that :func:`honest` leaves as they were handed out."""
     if only is None:
         return {TARGETS[lab.number]}
-    return {path.name for path in lab.solution.glob("*.py")} - set(only)
+    return {path.name for path in modules_of(lab.solution)} - set(only)
 
 
 def write(folder: Path, lab: Lab, submission: Hostile, only: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@
   const ROOT = document.documentElement.dataset.content_root || "./";
   const FILES = ["base-stemmer.js", "english-stemmer.js", "minisearch.js", "articles.js"];
   const IN_DIALOG = 6, ON_PAGE = 20, SNIPPET = 190;
-  const EXPLAINS = 8; // how much more a page counts to which the glossary sends whoever asks for a term
+  const EXPLAINS = 16; // how much more a page counts to which the glossary sends whoever asks for a term
   const FIELDS = { title: 6, headings: 2.5, text: 1 };
 
   // ---- words
