@@ -230,7 +230,7 @@ def frequent_ones_first() -> list:
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
         for i, other in enumerate(others):
-            found += tried([other], pytest.mark.thorough if i % 10 else pytest.mark.slow)
+            found += tried([other], pytest.mark.slow if i % 10 == 5 else pytest.mark.thorough)
     return found
 
 
