@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,14 @@ class Evidence:
     def bad_tiles(self) -> np.ndarray | None:
         """Which tiles hold a wrong element, by tile numbers; None without a tiling."""
         return None if self.tiling is None or not self.bad.dim() else self.tiling.bad_tiles(self.bad.numpy())
+
+    def of_each_case(self) -> list[Evidence]:
+        """The evidence of every case in which this output is wrong, to tell mistakes apart that one case does not."""
+        return [
+            replace(self, trial=trial, difference=trial.differences[self.position])
+            for trial in self.trials
+            if self.position < len(trial.differences) and trial.differences[self.position].count
+        ]
 
     def only(self, predicate: Callable[[Case], bool]) -> bool:
         """Whether a case fails only if ``predicate`` holds for it, and cases for which it does not hold pass."""

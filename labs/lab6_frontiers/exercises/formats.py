@@ -53,7 +53,8 @@ class Encoding:
         ties: to which of two equally near numbers: ``"even"``, ``"up"`` (away from zero) or ``"down"``.
         truncated: every number becomes the next one towards zero.
         flushed: what is below the least normal number becomes 0.
-        carried: whether a fraction that is rounded up to a whole raises the exponent; otherwise it becomes 0.
+        carried: where a fraction that is rounded up to a whole raises the exponent (elsewhere it becomes 0):
+            ``"always"``, ``"never"``, or ``"below"`` the least normal number only.
         shifted: how many exponents the result is off.
         zero_sign: whether minus zero keeps its sign.
         twos_complement: negative numbers as integers store them.
@@ -63,7 +64,7 @@ class Encoding:
     ties: str = "even"
     truncated: bool = False
     flushed: bool = False
-    carried: bool = True
+    carried: str = "always"
     shifted: int = 0
     zero_sign: bool = True
     twos_complement: bool = False
@@ -79,8 +80,9 @@ class Encoding:
         up = (magnitude > middle) | ((magnitude == middle) & self._takes_upper(lower))
         code = torch.where(up & (not self.truncated), upper, lower)
         whole = 2 ** fraction_bits(format)
-        if not self.carried:
-            code = torch.where((code > lower) & (code % whole == 0), code - whole, code)
+        if self.carried != "always":
+            lost = (code > lower) & (code % whole == 0) & ((self.carried == "never") | (lower >= whole))
+            code = torch.where(lost, code - whole, code)
         if self.flushed:
             code = torch.where(magnitude < least_normal(format), 0, code)
         code = torch.where(x.isnan(), sign - 1, code + self.shifted * whole)

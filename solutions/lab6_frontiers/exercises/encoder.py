@@ -132,6 +132,7 @@ def _read(code: int, format: str) -> str:
 
 
 _SUBNORMAL_CAUSE = "below the least normal number the gap stays as it is there: the exponent is min_exponent at least"
+_CARRY = "a fraction that is rounded up to a whole must raise the exponent"
 _SATURATE = "numbers beyond the largest one saturate, infinity too: clamp the magnitude first"
 _TWICE = "the number is rounded twice, to 16 bits before it is encoded: keep float32 until the one rounding"
 _MISTAKES = (
@@ -140,7 +141,8 @@ _MISTAKES = (
     _like(1, "ties go towards zero: of two equally near numbers the even code is right", ties="down"),
     _like(1, "fractions are cut off, not rounded to the nearest", truncated=True),
     _like(2, "all numbers below the least normal one become zero: they are multiples of one gap", flushed=True),
-    _like(3, "a fraction that is rounded up to a whole must raise the exponent", carried=False),
+    _like(3, _CARRY, carried="never"),
+    _like(3, _CARRY, carried="below"),
     _like(4, "the exponent field is one too large", shifted=1),
     _like(4, "the exponent field is one too small", shifted=-1),
     _like(5, "minus zero loses its sign: x < 0 is false for it, torch.signbit(x) is true", zero_sign=False),
