@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import lzma
+from functools import cache
 from pathlib import Path
 
 from utils.serving.training.corpus import SEPARATOR
@@ -28,9 +29,15 @@ OPENINGS = {
 CHARACTERS = 48_000
 
 
+@cache
+def _text() -> str:
+    """The corpus, decompressed once."""
+    return lzma.decompress(BOOKS.read_bytes()).decode("utf-8")
+
+
 def read_books() -> list[str]:
     """The documents of the corpus, a text for each chapter."""
-    return lzma.decompress(BOOKS.read_bytes()).decode("utf-8").split(SEPARATOR)
+    return _text().split(SEPARATOR)
 
 
 def opening(book: str) -> str:
@@ -44,6 +51,6 @@ def opening(book: str) -> str:
     """
     if book not in OPENINGS:
         raise ValueError(f"book must be one of {', '.join(OPENINGS)}, got {book!r}")
-    text = "".join(read_books())
+    text = _text().replace(SEPARATOR, "")
     start = text.index(OPENINGS[book])
     return text[start : text.rindex("\n", start, start + CHARACTERS) + 1]
