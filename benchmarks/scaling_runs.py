@@ -33,17 +33,17 @@ from utils.serving.training.books import read_books
 from utils.serving.training.corpus import split
 from utils.transformer_math import ServedModel
 
-CONTEXT, ROWS = 256, 16  # tokens of a window, windows of a step
-#: hidden size and layers of each model; heads have 16 numbers (of 24, one of 24).
-SHAPES = ((16, 2), (24, 2), (32, 2), (48, 3), (64, 4), (80, 4), (96, 4), (128, 5), (160, 5), (192, 6))
+CONTEXT, ROWS = 128, 8  # tokens of a window, windows of a step
+#: hidden size and layers of each model; heads have 32 numbers, or up to 48 where 32 do not divide the hidden size.
+SHAPES = ((24, 2), (32, 2), (40, 2), (48, 3), (64, 4), (80, 4), (96, 4), (120, 4), (128, 5), (160, 5), (192, 6))
 #: FLOPs of the runs that a law is fitted to, and of those that are held out.
-BUDGETS, HELD_OUT_BUDGET = (3e11, 1e12, 3e12, 1e13, 3e13), 1e14
+BUDGETS, HELD_OUT_BUDGET = (1e12, 3e12, 1e13, 3e13), 1e14
 #: Text is read four times at most: up to there it is worth nearly as much as new text (Muennighoff et al. 2023).
 MOST_EPOCHS = 4
 #: Settings outside are far from the best of their budget, and are not trained.
-TOKENS_PER_PARAMETER = (1.5, 300)
+TOKENS_PER_PARAMETER = (2, 700)
 #: Peak learning rates are these times ``BASE_RATE / sqrt(hidden)``.
-RATES, BASE_RATE = (0.5, 1.0, 2.0), 0.06
+RATES, BASE_RATE = (0.5, 1.0, 2.0), 0.03
 SEEDS = (0, 1)
 BETAS, WEIGHT_DECAY, LARGEST_NORM = (0.9, 0.95), 0.1, 1.0  # of AdamW, and of a gradient
 PROGRESS = Path(fingerprint.ROOT) / "build" / "scaling_runs.jsonl"
@@ -71,8 +71,8 @@ def books() -> Text:
 
 
 def model_config(hidden: int, layers: int, text: Text, context: int = CONTEXT) -> GPTConfig:
-    """A model of the family: heads of 16, no biases, one table for embedding and head."""
-    return GPTConfig(text.characters, context, layers, max(1, hidden // 16), hidden, bias=False, frozen_positions=False)
+    """A model of the family: heads of some 32, no biases, one table for embedding and head."""
+    return GPTConfig(text.characters, context, layers, max(1, hidden // 32), hidden, bias=False, frozen_positions=False)
 
 
 def new_model(config: GPTConfig, seed: int, dtype: torch.dtype = torch.float32) -> GPT:
@@ -111,6 +111,7 @@ class Ensemble:
         decays = [torch.full((p.numel(),), float(p.ndim == 2), dtype=dtype) for p in trained[0]]  # not the norms
         self.decay = WEIGHT_DECAY * torch.cat(decays).to(device)
         self.first, self.second = torch.zeros_like(self.weights), torch.zeros_like(self.weights)  # Adam's moments
+        self.steps = torch.zeros((), dtype=dtype, device=device)  # done so far
 
     def _views(self) -> list[Tensor]:
         parts = self.weights.split([shape.numel() for shape in self.shapes], dim=1)
@@ -130,16 +131,43 @@ class Ensemble:
         """Mean loss of each model on the same windows (B, N + 1): (M,), nats per token."""
         return self._losses(self._views(), windows, shared=True)
 
-    def step(self, windows: Tensor, rates: Tensor, number: int) -> None:
-        """One step of AdamW on windows (M, B, N + 1), with the learning rate of each model (M,); steps count from 1."""
+    def step(self, windows: Tensor, rates: Tensor) -> None:
+        """One step of AdamW on windows (M, B, N + 1), with the learning rate of each model (M,)."""
         views = [view.requires_grad_() for view in self._views()]
         loss = self._losses(views, windows, shared=False).sum()  # no model's gradient depends on the others
         gradient = torch.cat([part.flatten(1) for part in torch.autograd.grad(loss, views)], dim=1)  # (M, P)
         gradient *= (LARGEST_NORM / gradient.norm(dim=1, keepdim=True)).clamp(max=1)
         self.first.lerp_(gradient, 1 - BETAS[0])
         self.second.lerp_(gradient.square(), 1 - BETAS[1])
-        mean, square = self.first / (1 - BETAS[0] ** number), self.second / (1 - BETAS[1] ** number)
+        self.steps += 1
+        mean, square = (x / (1 - beta**self.steps) for x, beta in zip((self.first, self.second), BETAS, strict=True))
         self.weights -= rates[:, None] * (mean / (square.sqrt() + 1e-8) + self.decay * self.weights)
+
+    def steps_on(self, windows: Iterator[Tensor], rates: Iterator[Tensor]) -> None:
+        """A step on each of the windows, with its learning rates: on a GPU as a graph that is captured once.
+
+        A step of a small model launches hundreds of kernels that take less time than their launches.
+        """
+        if not self.weights.is_cuda:
+            for some, rate in zip(windows, rates, strict=True):
+                self.step(some, rate)
+            return
+        state = self.weights, self.first, self.second, self.steps
+        begin = [x.clone() for x in state]
+        given, graph = [next(windows).clone(), next(rates).clone()], torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):  # what is done once only must be done before the capture
+            self.step(*given)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.step(*given)
+        for x, value in zip(state, begin, strict=True):
+            x.copy_(value)
+        graph.replay()
+        for arguments in zip(windows, rates, strict=True):
+            for place, value in zip(given, arguments, strict=True):
+                place.copy_(value)
+            graph.replay()
 
 
 def schedule(steps: int) -> Iterator[float]:
@@ -166,13 +194,14 @@ def train(
     if steps < 1:
         raise ValueError(f"a step has {rows * config.context} tokens, got only {tokens} to train on")
     ensemble = Ensemble(config, seeds, device, dtype)
-    peak, along = torch.tensor(rates, dtype=dtype, device=device), torch.arange(config.context + 1, device=device)
+    along = torch.arange(config.context + 1, device=device)
+    shares = torch.tensor(list(schedule(steps)), dtype=dtype)
+    all_rates = (shares[:, None] * torch.tensor(rates, dtype=dtype)).to(device)  # (steps, M)
     limit, generators = len(text.training) - config.context, [torch.Generator().manual_seed(seed) for seed in seeds]
     drawn = [torch.randint(limit, (steps, rows), generator=random) for random in generators]
     starts = torch.stack(drawn, dim=1).to(device)  # (steps, M, rows)
     training = text.training.to(device)
-    for number, share in enumerate(schedule(steps), start=1):
-        ensemble.step(training[starts[number - 1, :, :, None] + along], share * peak, number)
+    ensemble.steps_on((training[each[:, :, None] + along] for each in starts), iter(all_rates))
     return evaluate(ensemble, text, config.context, device)
 
 

@@ -47,8 +47,7 @@ def test_the_books_are_characters_without_a_gap_and_chapters_are_held_out():
 def test_stacked_models_take_the_steps_that_each_takes_alone(rates):
     config, windows = model_config(16, 1, text(), 8), torch.randint(12, (2, 3, 9), generator=torch.Generator())
     together = Ensemble(config, [0, 1], CPU, torch.float64)
-    for number in (1, 2, 3):
-        together.step(windows, torch.tensor(rates, dtype=torch.float64), number)
+    together.steps_on(iter([windows] * 3), iter([torch.tensor(rates, dtype=torch.float64)] * 3))
     for m, rate in enumerate(rates):
         model = new_model(config, seed=m, dtype=torch.float64)
         groups = [[p for p in model.parameters() if (p.ndim == 2) == wide] for wide in (True, False)]
@@ -124,5 +123,5 @@ def test_what_cannot_be_trained_is_refused_by_name():
     config = model_config(16, 1, text(), 8)
     with pytest.raises(ValueError, match="got 1 rates and 2 seeds"):
         train(config, 100, [1e-2], [0, 1], text())
-    with pytest.raises(ValueError, match="a step has 128 tokens, got only 100"):
-        train(config, 100, [1e-2], [0], text())
+    with pytest.raises(ValueError, match="a step has 64 tokens, got only 60"):
+        train(config, 60, [1e-2], [0], text())

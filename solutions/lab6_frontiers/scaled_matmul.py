@@ -192,7 +192,14 @@ def _block_scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dty
     (M, K), N = a.shape, len(b.values)
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
     described, c_described = describable(a) and describable(b.values), describable(c)
-    tile = tuning.block_scaled_matmul(isinstance(b, SquareBlocks), tuning.capability_of(a.device))
+    capability = tuning.capability_of(a.device)
+    if capability is not None and capability[0] == 9 and isinstance(b, SquareBlocks):  # noqa: SIM102
+        if described and c_described and out_dtype != torch.float32 and a_scales.numel() < 1 << 31:
+            from .hopper_block_scaled import hopper_block_scaled  # Gluon is imported where it can run only
+
+            hopper_block_scaled(a, a_scales, b, c)
+            return c
+    tile = tuning.block_scaled_matmul(isinstance(b, SquareBlocks), capability)
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     block_scaled_matmul_kernel[(min(tiles, tile.per_sm * programs(a.device)),)](
         operand(a, described, (tile.m, BLOCK)), operand(b.values, described, (tile.n, BLOCK)),
