@@ -10,12 +10,13 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from utils import plots
+from utils.plots import style
 
 
 def picture_of(fig: Figure) -> Image.Image:
     """The figure as a picture, which must be as wide as the course's pages."""
     image = Image.open(io.BytesIO(plots.png(fig)))
-    assert image.width == int(7.2 * 144)
+    assert image.width == int(style.WIDTH * style.DPI)
     return image
 
 

@@ -124,7 +124,7 @@ def test_every_drawer_gives_a_small_opaque_figure_with_alternative_text_from_its
     assert len(fig.alt) > 40 and "\n" not in fig.alt and re.search(r"\d", fig.alt)
     data = plots.png(fig)
     image = decode(data)
-    assert abs(image.width - 7.2 * 144) < 1 and image.width / image.height > 0.9
+    assert image.width == int(style.WIDTH * style.DPI) and image.width / image.height > 0.9
     assert "transparency" not in image.info
     assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
     assert len(data) < 120_000

@@ -48,7 +48,7 @@ def chip_anatomy(gpu: GPU, lanes_per_sm: int) -> Figure:
         subtitle=f"{gpu.full_name}, as a diagram: numbers from the hardware table, positions not to scale",
         height=3.7,
         columns=2,
-        width_ratios=(1, 1.12),
+        width_ratios=(1, 1.6),
         grid="none",
     )
     bare(chip)
@@ -108,6 +108,7 @@ def _draw_sm(ax: Axes, gpu: GPU, lanes_per_sm: int) -> None:
     width = parts * 10 - 0.6
     _box(ax, 0, 0.5, width, 1.8, ON_CHIP, f"shared memory and L1: {_kib(gpu.l1_bytes_per_sm)}", "white")
     ax.text(
-        0, -0.45, f"small squares: {lanes_per_sm} lanes, each one fp32 multiply-add per cycle", size=SMALL, color=MUTED
-    )
-    ax.set(xlim=(-0.3, width + 0.3), ylim=(-1.6, 14.2))
+        0, 0.1, f"small squares: {lanes_per_sm} lanes, each one\nfp32 multiply-add per cycle", size=SMALL, color=MUTED,
+        va="top", linespacing=1.2,
+    )  # fmt: skip
+    ax.set(xlim=(-0.3, width + 0.3), ylim=(-1.9, 14.2))

@@ -25,7 +25,7 @@ from PIL import Image
 
 from utils.plots.show import Animation, checked_alt, palette_of, png
 from utils.plots.sm import sm_waves
-from utils.plots.style import ARITHMETIC, IDLE, RC, WIDTH, figure, mix, styled
+from utils.plots.style import ARITHMETIC, IDLE, ON_A_PAGE, RC, figure, mix, styled
 from utils.units import number
 
 #: An animation is stored in a notebook of at most 2 MB, beside its figures.
@@ -45,7 +45,7 @@ def animate(
     height: float = 3.0,
     seconds_per_frame: float = 0.8,
     poster: int = -1,
-    dpi: int = 110,
+    dpi: int = 141,
 ) -> Animation:
     """Turn drawing functions into an animation; each draws one frame on empty axes of the course's look.
 
@@ -84,7 +84,7 @@ def animate(
         "title": "",
         "width": pictures[0].shape[1],
         "height": pictures[0].shape[0],
-        "max_width": round(100 * WIDTH),
+        "max_width": ON_A_PAGE,
         "period": seconds_per_frame,
         "captions": list(captions),
         "frames": _patches(pictures),
@@ -112,7 +112,7 @@ def sm_waves_animation(
         "kind": "waves",
         "alt": fig.alt,
         "title": fig.title,
-        "max_width": round(100 * WIDTH),
+        "max_width": ON_A_PAGE,
         "sms": sms,
         "per_sm": max(row.slot for row in schedule) + 1,
         "columns": math.ceil(math.sqrt(2 * len(schedule))),
@@ -172,11 +172,9 @@ def _render(drawn: Sequence[tuple[Figure, Axes]], dpi: int) -> list[np.ndarray]:
     for fig, ax in drawn:
         fig.set_layout_engine("none")
         ax.set_position([*low, *(high - low)])
-        raw = io.BytesIO()
-        fig.savefig(raw, format="rgba", dpi=dpi, facecolor="white")
-        width, height = (int(v * dpi) for v in fig.get_size_inches())
-        pixels = np.frombuffer(raw.getvalue(), np.uint8)
-        pictures.append(pixels.reshape(-1, width, 4)[:height, :, :3])
+        fig.set_dpi(dpi)
+        fig.canvas.draw()
+        pictures.append(np.asarray(fig.canvas.buffer_rgba())[..., :3].copy())
     if len({picture.shape for picture in pictures}) > 1:
         raise ValueError("all frames of an animation must have the same size")
     return pictures

@@ -25,6 +25,7 @@ from utils.plots.style import (
     SMALL,
     TEXT,
     WASTE_HATCH,
+    WIDTH,
     bare,
     figure,
     mix,
@@ -234,7 +235,7 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
     width = 4.8
     box(ax, x, y, width, 0.66 * height, mix(ON_CHIP, 0.10), edgecolor=ON_CHIP, linewidth=1.2)
     writing = frame is not None and frame.moves[0].access == "write"
-    head = "on the chip" if frame is None else f"on the chip of program {frame.program}"
+    head = "on chip" if frame is None else f"on chip, program {frame.program}"
     ax.text(x + 0.2, y + 0.35, head, size=TEXT, weight="bold", color=INK, va="center")
     held = set()
     if frame is not None:
@@ -248,7 +249,7 @@ def _draw_chip(ax: Axes, x: float, y: float, height: float, frame: _Frame | None
         ax.text(x + width - 0.2, line, text, size=TEXT, color=INK if here else "#B0B0B0", va="center", ha="right")
     moved = 0 if frame is None else frame.moved
     below = y + 0.66 * height + 0.45
-    ax.text(x, below, "bytes read plus written so far", size=SMALL, color=MUTED, va="center")
+    ax.text(x, below, "bytes moved so far", size=SMALL, color=MUTED, va="center")
     ax.text(x, below + 0.6, quantity(moved, "B", 5), size=13, weight="bold", color=HBM, va="center")
 
 
@@ -273,8 +274,9 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
     subtitle = "rows: tiles of queries; columns: tiles of keys. Blue: computed; pale: with a mask; hatched: skipped"
     columns = sum(len(rows[0]) for rows in panels.values())
     tallest = max(len(rows) for rows in panels.values())
+    height = min(5.0, (WIDTH - 0.7) * tallest / columns) + 1.0
     fig, axes = figure(
-        title, subtitle=subtitle, columns=len(panels), height=min(5.0, 6.5 * tallest / columns) + 0.85, grid="none",
+        title, subtitle=subtitle, columns=len(panels), height=height, grid="none",
         width_ratios=[len(rows[0]) for rows in panels.values()],
     )  # fmt: skip
     looks = {
@@ -295,7 +297,7 @@ def causal_tile_map(panels: Mapping[str, Sequence[Sequence[str]]], *, title: str
         ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=5)
         c = counts[name]
         foot = f"{c['full']} full, {c['diagonal']} on the diagonal, {c['skip']} skipped"
-        lines = foot.replace("diagonal, ", "diagonal,\n")
+        lines = foot.replace(", ", "\n")
         ax.text(0, -0.03, lines, transform=ax.transAxes, va="top", size=SMALL, color=MUTED, linespacing=1.3)
         said.append(f"{name}: {foot}")
     fig.alt = f"Tiles of the scores, by what a causal kernel does with them. {'; '.join(said)}."

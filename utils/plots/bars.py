@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from utils.plots.check import require_positive
+from utils.plots.labels import legend_below
 from utils.plots.marks import centred, readable
 from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, LINK, ON_CHIP, SMALL, TEXT, figure, mix, styled
 from utils.plots.ticks import quantity_axis
@@ -73,14 +75,14 @@ def class_shares(
     ax.set_ylim(len(rows) - 0.5, -0.55)
     ax.set_yticks([])
     ax.set_xticks(range(0, 101, 20), [f"{t} %" for t in range(0, 101, 20)])
-    _legend(ax, [(part, palette[part]) for part in parts])
+    legend_below(ax, [Patch(facecolor=palette[part], label=part) for part in parts])
     fig.alt = f"Stacked bars of 100 %. {'; '.join(said)}."
     return fig
 
 
 def _name_thin(ax: Axes, y: float, thin: Sequence[tuple[float, str, str]]) -> None:
     """Name the slices that are too thin to hold a text, right of the row's label and joined to them by a hair line."""
-    width = 1.08  # percent of the axis for a character of small text
+    width = 1.4  # percent of the axis for a character of small text
     right = 100.0
     for x, text, colour in reversed(thin):
         half = len(text) * width / 2
@@ -91,14 +93,6 @@ def _name_thin(ax: Axes, y: float, thin: Sequence[tuple[float, str, str]]) -> No
         )  # fmt: skip
         ax.plot([x, x], [y - 0.2, y - 0.15], color=colour, linewidth=0.9)
         right = centre - half - 2
-
-
-def _legend(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    handles = [ax.barh([0], [0], color=colour, label=label) for label, colour in entries]
-    ax.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(-0.01, -0.13 if len(ax.patches) else 0), ncol=4,
-        frameon=False, fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.6, borderaxespad=0.4,
-    )  # fmt: skip
 
 
 @styled
@@ -147,6 +141,6 @@ def memory_bars(
     ax.set_ylim(len(rows) - 0.55, -0.6)
     ax.set_yticks([])
     quantity_axis(ax.xaxis, "B", name)
-    _legend(ax, [(part, palette[part]) for part in parts])
+    legend_below(ax, [Patch(facecolor=palette[part], label=part) for part in parts])
     fig.alt = f"{name[0].upper()}{name[1:]} by part. {'; '.join(said)}."
     return fig

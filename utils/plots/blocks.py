@@ -174,5 +174,5 @@ def _block(ax: Axes, x: float, y: float, size: int, words: Sequence[str], *, edg
         box(ax, x + i, y, 1, 0.82, face, **look)
         if filled:
             word = words[i].strip() or "·"
-            centred(ax, x + i + 0.5, y + 0.41, word, size=SMALL - 0.8 * (len(word) > 7))
+            centred(ax, x + i + 0.5, y + 0.41, word)
     box(ax, x, y, size, 0.82, edgecolor=edge, linewidth=1.8 if edge == LIMIT else 0.8)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from utils.plots.check import require_between
 from utils.plots.marks import box, centred, readable
-from utils.plots.style import ARITHMETIC, INK, LINK, MUTED, bare, figure, mix, styled
+from utils.plots.style import ARITHMETIC, INK, LINK, MUTED, SMALL, bare, figure, mix, styled
 from utils.units import quantity
 
 _NIC = mix(LINK, 0.45)
@@ -35,19 +35,18 @@ def rails_plot(gpus: int, inside: float, network: float, *, title: str, subtitle
             return _MIDDLE + up * height
 
         box(ax, -0.1, min(at(0.75), at(3.5)), gpus + 0.2, 2.75, edgecolor=MUTED, linewidth=0.8)
-        ax.text(-0.25, at(2.1), name, ha="right", va="center", size=9, color=INK)
+        ax.text(-0.25, at(2.1), name, ha="right", va="center", size=SMALL, color=INK)
         box(ax, 0.1, at(3.0) - 0.25, gpus - 0.2, 0.5, LINK)
         centred(ax, gpus / 2, at(3.0), f"NVLink: each GPU sends {quantity(inside, 'B/s', 3)}", color=readable(LINK))
         for k in range(gpus):
             box(ax, k + 0.12, at(2.1) - 0.35, 0.76, 0.7, mix(ARITHMETIC, 0.55))
-            centred(ax, k + 0.5, at(2.1), f"GPU {k}", size=8)
+            centred(ax, k + 0.5, at(2.1), f"GPU {k}")
             box(ax, k + 0.22, at(1.2) - 0.25, 0.56, 0.5, _NIC)
-            centred(ax, k + 0.5, at(1.2), "card", size=7.5)
+            centred(ax, k + 0.5, at(1.2), "card")
             ax.plot([k + 0.5] * 2, [at(1.45), at(1.75)], color=MUTED, linewidth=0.8, zorder=0)
             ax.plot([k + 0.5] * 2, [at(2.45), at(2.75)], color=LINK, linewidth=1.6, zorder=0)
-    ax.text(
-        -0.25, _MIDDLE, f"network: each\ncard sends\n{quantity(network, 'B/s', 3)}", ha="right", va="center", size=8.5
-    )
+    sent = f"network: each\ncard sends\n{quantity(network, 'B/s', 3)}"
+    ax.text(-0.25, _MIDDLE, sent, ha="right", va="center", size=SMALL)
     fig.alt = (
         f"Two machines of {gpus} GPUs. In each, NVLink joins all GPUs, of which each sends "
         f"{quantity(inside, 'B/s', 3)}, and each GPU has a network card of its own. A line, a rail, joins the cards of "

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from utils.plots.animate import Animation, animate
 from utils.plots.marks import box
-from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, bare, mix
+from utils.plots.style import ARITHMETIC, HBM, INK, LINK, MUTED, ON_CHIP, SMALL, TEXT, bare, ink, mix
 
 #: One colour a rank, for what that rank contributed.
 RANK_COLOURS = (ARITHMETIC, HBM, ON_CHIP, "#8C6BB1", "#56B4E9", "#A6761D")
@@ -190,17 +190,17 @@ def _frame(ax: Axes, state: Sequence[Sequence[Held]], moves: Sequence[Move], sen
         ax.text(
             x, y + (half[1] + 0.07 if above else -half[1] - 0.07), f"rank {rank}", ha="center",
             va="bottom" if above else "top", size=TEXT, weight="bold",
-            color=mix(RANK_COLOURS[rank], 0.8, "#000000"), zorder=6,
+            color=ink(RANK_COLOURS[rank]), zorder=6,
         )  # fmt: skip
         for chunk, held in enumerate(row):
             left, bottom = x - chunks * wide / 2 + chunk * wide, y - high / 2 + 0.08
             _cell(ax, (left, bottom), (wide, high), held, n, new=(rank, chunk) in new)
             ax.text(
-                left + wide / 2, bottom - 0.03, str(chunk), ha="center", va="top", size=SMALL - 1.5, color=MUTED,
+                left + wide / 2, bottom - 0.02, str(chunk), ha="center", va="top", size=SMALL, color=MUTED,
                 zorder=6,
             )  # fmt: skip
     note = "stripes: the ranks whose data a chunk holds; black frame: all of them"
-    ax.text(-4.05, -2.40, note, size=SMALL - 0.5, color=MUTED, va="bottom")
+    ax.text(-4.05, -2.40, note, size=SMALL, color=MUTED, va="bottom")
 
 
 def _cell(
@@ -243,7 +243,7 @@ def _arrow(
         _cell(ax, (left + k * w, y - h / 2), (w, h), move.carried, n, new=True, zorder=6)
         place = (left + (k + 0.5) * w, y + h / 2 + 0.05) if flat else (left + (k + 1) * w + 0.05, y)
         across, up = ("center", "bottom") if flat else ("left", "center")
-        ax.text(*place, str(move.chunk), ha=across, va=up, size=SMALL - 1, color=MUTED, zorder=8)
+        ax.text(*place, str(move.chunk), ha=across, va=up, size=SMALL, color=MUTED, zorder=8)
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float], half: tuple[float, float]) -> tuple[float, float]:

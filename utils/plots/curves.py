@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from utils.plots.labels import label_points, spread
-from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, figure, mix, styled
+from utils.plots.style import ARITHMETIC, LIMIT, MUTED, SMALL, figure, ink, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import quantity
 
@@ -24,6 +24,8 @@ _STYLES = {
     "model": (1.1, (0, (5, 3)), "", "normal"),
     "peer": (1.0, "-", "", "normal"),
 }
+#: Inches that the axes have beside the names of their curves, about.
+_AXES = 3.6
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,11 @@ def sweep(
     notes = []
     for label, value in (marks or {}).items():
         ax.axvline(value, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        room = _AXES * 72 * (1 - ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0])
+        left = 0.55 * SMALL * len(label) > room  # the names of the curves begin where the axes end
         note = ax.annotate(
-            label, (value, 1), (3, -3), xycoords=("data", "axes fraction"), textcoords="offset points", va="top",
-            size=SMALL, color=MUTED,
+            label, (value, 1), (-3 if left else 3, -3), xycoords=("data", "axes fraction"),
+            textcoords="offset points", va="top", ha="right" if left else "left", size=SMALL, color=MUTED,
         )  # fmt: skip
         note.set_in_layout(False)
         notes.append(note)
@@ -150,11 +154,10 @@ def _x_axis(ax: Axes, unit: str, name: str, kind: str, binary: bool, curves: Seq
         return quantity_axis(ax.xaxis, unit, name, binary=binary)
     low, high = ax.get_xlim()
     powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
-    step = max(1, -(-len(powers) // 10))
-    ax.set_xticks(
-        [2.0**p for p in powers if p % step == 0],
-        [quantity(2**p if p >= 0 else 2.0**p) for p in powers if p % step == 0],
-    )
+    longest = max((len(quantity(2**p if p >= 0 else 2.0**p)) for p in powers), default=1)
+    step = max(1, math.ceil(len(powers) * (0.62 * SMALL * longest + 4) / (72 * _AXES)))
+    shown = powers[::step]
+    ax.set_xticks([2.0**p for p in shown], [quantity(2**p if p >= 0 else 2.0**p) for p in shown])
     ax.minorticks_off()
     ax.set_xlabel(f"{name} ({unit})" if unit else name)
     return None
@@ -174,7 +177,7 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float], notes: 
         ax.figure.draw_without_rendering()  # settles where the notes are
     label_points(
         ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=lines,
-        colours=[mix(inks[k], 0.85, "#000000") for k in inside],
+        colours=[ink(inks[k]) for k in inside],
         keep_clear=[note.get_window_extent() for note in notes if inside],
     )  # fmt: skip
     entries = []
@@ -198,7 +201,7 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float], notes: 
     for (text, _, colour, weight), y in zip(entries, placed, strict=True):
         ax.annotate(
             text, (1, (y - frame.y0) / frame.height), (6, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", size=SMALL, color=mix(colour, 0.85, "#000000"), weight=weight, linespacing=1.1,
+            va="center", size=SMALL, color=ink(colour), weight=weight, linespacing=1.1,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from utils.plots.animate import Animation, animate
 from utils.plots.check import require_data
 from utils.plots.collectives import RANK_COLOURS, Held, check_states, contributions
 from utils.plots.marks import box, centred
-from utils.plots.style import INK, LINK, MUTED, TEXT, WASTE, bare, mix
+from utils.plots.style import INK, LINK, MUTED, TEXT, WASTE, bare, ink
 
 #: Chunks of one rank before and after: numbers in which rank r's contribution is 2**r; 0 is memory without contents.
 Pair = tuple[Sequence[float], Sequence[float]]
@@ -54,7 +54,7 @@ def _frame(ax: Axes, states: Sequence[Sequence[Sequence[Held]]], name: str, chan
             for column, held in enumerate(row):
                 _chunk(ax, left + column, rank, held, n, framed=k == 1 and (rank, column) in changed)
     for rank in range(n):
-        colour = mix(RANK_COLOURS[rank], 0.8, "#000000")
+        colour = ink(RANK_COLOURS[rank])
         ax.text(-0.25, rank, f"rank {rank}", ha="right", va="center", size=TEXT, weight="bold", color=colour)
     ax.set_xlim(-1.4, 2 * width + 1.4)
     ax.set_ylim(n - 0.45, -1.05)

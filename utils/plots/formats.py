@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from utils.plots.check import require_between, require_entries, require_known, require_positive, require_same_length
 from utils.plots.labels import label_points, spread
-from utils.plots.style import ARITHMETIC, INK, SMALL, figure, mix, styled
+from utils.plots.style import ARITHMETIC, INK, SMALL, figure, ink, mix, styled
 from utils.units import number
 
 #: Colour and line of each format: floats are blue, integers grey; 8 bits are solid, 4 bits dashed, block formats dark.
@@ -157,7 +157,7 @@ def error_over_granularity(
 
 def _of_name(format: str) -> str:
     """Colour of a format's name: a little darker than its line."""
-    return mix(LOOKS[format][0], 0.85, "#000000")
+    return ink(LOOKS[format][0])
 
 
 def _powers_of_two(ax: Axes) -> None:

@@ -49,10 +49,9 @@ def _draw_matrix(ax: Axes, matrix: np.ndarray, largest: float, numbers: bool) ->
             box(ax, column, row, 1, 1, face, edgecolor=edge, linewidth=0.5)
             if numbers:
                 dark = value != 0 and 0.12 + 0.78 * share > 0.55
-                text = (
-                    "0" if value == 0 else f"{value:.{2 if abs(value) >= 0.005 else 3}f}".replace("-", "\N{MINUS SIGN}")
-                )
-                centred(ax, column + 0.5, row + 0.52, text, size=SMALL - 0.8, color="#FFFFFF" if dark else INK)
+                text = "0" if value == 0 else f"{value:.{2 if abs(value) >= 0.005 else 3}f}"
+                text = text.replace("0.", ".").replace("-", "\N{MINUS SIGN}")  # short enough for its cell
+                centred(ax, column + 0.5, row + 0.52, text, color="#FFFFFF" if dark else INK)
     box(ax, 0, 0, columns, rows, edgecolor=LIMIT, linewidth=0.9)
     ax.set_xlim(-0.05, columns + 0.05)
     ax.set_ylim(rows + 0.05, -0.05)
@@ -264,7 +263,7 @@ def tile_walk(
             frames.append(partial(_draw_step, name=name, steps=steps, index=index, tiles=tiles))
             captions.append(_caption(name, step))
     return animate(
-        frames, title=title, alt=alt, captions=captions, subtitle=subtitle, height=3.3, seconds_per_frame=1.1, dpi=90
+        frames, title=title, alt=alt, captions=captions, subtitle=subtitle, height=3.3, seconds_per_frame=1.1, dpi=115
     )
 
 
@@ -339,6 +338,6 @@ def _draw_strip(
     if moving and item in held:
         box(ax, *corner, *size, edgecolor=ON_CHIP, linewidth=1.8)
     ax.text(
-        corner[0] + size[0] / 2, corner[1] + size[1] / 2, f"{label}{item[1]}", ha="center", va="center", size=SMALL - 1,
+        corner[0] + size[0] / 2, corner[1] + size[1] / 2, f"{label}{item[1]}", ha="center", va="center", size=SMALL,
         color="#FFFFFF" if moving or item in held else INK,
     )  # fmt: skip

@@ -128,7 +128,7 @@ def _timeline_panel(ax: Axes, name: str, lanes: Lanes, end: float) -> str:
     share, softmax = under_way(lanes) / last, under_way(lanes, ("softmax",)) / last
     marks.lanes(ax, [*lanes, "tensor cores"], end, margin=0.5)
     said = f"a product is under way {number(100 * share, 3)} % of the time"
-    marks.heading(ax, name, said)
+    marks.heading(ax, name, said.replace("a product is", "product"))
     return f"{name}: {said}, somebody's softmax {number(100 * softmax, 3)} %."
 
 
@@ -149,8 +149,8 @@ def ladder(
         if len(value) != len(steps):
             raise ValueError(f"{name!r} must have one value for each of {len(steps)} steps, got {len(value)}")
     fig, axes = figure(
-        title, subtitle=subtitle, height=3.7, columns=len(panels), sharey=True, grid="y"
-    )  # fmt: skip
+        title, subtitle=subtitle, height=2.3 * len(panels) + 0.9, rows=len(panels), sharex=True, sharey=True, grid="y"
+    )
     axes = [axes] if isinstance(axes, Axes) else list(axes)
     said = []
     for ax, (group, series) in zip(axes, panels.items(), strict=True):
@@ -165,8 +165,8 @@ def ladder(
         ax.set_xticks(range(len(steps)), steps, rotation=62, ha="right", rotation_mode="anchor")
         ax.set_xlim(-0.4, len(steps) - 0.6)
         ax.grid(True, axis="x", color=GRID, linewidth=0.4)
-        ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
-    axes[0].set_ylabel("rate over cuDNN's")
+        ax.set_ylabel("rate over cuDNN's")
+    axes[0].legend(loc="lower right", frameon=False, fontsize=SMALL)
     fig.alt = f"{title.rstrip('.')}. rate over cuDNN's, in the order {', '.join(steps)}. {'; '.join(said)}."
     return fig
 
@@ -198,8 +198,8 @@ def speedup_bars(
                 ax.plot([low, high], [y, y], color=colours[name], linewidth=1.3)
                 ax.plot(ratio, y, "o" if k == 0 else "s", color=colours[name], markersize=5)
                 said.append(f"{panel}, {row}, {name}: {number(ratio, 3)}")
-        ax.set_title(panel, loc="left", size=TEXT, weight="bold", color=INK)
-        ax.set_xlabel("our rate over cuDNN's", size=SMALL)
+        ax.set_title(panel.replace(", ", ",\n"), loc="left", size=TEXT, weight="bold", color=INK)
+    axes[len(axes) // 2].set_xlabel("our rate over cuDNN's", size=SMALL)
     axes[0].set_yticks(range(len(names)), names, color=INK)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     handles = [Patch(facecolor=colours[name], label=name) for name in kinds]

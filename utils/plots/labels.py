@@ -226,15 +226,22 @@ def _leader(
 
 
 def legend_below(ax: Axes, handles: Sequence[Artist], *, drop: float = 0.47, loc: str = "upper left") -> Legend:
-    """A legend in one line under the axes, ``drop`` inches below their lower edge whatever their height.
+    """A legend under the axes, in one line, or in as few more as the figure's width asks for.
 
     Args:
+        drop: inches from the axes' lower edge down to it, whatever their height.
         loc: "upper left" or "upper right", the edge of the axes that it starts or ends at.
     """
     below = ax.transAxes + ScaledTranslation(0, -drop, ax.figure.dpi_scale_trans)
     corner = (1.005, 0) if loc == "upper right" else (-0.01, 0)
-    return ax.legend(
-        handles=handles, loc=loc, bbox_to_anchor=corner, bbox_transform=below, ncol=len(handles), frameon=False,
-        fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.4 if len(handles) <= 6 else 0.7,
-        borderaxespad=0,
-    )  # fmt: skip
+    ax.figure.draw_without_rendering()  # settles where the axes start and end
+    renderer = ax.figure.canvas.get_renderer()
+    for lines in range(1, len(handles) + 1):
+        legend = ax.legend(
+            handles=handles, loc=loc, bbox_to_anchor=corner, bbox_transform=below, ncol=-(-len(handles) // lines),
+            frameon=False, fontsize=SMALL, handlelength=1.0, handleheight=1.0, columnspacing=1.2, borderaxespad=0,
+        )  # fmt: skip
+        taken = legend.get_window_extent(renderer)
+        if taken.x0 >= 0 and taken.x1 <= ax.figure.bbox.width:
+            break
+    return legend

@@ -59,7 +59,7 @@ def memory_pyramid(levels: Sequence[MemoryLevel], *, title: str, subtitle: str) 
         if lower.capacity < upper.capacity:
             raise ValueError(f"levels go from small to large: {lower.name!r} is smaller than {upper.name!r} above it")
     ratio = levels[-1].capacity / levels[0].capacity
-    fig, ax = figure(title, subtitle=subtitle, height=0.66 * len(levels) + 0.45)
+    fig, ax = figure(title, subtitle=subtitle, height=0.66 * len(levels) + 0.6)
     bare(ax)
     smallest = math.log(levels[0].capacity)
     widths = [0.5 + 0.5 * (math.log(x.capacity) - smallest) / math.log(ratio) for x in levels]
@@ -79,18 +79,18 @@ def memory_pyramid(levels: Sequence[MemoryLevel], *, title: str, subtitle: str) 
     for name, cells in columns:
         if not any(a or b for a, b in cells):
             continue
-        ax.text(x, -0.12, name, color=MUTED, size=SMALL, va="bottom")
+        ax.text(x, -0.12, name.replace(" (", "\n("), color=MUTED, size=SMALL, va="bottom", linespacing=1.1)
         for i, (published, own) in enumerate(cells):
             lines = [(own, INK, "bold"), (published, MUTED, "normal")]
             lines = [line for line in lines if line[0]]
             for k, (text, colour, weight) in enumerate(lines):
                 y = i + 0.5 + 0.3 * (k - (len(lines) - 1) / 2)
                 ax.text(x, y, text, color=colour, size=TEXT, weight=weight, va="center")
-        x += 0.33
+        x += 0.36
     for i in range(1, len(levels)):
         ax.plot([0.62, x - 0.04], [i, i], color="#E4E4E4", linewidth=0.8)
     ax.set_xlim(-0.51, x - 0.04)
-    ax.set_ylim(len(levels) + 0.02, -0.42)
+    ax.set_ylim(len(levels) + 0.02, -0.62)
     fig.alt = "Memory hierarchy from small and fast to large and slow. " + " ".join(_say(level) for level in levels)
     return fig
 

@@ -118,7 +118,8 @@ def memory_animation(
     draws = [partial(_draw_frame, traces=traces, step=step, row=row) for step in frames]
     return animate(
         draws, title=title, alt=alt, captions=captions,
-        height=0.45 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=0.5, dpi=90,
+        subtitle=f"a line is {row:,} slots; requests with even and with odd numbers have two shades",
+        height=0.45 + len(traces) * (0.085 * lines + 0.3), seconds_per_frame=0.5, dpi=115,
     )  # fmt: skip
 
 

@@ -241,9 +241,9 @@ def _draw_state(ax: Axes, steps: Sequence[TileStep], tile: int, phase: str, y: f
         m, d, o, changed = step.maximum, step.total, step.output, "do" if phase == "add" else ""
     if phase in ("write", "divide"):
         m, d, o = steps[-1].maximum, steps[-1].total, steps[-1].output
-    shown = [("m", f"m = {number(m)}", 1.9), ("d", f"d = {number(d, 7)}", 2.7)]
+    shown = [("m", f"m = {number(m)}", 1.4), ("d", f"d = {number(d, 7)}", 2.6)]
     if o:
-        shown.append(("o", f"õ = {_vector(o)}", 3.7))
+        shown.append(("o", f"õ = {_vector(o)}", 4.3))
     x = _LEFT
     for name, text, width in shown:
         dark = name in changed
@@ -253,5 +253,5 @@ def _draw_state(ax: Axes, steps: Sequence[TileStep], tile: int, phase: str, y: f
         )  # fmt: skip
         ax.add_patch(box)
         ink = "white" if dark else INK
-        centred(ax, x + width / 2, y + 0.31, text, size=TEXT, color=ink)
+        centred(ax, x + width / 2, y + 0.31, text, color=ink)
         x += width

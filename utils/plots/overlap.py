@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from utils.plots.check import require_data
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, lanes, readable
-from utils.plots.style import ARITHMETIC, INK, LINK, TEXT, WASTE, WASTE_HATCH, figure, mix, styled
+from utils.plots.style import ARITHMETIC, INK, LINK, TEXT, WASTE, WASTE_HATCH, WIDTH, figure, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -24,8 +24,6 @@ COMMUNICATION = (
 )  # fmt: skip
 
 Interval = tuple[float, float]
-
-_LETTERS = TEXT + 1.0  # points: the lanes leave room, and a narrow page shrinks them
 
 
 class StreamSpan(NamedTuple):
@@ -99,21 +97,20 @@ def overlap_timeline(spans: Iterable[tuple[str, str, float, float]], *, title: s
     for start, end in hidden:
         box(ax, start - first, y - 0.2, end - start, 0.4, mix(LINK, 0.55))
     lanes(ax, [*names, "communication"], whole, margin=0.5)
-    ax.tick_params(labelsize=_LETTERS)
+    ax.tick_params(labelsize=TEXT)
     quantity_axis(ax.xaxis, "s", "time")
-    ax.xaxis.label.set_size(_LETTERS)
+    ax.xaxis.label.set_size(TEXT)
     handles = [
         Patch(facecolor=ARITHMETIC, label="computation"),
         Patch(facecolor=LINK, label="communication"),
         Patch(facecolor=mix(LINK, 0.55), label="hidden"),
         Patch(label="exposed", **exposed),
     ]
-    for text in legend_below(ax, handles, drop=0.5).get_texts():
-        text.set_fontsize(_LETTERS)
+    legend_below(ax, handles, drop=0.5)
     share = f"{number(100 * found.hidden_share, 3)} %"
     ax.annotate(
         f"{share} of {quantity(float(found.communication), 's', 3)} hidden", (1, y - 0.21),
-        xycoords=("axes fraction", "data"), ha="right", va="bottom", size=_LETTERS, color=INK,
+        xycoords=("axes fraction", "data"), ha="right", va="bottom", size=TEXT, color=INK,
     )  # fmt: skip
     busy = ", ".join(f"{lane} {_busy(spans, lane, whole)}" for lane in names)
     fig.alt = (
@@ -131,7 +128,7 @@ def _boxes(ax, own: Sequence[StreamSpan], first: float, whole: float, y: float, 
         a, b = s.start - first, s.end - first
         corners.append([(a, y - 0.36), (b, y - 0.36), (b, y + 0.36), (a, y + 0.36)])
         name = s.name if len(s.name) <= 40 else ""
-        if name and 5.7 * (b - a) / whole > 0.086 * len(name) + 0.05:
+        if name and (WIDTH - 1.4) * (b - a) / whole > 0.086 * len(name) + 0.05:
             centred(ax, (a + b) / 2, y, name, size=TEXT, color=readable(colour), zorder=4)
     edge = "white" if len(own) <= 60 else "none"
     ax.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=edge, linewidths=0.4, zorder=2))

@@ -15,7 +15,22 @@ from utils.plots.check import require_between
 from utils.plots.curves import Series, sweep
 from utils.plots.labels import legend_below
 from utils.plots.marks import box, centred, readable
-from utils.plots.style import ARITHMETIC, HBM, INK, LIMIT, LINK, MUTED, SMALL, TEXT, WASTE, bare, figure, mix, styled
+from utils.plots.style import (
+    ARITHMETIC,
+    HBM,
+    INK,
+    LIMIT,
+    LINK,
+    MUTED,
+    SMALL,
+    TEXT,
+    WASTE,
+    WIDTH,
+    bare,
+    figure,
+    mix,
+    styled,
+)
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -65,9 +80,9 @@ def state_bars(
             amount = amounts.get(part, 0.0)
             ax.barh(y, amount, left=left, height=0.68, color=palette[part], edgecolor="white", linewidth=0.9)
             text = quantity(float(amount), "B", 3)
-            if amount / longest > 0.0135 * len(text):
+            if amount / longest > 0.019 * len(text):
                 ax.text(
-                    left + amount / 2, y, text, ha="center", va="center", size=SMALL - 0.5,
+                    left + amount / 2, y, text, ha="center", va="center", size=SMALL,
                     color=readable(palette[part]), bbox={"facecolor": palette[part], "edgecolor": "none", "pad": 0.8},
                 )  # fmt: skip
             left += amount
@@ -156,7 +171,7 @@ def mesh_plot(
     across = min(t, max(k for k in range(1, 5) if t % k == 0)) if t > 4 else t
     down = -(-t // across)
     wide, high = across + 0.7, down + 0.55
-    size = min(6.1 / (p * wide), 4.6 / (d * high), 0.62)  # inches of a square
+    size = min((WIDTH - 1.1) / (p * wide), 4.6 / (d * high), 0.62)  # inches of a square
     fig, ax = figure(title, subtitle=subtitle, height=max(1.6, size * d * high + 0.95), grid="none")
     bare(ax)
     ax.set_aspect("equal")
@@ -176,11 +191,7 @@ def mesh_plot(
     ax.set_ylim(d * high - 0.2, -0.5)
     groups = [(LINK, "rank 0", 2), (mix(LINK, 0.62), f"its tensor group ({t})", t)]
     groups += [(_REPLICAS, f"its replicas ({d})", d), (_PIPELINE, f"its pipeline ({p})", p)]
-    ax.legend(
-        handles=[Patch(facecolor=colour, label=text) for colour, text, size in groups if size > 1],
-        loc="upper center", bbox_to_anchor=(0.5, -0.02), ncol=4, frameon=False, fontsize=SMALL, handlelength=1.0,
-        handleheight=1.0, columnspacing=1.5,
-    )  # fmt: skip
+    legend_below(ax, [Patch(facecolor=colour, label=text) for colour, text, size in groups if size > 1], drop=0.06)
     near, replicas, line = mesh[at[0], at[1]], mesh[at[0], :, at[2]], mesh[:, at[1], at[2]]
     fig.alt = (
         f"{title.rstrip('.')}. A mesh of {mesh.size} ranks: {p} stages of the pipeline, {d} replicas, {t} parts "

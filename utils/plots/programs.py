@@ -22,6 +22,7 @@ from utils.plots.style import (
     SMALL,
     TEXT,
     WASTE_HATCH,
+    WIDTH,
     WRONG,
     WRONG_HATCH,
     bare,
@@ -67,7 +68,7 @@ def programs_animation(
     ]
     captions = [f"{len(lanes)} programs are launched; each computes from its program_id which elements are its own."]
     captions += [_caption(one, _flat(lanes)) for one in lanes]
-    inches = min(4.6, 7.0 * max(reach[0], rows) / max(reach[1], columns) + 0.35)
+    inches = min(4.6, (WIDTH - 0.2) * max(reach[0], rows) / max(reach[1], columns) + 0.35)
     return animate(
         frames, title=title, alt=alt, captions=captions, subtitle=subtitle, height=inches,
         seconds_per_frame=0.9, poster=-1,
@@ -78,7 +79,7 @@ def _caption(lanes: Lanes, flat: bool) -> str:
     verb = {"read": "read", "write": "write", "atomic": "update"}[lanes.access]
     off = f"; {lanes.masked} are masked off and touch nothing" if lanes.masked else ""
     plural = "s" if lanes.active != 1 else ""
-    return f"program {_name(lanes, flat)}: {lanes.active} lane{plural} {verb} an element each{off}."
+    return f"{'' if flat else 'program '}{_name(lanes, flat)}: {lanes.active} lane{plural} {verb} an element each{off}."
 
 
 def _flat(lanes: Sequence[Lanes]) -> bool:
@@ -88,7 +89,7 @@ def _flat(lanes: Sequence[Lanes]) -> bool:
 
 def _name(lanes: Lanes, flat: bool) -> str:
     program = lanes.program if lanes.program[2] else lanes.program[:2]
-    return str(program[0]) if flat else f"({', '.join(map(str, program))})"
+    return f"program {program[0]}" if flat else f"({', '.join(map(str, program))})"
 
 
 def _draw_programs(
@@ -173,7 +174,7 @@ def tile_orders(
     for name, order in orders.items():
         if len(order) != tiles_m * tiles_n or len(set(order)) != len(order):
             raise ValueError(f"order {name!r} must visit each of the {tiles_m} x {tiles_n} tiles once")
-    panel = 7.2 / max(2, len(orders))
+    panel = WIDTH / max(2, len(orders))
     height = min(5.0, panel * 0.92 * tiles_m * tile[0] / (tiles_n * tile[1])) + 0.85
     fig, axes = figure(title, subtitle=subtitle, columns=len(orders), height=height, grid="none")
     axes = [axes] if len(orders) == 1 else list(axes)
@@ -214,7 +215,7 @@ def program_owners(
         ValueError: a lane outside of the matrix.
     """
     widest = max(shape[1] for _, shape in panels.values())
-    heights = [7.0 * shape[0] / widest + 0.42 for _, shape in panels.values()]
+    heights = [(WIDTH - 0.2) * shape[0] / widest + 0.42 for _, shape in panels.values()]
     fig, axes = figure(
         title,
         subtitle=subtitle,

@@ -11,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from utils.plots.marks import centred
 from utils.plots.online import near
-from utils.plots.style import ARITHMETIC, HBM, LIMIT, MUTED, ON_CHIP, SMALL, WASTE, bare, figure, mix, styled
+from utils.plots.style import ARITHMETIC, HBM, LIMIT, MUTED, ON_CHIP, SMALL, WASTE, bare, figure, ink, mix, styled
 from utils.units import number
 
 #: More leaves of a tree than these do not fit side by side.
@@ -64,14 +64,14 @@ def surrogate_plot(
         low.axvline(i, color=mix(ON_CHIP, 0.35), linewidth=5, zorder=0)
     low.plot(place, final, color=mix(ARITHMETIC, 0.45), linewidth=1.6)
     low.plot(place, surrogate, color=ARITHMETIC, linewidth=2.6, marker="o", markersize=3)
-    right, left = round(0.75 * len(scores)), max(1, moved[-1] // 2)
+    right, left = round(0.75 * len(scores)), min(moved[-1] + 1, len(scores))
     low.annotate(
         "surrogate $d'_i$", (right, surrogate[right - 1]), (0, 7), textcoords="offset points", ha="center",
         color=ARITHMETIC,
     )  # fmt: skip
     low.annotate(
-        "$d_i$, with the final maximum", (left, final[left - 1]), (12, -4), textcoords="offset points", va="top",
-        color=MUTED,
+        "$d_i$, with the final maximum", (left, final[moved[-1] // 2]), (6, 0), textcoords="offset points", va="top",
+        color=ink(mix(ARITHMETIC, 0.45)),
     )  # fmt: skip
     low.margins(y=0.12)
     low.set(yscale="log", xlabel="scores read, $i$", ylabel="sum")
@@ -113,11 +113,12 @@ def merge_tree(levels: Sequence[Sequence[tuple[float, float]]], *, title: str) -
     for depth, level in enumerate(levels):
         for k, (m, d) in enumerate(level):
             x, leaf = centres[depth][k], depth == 0
+            half = 0.40 if leaf else 0.56
             if not leaf:
                 for parent in centres[depth - 1][2 * k : 2 * k + 2]:
                     ax.plot([parent, x], [depth - 1 + 0.27, depth - 0.27], color=ARITHMETIC, linewidth=1.4, zorder=0)
             box = FancyBboxPatch(
-                (x - 0.40, depth - 0.25), 0.80, 0.50, boxstyle="round,pad=0.02,rounding_size=0.08",
+                (x - half, depth - 0.25), 2 * half, 0.50, boxstyle="round,pad=0.02,rounding_size=0.08",
                 facecolor=mix(HBM, 0.22) if leaf else mix(ON_CHIP, 0.25), edgecolor="none",
             )  # fmt: skip
             ax.add_patch(box)

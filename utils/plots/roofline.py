@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 
 from utils.plots.check import require_positive
 from utils.plots.labels import label_points
-from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, figure, mix, styled
+from utils.plots.style import ARITHMETIC, DPI, HBM, LIMIT, MUTED, SMALL, figure, ink, mix, styled
 from utils.plots.ticks import quantity_axis
 from utils.units import number, quantity
 
@@ -115,7 +115,7 @@ def roofline_plot(
     quantity_axis(ax.yaxis, "FLOP/s", "rate")
     boxes = _write_roofs(ax, top, measured, lower, low, high, bottom, [p.intensity for p, _ in placed])
     texts = [p.name for p in points]
-    colours = [mix(HBM if m else ARITHMETIC, 0.85, "#000000") for m in bound]
+    colours = [ink(HBM if m else ARITHMETIC) for m in bound]
     label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
     fig.alt = fig_alt(top, measured, lower, placed, bound)
     return fig
@@ -188,7 +188,7 @@ def _write_roofs(
         notes.append(ax.annotate(text, (high, other.flops), (-2, 3), ha="right", color=LIMIT, **flat))
     ridge = f"ridge {number(top.ridge, 3)} FLOP/B"
     notes.append(ax.annotate(ridge, (top.ridge, bottom), (4, 4), ha="left", va="bottom", color=MUTED, **flat))
-    left, right = mix(HBM, 0.85, "#000000"), mix(ARITHMETIC, 0.85, "#000000")
+    left, right = ink(HBM), ink(ARITHMETIC)
     notes.append(
         ax.annotate("memory-bound", (top.ridge, bottom), (-6, 18), ha="right", weight="bold", color=left, **flat)
     )

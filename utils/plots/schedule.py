@@ -22,6 +22,7 @@ from utils.plots.style import (
     WASTE,
     WASTE_HATCH,
     figure,
+    ink,
     mix,
     styled,
     tidy,
@@ -109,8 +110,8 @@ def _panel(ax: Axes, timeline: Timeline, end: float) -> None:
         line = 0.8 if long * size > 0.06 else 0.25
         box(ax, w.start, w.stage - _HALF, long, 2 * _HALF, colour, edgecolor="white", linewidth=line)
         text = str(w.action.micro_batch)
-        if long * size > 0.068 * len(text) + 0.014:
-            centred(ax, (w.start + w.end) / 2, w.stage + 0.03, text, size=SMALL - 1, color=readable(colour))
+        if long * size > 0.08 * len(text) + 0.01:
+            centred(ax, (w.start + w.end) / 2, w.stage + 0.03, text, color=readable(colour))
     lanes(ax, [f"stage {s}" for s in range(p)], end, margin=0.5)
 
 
@@ -174,7 +175,7 @@ def _name_ends(ax: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) 
     for name, y in zip(ends, places, strict=True):
         ax.annotate(
             lines[name], (1, y), (7, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", size=SMALL, color=mix(colours[name], 0.85, "#000000"), linespacing=1.05,
+            va="center", size=SMALL, color=ink(colours[name]), linespacing=1.05,
         )  # fmt: skip
 
 

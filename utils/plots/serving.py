@@ -135,7 +135,6 @@ def slot_timeline(panels: Mapping[str, SlotGrid], *, title: str, subtitle: str =
 
 def _draw_grid(ax: Axes, grid: SlotGrid, longest: int) -> None:
     names = grid.iterations <= 28
-    size = TEXT + 1.0 if longest <= 16 else SMALL
     for y, row in enumerate(grid.rows):
         for x, cell in enumerate(row):
             if cell is None:
@@ -145,12 +144,11 @@ def _draw_grid(ax: Axes, grid: SlotGrid, longest: int) -> None:
             box(ax, x + 0.03, y - 0.42, 0.94, 0.84, colour)
             if names or cell.first:
                 ink = "white" if colour == PROMPT_COLOUR else INK
-                centred(ax, x + 0.5, y, cell.request, size=size, color=ink, clip_on=True)
+                centred(ax, x + 0.5, y, cell.request, color=ink, clip_on=True)
     lanes(ax, [f"slot {y + 1}" for y in range(grid.slots)], longest)
-    every = 1 if longest <= 28 else 5 if longest <= 60 else 20
+    every = 1 if longest <= 16 else 2 if longest <= 28 else 5 if longest <= 60 else 20
     ticks = [x for x in range(grid.iterations) if (x + 1) % every == 0 or x == 0]
-    ax.set_xticks([x + 0.5 for x in ticks], [f"T{x + 1}" if longest <= 28 else str(x + 1) for x in ticks], size=size)
-    ax.tick_params(axis="y", labelsize=size)
+    ax.set_xticks([x + 0.5 for x in ticks], [f"T{x + 1}" if longest <= 28 else str(x + 1) for x in ticks])
 
 
 # ---- the pool and the engine --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
-from utils.plots.style import DPI
+from utils.plots.style import DPI, ON_A_PAGE
 
 SHORTEST_ALT = 20
 #: A stored figure has the same plain text on every machine; its pixels are not compared.
@@ -63,7 +63,7 @@ def palette_of(image: Image.Image, colours: int = 256) -> Image.Image:
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as PNG: 144 dots per inch, opaque, at most 256 colours, the same bytes on each call."""
+    """The figure as PNG: 1036 pixels wide, opaque, at most 256 colours, the same bytes on each call."""
     if fig.get_layout_engine() is not None:
         fig.draw_without_rendering()
         fig.set_layout_engine("none")  # each pass would move the axes by another fraction of a pixel
@@ -103,7 +103,7 @@ def show(fig: Figure | Animation, alt: str | None = None) -> None:
     if not isinstance(fig, Figure):
         raise TypeError(f"show takes a matplotlib figure, got {type(fig).__name__}")
     text = checked_alt(getattr(fig, "alt", "") if alt is None else alt)
-    about = {"alt": text, "width": round(100 * fig.get_figwidth())}
+    about = {"alt": text, "width": ON_A_PAGE}
     encoded, drawn = base64.b64encode(png(fig)).decode(), svg(fig)
     close(fig)
     if len(drawn) <= LARGEST_SVG:

@@ -22,6 +22,7 @@ from utils.plots.style import (
     SMALL,
     TEXT,
     WASTE_HATCH,
+    WIDTH,
     bare,
     figure,
     mix,
@@ -112,7 +113,7 @@ def tile_map(grids: Sequence[TileGrid], *, title: str) -> Figure:
     require_between("the number of grids", [len(grids)], 1, 3)
     subtitle = "shade: the wave in which a tile is computed; hatched: computed and thrown away"
     fig, axes = figure(
-        title, subtitle=subtitle, columns=len(grids), height=7.2 / max(2, len(grids)) + 0.35, grid="none"
+        title, subtitle=subtitle, columns=len(grids), height=WIDTH / max(2, len(grids)) + 0.35, grid="none"
     )
     for ax, grid in zip(np.atleast_1d(axes), grids, strict=True):
         _draw_grid(ax, grid)

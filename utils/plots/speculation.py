@@ -15,9 +15,9 @@ from utils.units import number
 
 _ACCEPTED, _ADDED, _DROPPED = mix(ARITHMETIC, 0.28), ARITHMETIC, IDLE
 _REJECTED = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": WASTE_HATCH}
-_MONO = 7.8  # points; a character of the monospaced font is 0.602 of them wide
+_MONO = 11.0  # points; a character of the monospaced font is 0.602 of them wide
 #: In characters: a line of the figure, the room before a round, around a token's text, and before the added token.
-_LINE, _MARGIN, _PAD, _APART = 98.0, 5.0, 0.9, 1.2
+_LINE, _MARGIN, _PAD, _APART = 59.0, 4.0, 0.9, 1.2
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,15 @@ def visible(token: str) -> str:
 
 @styled
 def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = "") -> Figure:
-    """A line a round: accepted, rejected and dropped tokens of the draft, then the target's own token.
-
-    Many short rounds are set in two columns, the left one first.
-    """
+    """A line a round: accepted, rejected and dropped tokens of the draft, then the target's own token."""
     rounds = list(rounds)
     require_between("the number of rounds", [len(rounds)], 1, 24)
     require_between("the drafted tokens of a round", (len(each.drafted) for each in rounds), 0, 12)
     widest = max(_width(each) for each in rounds)
-    columns = 2 if len(rounds) > 6 and 2 * (widest + _MARGIN) <= _LINE else 1
-    rows = -(-len(rounds) // columns)
-    fig, ax = figure(title, subtitle=subtitle, height=0.62 + 0.245 * rows)
+    fig, ax = figure(title, subtitle=subtitle, height=0.82 + 0.245 * len(rounds))
     bare(ax)
-    for i, each in enumerate(rounds):
-        column, row = divmod(i, rows)
-        left = x = column * max(widest + _MARGIN, _LINE / 2)
+    for row, each in enumerate(rounds):
+        x = 0.0
         for place, token in enumerate(each.drafted):
             kind = "accepted" if place < each.accepted else "rejected" if place == each.accepted else "dropped"
             if each.added is None and kind != "accepted":
@@ -63,7 +57,7 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
         if each.added is not None:
             _token(ax, x + _APART, row, each.added, "added")
         count = each.accepted + (each.added is not None)
-        ax.text(left - 1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
+        ax.text(-1.2, row, f"+{count}", ha="right", va="center", size=SMALL, color=MUTED)
     handles = [
         Patch(facecolor=_ACCEPTED, label="drafted, accepted"),
         Patch(**_REJECTED, label="rejected"),
@@ -71,11 +65,11 @@ def drafted_text(rounds: Sequence[DraftedRound], *, title: str, subtitle: str = 
         Patch(facecolor=_ADDED, label="the target's own"),
     ]
     ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=SMALL,
+        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=SMALL,
         handlelength=1.3, columnspacing=1.4, borderaxespad=0.1,
     )  # fmt: skip
     ax.set_xlim(-_MARGIN, max(widest, _LINE - _MARGIN))
-    ax.set_ylim(rows - 0.45, -0.6)
+    ax.set_ylim(len(rounds) - 0.45, -0.6)
     accepted, drafted = sum(each.accepted for each in rounds), sum(len(each.drafted) for each in rounds)
     made = accepted + sum(each.added is not None for each in rounds)
     parts = [

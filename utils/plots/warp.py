@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from utils.plots.marks import box
-from utils.plots.style import ARITHMETIC, HBM, IDLE, INK, MUTED, SMALL, WASTE, figure, styled
+from utils.plots.style import ARITHMETIC, HBM, IDLE, INK, MUTED, SMALL, WASTE, WIDTH, figure, styled
 from utils.units import number
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def warp_timeline(trace: WarpTrace, *, title: str) -> Figure:
             box(ax, time, first, step.cycles, count, face)
             first += count
         count = "" if step.active == lanes else f"{step.active} of {lanes}"
-        if 6.2 * step.cycles / cycles < 0.075 * len(count):
+        if (WIDTH - 1) * step.cycles / cycles < 0.075 * len(count):
             count = str(step.active)
         name = f"{step.name}\n{count}".rstrip()
         ax.annotate(
