@@ -1,6 +1,8 @@
 """The notebooks as they are stored, and the rules and tools that keep them so."""
 
+import base64
 import copy
+import gzip
 import json
 import os
 import re
@@ -79,6 +81,25 @@ def test_a_notebook_has_one_title_and_its_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!https?://|#|attachment:)([^)\s]+)\)", text):
         # a lab's notebook is read in labs/, where its relative links must lead somewhere too
         assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+
+
+#: The least height in pixels of a figure's letters (of their em) where the figure is 360 pixels wide, as on a phone.
+LEAST_LETTERS = 7.5
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/[!.]*.ipynb")), ids=lambda path: path.stem)
+def test_a_phone_shows_no_figure_with_letters_too_small_to_read(path):
+    """Of the outlines that the site shows; a cell whose output depends on the machine may wait for that machine."""
+    small = []
+    for cell in notebooks.code_cells(notebooks.read(path)):
+        for output in cell.outputs if "nbval-ignore-output" not in notebooks.tags(cell) else ():
+            if svg := output.get("metadata", {}).get("image/png", {}).get("svgz"):
+                drawn = gzip.decompress(base64.b64decode(svg)).decode()
+                width = float(re.search(r'viewBox="0 0 ([\d.]+) ', drawn)[1])
+                scales = re.findall(r'<g [^>]*transform="translate[^"]* scale\(([\d.]+) -\1\)"', drawn)
+                least = 100 * min(map(float, scales)) * 360 / width  # letters are outlined at 100 points
+                small += [f"{cell.id}: {least:.1f} pixels"] if least < LEAST_LETTERS else []
+    assert not small
 
 
 @pytest.mark.slow

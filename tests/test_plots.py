@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.patches import Patch
 from PIL import Image
 
 from tests.drawn import player_data
@@ -190,6 +191,38 @@ def test_shading_colours_and_alternative_text_of_a_roofline_go_by_the_same_ridge
 def test_a_long_title_is_wrapped_into_lines_of_like_length():
     lines = style.balanced("From P100 to B200: 16-bit arithmetic 106 times, memory bandwidth 10.9 times as much", 74)
     assert len(lines) == 2 and abs(len(lines[0]) - len(lines[1])) < 15
+    _, two = style.balanced("Lab 3's loop with a running maximum, N = 4,096", 44)
+    assert two.endswith("N\xa0=\xa04,096"), "a value stays with its name"
+
+
+@pytest.mark.parametrize("colour", [plots.HBM, plots.WRONG, style.mix(plots.ARITHMETIC, 0.3), "#FFFFFF", plots.LIMIT])
+def test_coloured_letters_stand_out_on_white(colour):
+    channels = [int(style.ink(colour)[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    assert 1.05 / (0.05 + np.dot([0.2126, 0.7152, 0.0722], linear)) >= 4.5
+
+
+@pytest.mark.parametrize(("count", "lines"), [(2, 1), (6, 2), (12, 3)])
+def test_a_legend_below_the_axes_takes_as_few_lines_as_the_width_asks_for(count, lines):
+    fig, ax = plots.figure("A legend")
+    legend = labels.legend_below(ax, [Patch(label=f"what part {k} is") for k in range(count)])
+    fig.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert len({round(box.y0) for box in boxes}) == lines
+    assert min(box.x0 for box in boxes) > 0 and max(box.x1 for box in boxes) < fig.bbox.width
+
+
+def test_a_marks_label_never_reaches_the_names_of_the_curves_or_the_next_mark():
+    marks = {"L1 of an SM": 100, "half": 128, "all of the L2": 900}
+    fig = plots.sweep(
+        [2**k for k in range(11)], [plots.Series("measured", [2.0**k for k in range(11)])], title="Marks",
+        xlabel="x", ylabel="y", marks=marks,
+    )  # fmt: skip
+    fig.draw_without_rendering()
+    frame = fig.axes[0].get_window_extent()
+    boxes = {note.get_text(): note.get_window_extent() for note in fig.axes[0].texts}
+    first, second, third = (boxes[name] for name in marks)
+    assert frame.x0 < first.x0 and first.x1 < second.x0 and second.x1 < third.x0 and third.x1 < frame.x1
 
 
 @pytest.mark.parametrize(("title", "height"), [("", 3), ("  ", 3), (None, 3), ("A title", 0.1), ("A title", 40)])

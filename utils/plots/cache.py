@@ -134,7 +134,7 @@ def _draw_step(ax: Axes, *, tokens: Sequence[str], runs: Mapping[str, Sequence[D
             color=(LIMIT if new else MUTED) if here else "#C4C4C4", weight="bold" if new and here else "normal",
         )  # fmt: skip
     ax.text(
-        -left, -0.75, f"next: “{tokens[next(iter(runs.values()))[k].keys].strip()}”", size=SMALL, color=INK, va="bottom"
+        -left, -2.0, f"next: “{tokens[next(iter(runs.values()))[k].keys].strip()}”", size=SMALL, color=INK, va="bottom"
     )
     entries = (
         (ARITHMETIC, "", "computed"),
@@ -147,7 +147,7 @@ def _draw_step(ax: Axes, *, tokens: Sequence[str], runs: Mapping[str, Sequence[D
         ax.text(at + 1.15, side + 3.55, label, size=SMALL, va="center", color=INK)
         at += 3.0 + 0.42 * len(label)
     ax.set_xlim(-left, len(runs) * (side + 1.6))
-    ax.set_ylim(side + 4.0, -1.9)
+    ax.set_ylim(side + 4.0, -3.0)
 
 
 @styled
@@ -173,9 +173,11 @@ def request_timeline(requests: Mapping[str, Sequence[float]], *, title: str, sub
             box(ax, a, y - 0.2, b - a, 0.4, HBM, edgecolor="white", linewidth=0.9)
         ax.plot(times, [y - 0.27] * len(times), "v", ms=4, color=INK, clip_on=False)
         tpot = (times[-1] - times[0]) / (len(times) - 1)
-        _bracket(ax, 0, times[0], y + 0.27, f"TTFT {quantity(times[0], 's', 3)}", "left" if narrow else "center")
-        text = f"{len(times) - 1} x TPOT, {quantity(tpot, 's', 3)} each"
-        _bracket(ax, times[0], times[-1], y + 0.27, text, "right" if narrow else "center")
+        first, rest = f"TTFT {quantity(times[0], 's', 3)}", f"{len(times) - 1} x TPOT, {quantity(tpot, 's', 3)} each"
+        if narrow:  # both texts begin at the left
+            first, rest = f"{first}, then {rest}", ""
+        _bracket(ax, 0, times[0], y + 0.27, first, "left" if narrow else "center")
+        _bracket(ax, times[0], times[-1], y + 0.27, rest)
         said.append(
             f"{name}: first token after {quantity(times[0], 's', 3)}, then {len(times) - 1} tokens, one every "
             f"{quantity(tpot, 's', 3)}, the last after {quantity(times[-1], 's', 3)}"

@@ -107,11 +107,12 @@ def sweep(
     binary = xscale == "log2" and x_unit == "B"
     _x_axis(ax, x_unit, xlabel, xscale, binary, curves)
     quantity_axis(ax.yaxis, y_unit, ylabel)
-    notes = []
-    for label, value in (marks or {}).items():
+    notes, marks = [], marks or {}
+    places = {value: ax.transLimits.transform(ax.transScale.transform((value, ys[0])))[0] for value in marks.values()}
+    for label, value in marks.items():
         ax.axvline(value, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        room = _AXES * 72 * (1 - ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0])
-        left = 0.55 * SMALL * len(label) > room  # the names of the curves begin where the axes end
+        room = min([place for place in places.values() if place > places[value]] or [1]) - places[value]
+        left = 0.55 * SMALL * len(label) + 3 > 72 * _AXES * room  # up to the next mark, or to the names of the curves
         note = ax.annotate(
             label, (value, 1), (-3 if left else 3, -3), xycoords=("data", "axes fraction"),
             textcoords="offset points", va="top", ha="right" if left else "left", size=SMALL, color=MUTED,

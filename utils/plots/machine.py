@@ -68,8 +68,10 @@ def memory_pyramid(levels: Sequence[MemoryLevel], *, title: str, subtitle: str) 
         corners = [(-top / 2, i + 0.03), (top / 2, i + 0.03), (width / 2, i + 0.97), (-width / 2, i + 0.97)]
         ax.add_patch(Polygon(corners, closed=True, facecolor=level.colour, edgecolor="none"))
         middle = {"x": 0, "ha": "center", "va": "center", "color": "white"}
-        ax.text(y=i + (0.36 if level.note else 0.52), s=level.name, size=TEXT, weight="bold", **middle)
-        ax.text(y=i + 0.68, s=level.note, size=SMALL, **middle)
+        name = textwrap.fill(level.name, 14)
+        low = 0.76 if "\n" in name else 0.70
+        ax.text(y=i + (0.38 if level.note else 0.52), s=name, size=TEXT, weight="bold", linespacing=1.0, **middle)
+        ax.text(y=i + low, s=level.note, size=SMALL, **middle)
         top = width
     columns = [("capacity", [(binary_or_decimal(x.capacity), "") for x in levels])]
     latencies = [(_cycles(x.latency), _cycles(x.measured_latency)) for x in levels]

@@ -167,7 +167,7 @@ def _write_roofs(
     angle = math.degrees(math.atan2(b[1] - a[1], b[0] - a[0]))
     # the name of the memory roof stands where the operators leave it the most room
     starts = [low * (top.ridge / low) ** t for t in np.linspace(0.03, 0.62, 40)]
-    width = (top.ridge / low) ** 0.16
+    width = (top.ridge / low) ** 0.2
     start = max(
         starts, key=lambda s: min([abs(math.log(x / (s * width))) for x in xs] or [0]) - 0.01 * math.log(s / low)
     )
