@@ -107,21 +107,35 @@ def sweep(
     binary = xscale == "log2" and x_unit == "B"
     _x_axis(ax, x_unit, xlabel, xscale, binary, curves)
     quantity_axis(ax.yaxis, y_unit, ylabel)
-    notes, marks = [], marks or {}
-    places = {value: ax.transLimits.transform(ax.transScale.transform((value, ys[0])))[0] for value in marks.values()}
-    for label, value in marks.items():
-        ax.axvline(value, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        room = min([place for place in places.values() if place > places[value]] or [1]) - places[value]
-        left = 0.55 * SMALL * len(label) + 3 > 72 * _AXES * room  # up to the next mark, or to the names of the curves
-        note = ax.annotate(
-            label, (value, 1), (-3 if left else 3, -3), xycoords=("data", "axes fraction"),
-            textcoords="offset points", va="top", ha="right" if left else "left", size=SMALL, color=MUTED,
-        )  # fmt: skip
-        note.set_in_layout(False)
-        notes.append(note)
+    notes = _name_marks(ax, marks or {})
     _name_lines(ax, curves, limits or {}, notes)
     fig.alt = _alt(title, curves, xlabel, x_unit, ylabel, y_unit, binary)
     return fig
+
+
+def _name_marks(ax: Axes, marks: Mapping[str, float]) -> list[Annotation]:
+    """Draw vertical lines, each with its label at the top: lower, or across others, only where nothing else fits."""
+    width, height = 72 * _AXES, ax.get_ylim()[0]
+    to_share = ax.transScale + ax.transLimits
+    at = {label: width * to_share.transform((value, height))[0] for label, value in marks.items()}
+    ways = [(across, row, side) for across in (False, True) for row in range(len(marks)) for side in (1, -1)]
+    taken, notes = [], []
+    for label, x in sorted(at.items(), key=lambda item: item[1]):
+        long = 0.55 * SMALL * len(label) + 3
+        for across, row, side in ways:  # the last one stands where none fits
+            low, high = sorted((x, x + side * long))
+            free = not any(r == row and low < b and a < high for r, a, b in taken)
+            if free and low >= 0 and high <= width and (across or not any(low < other < high for other in at.values())):
+                break
+        taken.append((row, low, high))
+        ax.axvline(marks[label], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        note = ax.annotate(
+            label, (marks[label], 1), (3 * side, -3 - 11 * row), xycoords=("data", "axes fraction"),
+            textcoords="offset points", va="top", ha="left" if side > 0 else "right", size=SMALL, color=MUTED,
+        )  # fmt: skip
+        note.set_in_layout(False)
+        notes.append(note)
+    return notes
 
 
 def _draw(ax: Axes, s: Series, xs: np.ndarray, ys: np.ndarray) -> None:
@@ -174,13 +188,6 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float], notes: 
     inks = [LIMIT if s.kind == "model" else s.colour for s, _, _ in curves]
     lines = [(xs, ys) for _, xs, ys in curves] + [(ax.get_xlim(), (value, value)) for value in limits.values()]
     lines += [((note.xy[0],) * 2, ax.get_ylim()) for note in notes]
-    if inside and notes:
-        ax.figure.draw_without_rendering()  # settles where the notes are
-    label_points(
-        ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=lines,
-        colours=[ink(inks[k]) for k in inside],
-        keep_clear=[note.get_window_extent() for note in notes if inside],
-    )  # fmt: skip
     entries = []
     for k, (s, xs, ys) in enumerate(curves):
         if k in inside:
@@ -190,6 +197,17 @@ def _name_lines(ax: Axes, curves: Sequence, limits: Mapping[str, float], notes: 
     for label, value in limits.items():
         ax.axhline(value, color=LIMIT, linewidth=1.0, zorder=2)
         entries.append(("\n".join(textwrap.wrap(label, 20)), value, LIMIT, "normal"))
+    _name_ends(ax, entries)
+    if inside:
+        ax.figure.draw_without_rendering()  # settles where the notes are
+        label_points(
+            ax, list(inside.values()), [curves[k][0].label for k in inside], avoid=lines,
+            colours=[ink(inks[k]) for k in inside], keep_clear=[note.get_window_extent() for note in notes],
+        )  # fmt: skip
+
+
+def _name_ends(ax: Axes, entries: Sequence[tuple[str, float, str, str]]) -> None:
+    """Write texts (text, its height in data, colour, weight) right of the axes, spread so that none overlap."""
     if not entries:
         return
     fig = ax.figure

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from utils.plots.style import INK, MUTED, SMALL, TEXT
+from utils.plots.style import INK, MUTED, SMALL, TEXT, WIDTH
 
 
 def box(
@@ -39,6 +39,8 @@ def lanes(ax: Axes, names: Sequence[str], end: float, *, start: float = 0.0, mar
 
 
 def heading(ax: Axes, name: str, said: str = "", pad: float = 4.0) -> None:
-    """Write above a panel its name, and on the right what it shows."""
+    """Write above a panel its name, and on the right what it shows, a line lower where both are too long for one."""
+    if 0.65 * TEXT * len(name) + 0.55 * SMALL * len(said) > 72 * (WIDTH - 0.9):
+        name += "\n"
     ax.set_title(name, loc="left", size=TEXT, weight="bold", color=INK, pad=pad)
     ax.set_title(said, loc="right", size=SMALL, color=MUTED, pad=pad)

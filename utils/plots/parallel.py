@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -80,7 +81,7 @@ def state_bars(
             amount = amounts.get(part, 0.0)
             ax.barh(y, amount, left=left, height=0.68, color=palette[part], edgecolor="white", linewidth=0.9)
             text = quantity(float(amount), "B", 3)
-            if amount / longest > 0.019 * len(text):
+            if amount / longest > 0.0215 * len(text):
                 ax.text(
                     left + amount / 2, y, text, ha="center", va="center", size=SMALL,
                     color=readable(palette[part]), bbox={"facecolor": palette[part], "edgecolor": "none", "pad": 0.8},
@@ -94,7 +95,7 @@ def state_bars(
         said.append(f"{label}: {total} ({named})")
     ax.set_xlim(0, longest * (1.13 if not limit or longest > limit[0] else 1.02))
     ax.set_ylim(len(rows) - 0.5, -0.75 if limit else -0.5)
-    ax.set_yticks(range(len(rows)), list(rows), color=INK)
+    ax.set_yticks(range(len(rows)), [textwrap.fill(label, 18) for label in rows], color=INK)
     quantity_axis(ax.xaxis, "B", "memory of each GPU")
     if limit:
         ax.axvline(limit[0], color=LIMIT, linewidth=1.1)

@@ -86,8 +86,8 @@ def _stage(ax: Axes, x: float, wide: float, s: int, stage: Stage) -> None:
         for parity in (0, 1):
             now = parity == completed & 1
             face = LIMIT if now else "white"
-            box(ax, x + wide - 0.4 + 0.2 * parity, y - 0.1, 0.2, 0.2, face, edgecolor=LIMIT, linewidth=0.7)
-            centred(ax, x + wide - 0.3 + 0.2 * parity, y, str(parity), color="white" if now else MUTED)
+            box(ax, x + wide - 0.34 + 0.17 * parity, y - 0.1, 0.17, 0.2, face, edgecolor=LIMIT, linewidth=0.7)
+            centred(ax, x + wide - 0.255 + 0.17 * parity, y, str(parity), color="white" if now else MUTED)
         if pending:
             lacks = f"lacks {pending} arrival{'s' if pending > 1 else ''}"
         else:

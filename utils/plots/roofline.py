@@ -102,7 +102,7 @@ def roofline_plot(
     ax.set_xscale("log")
     ax.set_yscale("log")
     lowest = min([rate for _, rate in placed] + [top.attainable(low)])
-    bottom, ceiling = 10 ** math.floor(math.log10(lowest / 2)), top.flops * 4
+    bottom, ceiling = 10 ** math.floor(math.log10(lowest / 2)), top.flops * 8  # room for names above the roof
     ax.set_xlim(low, high)
     ax.set_ylim(bottom, ceiling)
 

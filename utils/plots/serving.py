@@ -230,11 +230,11 @@ def _draw_pool(
         if cell is None:
             ax.text(3.15, y, "idle", ha="left", va="center", size=SMALL, color=MUTED)
             continue
-        unit = 5.0 / most
+        unit = 4.65 / most
         for t in range(made[cell.request]):
             new = t == made[cell.request] - 1
             colour = (LAST_COLOUR if cell.last else PROMPT_COLOUR) if new else TOKEN_COLOUR
-            box(ax, 4.0 + t * unit, y - 0.3, unit * 0.9, 0.6, colour)
+            box(ax, 4.3 + t * unit, y - 0.3, unit * 0.9, 0.6, colour)
         text = f"{cell.request}" + (" END" if cell.last else "")
         ax.text(3.1, y, text, ha="left", va="center", size=SMALL, color=INK)
     for n, id in enumerate(done):
@@ -304,7 +304,9 @@ def reservation_plot(
         panels: by name, for each iteration request -> (slots with tokens, slots reserved for it, those included).
         capacity: slots in all, drawn as the limit.
     """
-    fig, axes = figure(title, subtitle=subtitle, height=2.6, columns=len(panels), sharey=True, grid="y")
+    fig, axes = figure(
+        title, subtitle=subtitle, height=1.9 * len(panels) + 0.5, rows=len(panels), sharex=True, grid="y"
+    )
     said = []
     for ax, (name, steps) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         order = list(dict.fromkeys(id for step in steps for id in step))
@@ -326,9 +328,9 @@ def reservation_plot(
             base += kept
         ax.axhline(capacity, color=LIMIT, linewidth=1.0)
         ax.set_title(name, loc="left", size=TEXT, color=INK)
-        ax.set_xlabel("iteration", size=SMALL)
         tokens = sum(held for held, _ in steps[-1].values())
         said.append(f"{name}: {len(steps)} iterations, at the end {tokens} of {capacity} slots hold tokens")
-    np.atleast_1d(axes)[0].set_ylabel("slots of KV memory", size=SMALL)
+        ax.set_ylabel("slots of KV memory", size=SMALL)
+    np.atleast_1d(axes)[-1].set_xlabel("iteration", size=SMALL)
     fig.alt = f"{title.rstrip('.')}. {'; '.join(said)}."
     return fig

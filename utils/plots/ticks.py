@@ -27,18 +27,19 @@ def quantity_axis(axis: Axis, unit: str, name: str, *, binary: bool = False) -> 
     low, high = sorted(axis.get_view_interval())
     log = axis.get_scale() == "log"
     steps = (1, 2, 5) if log and high < 300 * low else (1,)  # a short axis would have one or two powers of ten
+    most = 7 if axis.axis_name == "x" else 12  # side by side there is less room
     if binary:
         powers = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
-        step = max(1, -(-len(powers) // 8))
+        step = max(1, -(-len(powers) // most))
         axis.set_major_locator(FixedLocator([2.0**p for p in powers if p % step == 0]))
         axis.set_major_formatter(FuncFormatter(lambda v, _: binary_bytes(v)))
         axis.set_label_text(name)
     elif log and unit in PREFIXED:
-        axis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
+        axis.set_major_locator(LogLocator(10, subs=steps, numticks=most))
         axis.set_major_formatter(FuncFormatter(lambda v, _: quantity(float(v), unit, 3)))
         axis.set_label_text(name)
     elif log:
-        axis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
+        axis.set_major_locator(LogLocator(10, subs=steps, numticks=most))
         axis.set_major_formatter(FuncFormatter(lambda v, _: number(float(v), 3)))
         axis.set_label_text(f"{name} ({unit})" if unit else name)
     else:
