@@ -167,18 +167,15 @@ def _write_roofs(
     angle = math.degrees(math.atan2(b[1] - a[1], b[0] - a[0]))
     # the name of the memory roof stands where the operators leave it the most room
     starts = [low * (top.ridge / low) ** t for t in np.linspace(0.03, 0.62, 40)]
-    width = (top.ridge / low) ** 0.2
+    reached = f", {number(100 * measured.bandwidth / top.bandwidth, 2)} % reached" if measured else ""
+    text = f"{quantity(float(top.bandwidth), 'B/s', 3)}{reached}"
+    width = (high / low) ** (0.0075 * len(text))  # half of its own
     start = max(
         starts, key=lambda s: min([abs(math.log(x / (s * width))) for x in xs] or [0]) - 0.01 * math.log(s / low)
     )
     slope = {"rotation": angle, "rotation_mode": "anchor", "size": SMALL, "color": LIMIT, "textcoords": "offset points"}
-    reached = f", {number(100 * measured.bandwidth / top.bandwidth, 2)} % reached" if measured else ""
     shift = (-4 * math.sin(math.radians(angle)), 4 * math.cos(math.radians(angle)))
-    notes = [
-        ax.annotate(
-            f"{quantity(float(top.bandwidth), 'B/s', 3)}{reached}", (start, top.bandwidth * start), shift, **slope
-        )
-    ]
+    notes = [ax.annotate(text, (start, top.bandwidth * start), shift, **slope)]
     reached = f" ({number(100 * measured.flops / top.flops, 2)} % reached)" if measured else ""
     text = f"{quantity(float(top.flops), 'FLOP/s', 3)}{reached}"
     flat = {"size": SMALL, "textcoords": "offset points"}
