@@ -97,6 +97,12 @@ def roofline_plot(
         raise ValueError(f"limits must be 0 < low < high FLOP/B, got {limits!r}")
     placed = [(p, p.rate or roof.attainable(p.intensity)) for p in points]
     bound = [p.intensity < top.ridge for p, _ in placed]
+    if measured:
+        memory = number(100 * measured.bandwidth / top.bandwidth, 2)
+        reached = (
+            f"dashed: reached, {memory} % of bytes/s and {number(100 * measured.flops / top.flops, 2)} % of FLOP/s"
+        )
+        subtitle = "; ".join(filter(None, [subtitle, reached]))
     fig, ax = figure(title, subtitle=subtitle, height=height)
     ax.tick_params(axis="x", pad=7)  # clear of the label at the foot of the other axis
     ax.set_xscale("log")
@@ -113,7 +119,7 @@ def roofline_plot(
         ax.plot(point.intensity, rate, "o", ms=6.5, mfc=face, mec=colour, mew=1.4, zorder=4, clip_on=False)
     quantity_axis(ax.xaxis, "FLOP/B", "arithmetic intensity")
     quantity_axis(ax.yaxis, "FLOP/s", "rate")
-    boxes = _write_roofs(ax, top, measured, lower, low, high, bottom, [p.intensity for p, _ in placed])
+    boxes = _write_roofs(ax, top, lower, low, high, bottom, [p.intensity for p, _ in placed])
     texts = [p.name for p in points]
     colours = [ink(HBM if m else ARITHMETIC) for m in bound]
     label_points(ax, [(p.intensity, rate) for p, rate in placed], texts, colours=colours, avoid=lines, keep_clear=boxes)
@@ -153,7 +159,6 @@ def _draw_roofs(
 def _write_roofs(
     ax: Axes,
     top: Ceilings,
-    measured: Ceilings | None,
     lower: Mapping[str, Ceilings],
     low: float,
     high: float,
@@ -167,8 +172,7 @@ def _write_roofs(
     angle = math.degrees(math.atan2(b[1] - a[1], b[0] - a[0]))
     # the name of the memory roof stands where the operators leave it the most room
     starts = [low * (top.ridge / low) ** t for t in np.linspace(0.03, 0.62, 40)]
-    reached = f", {number(100 * measured.bandwidth / top.bandwidth, 2)} % reached" if measured else ""
-    text = f"{quantity(float(top.bandwidth), 'B/s', 3)}{reached}"
+    text = quantity(float(top.bandwidth), "B/s", 3)
     width = (high / low) ** (0.0075 * len(text))  # half of its own
     start = max(
         starts, key=lambda s: min([abs(math.log(x / (s * width))) for x in xs] or [0]) - 0.01 * math.log(s / low)
@@ -176,8 +180,7 @@ def _write_roofs(
     slope = {"rotation": angle, "rotation_mode": "anchor", "size": SMALL, "color": LIMIT, "textcoords": "offset points"}
     shift = (-4 * math.sin(math.radians(angle)), 4 * math.cos(math.radians(angle)))
     notes = [ax.annotate(text, (start, top.bandwidth * start), shift, **slope)]
-    reached = f" ({number(100 * measured.flops / top.flops, 2)} % reached)" if measured else ""
-    text = f"{quantity(float(top.flops), 'FLOP/s', 3)}{reached}"
+    text = quantity(float(top.flops), "FLOP/s", 3)
     flat = {"size": SMALL, "textcoords": "offset points"}
     notes.append(ax.annotate(text, (high, top.flops), (-2, 4), ha="right", color=LIMIT, **flat))
     for name, other in lower.items():
