@@ -6,9 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 
-#: Benchmarks that no GPU has run yet; one that has a record must not stand here.
-NOT_YET_RECORDED = ["scaling_runs"]
-
 
 def thorough_but(values: Iterable[object], *tried: object) -> list:
     """The values as parameters of a test; all but those in ``tried`` belong to the thorough tests.
