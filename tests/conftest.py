@@ -57,8 +57,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return ByFileOrExercise(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; the others as they were found."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first; the others as they were found. On a GPU, without what is about the interpreter."""
+    if utils.runtime.HAS_GPU:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("interpreted")])
+        items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

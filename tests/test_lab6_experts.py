@@ -98,7 +98,7 @@ def test_balancing_evens_out_the_counts(balance):
     router = Router(16, 8, 2, balance=balance).to(runtime.DEVICE)
     x = tokens(512, 16) + tokens(1, 16, seed=5)  # what tokens share makes a few experts everyone's favourites
     before = router(x).counts
-    optimizer = torch.optim.SGD(router.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(router.parameters(), lr=0.1)  # at 1.0 it swings, on each CPU differently
     for _ in range(200):
         routed = router(x)
         if balance == "bias":
@@ -109,7 +109,7 @@ def test_balancing_evens_out_the_counts(balance):
             optimizer.step()
     after = router(x).counts
     assert int(before.max()) > 480  # of 512 tokens
-    assert int(after.max()) < (200 if balance == "loss" else 150)  # 128 would be even
+    assert int(after.max()) < 150  # 128 would be even
 
 
 def test_a_bias_changes_the_choice_and_not_the_weights():
@@ -175,6 +175,7 @@ def spread(world_size):
     return launch(lambda: [on_a_rank([0.0] * 12), on_a_rank([9.0] * 3 + [0.0] * 9)], world_size=world_size)
 
 
+@pytest.mark.interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1], ids=["as drawn", "all to the first experts"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -189,6 +190,7 @@ def test_experts_on_ranks_compute_what_one_process_does(ranks, which):
         assert_equal([torch.cat(each) if name in ("up", "down") else sum(each)], [right])
 
 
+@pytest.mark.interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_what_ranks_hand_over_is_four_all_to_alls_of_their_rows_and_one_of_counts(ranks):
@@ -215,6 +217,7 @@ def with_even_counts(tokens_each):
     return [ledger.sent_bytes("all_to_all") for ledger in (forward, training)]
 
 
+@pytest.mark.interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_formula_of_a_layers_bytes_is_what_ranks_send_where_counts_are_even(ranks):
@@ -230,6 +233,7 @@ def biases_after_updates():
     return moe.router.bias
 
 
+@pytest.mark.interpreted
 @pytest.mark.slow
 def test_all_ranks_have_the_bias_that_one_process_gets_from_the_tokens_of_all():
     whole = layer(device="cpu")

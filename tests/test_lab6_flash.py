@@ -258,6 +258,7 @@ def test_each_pass_multiplies_the_tiles_with_a_visible_pair_and_no_other(mask, p
         assert profile.by_kernel[kernel].flops == products * 2 * tile.m * tile.n * D * Hq * tiles, name
 
 
+@pytest.mark.interpreted
 def test_of_a_window_of_whole_tiles_each_row_of_tiles_has_the_windows_keys_its_own_and_the_sinks():
     N, D, window, sinks = 160, 16, 64, 16
     tile = long_tuning.flash("forward", D, torch.float32, True, None)

@@ -280,6 +280,7 @@ def test_decode_reads_keys_by_token_and_values_by_block():
     assert profile.bytes_stored == 2 * q.numel()
 
 
+@pytest.mark.interpreted
 def test_extend_reads_no_block_that_no_query_of_a_tile_sees():
     case, q = Case([48], 1, block_size=16), normal(32, 1, 16, dtype=torch.bfloat16)
     with profile_kernel(check_races=True) as profile:

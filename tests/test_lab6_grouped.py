@@ -97,6 +97,7 @@ def test_an_experts_nan_reaches_its_own_rows_only():
     assert torch.equal(out.isnan().any(1), torch.tensor([False] * 13 + [True] * 5 + [False] * 22, device=out.device))
 
 
+@pytest.mark.interpreted
 def test_traffic_is_that_of_the_tiles_that_have_rows():
     T, E, K, N = 48, 3, 64, 64
     x, weights = operands(T, E, K, N, torch.float16)
@@ -113,6 +114,7 @@ def test_traffic_is_that_of_the_tiles_that_have_rows():
     assert not profile.out_of_bounds and not profile.races
 
 
+@pytest.mark.interpreted
 def test_traffic_of_the_backward_pass_is_that_of_its_tiles():
     T, E, K, N = 48, 3, 64, 64
     x, weights = (each.requires_grad_() for each in operands(T, E, K, N, torch.float16))

@@ -104,6 +104,7 @@ def test_no_row_and_no_output_give_nothing(shape):
 # ---- no byte more --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("tile", [NARROW, SPLIT, WIDE])
 @pytest.mark.parametrize(("M", "N", "K"), [(1, 48, 512), (11, 40, 640)])
 def test_each_weight_is_read_once_a_tile_of_rows(tile, M, N, K):
@@ -119,6 +120,12 @@ def test_each_weight_is_read_once_a_tile_of_rows(tile, M, N, K):
         expected["parts_ptr"] = tile.splits * M * N * 4
         stored += tile.splits * M * N * 4
     assert read == expected and profile.bytes_stored == stored
+
+
+def test_few_activations_go_the_wide_kernels_way_where_outputs_are_many(monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    assert [int4_tuning.int4(rows, 28672, 32, 132).groups for rows in (1, 8, 16)] == [1, 1, 1]
+    assert [int4_tuning.int4(rows, 6144, 32, 132).groups for rows in (1, 8, 16)] == [8, 8, 1]
 
 
 # ---- numbers that tune ---------------------------------------------------------------------------------------------

