@@ -1,4 +1,6 @@
-"""Compiles the capstone's kernels for sm_90 in a process of its own, and prints what the compiler spent on each.
+"""Compiles the Gluon kernels of the capstone and of lab 6 for sm_90 in a process of its own.
+
+It prints what the compiler spent on each.
 
 Nothing of the course's runtime is imported, so that Triton is here as on a GPU.
 """
@@ -15,6 +17,7 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from benchmarks import hopper_races
@@ -76,6 +79,29 @@ def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.launch_maxnreg)
 
 
+def block_scaled(kind: str) -> dict:
+    """Lab 6's product with a scale for each 128 of K."""
+    given = {
+        "solutions.capstone_hopper.parts": module("parts"),
+        "lab6.square_blocks": types.SimpleNamespace(SquareBlocks=None),
+        "lab6.tiles": types.SimpleNamespace(programs=None),
+    }
+    package = types.ModuleType("lab6")
+    package.__path__ = [str(FOLDER.parent / "lab6_frontiers")]
+    sys.modules |= {"lab6": package} | given
+    lab6 = importlib.import_module("lab6.hopper_block_scaled")
+
+    def operand(dtype: torch.dtype, name: str) -> str:
+        return f"tensordesc<{name}[64, 128],{gl.NVMMASharedLayout.get_default_for([64, 128], lab6.ELEMENTS[dtype])!r}>"
+
+    types_ = {
+        "a_desc": operand(torch.float8_e4m3fn, "fp8e4nv"), "b_desc": operand(torch.float8_e4m3fn, "fp8e4nv"),
+        "c_desc": operand(TYPES[kind], kind), "a_scale_ptr": "*fp32", "b_scale_ptr": "*fp32",
+    }  # fmt: skip
+    constants = {"S": lab6.STAGES, "TOGETHER": lab6.TOGETHER, "REGISTERS": lab6.MULTIPLYING}
+    return compiled(lab6.hopper_block_scaled_kernel, types_, constants, lab6.LAUNCHED)
+
+
 def longest_chain(ptx: str, name: str) -> int:
     """How many instructions of this name there are, at most, of which each takes the result of the one before."""
     lengths: dict[str, int] = {}
@@ -110,4 +136,5 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
 
 if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
-    print(json.dumps([{"forward": forward, "backward": backward}[name](*arguments) for name, *arguments in orders]))
+    kernels = {"forward": forward, "backward": backward, "block_scaled": block_scaled}
+    print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

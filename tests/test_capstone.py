@@ -161,6 +161,15 @@ def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_regist
         assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == case[1]
 
 
+@pytest.mark.slow
+def test_lab_6s_product_in_blocks_compiles_for_hopper_and_its_sums_stay_in_registers():
+    for used in compile_orders(("block_scaled", "bf16"), ("block_scaled", "fp16")):
+        # a pair of registers of the loop over tiles, outside of the loop over K
+        assert used["spilled"] <= 8 and not used["serialised"]
+        assert used["shared"] <= 232_448
+        assert used["instructions"] == ["wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"]
+
+
 def test_a_factor_that_is_not_positive_is_put_into_the_queries(monkeypatch):
     taken = []
 

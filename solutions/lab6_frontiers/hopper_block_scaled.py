@@ -1,12 +1,18 @@
-"""The product with a scale for each 128 of K on Hopper: one warp loads, two warpgroups multiply and scale in turns.
+"""The product with a scale for each 128 of K on Hopper: one warpgroup loads, two multiply and scale.
 
-A sum of 128 products must leave the tensor core before the next begins, because each has scales of its own. Meanwhile
-the tensor core would wait. So two warpgroups share it: while one scales and adds what it has got, the other's products
-run. Nothing orders them; each waits for its own products only, and they drift apart by themselves.
+A sum of 128 products must leave the tensor core before the next begins, because each has scales of its own. A kernel
+that waits for it leaves the tensor core idle meanwhile. Here each of two warpgroups has the next sums on their way
+while it scales and adds the last, and the two share the tensor core.
 
-A tile of 128 x 256 reads 48 bytes of operands in a cycle at the tensor core's full rate, near what the L2 cache gives;
-a tile of 128 x 128 would read 64. A warpgroup holds 64 x 256 sums of it, 128 registers a thread, and takes products of
-64 x 128 at a time, 64 more. All products of a warpgroup at a time would need 256.
+A tile has 128 rows and 256 columns: at the tensor core's full rate it takes 48 bytes of operands in a cycle from the L2
+cache, and one of 128 x 128 would take 64. A warpgroup holds 64 x 256 sums of it, 128 registers a thread. So it takes
+its products 64 columns at a time, two times 32 registers more, and keeps its 64 rows of a in registers as well; from
+shared memory, the tensor core would read a as often as b.
+
+On an H100 (torch 2.11, Triton 3.6, 2026-11-28) it has, at 4096 and 8192 square, 0.75 and 0.71 of the rate of
+``torch._scaled_mm`` with scales of rows, 1.40 and 1.45 of bf16's in the same run. Without any scales in the loop it
+would have 0.79 and 0.75. Three warpgroups of 64 x 128 sums each reach 0.68 and 0.69; with a in shared memory it is 0.56
+and 0.50, as values no longer fit into registers.
 """
 
 from __future__ import annotations
