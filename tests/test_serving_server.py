@@ -9,10 +9,9 @@ import httpx
 import openai
 import pytest
 import torch
-import uvicorn
 
 from solutions.lab5_serving import Engine, ModelRunner
-from solutions.lab5_serving.__main__ import main
+from solutions.lab5_serving import __main__ as command
 from tests.scripted_engine import Scripted
 from utils.serving import MODELS, SamplingParams, generate, load_model, load_tokenizer
 from utils.serving.server import create_app, serving
@@ -153,7 +152,8 @@ def test_models_are_listed_and_health_tells_what_the_engine_does(client, url):
         ({"max_tokens": True}, 400, "max_tokens", "valid integer"),
         ({"n": 99}, 400, "n", "less than or equal to 16"),
         ({"best_of": 5}, 400, None, "best_of is not supported"),
-        ({"logprobs": 3}, 400, None, "logprobs is not supported"),
+        ({"logprobs": 3}, 400, "logprobs", "logprobs is not supported"),
+        ({"logprobs": 6}, 400, "logprobs", "less than or equal to 5"),
         ({"echo": True}, 400, None, "echo is not supported"),
         ({"logit_bias": {"5": 1.0}}, 400, None, "logit_bias is not supported"),
         ({"frequency_penalty": 0.5}, 400, None, "frequency_penalty is not supported"),
@@ -187,7 +187,8 @@ def test_a_wrong_request_is_told_what_is_wrong(url, changes, status, param, word
         ("POST", "/v1/completions", b"[]", 400, "object"),
         ("POST", "/v1/completions", b"", 400, "no valid JSON"),
         ("GET", "/v1/completions", None, 405, "Not Allowed"),
-        ("POST", "/v1/chat/completions", b"{}", 404, "Not Found"),
+        ("POST", "/v1/chat/completions", b"{}", 400, "Field required"),
+        ("POST", "/v1/embeddings", b"{}", 404, "Not Found"),
         ("GET", "/v1/models/other", None, 404, "does not exist"),
     ],
 )
@@ -378,8 +379,9 @@ def test_a_server_that_stops_tells_those_who_wait(tokenizer):
 
 def test_the_command_serves_the_model_that_comes_with_the_course(monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: ran.append((app, options)))
-    main(["--model", str(MODELS / "draft"), "--port", "8123", "--max-batch", "2", "--num-blocks", "9"])
+    monkeypatch.setattr(command, "run", lambda app, **options: ran.append((app, options)))
+    command.main(["--model", str(MODELS / "draft"), "--port", "8123", "--max-batch", "2", "--num-blocks", "9"])
     app, options = ran[0]
-    assert options["port"] == 8123 and app.state.worker.engine.manager.num_blocks == 9
+    assert options == {"host": "127.0.0.1", "port": 8123, "drain_seconds": 20.0}
+    assert app.state.worker.engine.manager.num_blocks == 9
     assert "serving 'draft' on http://127.0.0.1:8123/v1/completions" in capsys.readouterr().out

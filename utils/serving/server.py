@@ -1,36 +1,49 @@
-"""An OpenAI-compatible server around an engine: ``/v1/completions``, ``/v1/models`` and ``/health``.
+"""An OpenAI-compatible server around an engine: completions, chat completions, models, health and metrics.
 
 ::
 
     app = create_app(engine, tokenizer, name="target")
-    with serving(app) as url:                      # or: uvicorn.run(app, port=8000)
+    with serving(app) as url:                      # or: utils.serving.shutdown.run(app, host="127.0.0.1", port=8000)
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
 
 This is the serving layer: it speaks HTTP, checks what is asked, turns text into tokens and back, and tells the engine,
 which is the execution layer, who has gone. Scheduling and memory are the engine's business alone.
+
+=========================  ==========================================================================================
+``/v1/completions``        text or tokens in, text out; ``n``, ``logprobs``, ``stop``, ``stream``
+``/v1/chat/completions``   messages in, through the model's chat template or the course's plain one
+``/v1/models``             the one model that is served, and whose chat template
+``/health``                200 while requests are taken, otherwise 503 and why; how requests ended, what the engine does
+``/metrics``               the same and latencies, for Prometheus
+=========================  ==========================================================================================
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import threading
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from utils.serving import openai_api as api
-from utils.serving.http_errors import CLIENT_GONE, ApiError, add_error_handlers, read_body
+from utils.serving import prometheus
+from utils.serving.answers import Answer, Stream, unless_gone
+from utils.serving.chat_template import ChatTemplate, plain_template
+from utils.serving.fates import Fate, Fates, Ledger
+from utils.serving.http_errors import ApiError, add_error_handlers, read_body
+from utils.serving.openai_chat import ChatRequest
 from utils.serving.replay import ServingEngine
+from utils.serving.shutdown import serving
 from utils.serving.tokenizer import Tokenizer
 from utils.serving.worker import Busy, EngineWorker, Submission, Unavailable
+
+__all__ = ["create_app", "serving"]
 
 
 def create_app(
@@ -38,19 +51,22 @@ def create_app(
     tokenizer: Tokenizer,
     *,
     name: str = "model",
+    chat_template: ChatTemplate | None = None,
     max_body_bytes: int = 1_000_000,
     max_pending: int = 256,
 ) -> FastAPI:
     """The server. The engine belongs to it from now on: its thread starts and stops with the application.
 
     Args:
-        engine: with ``max_waiting`` set, or its queue has no end.
+        engine: with ``max_waiting`` set, or its queue has no end. Log probabilities are served if its attribute
+            ``serves_logprobs`` is true.
         tokenizer: of the engine's model.
         name: what clients call the model.
+        chat_template: of the model; None: it has none, and chats are put into the course's plain one.
         max_body_bytes: longer requests are refused (413) and not read to their end.
         max_pending: requests on their way to the engine within one of its steps; more are refused (429).
     """
-    worker = EngineWorker(engine, max_pending=max_pending)
+    worker, ledger = EngineWorker(engine, max_pending=max_pending), Ledger()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,9 +77,10 @@ def create_app(
             await asyncio.to_thread(worker.stop)
 
     app = FastAPI(title="Making LLMs Fast", lifespan=lifespan)
-    app.state.worker = worker
-    started = int(time.time())
-    card = {"id": name, "object": "model", "created": started, "owned_by": "making-llms-fast"}
+    app.state.worker, app.state.ledger = worker, ledger
+    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "making-llms-fast"}
+    card["chat_template"] = "model" if chat_template else "plain"
+    template = chat_template or plain_template()
     add_error_handlers(app)
 
     def known(model: str) -> None:
@@ -84,155 +101,97 @@ def create_app(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        status = "ok" if worker.running else worker.broken or "stopping"
-        return JSONResponse({"status": status, "model": name, **worker.stats}, 200 if worker.running else 503)
+        body = {"status": worker.status, "model": name, **worker.stats, **_ends(ledger)}
+        return JSONResponse(body, 200 if worker.running else 503)
 
-    schema = {"application/json": {"schema": api.CompletionRequest.model_json_schema()}}
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(ledger.page(worker.stats), media_type=prometheus.CONTENT_TYPE)
 
-    @app.post("/v1/completions", openapi_extra={"requestBody": {"content": schema, "required": True}})
+    async def served(request: Request, body: api.Options, prompts: list[list[int]], stops: list[str], fates: Fates):
+        if body.scored is not None and not getattr(engine, "serves_logprobs", False):
+            raise _invalid("logprobs is not supported by this server's engine; leave it out", "logprobs")
+        requests = [(prompt, params) for prompt in prompts for params in body.params()]
+        fates.split(len(requests))
+        submission = await _submitted(worker, requests, "messages" if isinstance(body, ChatRequest) else "prompt")
+        prompt_tokens = sum(map(len, prompts))
+        ledger.prompt_tokens.add(prompt_tokens)
+        answer = Answer(body, submission, tokenizer, prompt_tokens, stops, fates)
+        return Stream(answer) if body.stream else await unless_gone(request, answer)
+
+    @app.post("/v1/completions", openapi_extra=_schema(api.CompletionRequest))
     async def completions(request: Request) -> Response:
-        body = api.CompletionRequest.model_validate_json(await read_body(request, max_body_bytes))
-        known(body.model)
-        prompts = await asyncio.to_thread(body.prompts, tokenizer)
-        submission = await _submitted(worker, [(p, own) for p in prompts for own in body.params()])
-        answer = _Answer(body, submission, tokenizer, prompts)
-        if body.stream:
-            return _Stream(answer.pieces(), submission)
-        return await _unless_gone(request, answer.whole(), submission)
+        with _counted(ledger, worker) as fates:
+            body = api.CompletionRequest.model_validate_json(await read_body(request, max_body_bytes))
+            known(body.model)
+            prompts = await asyncio.to_thread(body.prompts, tokenizer)
+            return await served(request, body, prompts, body.stops, fates)
+
+    @app.post("/v1/chat/completions", openapi_extra=_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        with _counted(ledger, worker) as fates:
+            body = ChatRequest.model_validate_json(await read_body(request, max_body_bytes))
+            known(body.model)
+            try:
+                prompt = await asyncio.to_thread(body.prompt, tokenizer, template)
+            except ValueError as error:
+                raise _invalid(str(error), "messages") from None
+            return await served(request, body, [prompt], [*body.stops, *template.stops], fates)
 
     return app
 
 
-async def _submitted(worker: EngineWorker, requests: list[Any]) -> Submission:
+def _schema(body: type[api.Options]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}}
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(400, message, "invalid_request_error", param=param)
+
+
+def _ends(ledger: Ledger) -> dict[str, int]:
+    """How requests that the engine took have ended, by the four reasons that the engine itself knows.
+
+    The engine knows no text: it is told to give up what a stop text ends, and would call that an abort.
+    """
+    count = ledger.ended.values
+    return {
+        "stop": count[Fate.END_TOKEN] + count[Fate.STOP_STRING],
+        "length": count[Fate.LENGTH],
+        "abort": count[Fate.CLIENT_GONE] + count[Fate.SHUTDOWN],
+        "error": count[Fate.FAILED],
+    }
+
+
+@contextlib.contextmanager
+def _counted(ledger: Ledger, worker: EngineWorker) -> Iterator[Fates]:
+    """The fates of one HTTP request; where it goes no further than here, that is how its requests end."""
+    fates = ledger.open()
+    try:
+        yield fates
+    except ApiError as error:
+        refused = {429: Fate.FULL, 503: Fate.UNAVAILABLE}
+        fates.end_all(refused.get(error.status, Fate.INVALID if error.status < 500 else Fate.FAILED))
+        raise
+    except ValidationError:
+        fates.end_all(Fate.INVALID)
+        raise
+    except (ClientDisconnect, asyncio.CancelledError):
+        fates.end_all(Fate.SHUTDOWN if worker.stopping else Fate.CLIENT_GONE)
+        raise
+    except BaseException:
+        fates.end_all(Fate.FAILED)
+        raise
+
+
+async def _submitted(worker: EngineWorker, requests: list[Any], param: str) -> Submission:
     """The requests, handed in; or the error that their client is told."""
     try:
         return await worker.submit(requests)
     except ValueError as error:
-        raise ApiError(400, str(error), "invalid_request_error", param="prompt") from None
+        raise _invalid(str(error), param) from None
     except Busy as error:
         message = f"the server is full: {error}. Try again later."
         raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded") from None
     except Unavailable as error:
         raise ApiError(503, str(error), "service_unavailable") from None
-
-
-class _Answer:
-    """The choices of one HTTP request, from tokens to text."""
-
-    def __init__(
-        self, body: api.CompletionRequest, submission: Submission, tokenizer: Tokenizer, prompts: list[list[int]]
-    ) -> None:
-        self.body, self.submission = body, submission
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.prompt_tokens = sum(map(len, prompts))
-        self.texts = [api.AnswerText(tokenizer, body.stops) for _ in submission.ids]
-
-    async def choices(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """(choice, new text, finish reason or None), as they come.
-
-        Raises:
-            ApiError: a request failed, or the server shuts down.
-        """
-        async for index, event in self.submission.events():
-            if event.reason == "error":
-                raise ApiError(500, event.error or "the request failed", "server_error")
-            if event.reason == "abort":
-                raise ApiError(503, event.error or "the server is shutting down", "service_unavailable")
-            text = self.texts[index]
-            piece = text.push(event.tokens, last=event.finished)
-            if text.stopped:
-                self.submission.close(index, stopped=True)
-                yield index, piece, "stop"
-            elif piece or event.finished:
-                yield index, piece, event.reason if event.finished else None
-
-    @property
-    def usage(self) -> dict[str, int]:
-        return api.usage(self.prompt_tokens, sum(text.tokens for text in self.texts))
-
-    async def whole(self) -> Response:
-        """The answer in one piece."""
-        pieces: list[list[str]] = [[] for _ in self.texts]
-        reasons: list[str | None] = [None] * len(self.texts)
-        async for index, piece, reason in self.choices():
-            pieces[index].append(piece)
-            reasons[index] = reason or reasons[index]
-        choices = [api.choice(i, "".join(p), r) for i, (p, r) in enumerate(zip(pieces, reasons, strict=True))]
-        return JSONResponse(api.completion(self.id, self.created, self.body.model, choices, self.usage))
-
-    async def pieces(self) -> AsyncIterator[str]:
-        """The answer as server-sent events."""
-        options = self.body.stream_options
-        extra = {"usage": None} if options and options.include_usage else {}
-
-        def sent(body: dict[str, Any]) -> str:
-            return f"data: {json.dumps(body)}\n\n"
-
-        try:
-            async for index, piece, reason in self.choices():
-                choices = [api.choice(index, piece, reason)]
-                yield sent(api.completion(self.id, self.created, self.body.model, choices) | extra)
-        except ApiError as error:  # the status has gone out already
-            yield sent(error.body)
-        else:
-            if extra:
-                yield sent(api.completion(self.id, self.created, self.body.model, [], self.usage))
-        yield "data: [DONE]\n\n"
-
-
-class _Stream(StreamingResponse):
-    """A stream that gives its requests up when it ends, however it ends: also before its first piece."""
-
-    def __init__(self, pieces: AsyncIterator[str], submission: Submission) -> None:
-        super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._submission = submission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._submission.close()
-
-
-async def _unless_gone(request: Request, answer: Any, submission: Submission) -> Response:
-    """The answer, unless its client hangs up first; then the requests are given up."""
-
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    work, gone = asyncio.ensure_future(answer), asyncio.ensure_future(hung_up())
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else Response(status_code=CLIENT_GONE)
-    finally:
-        for task in (work, gone):
-            task.cancel()
-        submission.close()
-
-
-@contextlib.contextmanager
-def serving(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, timeout: float = 30.0) -> Iterator[str]:
-    """Serve an application from a thread; gives its address, ``http://host:port``, and stops it at the end.
-
-    Args:
-        port: 0 takes a free one.
-
-    Raises:
-        RuntimeError: the server did not start, within ``timeout`` seconds or at all.
-    """
-    config = uvicorn.Config(app, host=host, port=port, log_level="error", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="server", daemon=True)
-    thread.start()
-    limit = time.monotonic() + timeout
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > limit:
-            server.should_exit = True
-            raise RuntimeError(f"the server did not start on {host}:{port}")
-        time.sleep(0.01)
-    try:
-        yield "http://{}:{}".format(*server.servers[0].sockets[0].getsockname()[:2])
-    finally:
-        server.should_exit = True
-        thread.join(timeout)

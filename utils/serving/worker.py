@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils.serving.generate import SamplingParams
+from utils.serving.logprobs import TokenScore
 from utils.serving.replay import ServingEngine
 
 #: Prompts, and how each one's tokens are to be chosen.
@@ -29,17 +31,24 @@ class Busy(RuntimeError):
 
 
 class Unavailable(RuntimeError):
-    """The engine is not running: it has not been started, is shutting down, or is broken."""
+    """The engine is not running: it has not been started, is shutting down, or is broken.
+
+    An engine that raises this itself is not asked again: it is gone, and with it all that it was working on.
+    """
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a step brought one request: new tokens; at the end the reason, and for "error" what was wrong."""
+    """What a step brought one request: new tokens; at the end the reason, and for "error" what was wrong.
+
+    ``logprobs``: the tokens' scores, if the request asked for them.
+    """
 
     tokens: list[int]
     finished: bool
     reason: str | None = None
     error: str | None = None
+    logprobs: list[TokenScore] = field(default_factory=list)
 
 
 class Submission:
@@ -61,14 +70,16 @@ class Submission:
                     self.open.discard(index)
                 yield index, event
 
-    def close(self, index: int | None = None, *, stopped: bool = False) -> None:
-        """Give up one request, or all that are still open. Nothing more is heard of them.
+    @property
+    def cut_short(self) -> bool:
+        """Whether the server is past waiting for these requests."""
+        return self._worker.stopping
 
-        ``stopped``: because the text has reached a stop string. That counts as "stop" and not as "abort".
-        """
+    def close(self, index: int | None = None) -> None:
+        """Give up one request, or all that are still open. Nothing more is heard of them."""
         gone = sorted(self.open) if index is None else [i for i in (index,) if i in self.open]
         self.open.difference_update(gone)
-        self._worker.abort([self.ids[i] for i in gone], stopped=stopped)
+        self._worker.abort([self.ids[i] for i in gone])
 
 
 class EngineWorker:
@@ -90,9 +101,8 @@ class EngineWorker:
         self._pending = 0
         self._listeners: dict[str, tuple[Submission, int]] = {}  # touched by the engine's thread only
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._draining = self._stopping = False
         self._failures = 0
-        self._stopped = 0  # by a stop string; the engine, which knows no text, counts these requests as aborted
         self._numbers = itertools.count()
 
     # ---- called from anywhere ------------------------------------------------------------------------------------
@@ -100,7 +110,23 @@ class EngineWorker:
     @property
     def running(self) -> bool:
         """Whether requests are taken."""
-        return self._thread is not None and self._thread.is_alive() and not self._stopping and self.broken is None
+        return self.status == "ok"
+
+    @property
+    def stopping(self) -> bool:
+        """Whether requests under way are not waited for any more."""
+        return self._stopping
+
+    @property
+    def status(self) -> str:
+        """ "ok", or why no requests are taken."""
+        if self.broken is not None:
+            return self.broken
+        if self._draining or self._stopping:
+            return "the server is shutting down"
+        if self._thread is None or not self._thread.is_alive():
+            return "the engine is not running"
+        return "ok" if getattr(self.engine, "alive", True) else "the engine is gone"
 
     def start(self) -> None:
         """Start the thread."""
@@ -110,13 +136,30 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    def drain(self, timeout: float) -> bool:
+        """Take no more requests, and wait for those under way; whether all of them are over within ``timeout`` s."""
+        with self._wake:
+            self._draining = True
+        limit = time.monotonic() + timeout
+        while (busy := bool(self._listeners or self._pending)) and time.monotonic() < limit:
+            time.sleep(0.01)
+        return not busy
+
     def stop(self, timeout: float = 10.0) -> None:
-        """End: requests that are under way end with the reason "abort". Waits for the thread."""
+        """End: requests that are under way end with the reason "abort". Waits ``timeout`` s for the step to end.
+
+        An engine that hangs cannot be stopped, but whoever waits for it is told. An engine that has a ``close`` is
+        closed: a process of its own ends.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._end(None)
+        if close := getattr(self.engine, "close", None):
+            close()
 
     async def submit(self, requests: Requests) -> Submission:
         """Hand in requests, all of them or none.
@@ -127,7 +170,7 @@ class EngineWorker:
             Unavailable: the engine does not run.
         """
         if not self.running:
-            raise Unavailable(self.broken or "the engine is not running")
+            raise Unavailable(self.status)
         submission = Submission(self, [f"cmpl-{next(self._numbers)}" for _ in requests])
         loop = asyncio.get_running_loop()
         accepted: asyncio.Future[None] = loop.create_future()
@@ -143,11 +186,13 @@ class EngineWorker:
 
         def command() -> None:
             error = self._add(submission, requests)
+            with self._wake:
+                self._pending -= 1
             self._call(loop, lambda: answer(error))
 
         with self._wake:
-            if self._stopping:  # since the question above; nobody would carry out the command
-                raise Unavailable(self.broken or "the engine is shutting down")
+            if self._stopping or self._draining:  # since the question above
+                raise Unavailable(self.status)
             if self._pending >= self.max_pending:
                 raise Busy(f"{self._pending} requests are on their way to the engine already")
             self._pending += 1
@@ -156,12 +201,12 @@ class EngineWorker:
         await accepted
         return submission
 
-    def abort(self, ids: Sequence[str], *, stopped: bool = False) -> None:
-        """Give requests up, because of a stop string or not; those that are over already are no matter."""
+    def abort(self, ids: Sequence[str]) -> None:
+        """Give requests up; those that are over already are no matter."""
         if not ids:
             return
         with self._wake:
-            self._commands.append(lambda: self._abort(ids, stopped))
+            self._commands.append(lambda: self._abort(ids))
             self._wake.notify()
 
     # ---- the engine's thread -------------------------------------------------------------------------------------
@@ -185,16 +230,11 @@ class EngineWorker:
 
     def _note(self) -> None:
         stats = getattr(self.engine, "stats", None)
-        counts = dict(stats()) if stats else {}
-        if {"stop", "abort"} <= counts.keys():
-            counts["stop"], counts["abort"] = counts["stop"] + self._stopped, counts["abort"] - self._stopped
-        self.stats = counts
+        self.stats = dict(stats()) if stats else {}
 
     def _add(
         self, submission: Submission, requests: Sequence[tuple[Sequence[int], SamplingParams]]
     ) -> Exception | None:
-        with self._wake:
-            self._pending -= 1
         added = []
         try:
             if self._stopping:
@@ -211,10 +251,10 @@ class EngineWorker:
         self._listeners |= {id: (submission, index) for index, id in enumerate(submission.ids)}
         return None
 
-    def _abort(self, ids: Sequence[str], stopped: bool) -> None:
+    def _abort(self, ids: Sequence[str]) -> None:
         for id in ids:
-            if self._listeners.pop(id, None) is not None and self.engine.abort(id):
-                self._stopped += stopped
+            if self._listeners.pop(id, None) is not None and not self._stopping:
+                self.engine.abort(id)
 
     def _step(self) -> None:
         try:
@@ -223,11 +263,16 @@ class EngineWorker:
             # An engine reports what fails within a request. This is something else: nobody under way can be trusted.
             self._failures += 1
             self._fail_all(f"the engine failed: {type(error).__name__}: {error}")
-            if self._failures == MOST_FAILURES:
+            if self._failures == MOST_FAILURES or isinstance(error, Unavailable):
                 raise
             return
         self._failures = 0
-        self._hand_out([(o.id, Event(list(o.new_tokens), o.finished, o.finish_reason, o.error)) for o in outputs])
+        self._hand_out(
+            [
+                (o.id, Event(list(o.new_tokens), o.finished, o.finish_reason, o.error, getattr(o, "logprobs", [])))
+                for o in outputs
+            ]
+        )
 
     def _fail_all(self, message: str) -> None:
         ids = list(self._listeners)
@@ -252,9 +297,8 @@ class EngineWorker:
     def _end(self, error: str | None) -> None:
         """Nobody is left waiting when the thread ends."""
         reason = "error" if error else "abort"
-        self._hand_out(
-            [(id, Event([], True, reason, error or "the server is shutting down")) for id in self._listeners]
-        )
+        message = error or "the server is shutting down"
+        self._hand_out([(id, Event([], True, reason, message)) for id in list(self._listeners)])
         with self._wake:
             self._stopping, commands = True, self._commands
             self._commands = deque()
