@@ -12,12 +12,12 @@ class Scripted:
     model.
     """
 
-    def __init__(self, text=(5, 6, 7, 8), *, free_running=True, most=100, poisoned=()):
+    def __init__(self, text=(5, 6, 7, 8), *, free_running=True, most=100, poisoned=(), patience=10.0):
         self.text, self.most, self.poisoned = list(text), most, set(poisoned)
         self.requests, self.aborted, self.added = {}, [], []
         self.free_running, self._ticks = free_running, threading.Semaphore(0)
         self.someone_gone, self.someone_came = threading.Event(), threading.Event()
-        self.failing_steps, self.patience = 0, 10.0
+        self.failing_steps, self.patience = 0, patience
         self.history = []
 
     def tick(self, count=1):

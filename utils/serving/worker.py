@@ -152,10 +152,10 @@ class EngineWorker:
         closed: a process of its own ends.
         """
         with self._wake:
-            self._stopping = True
+            first, self._stopping = not self._stopping, True
             self._wake.notify()
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(timeout if first else 0)  # it has had its time
             if self._thread.is_alive():
                 self._end(None)
         if close := getattr(self.engine, "close", None):
@@ -206,8 +206,9 @@ class EngineWorker:
         if not ids:
             return
         with self._wake:
-            self._commands.append(lambda: self._abort(ids))
-            self._wake.notify()
+            if not self._stopping:  # then nobody would carry out the command, and all requests are over
+                self._commands.append(lambda: self._abort(ids))
+                self._wake.notify()
 
     # ---- the engine's thread -------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class EngineWorker:
 
     def _abort(self, ids: Sequence[str]) -> None:
         for id in ids:
-            if self._listeners.pop(id, None) is not None and not self._stopping:
+            if self._listeners.pop(id, None) is not None:
                 self.engine.abort(id)
 
     def _step(self) -> None:
