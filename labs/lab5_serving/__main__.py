@@ -4,6 +4,13 @@ In the folder ``labs``, ``python -m lab5_serving`` serves it by what you have wr
 
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "target", "prompt": "It was the best of times", "max_tokens": 40}'
+    curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+         -d '{"model": "target", "messages": [{"role": "user", "content": "Where is the whale?"}], "stream": true}'
+    curl http://127.0.0.1:8000/metrics
+
+A model without a chat template, as the two that come with the course, gets the course's plain one
+(:mod:`utils.serving.chat_template`). Ctrl-C or SIGTERM stops the server: requests under way may finish within
+``--drain-seconds``, new ones are refused with 503.
 """
 
 from __future__ import annotations
@@ -11,61 +18,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-import uvicorn
-from fastapi import FastAPI
+from utils.serving import MODELS
+from utils.serving.shutdown import run
 
-from utils import runtime
-from utils.serving import MODELS, load_model, load_tokenizer
-from utils.serving.server import create_app
-
-from .engine import Engine
-from .memory import default_num_blocks
-from .runner import ATTENTIONS, ModelRunner
-from .speculative_engine import SpeculativeEngine
-
-
-def create_server(
-    folder: Path,
-    *,
-    name: str | None = None,
-    draft: Path | None = None,
-    draft_tokens: int = 4,
-    attention: str = "triton",
-    dtype: torch.dtype | None = None,
-    num_blocks: int | None = None,
-    block_size: int = 16,
-    max_batch: int = 32,
-    **settings: Any,
-) -> FastAPI:
-    """The server of a model, with the engine of this package behind it.
-
-    Args:
-        folder: a Hugging Face folder.
-        name: what clients call the model; None: the folder's name.
-        draft: the folder of a model with the same vocabulary, which drafts ``draft_tokens`` at a time; None: no drafts.
-        attention: ``"triton"`` (the kernels of this package) or ``"torch"`` (on a CPU several times as fast).
-        dtype: of the models; None: float32 on a CPU, on a GPU what the folder holds.
-        num_blocks, block_size: of the cache; None: as many blocks as fit.
-        max_batch: requests in a step.
-        settings: of the :class:`Engine`.
-    """
-    dtype = dtype or runtime.pick(cpu=torch.float32, gpu=None)
-    model, *drafts = (load_model(path, dtype=dtype).to(runtime.DEVICE) for path in (folder, draft) if path)
-    num_blocks = num_blocks or default_num_blocks(model, block_size, max_batch)
-
-    def runner(of: torch.nn.Module, *chunks: int) -> ModelRunner:
-        return ModelRunner(of, num_blocks, block_size, attention=attention, graph_chunks=chunks)
-
-    settings |= {"max_batch": max_batch, "history": 1000}
-    if drafts:
-        settings |= {"draft_tokens": draft_tokens, "draft_runner": runner(drafts[0], 2)}
-        engine = SpeculativeEngine(model, drafts[0], runner=runner(model, draft_tokens + 1), **settings)
-    else:
-        engine = Engine(model, runner=runner(model), **settings)
-    return create_app(engine, load_tokenizer(folder), name=name or folder.resolve().name)
+from .runner import ATTENTIONS
+from .serve import create_server
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,12 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-waiting", type=int, default=128, help="requests that may wait (%(default)s)")
     parser.add_argument("--num-blocks", type=int, help="KV blocks (as many as fit)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block (%(default)s)")
+    parser.add_argument("--engine-process", action="store_true", help="run the engine in a process of its own")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=20.0, help="for requests under way when it stops (%(default)s)"
+    )
     options = vars(parser.parse_args(arguments))
     folder, host, port = options.pop("model"), options.pop("host"), options.pop("port")
+    drain_seconds = options.pop("drain_seconds")
     name = options.pop("name") or folder.resolve().name
     app = create_server(folder, name=name, **options)
-    print(f"serving {name!r} on http://{host}:{port}/v1/completions", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+    print(f"serving {name!r} on http://{host}:{port}/v1/completions and /v1/chat/completions", flush=True)
+    run(app, host=host, port=port, drain_seconds=drain_seconds)
 
 
 if __name__ == "__main__":
