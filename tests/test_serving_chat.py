@@ -119,7 +119,7 @@ def test_a_folder_without_a_template_gets_the_courses_plain_one(tokenizer):
     assert plain_template().render(CHAT) == PLAIN_TEXT
     parts = [{"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}]
     body = ChatRequest(model="m", messages=[{"role": "developer", "content": "Be brief."}, *parts])
-    assert body.prompt(tokenizer, plain_template()) == tokenizer.encode("Be brief.\n\nUser: AB\n\nAssistant:")
+    assert body.prompts(tokenizer, plain_template()) == [tokenizer.encode("Be brief.\n\nUser: AB\n\nAssistant:")]
 
 
 # ---- the endpoint ----

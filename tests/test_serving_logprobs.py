@@ -12,6 +12,7 @@ from tests.serving_runs import right_logits, tiny_model
 from utils.serving import MODELS, SamplingParams, load_model, load_tokenizer
 from utils.serving.logprobs import ScoredParams, token_scores
 from utils.serving.server import create_app, serving
+from utils.serving.token_bytes import token_bytes, token_text
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7], [9, 3], [2, 3, 8, 4, 6, 2, 6, 4, 3]]
 
@@ -147,7 +148,7 @@ def test_a_chats_scores_have_bytes_and_the_same_values_in_a_stream(client, token
 def test_a_tokens_bytes_add_up_to_the_text_even_within_a_character(tokenizer):
     text = "naïve “whale” \U0001f433 — \n\t\x00<|endoftext|>"
     tokens = tokenizer.encode(text)
-    assert bytes(b for token in tokens for b in tokenizer.token_bytes(token)) == text.encode()
-    assert any("�" in tokenizer.token_text(token) for token in tokens)  # a part of a character is no text
-    every = {tokenizer.token_bytes(token)[0] for token in range(tokenizer.vocab_size) if token}
+    assert bytes(b for token in tokens for b in token_bytes(tokenizer, token)) == text.encode()
+    assert any("�" in token_text(tokenizer, token) for token in tokens)  # a part of a character is no text
+    every = {token_bytes(tokenizer, token)[0] for token in range(tokenizer.vocab_size) if token}
     assert every == set(range(256))

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from utils.serving.chat_template import ChatTemplate
 from utils.serving.generate import SamplingParams
 from utils.serving.logprobs import ScoredParams, TokenScore
+from utils.serving.token_bytes import token_text
 from utils.serving.tokenizer import Tokenizer
 
 #: Options whose only accepted value is that which asks for nothing.
@@ -40,6 +42,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     default_max_tokens: ClassVar[int]
+    #: The option that holds what the model is to continue.
+    input_name: ClassVar[str]
     #: What the answer, and a piece of it in a stream, is called; and how its id begins.
     object_name: ClassVar[str]
     piece_name: ClassVar[str]
@@ -74,8 +78,20 @@ class Options(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """The texts that end an answer."""
+        """The texts that the client wants to end an answer."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    def prompts(self, tokenizer: Tokenizer, template: ChatTemplate) -> list[list[int]]:
+        """The prompts as tokens.
+
+        Raises:
+            ValueError: the template refuses the messages of a chat.
+        """
+        raise NotImplementedError
+
+    def ends(self, template: ChatTemplate) -> list[str]:
+        """All texts that end an answer."""
+        return self.stops
 
     @property
     def scored(self) -> int | None:
@@ -121,6 +137,7 @@ class CompletionRequest(Options):
     """The body of ``POST /v1/completions``."""
 
     default_max_tokens: ClassVar[int] = 16
+    input_name: ClassVar[str] = "prompt"
     object_name: ClassVar[str] = "text_completion"
     piece_name: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl"
@@ -144,8 +161,8 @@ class CompletionRequest(Options):
         """As :attr:`Options.scored`."""
         return self.logprobs
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The prompts as tokens."""
+    def prompts(self, tokenizer: Tokenizer, template: ChatTemplate) -> list[list[int]]:
+        """As :meth:`Options.prompts`; a completion needs no template."""
         if isinstance(self.prompt, str):
             return [tokenizer.encode(self.prompt)]
         if isinstance(self.prompt[0], int):
@@ -166,10 +183,10 @@ class CompletionRequest(Options):
         for score in scores:
             best: dict[str, float] = {}
             for token, logprob in (*score.top, (score.token, score.logprob)):
-                best.setdefault(tokenizer.token_text(token), logprob)
+                best.setdefault(token_text(tokenizer, token), logprob)
             tops.append(best)
         return {
-            "tokens": [tokenizer.token_text(score.token) for score in scores],
+            "tokens": [token_text(tokenizer, score.token) for score in scores],
             "token_logprobs": [score.logprob for score in scores],
             "top_logprobs": tops,
             "text_offset": list(offsets),

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from utils.serving.chat_template import ChatTemplate
 from utils.serving.logprobs import MOST_LOGPROBS, TokenScore
 from utils.serving.openai_api import Options
+from utils.serving.token_bytes import token_bytes, token_text
 from utils.serving.tokenizer import Tokenizer
 
 
@@ -39,6 +40,7 @@ class ChatRequest(Options):
     """The body of ``POST /v1/chat/completions``."""
 
     default_max_tokens: ClassVar[int] = 256
+    input_name: ClassVar[str] = "messages"
     object_name: ClassVar[str] = "chat.completion"
     piece_name: ClassVar[str] = "chat.completion.chunk"
     id_prefix: ClassVar[str] = "chatcmpl"
@@ -66,13 +68,13 @@ class ChatRequest(Options):
         """As :attr:`Options.most_tokens`."""
         return self.max_completion_tokens or super().most_tokens
 
-    def prompt(self, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
-        """The chat as tokens.
+    def prompts(self, tokenizer: Tokenizer, template: ChatTemplate) -> list[list[int]]:
+        """As :meth:`Options.prompts`: one, the chat."""
+        return [template.encode(tokenizer, [message.plain() for message in self.messages])]
 
-        Raises:
-            ValueError: the template refuses the messages.
-        """
-        return template.encode(tokenizer, [message.plain() for message in self.messages])
+    def ends(self, template: ChatTemplate) -> list[str]:
+        """As :meth:`Options.ends`: the template's too."""
+        return [*self.stops, *template.stops]
 
     def choice(self, index: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         """As :meth:`Options.choice`."""
@@ -95,7 +97,7 @@ class ChatRequest(Options):
         """As :meth:`Options.logprobs_body`; a chat's have no offsets, but bytes."""
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            return {"token": tokenizer.token_text(token), "logprob": logprob, "bytes": tokenizer.token_bytes(token)}
+            return {"token": token_text(tokenizer, token), "logprob": logprob, "bytes": token_bytes(tokenizer, token)}
 
         content = [
             entry(score.token, score.logprob) | {"top_logprobs": [entry(*each) for each in score.top]}

@@ -41,7 +41,7 @@ from utils.serving.openai_chat import ChatRequest
 from utils.serving.replay import ServingEngine
 from utils.serving.shutdown import serving
 from utils.serving.tokenizer import Tokenizer
-from utils.serving.worker import Busy, EngineWorker, Submission, Unavailable
+from utils.serving.worker import Busy, EngineWorker, Unavailable
 
 __all__ = ["create_app", "serving"]
 
@@ -66,7 +66,7 @@ def create_app(
         max_body_bytes: longer requests are refused (413) and not read to their end.
         max_pending: requests on their way to the engine within one of its steps; more are refused (429).
     """
-    worker, ledger = EngineWorker(engine, max_pending=max_pending), Ledger()
+    worker = EngineWorker(engine, max_pending=max_pending)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -77,18 +77,71 @@ def create_app(
             await asyncio.to_thread(worker.stop)
 
     app = FastAPI(title="Making LLMs Fast", lifespan=lifespan)
-    app.state.worker, app.state.ledger = worker, ledger
-    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "making-llms-fast"}
-    card["chat_template"] = "model" if chat_template else "plain"
-    template = chat_template or plain_template()
+    server = _Server(worker, tokenizer, name, chat_template or plain_template())
+    app.state.worker, app.state.ledger = worker, server.ledger
     add_error_handlers(app)
+    _add_reports(app, server, "model" if chat_template else "plain")
 
-    def known(model: str) -> None:
-        if model != name:
+    async def completions(request: Request) -> Response:
+        return await server.answer(request, api.CompletionRequest, max_body_bytes)
+
+    async def chat(request: Request) -> Response:
+        return await server.answer(request, ChatRequest, max_body_bytes)
+
+    app.post("/v1/completions", openapi_extra=_schema(api.CompletionRequest))(completions)
+    app.post("/v1/chat/completions", openapi_extra=_schema(ChatRequest))(chat)
+    return app
+
+
+class _Server:
+    """What the routes share."""
+
+    def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, name: str, template: ChatTemplate) -> None:
+        self.worker, self.tokenizer, self.name, self.template = worker, tokenizer, name, template
+        self.ledger = Ledger()
+
+    def check_name(self, model: str) -> None:
+        """ApiError if this is not the model that is served."""
+        if model != self.name:
             raise ApiError(
-                404, f"the model {model!r} does not exist; this server has {name!r}", "invalid_request_error",
+                404, f"the model {model!r} does not exist; this server has {self.name!r}", "invalid_request_error",
                 param="model", code="model_not_found",
             )  # fmt: skip
+
+    async def answer(self, request: Request, kind: type[api.Options], max_body_bytes: int) -> Response:
+        """The answer to a body of this kind, whole or as a stream."""
+        with _counted(self.ledger, self.worker) as fates:
+            body = kind.model_validate_json(await read_body(request, max_body_bytes))
+            self.check_name(body.model)
+            if body.scored is not None and not getattr(self.worker.engine, "serves_logprobs", False):
+                raise _invalid("logprobs is not supported by this server's engine; leave it out", "logprobs")
+            answer = await self._submitted(body, fates)
+            return Stream(answer) if body.stream else await unless_gone(request, answer)
+
+    async def _submitted(self, body: api.Options, fates: Fates) -> Answer:
+        """The answer to come of the requests, which are handed in; or the error that their client is told."""
+        try:
+            prompts = await asyncio.to_thread(body.prompts, self.tokenizer, self.template)
+            requests = [(prompt, params) for prompt in prompts for params in body.params()]
+            fates.split(len(requests))
+            submission = await self.worker.submit(requests)
+        except ValueError as error:
+            raise _invalid(str(error), body.input_name) from None
+        except Busy as error:
+            message = f"the server is full: {error}. Try again later."
+            raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded") from None
+        except Unavailable as error:
+            raise ApiError(503, str(error), "service_unavailable") from None
+        prompt_tokens = sum(map(len, prompts))
+        self.ledger.prompt_tokens.add(prompt_tokens)
+        return Answer(body, submission, self.tokenizer, prompt_tokens, body.ends(self.template), fates)
+
+
+def _add_reports(app: FastAPI, server: _Server, template: str) -> None:
+    """The routes that say what there is and how it goes."""
+    worker, ledger = server.worker, server.ledger
+    card = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "making-llms-fast"}
+    card["chat_template"] = template
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -96,49 +149,17 @@ def create_app(
 
     @app.get("/v1/models/{model}")
     async def one_model(model: str) -> dict[str, Any]:
-        known(model)
+        server.check_name(model)
         return card
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        body = {"status": worker.status, "model": name, **worker.stats, **_ends(ledger)}
+        body = {"status": worker.status, "model": server.name, **worker.stats, **_ends(ledger)}
         return JSONResponse(body, 200 if worker.running else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return PlainTextResponse(ledger.page(worker.stats), media_type=prometheus.CONTENT_TYPE)
-
-    async def served(request: Request, body: api.Options, prompts: list[list[int]], stops: list[str], fates: Fates):
-        if body.scored is not None and not getattr(engine, "serves_logprobs", False):
-            raise _invalid("logprobs is not supported by this server's engine; leave it out", "logprobs")
-        requests = [(prompt, params) for prompt in prompts for params in body.params()]
-        fates.split(len(requests))
-        submission = await _submitted(worker, requests, "messages" if isinstance(body, ChatRequest) else "prompt")
-        prompt_tokens = sum(map(len, prompts))
-        ledger.prompt_tokens.add(prompt_tokens)
-        answer = Answer(body, submission, tokenizer, prompt_tokens, stops, fates)
-        return Stream(answer) if body.stream else await unless_gone(request, answer)
-
-    @app.post("/v1/completions", openapi_extra=_schema(api.CompletionRequest))
-    async def completions(request: Request) -> Response:
-        with _counted(ledger, worker) as fates:
-            body = api.CompletionRequest.model_validate_json(await read_body(request, max_body_bytes))
-            known(body.model)
-            prompts = await asyncio.to_thread(body.prompts, tokenizer)
-            return await served(request, body, prompts, body.stops, fates)
-
-    @app.post("/v1/chat/completions", openapi_extra=_schema(ChatRequest))
-    async def chat(request: Request) -> Response:
-        with _counted(ledger, worker) as fates:
-            body = ChatRequest.model_validate_json(await read_body(request, max_body_bytes))
-            known(body.model)
-            try:
-                prompt = await asyncio.to_thread(body.prompt, tokenizer, template)
-            except ValueError as error:
-                raise _invalid(str(error), "messages") from None
-            return await served(request, body, [prompt], [*body.stops, *template.stops], fates)
-
-    return app
 
 
 def _schema(body: type[api.Options]) -> dict[str, Any]:
@@ -182,16 +203,3 @@ def _counted(ledger: Ledger, worker: EngineWorker) -> Iterator[Fates]:
     except BaseException:
         fates.end_all(Fate.FAILED)
         raise
-
-
-async def _submitted(worker: EngineWorker, requests: list[Any], param: str) -> Submission:
-    """The requests, handed in; or the error that their client is told."""
-    try:
-        return await worker.submit(requests)
-    except ValueError as error:
-        raise _invalid(str(error), param) from None
-    except Busy as error:
-        message = f"the server is full: {error}. Try again later."
-        raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded") from None
-    except Unavailable as error:
-        raise ApiError(503, str(error), "service_unavailable") from None

@@ -14,16 +14,6 @@ from utils.serving.config import ConfigError, ModelConfig
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def _byte_characters() -> dict[str, int]:
-    """The character that stands for each byte in a vocabulary of bytes, as in GPT-2: its own if that can be seen."""
-    seen = [byte for byte in range(256) if 33 <= byte <= 126 or (161 <= byte <= 255 and byte != 173)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
-
-
-_BYTES = _byte_characters()
-
-
 class Tokenizer:
     """A thin coat over the ``tokenizers`` library.
 
@@ -76,22 +66,6 @@ class Tokenizer:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         return self.backend.decode(tokens, skip_special_tokens=skip_special)
-
-    def token_text(self, token: int) -> str:
-        """One token as text by itself, special ones by name; bytes that are no character become U+FFFD."""
-        return self.decode([token], skip_special=False)
-
-    def token_bytes(self, token: int) -> list[int] | None:
-        """The bytes of one token, which may be a part of a character.
-
-        None where the vocabulary does not tell: it holds bytes only if the tokenizer's decoder is "ByteLevel".
-        """
-        if token in self.special_tokens:
-            return list(self.token_text(token).encode())
-        if not isinstance(self.backend.decoder, tokenizers.decoders.ByteLevel):
-            text = self.token_text(token)
-            return None if _REPLACEMENT in text else list(text.encode())
-        return [_BYTES[character] for character in self.backend.id_to_token(token)]
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder that turns tokens into text as they come."""
