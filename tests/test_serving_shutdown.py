@@ -60,12 +60,11 @@ def until(happened):
 
 
 def test_who_is_under_way_finishes_and_who_comes_is_refused(tokenizer):
-    scripted = Scripted(range(5, 45), free_running=False)
+    scripted = Scripted([5] * 400, free_running=False)
     app = create_app(scripted, tokenizer, name="m")
     with draining(app, 30) as (server, url, thread), ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(post, url, max_tokens=40, stream=stream) for stream in (False, True)]
-        scripted.tick()
-        until(lambda: len(scripted.added) == 2)
+        running = [pool.submit(post, url, max_tokens=400, stream=stream) for stream in (False, True)]
+        until(lambda: scripted.tick() or len(scripted.added) == 2)
         server.handle_exit(signal.SIGTERM, None)
         until(lambda: not app.state.worker.running)
         refused, health = post(url), httpx.get(f"{url}/health")
@@ -73,9 +72,9 @@ def test_who_is_under_way_finishes_and_who_comes_is_refused(tokenizer):
         assert refused.json()["error"]["type"] == "service_unavailable" and "shutting down" in refused.text
         assert health.status_code == 503 and "shutting down" in health.json()["status"]
         assert thread.is_alive() and not any(each.done() for each in running)
-        scripted.tick(100)
+        scripted.tick(800)
         whole, stream = (each.result() for each in running)
-        assert whole.status_code == 200 and whole.json()["usage"]["completion_tokens"] == 40
+        assert whole.status_code == 200 and whole.json()["usage"]["completion_tokens"] == 400
         assert stream.text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in stream.text
         thread.join(20)
         assert not thread.is_alive()

@@ -7,7 +7,8 @@ On SIGTERM or SIGINT (Ctrl-C) the server goes through four steps, each of bounde
 3. those that have not finished are told: 503, or an error as the last piece of a stream;
 4. the connections are closed and the process ends with status 0.
 
-A second signal ends it at once.
+All of it takes at most ``drain_seconds`` and 20 s more: an engine that hangs is waited for 5 s, an engine's process has
+10 s to end before it is killed, and a client that does not read its answer has 5 s. A second signal ends it at once.
 """
 
 from __future__ import annotations
