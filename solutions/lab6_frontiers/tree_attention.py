@@ -1,9 +1,8 @@
 """Attention of trees of candidates over a paged cache: each query sees the text and its own ancestors.
 
-The kernel is lab 5's :func:`~solutions.lab5_serving.paged_extend.paged_attention_extend` with another mask. A tree is the
-end of a chunk: its nodes stand in the cache one after the other, whatever their depth, and whether query i sees node j is
-bit j of one 64-bit integer. So a mask costs 8 bytes per query, read once per key head, and prompts and trees go through
-one launch.
+The kernel is that of :mod:`solutions.lab5_serving.paged_extend` with another mask. A tree is the end of a chunk: its
+nodes stand in the cache one after the other, whatever their depth, and whether a query sees node j is bit j of one
+64-bit integer. So a mask costs 8 bytes per query, and prompts and trees go through one launch.
 
 Letters as there: T queries, S sequences, H query heads, G key heads, D head dimension.
 """

@@ -24,8 +24,8 @@ class TreeRequest(DraftedRequest):
     """A request whose draft is a tree.
 
     Attributes:
-        draft: the candidates' tokens, in the order of the tree's nodes 1, 2, ...; it may be shorter than the tree, since
-            its first nodes are a tree too.
+        draft: the candidates' tokens, in the order of the tree's nodes 1, 2, ...; it may be shorter than the tree,
+            whose first nodes are a tree too.
         tree: the shape; its root is the newest of ``tokens``.
         nodes: which node of the drafter's tree each node is.
         hidden: (rows, C), the target's last hidden states of the newest step, a row for each row of its logits.

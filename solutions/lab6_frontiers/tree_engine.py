@@ -1,4 +1,4 @@
-"""The engine with draft heads: every step verifies a tree of candidates for each running request in one ragged batch."""
+"""The engine with draft heads: each step verifies a tree of candidates of every running request in one batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solutions.lab5_serving.drafts import DraftScheduler, StaticDraftScheduler
 from solutions.lab5_serving.engine import Engine
 from solutions.lab5_serving.memory import default_num_blocks
 from solutions.lab5_serving.request import Request, RequestOutput, Status
-from solutions.lab5_serving.scheduler import Chunk, Scheduler, Step
+from solutions.lab5_serving.scheduler import Chunk, Scheduler
 from solutions.lab5_serving.speculative_engine import by_params, uniforms
 from utils.serving import Decoder, probabilities
 from utils.serving.heads import DraftHeads
@@ -156,7 +156,7 @@ class TreeEngine(Engine):
     def _tally(self, request: TreeRequest, path: list[int]) -> None:
         """Count who was tried and who was accepted, by node of the drafter's tree."""
         nodes = set(request.nodes)
-        for parent, accepted in zip([0, *path], [*path, None], strict=True):
+        for parent in (0, *path):
             for child in self.tree.children[parent]:
                 self.tried[child] += child in nodes
         for node in path:

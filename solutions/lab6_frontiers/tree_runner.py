@@ -68,7 +68,8 @@ class TreeRunner(ModelRunner):
             cache = keys[layer], values[layer], batch.block_tables
             if batch.decode:
                 return decode(q, *cache, batch.context_lens)
-            return paged_attention_tree(q, *cache, batch.query_starts, batch.context_lens, batch.tree_starts, batch.bits)
+            chunks = batch.query_starts, batch.context_lens, batch.tree_starts, batch.bits
+            return paged_attention_tree(q, *cache, *chunks)
 
         if self._fused is not None:
             return self._fused.logits(batch, keys, values, attend)

@@ -12,13 +12,8 @@ Letters: C hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.serving.model import Decoder, RMSNorm
