@@ -1,4 +1,4 @@
-"""Drafts of trees by draft heads: from the last hidden state of the target and the newest token, depth by depth."""
+"""Drafts of trees by a draft head: from the last hidden state of the target and the newest token, depth by depth."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ import torch
 from torch import Tensor
 
 from utils.serving import Decoder, SamplingParams, probabilities
-from utils.serving.heads import DraftHeads
+from utils.serving.heads import DraftHead
 
 from .draft_tree import Tree
 from .tree_sampling import draw_candidates
 
 
 class TreeDrafter:
-    """Draft heads that fill a tree with candidates for many sequences at a time; they keep no cache.
+    """A draft head that fills a tree with candidates for many sequences at a time; it keeps no cache.
 
     Args:
-        target: whose embedding and output matrix the heads use.
-        heads: at least as many as the tree is deep.
+        target: whose embedding and output matrix the head uses.
+        head: made for it.
         tree: its shape.
 
     Raises:
-        ValueError: a tree that is deeper, or heads for another hidden size.
+        ValueError: a head for another hidden size.
     """
 
-    def __init__(self, target: Decoder, heads: DraftHeads, tree: Tree) -> None:
-        if tree.depth > heads.depth:
-            raise ValueError(f"{heads.depth} heads draft trees of at most that depth, got one of {tree.depth}")
-        if heads.hidden_size != target.config.hidden_size:
+    def __init__(self, target: Decoder, head: DraftHead, tree: Tree) -> None:
+        if head.hidden_size != target.config.hidden_size:
             raise ValueError(
-                f"the heads are made for a hidden size of {heads.hidden_size}, the target has "
-                f"{target.config.hidden_size}"
+                f"the head is made for a hidden size of {head.hidden_size}, the target has {target.config.hidden_size}"
             )
-        self.target, self.heads, self.tree = target, heads, tree
+        self.target, self.head, self.tree = target, head, tree
         self.rows = {node: row for row, node in enumerate(tree.inner)}
 
     @torch.no_grad()
     def draft(self, states: Tensor, newest: Tensor, params: SamplingParams, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates of S sequences, and the distributions that they were drawn from.
 
-        With temperature 0 they are the likeliest tokens, otherwise they are drawn without replacement from the heads'
+        With temperature 0 they are the likeliest tokens, otherwise they are drawn without replacement from the head's
         distributions under the sampling parameters.
 
         Args:
@@ -60,7 +57,7 @@ class TreeDrafter:
         for depth in range(tree.depth):
             nodes = [node for node in tree.inner if tree.depths[node] == depth]
             before = torch.stack([reached[tree.parents[node]] for node in nodes], 1)
-            after, scores = self.heads.step(depth, before, tokens[:, nodes].clamp(min=0), self.target)
+            after, scores = self.head.step(before, tokens[:, nodes].clamp(min=0), self.target)
             reached |= dict(zip(nodes, after.unbind(1), strict=True))
             drawn_from = probabilities(scores, smooth)
             probs[:, [self.rows[node] for node in nodes]] = drawn_from

@@ -1,4 +1,4 @@
-"""The engine with draft heads: each step verifies a tree of candidates of every running request in one batch."""
+"""The engine with a draft head: each step verifies a tree of candidates of every running request in one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from solutions.lab5_serving.request import Request, RequestOutput, Status
 from solutions.lab5_serving.scheduler import Chunk, Scheduler
 from solutions.lab5_serving.speculative_engine import by_params, uniforms
 from utils.serving import Decoder, probabilities
-from utils.serving.heads import DraftHeads
+from utils.serving.heads import DraftHead
 
 from .draft_tree import Tree
 from .tree_batch import NO_TREE, TreeRequest
@@ -27,11 +27,11 @@ class TreeEngine(Engine):
     """An :class:`Engine` whose running requests may gain several tokens in a step.
 
     Greedy requests get the tokens that :class:`Engine` gives them; the others get tokens of the same distribution. The
-    candidates that are accepted move together in the cache, the others are dropped from it; the heads have no cache.
+    candidates that are accepted move together in the cache, the others are dropped from it; the head has no cache.
 
     Args:
         model: the target.
-        heads: made for it.
+        head: made for it.
         tree: what is drafted for each request before each step; see :func:`.draft_tree.grow`.
         settings: of :class:`Engine`; a ``runner`` is a :class:`TreeRunner`.
 
@@ -46,7 +46,7 @@ class TreeEngine(Engine):
     def __init__(
         self,
         model: Decoder,
-        heads: DraftHeads,
+        head: DraftHead,
         tree: Tree,
         *,
         num_blocks: int | None = None,
@@ -55,7 +55,7 @@ class TreeEngine(Engine):
         runner: TreeRunner | None = None,
         **settings: Any,
     ) -> None:
-        self.drafter, self.tree = TreeDrafter(model, heads, tree), tree
+        self.drafter, self.tree = TreeDrafter(model, head, tree), tree
         if num_blocks is None:
             num_blocks = default_num_blocks(model, block_size, max_batch)
         runner = runner or TreeRunner(model, num_blocks, block_size, graph_chunks=[len(tree)])
