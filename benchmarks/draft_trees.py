@@ -25,9 +25,9 @@ from utils.serving import MODELS, Decoder, SamplingParams, load_model, load_toke
 from utils.serving.heads import DraftHead, load_head
 from utils.serving.training.excerpts import excerpt
 
-PROMPTS, PROMPT, NEW = 24, 25, 40  # texts, and tokens of each: given, generated
+PROMPTS, PROMPT, NEW = 20, 25, 40  # texts, and tokens of each: given, generated
 NODES = (4, 8, 16, 32, 64)
-CHAINS = (1, 2, 3, 4, 6)
+CHAINS = (1, 2, 4, 6)
 DEPTH = 6
 #: Acceptances by rank that the tree is grown of on which they are measured: it has many ranks and many depths.
 GUESS = [[0.45, 0.12, 0.08, 0.05, 0.04, 0.03, 0.03, 0.02]] * DEPTH

@@ -14,7 +14,7 @@ from solutions.lab5_serving import tuning
 from solutions.lab5_serving.paged_extend import paged_attention_extend
 from solutions.lab6_frontiers import tree_torch
 from solutions.lab6_frontiers.draft_tree import MOST_NODES, Tree
-from solutions.lab6_frontiers.tree_attention import paged_attention_tree, paged_tree_kernel
+from solutions.lab6_frontiers.tree_attention import paged_attention_tree, paged_tree_kernel, tile_of
 from solutions.lab6_frontiers.tree_torch import visible
 from utils import runtime
 from utils.checks import cases
@@ -139,7 +139,7 @@ def test_a_pass_reads_the_context_once_for_all_nodes_and_8_bytes_of_mask_per_row
     with profile_kernel(check_races=True) as profile:
         paged_attention_tree(*given.arguments(q))
     assert not profile.findings, profile.report()
-    tile = tuning.extend(D, q.dtype, group, tuning.capability_of(runtime.DEVICE))
+    tile = tile_of(D, q.dtype, group, tuning.capability_of(runtime.DEVICE))
     queries = tile.m // group
     seen = sum(before + min(first + queries, nodes) for first in range(0, nodes, queries))
     loaded = {name: counters.bytes_loaded for name, counters in profile.by_argument.items()}
@@ -201,7 +201,7 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 def compiled(capability, dtype, head_dim, group):
     """The kernel as its launch specialises it for large contiguous tensors."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    tile = tuning.extend(head_dim, dtypes[dtype], group, divmod(capability, 10))
+    tile = tile_of(head_dim, dtypes[dtype], group, divmod(capability, 10))
     constants = {
         "GROUP": group, "PADDED": tuning.power_of_two(group), "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_SIZE": 16,
         "HEAD_DIM": head_dim, "BLOCK_D": tuning.block_d(head_dim), "stride_bb": 1,

@@ -29,6 +29,12 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 
+def tile_of(head_dim: int, dtype: torch.dtype, group: int, capability: tuple[int, int]) -> tuning.Tile:
+    """Lab 5's tile of the extend kernel; of 32 tokens at most from D = 129 on, where masks would spill on Ampere."""
+    tile = tuning.extend(head_dim, dtype, group, capability)
+    return tile._replace(n=min(tile.n, 32)) if tuning.block_d(head_dim) > 128 else tile
+
+
 @triton.jit(do_not_specialize=["stride_bs", "S"])
 def paged_tree_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, query_starts_ptr, context_lens_ptr, tree_starts_ptr, bits_ptr,
@@ -147,7 +153,7 @@ def paged_attention_tree(
     if not o.numel() or not S:
         return o
     group = H // G
-    tile = tuning.extend(D, q.dtype, group, tuning.capability_of(q.device))
+    tile = tile_of(D, q.dtype, group, tuning.capability_of(q.device))
     padded = tuning.power_of_two(group)
     paged_tree_kernel[(G, T // (tile.m // padded) + S)](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, tree_starts, bits, o,
