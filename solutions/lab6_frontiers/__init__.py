@@ -4,6 +4,7 @@ from utils.formats import Quantized, quantize
 
 from .block_scaled_simple import block_scaled_matmul
 from .context_parallel import all_to_all_attention, ring_attention
+from .draft_tree import Tree, expected_accepted, expected_tokens, grow
 from .encoder import encode
 from .engine import Engine
 from .flash_attention import flash_attention
@@ -24,6 +25,9 @@ from .quantize_kernels import quantize_blocks, quantize_rows
 from .router import Router
 from .scaled_matmul import scaled_matmul
 from .square_blocks import SquareBlocks
+from .tree_attention import paged_attention_tree
+from .tree_engine import TreeEngine
+from .tree_sampling import draw_candidates, tree_sample, verify_trees
 
 #: The modules that students get: those of the exercises, and what they are given.
 HANDED_OUT = (
