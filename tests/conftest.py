@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 LONGEST = (
     "student_copy",
     *("site_pages", "lab3_compile", "lab3", "grading_guide", "capstone_steps", "grading_resume", "compile_only"),
-    *("capstone", "lab5_compile", "grading_traps", "lab4_answers", "lab_server"),
+    *("capstone", "lab5_compile", "grading_traps", "answers_on_ranks", "lab_server"),
     *("lab2_compile", "grading_formgrader", "benchmarks_tricks", "grading_check_lab"),
 )
 

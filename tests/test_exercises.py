@@ -1,6 +1,6 @@
 """What holds for every exercise of every lab: stub, solution, right and wrong answers, and the cells of its notebook.
 
-Exercises of lab 4 that run on several processes are held to their answers in test_lab4_answers.py, all in few launches.
+Exercises that run on several processes are held to their answers in test_answers_on_ranks.py, all in few launches.
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ def test_two_exercises_of_one_number_and_one_without_a_check_are_refused(tmp_pat
 @each_exercise
 def test_the_stub_fails_with_its_own_message(number, stubs, monkeypatch):
     if number[0] == "4":
-        monkeypatch.setattr(
-            "solutions.lab4_zero.exercises.distributed_check.run_on_ranks", None
-        )  # before any process starts
+        monkeypatch.setattr("utils.checks.ranks.distributed_check.run_on_ranks", None)  # before any process starts
     with pytest.raises(NotImplementedError, match=rf"^Lab \d, exercise {re.escape(FIRST_MET[number])}: \w"):
         EXERCISES[number].run_check(stubs(lab_of(number)), seed=1)
 

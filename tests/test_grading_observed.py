@@ -26,7 +26,7 @@ from grading.scenarios import observations as files
 from grading.seeds import ClassSeeds
 from grading.submission import HandedIn
 from grading.worker import Job, grade
-from solutions.lab4_zero.exercises import distributed_check, on_rank, scenario_runs
+from utils.checks.ranks import distributed_check, on_rank, scenario_runs
 
 CODE = """
 import contextlib, pathlib, sys, torch

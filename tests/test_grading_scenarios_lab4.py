@@ -1,7 +1,7 @@
-"""The hidden scenarios of lab 4: right answers agree with the solution, wrong ones are told apart.
+"""The hidden scenarios of exercises on ranks: right answers agree with the solution, wrong ones are told apart.
 
-They are the scenarios of the checks with other seeds and sizes; test_lab4_answers.py holds the checks to every wrong
-answer, and here is one that fails in a hidden scenario alone. All answers to an exercise are played in one launch; the
+They are the scenarios of the checks with other seeds and sizes; test_answers_on_ranks.py holds the checks to every
+wrong answer, and here is one that fails in a hidden scenario alone. All answers to an exercise are played in one launch; the
 scenarios' own launches are tried with the solution, and with answers that raise and that hang.
 """
 
@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from lab4_played import CHECKS, LAB, functions_of, solved
-from lab_answers import answers, exercises, lab_answered, lab_filled, right_for, wrong_answer, wrong_answers
+from lab_answers import answers, exercises, lab_answered, lab_filled, lab_of, right_for, wrong_answer, wrong_answers
 from parameters import thorough_but
+from played_on_ranks import CHECKS, functions_of, solved
 
 from grading.scenarios.compare import difference
 from solutions import lab4_zero as solution
 from solutions.lab4_zero.answers import own
-from solutions.lab4_zero.exercises import distributed_check, schedule
-from solutions.lab4_zero.exercises.distributed_check import RanksFailed
-from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
-from solutions.lab4_zero.exercises.scenarios import ScenarioRun
+from solutions.lab4_zero.exercises import schedule
+from utils.checks.ranks import distributed_check
+from utils.checks.ranks.distributed_check import RanksFailed
+from utils.checks.ranks.scenario_runs import run_on_ranks
+from utils.checks.ranks.scenarios import ScenarioRun
 from utils.distributed import warm
 
-SEED = 2026
+LAB, SEED = "lab4_zero", 2026
 EXERCISES = exercises(LAB)
 #: A wrong answer that passes the check: its place, words of the plain answer, and what stands there instead.
 PASSING = ("4.4: the norm of a gradient in shards", "if norm > max_norm:", "if True:")
@@ -41,7 +42,7 @@ def launcher() -> Iterator[None]:
 def played(exercise: str) -> dict[str, ScenarioRun]:
     """What was seen in the hidden scenarios: of the solution, a plain answer, and wrong ones."""
     plain = right_for(exercise)
-    wrong = next(wrong for wrong in wrong_answers(LAB, exercise)[1:] if not wrong.functions)
+    wrong = next(wrong for wrong in wrong_answers(lab_of(exercise), exercise)[1:] if not wrong.functions)
     filled = {"plain": plain, "wrong": wrong.filled(plain)}
     place, words, instead = PASSING
     if exercise == place.split(":")[0]:
@@ -58,7 +59,7 @@ def reason(exercise: str, run: ScenarioRun) -> str | None:
     scenarios = check.hidden(SEED)
     expected = check.observations(played(exercise)["solution"], scenarios)
     try:
-        return difference(EXERCISES[exercise], expected, check.observations(run, scenarios))
+        return difference(check.exercise, expected, check.observations(run, scenarios))
     except RanksFailed as error:
         return str(error)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from solutions.lab4_zero.exercises import optimizer_states, parameter_shards, pipeline_engine
-from solutions.lab4_zero.exercises.distributed_check import _cause, _ended
 from solutions.lab4_zero.exercises.gradients import _shrunk, judge_steps
-from solutions.lab4_zero.exercises.scenarios import RankObservation, ScenarioRun
 from solutions.lab4_zero.exercises.tiny_models import Reference, TinyTraining
+from utils.checks.ranks.distributed_check import _cause, _ended
+from utils.checks.ranks.scenarios import RankObservation, ScenarioRun
 
 
 @pytest.mark.parametrize(

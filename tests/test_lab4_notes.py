@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from solutions.lab4_zero.exercises.data_parallel import record_waits
-from solutions.lab4_zero.exercises.forbid_library_calls import ReadyMade, forbid_library_calls
-from solutions.lab4_zero.exercises.on_rank import is_owed
+from utils.checks.ranks.forbid_library_calls import ReadyMade, forbid_library_calls
+from utils.checks.ranks.on_rank import is_owed
 from utils.distributed.calls import Call
 
 

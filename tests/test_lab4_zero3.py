@@ -14,10 +14,10 @@ from slow_machine_launch import launch
 from torch import Tensor, nn
 
 from solutions.lab4_zero.exercises import parameter_shards
-from solutions.lab4_zero.exercises.scenarios import ScenarioRun
 from solutions.lab4_zero.fully_sharded import FullyShardedDataParallel
 from solutions.lab4_zero.zero3 import Zero3, unit_parameters
 from utils.checks.core import CheckFailed
+from utils.checks.ranks.scenarios import ScenarioRun
 from utils.gpt import Block
 
 

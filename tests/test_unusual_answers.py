@@ -2,7 +2,7 @@
 
 One of the five is the plain answer of which the wrong ones are edits.
 The others are in ``solutions/LAB/answers/unusual.py``.
-Those to an exercise of lab 4 that runs on ranks share one launch for the check and one for the hidden cases.
+Those to an exercise that runs on ranks share one launch for the check and one for the hidden cases.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from lab4_played import CHECKS, SEED, functions_of, solved
 from lab_answers import LABS, answers, exercise, exercises, lab_filled, lab_of, solution, unusual_answers
 from lab_places import write_lab
+from played_on_ranks import CHECKS, SEED, functions_of, solved
 
 from grading.lab import find_lab
 from grading.policy import violations
 from grading.scenarios.compare import difference
-from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
 from utils.checks.answers import EditedAnswer
+from utils.checks.ranks.scenario_runs import run_on_ranks
 from utils.distributed import warm
 
 EXERCISES = [number for lab in LABS for number in exercises(lab)]
@@ -77,7 +77,7 @@ def launcher() -> Iterator[None]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", CHECKS)
 def test_unusual_right_answers_on_ranks_pass_the_check_and_agree_on_hidden_cases(number, launcher):
-    check, texts = CHECKS[number], {str(each): filled(each) for each in unusual_answers("lab4_zero", number)}
+    check, texts = CHECKS[number], {str(each): filled(each) for each in unusual_answers(lab_of(number), number)}
     with functions_of(number, texts) as found:
         shown, hidden = check.scenarios(SEED), check.hidden(SEED)
         for answer, run in zip(found.values(), run_on_ranks(list(found.values()), shown), strict=True):

@@ -22,9 +22,9 @@ from utils.checks.student_files import is_library
 from utils.distributed import DistributedError, launch
 from utils.distributed.calls import Call
 
+from .gathers import gathered_at_once
 from .on_rank import PATIENCE, SCENARIO_SECONDS, FunctionRef, calls_in, notes_of, run_all, see
 from .scenarios import Fault, RankObservation, RankScenario, ScenarioRun, short_name
-from .waits import gathered_at_once
 
 #: Seconds that all scenarios of one answer may take.
 LAUNCH_SECONDS = 55.0

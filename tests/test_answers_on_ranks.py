@@ -1,4 +1,4 @@
-"""Lab 4 on ranks: right answers pass, a place left out is told, every wrong answer is caught and its mistake named."""
+"""Exercises on ranks: right answers pass, a place left out is told, wrong answers are caught and their mistakes named."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from lab4_played import CHECKS, LAB, SEED, judge, played
-from lab_answers import answers, is_left_to_thorough, notebook, tried, wrong_answers
+from lab_answers import LABS, answers, is_left_to_thorough, lab_of, notebook, tried, wrong_answers
+from played_on_ranks import CHECKS, SEED, judge, played
 
-from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
-from solutions.lab4_zero.exercises.scenarios import RankScenario
 from utils.checks.core import CheckFailed
+from utils.checks.ranks.scenario_runs import run_on_ranks
+from utils.checks.ranks.scenarios import RankScenario
 from utils.distributed import warm
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,8 @@ def check_message(text: str, exercise: str, says: tuple[str, ...]) -> None:
     for words in says:
         assert words in text
     for number in re.findall(r'"classic wrong answers" (\d+)', text):
-        assert int(number) in notebook(LAB).classic_numbers(exercise), "the message points to a line the notebook lacks"
+        known = notebook(lab_of(exercise)).classic_numbers(exercise)
+        assert int(number) in known, "the message points to a line the notebook lacks"
 
 
 @pytest.mark.thorough
@@ -42,13 +43,13 @@ def test_a_plain_answer_passes_before_what_it_does_not_build_on_is_solved(exerci
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("place", [place for place in answers(LAB).right if place.split(":")[0] in CHECKS])
+@pytest.mark.parametrize("place", [p for lab in LABS for p in answers(lab).right if p.split(":")[0] in CHECKS])
 def test_each_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place):
-    with pytest.raises(NotImplementedError, match=f"^Lab 4, exercise {re.escape(place)}$"):
+    with pytest.raises(NotImplementedError, match=rf"^Lab \d, exercise {re.escape(place)}$"):
         judge(place.split(":")[0], f"without {place}", thorough=True)
 
 
-@pytest.mark.parametrize("wrong", tried(w for w in wrong_answers(LAB) if w.exercise in CHECKS))
+@pytest.mark.parametrize("wrong", tried(wrong for number in CHECKS for wrong in wrong_answers(lab_of(number), number)))
 def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
     with pytest.raises(CheckFailed) as failed:
         judge(wrong.exercise, str(wrong), is_left_to_thorough(wrong))
@@ -60,7 +61,7 @@ def test_a_wrong_answer_is_caught_and_its_mistake_named(wrong):
 @pytest.mark.parametrize("exercise", CHECKS)
 def test_what_a_rank_alone_shows_names_the_mistake_too(exercise):
     """A check runs its first scenario on one rank before it starts any process; a failure there is reported at once."""
-    says = {str(wrong): wrong.says for wrong in wrong_answers(LAB, exercise)}
+    says = {str(wrong): wrong.says for wrong in wrong_answers(lab_of(exercise), exercise)}
     for name, text in played(exercise, False)[1].items():
         check_message(text, exercise, says[name])
 

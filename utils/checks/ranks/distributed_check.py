@@ -1,4 +1,4 @@
-"""A check of this lab: scenarios on several ranks, the validator of each, and the messages of failures.
+"""A check on ranks: scenarios on several ranks, the validator of each, and the messages of failures.
 
 The order of judgement is the order in which a student would look: does it lean on PyTorch's own solution, does it run
 on one rank, on all ranks, do the ranks call the same collectives, and is what they see right.
@@ -264,16 +264,21 @@ def _call(entry: Entry) -> str:
 def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int], cut_short: bool = False) -> str:
     """The first collective at which ``members`` of the ranks differ, in a sentence; empty if they agree.
 
-    Of a run that was ``cut_short`` only what all of them have called is compared.
+    In an all-to-all each rank sends as many elements as it has. Of a run that was ``cut_short`` only what all of them
+    have called is compared.
     """
     calls = [
-        [(entry.kind, entry.elements, entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
+        [(entry.kind, _size(entry), entry.dtype) for entry in called[rank] if entry.kind not in ("send", "recv")]
         for rank in members
     ]
     for k in range((min if cut_short else max)(map(len, calls), default=0)):
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])
-            names = [f"{c[0]} of {c[1]:,} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
+            names = [f"{c[0]} of {c[1]} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
             return f"collective {k + 1}: rank {members[0]} calls {names[0]}, rank {members[other]} {names[1]}"
     return ""
+
+
+def _size(entry: Entry | Call) -> str:
+    return "rows" if entry.kind == "all_to_all" else f"{entry.elements:,}"

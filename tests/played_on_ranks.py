@@ -1,4 +1,4 @@
-"""Many answers to an exercise of lab 4, right and wrong, played together on the ranks of few launches."""
+"""Many answers to an exercise on ranks, right and wrong, played together on the ranks of few launches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from lab_answers import is_left_to_thorough, right_for, wrong_answers
+from lab_answers import is_left_to_thorough, lab_of, right_for, solution, wrong_answers
 from lab_places import write_lab
 
-from solutions import lab4_zero as solution
 from solutions.lab4_zero.exercises import (
     data_parallel,
     gradient_shards,
@@ -24,11 +23,10 @@ from solutions.lab4_zero.exercises import (
     ring,
     tensor_parallel,
 )
-from solutions.lab4_zero.exercises.scenario_runs import run_on_ranks
-from solutions.lab4_zero.exercises.scenarios import ScenarioRun
 from utils.checks.core import CheckFailed
+from utils.checks.ranks.scenario_runs import run_on_ranks
+from utils.checks.ranks.scenarios import ScenarioRun
 
-LAB = "lab4_zero"
 #: The checks of exercises whose scenarios run on ranks; the wrong answers to 4.2 and 4.8 need none.
 CHECKS = {
     module.CHECK.exercise.number: module.CHECK
@@ -50,8 +48,8 @@ def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iter
         patch.syspath_prepend(folder)
         modules = {name: found.__module__.rpartition(".")[2] for name, found in solved(exercise).items()}
         for number, (name, places) in enumerate(filled.items()):
-            package = f"lab4_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
-            write_lab(LAB, Path(folder, package), places)
+            package = f"answer_{exercise.replace('.', '_')}_{number}_{Path(folder).name}"
+            write_lab(lab_of(exercise), Path(folder, package), places)
             Path(folder, package, "__init__.py").write_text("")  # a rank imports what the exercise needs, and no more
             answers[name] = {
                 function: getattr(importlib.import_module(f"{package}.{module}"), function)
@@ -62,7 +60,7 @@ def functions_of(exercise: str, filled: Mapping[str, Mapping[str, str]]) -> Iter
 
 def solved(exercise: str) -> dict[str, object]:
     """The functions that the exercise's check takes, of the solution."""
-    return {name: getattr(solution, name) for name in CHECKS[exercise].exercise.functions}
+    return {name: getattr(solution(lab_of(exercise)), name) for name in CHECKS[exercise].exercise.functions}
 
 
 def _right_and_unfilled(number: str) -> dict[str, dict[str, str]]:
@@ -80,7 +78,8 @@ def played(exercise: str, thorough: bool = False) -> tuple[dict[str, ScenarioRun
     ``thorough``: those that `make test-thorough` adds, the right ones, and those with a place left out."""
     check, seen, alone = CHECKS[exercise], {}, {}
     scenarios = check.scenarios(SEED)
-    wrong_ones = [wrong for wrong in wrong_answers(LAB, exercise) if is_left_to_thorough(wrong) == thorough]
+    every = wrong_answers(lab_of(exercise), exercise)
+    wrong_ones = [wrong for wrong in every if is_left_to_thorough(wrong) == thorough]
     filled = {str(wrong): wrong.filled(right_for(exercise)) for wrong in wrong_ones if not wrong.functions}
     with functions_of(exercise, filled | (_right_and_unfilled(exercise) if thorough else {})) as answers:
         answers |= {"solution": solved(exercise)} if thorough else {}
