@@ -1,4 +1,4 @@
-"""Exercises on ranks: right answers pass, a place left out is told, wrong answers are caught and their mistakes named."""
+"""Exercises on ranks: right answers pass, a place left out is told, and every wrong answer is told its mistake."""
 
 from __future__ import annotations
 

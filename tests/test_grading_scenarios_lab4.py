@@ -1,8 +1,8 @@
 """The hidden scenarios of exercises on ranks: right answers agree with the solution, wrong ones are told apart.
 
 They are the scenarios of the checks with other seeds and sizes; test_answers_on_ranks.py holds the checks to every
-wrong answer, and here is one that fails in a hidden scenario alone. All answers to an exercise are played in one launch; the
-scenarios' own launches are tried with the solution, and with answers that raise and that hang.
+wrong answer, and here is one that fails in a hidden scenario alone. All answers to an exercise are played in one
+launch; the scenarios' own launches are tried with the solution, and with answers that raise and that hang.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from .mla_decode import mla_decode
 from .paged_attention_fp8 import paged_attention_decode
 from .paged_extend_fp8 import paged_attention_extend
 from .quantize_kernels import quantize_blocks, quantize_rows
+from .ring_simple import merge_parts, ring_forward
 from .router import Router
 from .scaled_matmul import scaled_matmul
 from .square_blocks import SquareBlocks
@@ -36,5 +37,6 @@ HANDED_OUT = (
     "fp8_cache.py",
     "fp8_decode_simple.py",
     "int4_simple.py",
+    "ring_simple.py",
     "simple_arguments.py",
 )
