@@ -23,6 +23,7 @@ from solutions.lab4_zero.exercises import (
     ring,
     tensor_parallel,
 )
+from solutions.lab6_frontiers.exercises import ring_attention
 from utils.checks.core import CheckFailed
 from utils.checks.ranks.scenario_runs import run_on_ranks
 from utils.checks.ranks.scenarios import ScenarioRun
@@ -32,7 +33,7 @@ CHECKS = {
     module.CHECK.exercise.number: module.CHECK
     for module in (
         *(ring, data_parallel, optimizer_states, gradient_shards, parameter_shards, tensor_parallel),
-        *(pipeline_engine, prefetch),
+        *(pipeline_engine, prefetch, ring_attention),
     )
 }
 SEED = 14

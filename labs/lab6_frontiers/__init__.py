@@ -7,6 +7,7 @@ from .encoder import encode
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_decode_simple import fp8_decode
 from .int4_simple import int4_linear
+from .ring_simple import merge_parts, ring_forward
 
 #: The modules that students get: those of the exercises, and what they are given.
 HANDED_OUT = (
@@ -15,5 +16,6 @@ HANDED_OUT = (
     "fp8_cache.py",
     "fp8_decode_simple.py",
     "int4_simple.py",
+    "ring_simple.py",
     "simple_arguments.py",
 )

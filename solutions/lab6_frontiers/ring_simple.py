@@ -2,7 +2,7 @@
 
 Letters: R ranks; ``lengths[r]`` tokens on rank r; this rank has n tokens: q is (B, H, n, D), k and v are (B, G, n, D).
 
-The sequence is cut into 2 R parts, of which the first ones have a token more where its length is no multiple. Rank r has
+The sequence is cut into 2 R parts, the first of which have a token more where its length is no multiple. Rank r has
 part r, its *front*, and behind it part 2 R - 1 - r, its *back*. A front is as long as the back, or a token longer.
 """
 
@@ -77,7 +77,7 @@ def seen_by(rank: int, source: int, lengths: list[int], causal: bool) -> tuple[s
     if source == rank:
         return ALL, ALL, True  # positions rise from the front to the back
     if source < rank:
-        return ALL, slice((lengths[source] + 1) // 2), False  # its front comes before both of mine, its back after
+        return ALL, slice(0, (lengths[source] + 1) // 2), False  # its front comes before both of mine, its back after
     return slice((lengths[rank] + 1) // 2, None), ALL, False  # both of its parts lie between mine
     ### END SOLUTION
 

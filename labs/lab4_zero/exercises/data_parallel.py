@@ -13,13 +13,13 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck, in_group
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import Entry, record_collectives
 from utils.distributed.calls import Call
 
 from . import tiny_models
-from .distributed_check import DistributedCheck, in_group
 from .gradients import SAYINGS, judge_gradients, judge_training
-from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining, added
 from .waits import record_waits
 

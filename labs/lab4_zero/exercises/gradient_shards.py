@@ -14,13 +14,13 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck, in_group
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import calls, record_collectives
 
 from . import tiny_models
-from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
 from .optimizer_states import FAULTS, TOLERANCE, TRAINED, judge_kinds, judge_state, judge_waits, weights_of
-from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining
 from .waits import WaitLog, record_waits
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from utils.checks.problem import Problem
+from utils.checks.ranks.scenarios import RankObservation
 
-from .scenarios import RankObservation
 from .tiny_models import Reference, TinyTraining
 
 #: The parameter that two layers of the tiny model share.

@@ -13,12 +13,12 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck, in_group
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import record_collectives
 
 from . import tiny_models
-from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
-from .scenarios import RankObservation, RankScenario
 from .tiny_models import Reference, TinyTraining
 from .waits import record_waits
 

@@ -18,9 +18,8 @@ from utils import gpt, schedules
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
-
-from .distributed_check import DistributedCheck
-from .scenarios import RankObservation, RankScenario
+from utils.checks.ranks.distributed_check import DistributedCheck
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 
 #: The orders that are run, whatever exercise 4.8 says.
 _ORDERS = {"1f1b": schedules.one_f_one_b, "gpipe": schedules.gpipe}

@@ -15,13 +15,13 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck, in_group
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import record_collectives
 
-from .distributed_check import DistributedCheck, in_group
 from .gradients import judge_steps, judge_training
 from .optimizer_states import TOLERANCE, TRAINED, weights_of
 from .parameter_shards import play_training, sharded_by, whole
-from .scenarios import RankObservation, RankScenario
 from .tiny_models import TinyTraining
 from .waits import record_gathers
 

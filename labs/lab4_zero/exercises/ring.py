@@ -12,11 +12,11 @@ import torch.distributed as dist
 from utils.checks.core import Exercise, classic, generator
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import calls, record_collectives
 
-from .distributed_check import DistributedCheck
 from .ring_values import SMALL_STEP, Reduction, close, explained, in_the_group, tolerance
-from .scenarios import RankObservation, RankScenario
 
 _DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
 

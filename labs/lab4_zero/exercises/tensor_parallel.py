@@ -15,10 +15,9 @@ from torch.distributed import ProcessGroup
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
+from utils.checks.ranks.distributed_check import DistributedCheck, in_group
+from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import record_collectives
-
-from .distributed_check import DistributedCheck, in_group
-from .scenarios import RankObservation, RankScenario
 
 _STUCK = classic("an all-reduce that only some ranks call: every rank passes through the same layers, also backward", 8)
 _SHAPES = classic("which dimension is cut? nn.Linear stores the transpose: W1's columns are rows of up.weight", 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,23 +137,16 @@ def _close(got: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return (got.double() - right).abs() <= once * right.abs() + 2e-5 * right.abs().amax(-1, keepdim=True).clamp(min=1)
 
 
-def _cause(sequence: Zigzag, outputs: Sequence[Tensor]) -> str:
-    """The mistake that gives what all ranks have, or nothing."""
-    ranks = len(outputs)
-
-    def gives(reading: Reading) -> bool:
-        told = False
-        for rank, got in enumerate(outputs):
-            value, seen = sequence.taken(rank, ranks, reading)
-            told |= bool(seen.any())
-            if not _close(got, value, sequence.dtype)[:, :, seen].all():
-                return False
-        return told
-
-    return named(gives)
+def _gives(reading: Reading, sequence: Zigzag, outputs: Sequence[Tensor]) -> bool:
+    """Whether a mistake gives what all ranks have of a sequence; no matter what of queries that see no key by it."""
+    for rank, got in enumerate(outputs):
+        value, seen = sequence.taken(rank, len(outputs), reading)
+        if got.shape != value.shape or not _close(got, value, sequence.dtype)[:, :, seen].all():
+            return False
+    return True
 
 
-def _values(sequence: Zigzag, outcomes: Sequence[Outcome], only: str) -> Problem | None:
+def _values(sequence: Zigzag, outcomes: Sequence[Outcome], cause: Callable[[], str]) -> Problem | None:
     ranks = len(outcomes)
     rights = [sequence.right(rank, ranks) for rank in range(ranks)]
     for rank, (outcome, right) in enumerate(zip(outcomes, rights, strict=True)):
@@ -177,7 +171,7 @@ def _values(sequence: Zigzag, outcomes: Sequence[Outcome], only: str) -> Problem
             f"tokens of rank {rank}: {marks}   ('.' right, 'X' wrong)",
         )
         headline = f"ring_forward: {int(bad.sum())} of {bad.numel()} elements differ on rank {rank}"
-        return Problem(headline, _cause(sequence, [outcome.o for outcome in outcomes]) or only, details)
+        return Problem(headline, cause(), details)
     return None
 
 
@@ -231,9 +225,15 @@ def _judge(
     for k, kind in enumerate(merges):
         if problem := judge_merge(kind, seed, observations[0].value["merged"][k]):
             return problem
-    for k, sequence in enumerate(sequences):
-        outcomes = [observed.value["outcomes"][k] for observed in observations]
-        for problem in (_values(sequence, outcomes, only), _traffic(sequence, outcomes), _work(sequence, outcomes)):
+    every = [[observed.value["outcomes"][k] for observed in observations] for k in range(len(sequences))]
+    outputs = [[outcome.o for outcome in outcomes] for outcomes in every]
+
+    def cause() -> str:
+        """The mistake that gives all of it."""
+        return named(lambda reading: all(map(partial(_gives, reading), sequences, outputs))) or only
+
+    for sequence, outcomes in zip(sequences, every, strict=True):
+        for problem in (_values(sequence, outcomes, cause), _traffic(sequence, outcomes), _work(sequence, outcomes)):
             if problem:
                 return problem
     return None

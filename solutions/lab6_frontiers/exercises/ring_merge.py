@@ -91,9 +91,7 @@ def judge_merge(kind: str, seed: int, found: Any) -> Problem | None:
         if got.shape != expected.shape or got.dtype != torch.float32:
             shown = f"{tuple(got.shape)}, {got.dtype}; expected {tuple(expected.shape)}, torch.float32"
             return Problem(f"the {name} of merge_parts has {shown}")
-    for name, got, expected, wrong in zip(
-        ("output", "logsumexp"), found, right, (_OUTPUTS, _LOGSUMEXPS), strict=True
-    ):
+    for name, got, expected, wrong in zip(("output", "logsumexp"), found, right, (_OUTPUTS, _LOGSUMEXPS), strict=True):
         if _close(got, expected):
             continue
         bad = ~torch.isclose(got.double(), expected, rtol=1e-5, atol=1e-6)
