@@ -4,6 +4,7 @@ from utils.formats import Quantized, quantize
 
 from .block_scaled_simple import block_scaled_matmul
 from .context_parallel import all_to_all_attention, ring_attention
+from .dispatch_simple import combine, dispatch, exchange_rows
 from .draft_tree import Tree, expected_accepted, expected_tokens, grow
 from .encoder import encode
 from .engine import Engine
@@ -33,6 +34,7 @@ from .tree_sampling import draw_candidates, tree_sample, verify_trees
 #: The modules that students get: those of the exercises, and what they are given.
 HANDED_OUT = (
     "block_scaled_simple.py",
+    "dispatch_simple.py",
     "encoder.py",
     "fp8_cache.py",
     "fp8_decode_simple.py",
