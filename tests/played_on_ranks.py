@@ -23,7 +23,7 @@ from solutions.lab4_zero.exercises import (
     ring,
     tensor_parallel,
 )
-from solutions.lab6_frontiers.exercises import ring_attention
+from solutions.lab6_frontiers.exercises import expert_dispatch, ring_attention
 from utils.checks.core import CheckFailed
 from utils.checks.ranks.scenario_runs import run_on_ranks
 from utils.checks.ranks.scenarios import ScenarioRun
@@ -33,7 +33,7 @@ CHECKS = {
     module.CHECK.exercise.number: module.CHECK
     for module in (
         *(ring, data_parallel, optimizer_states, gradient_shards, parameter_shards, tensor_parallel),
-        *(pipeline_engine, prefetch, ring_attention),
+        *(pipeline_engine, prefetch, ring_attention, expert_dispatch),
     )
 }
 SEED = 14
