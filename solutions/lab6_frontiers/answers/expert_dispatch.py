@@ -165,7 +165,10 @@ wrong(DISPATCH, "nobody at home", "takes part", C + "9", edits={
     "flat = experts.reshape(-1)":
         "if not len(x):\n            return x, torch.zeros(shares[rank], dtype=torch.int64), None\n"
         "        flat = experts.reshape(-1)",
-})  # fmt: skip
+}, also={COMBINE: {
+    "order, arrange, sent, received, group = kept": "if kept is None:\n            return rows\n"
+    "        order, arrange, sent, received, group = kept",
+}})  # fmt: skip
 wrong(DISPATCH, "padded", "elements of rows, expected", C + "8", edits={
     "rows = exchange_rows(x[tokens], sent, received, group)": """
         room = 40
@@ -179,7 +182,7 @@ wrong(DISPATCH, "ranks of the whole job", "only a group of some ranks goes wrong
     "(arriving, counts, [mine] * ranks, shares, group=group)": "(arriving, counts, [mine] * ranks, shares)",
 })  # fmt: skip
 wrong(DISPATCH, "picked by a product", "one infinite token spoils others", C + "12", edits={
-    "x[tokens]": "torch.nn.functional.one_hot(tokens, len(x)).to(x.dtype) @ x",
+    "x[tokens]": "(tokens[:, None] == torch.arange(len(x))).to(x.dtype) @ x",
 })  # fmt: skip
 # ---- combine
 wrong(

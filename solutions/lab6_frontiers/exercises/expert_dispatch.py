@@ -19,7 +19,7 @@ from utils.checks.ranks.distributed_check import DistributedCheck, in_group
 from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import calls
 
-from .dispatch_cases import ADDED, SENT, Reading, Tokens, combined, dispatched, gradients, named
+from .dispatch_cases import ADDED, SENT, Reading, Tokens, combined, dispatched, gradients, named, rank_of
 from .exchanged_rows import RAISED, Rows, judge_rows, play_rows
 
 _NOBODY = classic("a rank without tokens or without experts sends and receives nothing, but takes part", 9)
@@ -88,7 +88,8 @@ def _sent(case: Tokens, outcomes: Sequence[Outcome], only: str) -> Problem | Non
         got = outcome.counts
         if got.shape != right.shape or not torch.equal(got, right):
             own = torch.bincount(case.choices(rank).flatten(), minlength=case.experts)
-            cause = only
+            gives = partial(_counts, case=case, counts=[outcome.counts for outcome in outcomes])
+            cause = named(SENT, gives) or only
             if got.shape in (own.shape, right.shape) and got.tolist() in (own.tolist(), own[share].tolist()):
                 cause = classic("these are the rank's own tokens: count what has come for its experts", 4)
             headline = f"dispatch counts {got.tolist()} rows for the experts of rank {rank}, expected {right.tolist()}"
@@ -106,6 +107,14 @@ def _sent(case: Tokens, outcomes: Sequence[Outcome], only: str) -> Problem | Non
         headline = f"dispatch gives other rows than those of expert {numbers} on rank {rank}"
         return Problem(headline, named(SENT, gives) or only, (str(case),))
     return None
+
+
+def _counts(reading: Reading, case: Tokens, counts: Sequence[Tensor]) -> bool:
+    """Whether a mistake of ``dispatch`` gives the counts that all ranks have."""
+    ranks = len(counts)
+    home = (reading.here or rank_of)(torch.arange(case.experts), case.experts, ranks)
+    found = [torch.bincount(experts, minlength=case.experts) for _, experts, _ in dispatched(case, ranks, reading)]
+    return all(got.tolist() == found[rank][home == rank].tolist() for rank, got in enumerate(counts))
 
 
 def _moves(reading: Reading, case: Tokens, rows: Sequence[Tensor]) -> bool:
@@ -235,7 +244,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
     ]
     one = scenario("a group of one rank", Tokens(seed, some(), 5))
     one = replace(one, members=(1,), raised={**RAISED, "": ""})
-    return [*found, one, in_group(found[0], 11), in_group(found[1], 11)]
+    return [*found, in_group(found[0], 11), in_group(found[1], 11), one]
 
 
 EXPERT_DISPATCH = Exercise(

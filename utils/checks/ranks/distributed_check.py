@@ -275,10 +275,10 @@ def parted(called: Sequence[Sequence[Entry | Call]], members: Sequence[int], cut
         here = [of_rank[k] if k < len(of_rank) else None for of_rank in calls]
         if len(set(here)) > 1:
             other = next(rank for rank, call in enumerate(here) if call != here[0])
-            names = [f"{c[0]} of {c[1]} {c[2]}" if c else "no further collective" for c in (here[0], here[other])]
+            names = [f"{c[0]} of {c[1]}{c[2]}" if c else "no further collective" for c in (here[0], here[other])]
             return f"collective {k + 1}: rank {members[0]} calls {names[0]}, rank {members[other]} {names[1]}"
     return ""
 
 
 def _size(entry: Entry | Call) -> str:
-    return "rows" if entry.kind == "all_to_all" else f"{entry.elements:,}"
+    return "" if entry.kind == "all_to_all" else f"{entry.elements:,} "
