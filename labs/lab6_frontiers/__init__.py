@@ -3,6 +3,7 @@
 from utils.formats import Quantized, quantize
 
 from .block_scaled_simple import block_scaled_matmul
+from .dispatch_simple import combine, dispatch, exchange_rows
 from .encoder import encode
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_decode_simple import fp8_decode
@@ -12,6 +13,7 @@ from .ring_simple import merge_parts, ring_forward
 #: The modules that students get: those of the exercises, and what they are given.
 HANDED_OUT = (
     "block_scaled_simple.py",
+    "dispatch_simple.py",
     "encoder.py",
     "fp8_cache.py",
     "fp8_decode_simple.py",

@@ -268,7 +268,7 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
         scenario("bfloat16", replace(usual, dtype=torch.bfloat16), replace(ragged[2], dtype=torch.bfloat16, dim=32)),
     ]
     one = scenario("a group of one rank", usual, replace(token, tokens=1))
-    return [*found, replace(one, members=(1,), raised={"": ""}), in_group(found[0], 11), in_group(found[2], 11)]
+    return [*found, in_group(found[0], 11), in_group(found[2], 11), replace(one, members=(1,), raised={"": ""})]
 
 
 RING_ATTENTION = Exercise(
