@@ -8,8 +8,9 @@ import torch
 from solutions.lab4_zero.exercises import optimizer_states, parameter_shards, pipeline_engine
 from solutions.lab4_zero.exercises.gradients import _shrunk, judge_steps
 from solutions.lab4_zero.exercises.tiny_models import Reference, TinyTraining
-from utils.checks.ranks.distributed_check import _cause, _ended
+from utils.checks.ranks.distributed_check import _cause, _ended, parted
 from utils.checks.ranks.scenarios import RankObservation, ScenarioRun
+from utils.distributed.calls import Call
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,15 @@ def test_elements_that_are_not_stepped_are_not_said_to_have_a_gradient_of_zeros(
 def test_a_norm_may_be_wrong_because_the_gradient_is():
     seen = [RankObservation({"norm": float("inf")})]
     assert "a shard's gradient is not the mean" in optimizer_states._judge_clipped(seen, TinyTraining(3), 1.0).cause
+
+
+def test_in_an_all_to_all_ranks_may_send_different_sizes_and_in_no_other_collective():
+    def called(kind: str, *sizes: int) -> list[list[Call]]:
+        return [[Call(kind, size, 4 * size, "float32", "0", (0, 1))] for size in sizes]
+
+    assert parted(called("all_to_all", 5, 7), (0, 1)) == ""
+    assert "rank 0 calls all_gather of 5 float32, rank 1 all_gather of 7 float32" in parted(
+        called("all_gather", 5, 7), (0, 1)
+    )
+    apart = parted([called("all_to_all", 5)[0], called("all_gather", 5)[0]], (0, 1))
+    assert "rank 0 calls all_to_all of float32, rank 1 all_gather of 5 float32" in apart

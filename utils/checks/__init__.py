@@ -11,9 +11,9 @@ To change a check of a kernel, in the order in which it runs (``kernel``):
 - the words: ``symptoms`` (likely causes in every exercise), ``diagnoses`` (rules of an exercise's own),
   ``explanations`` (the message as a whole)
 
-A check of functions that return numbers is in ``numbers``, with ``question`` and ``forms``. What all share is in
-``core``: ``Exercise``, seeds, the layout of a message. ``hidden`` draws the class grader's cases; ``answers`` are what
-tests hold checks to.
+A check of functions that return numbers is in ``numbers``, with ``question`` and ``forms``; one that runs on several
+ranks is in ``ranks``. What all share is in ``core``: ``Exercise``, seeds, the layout of a message. ``hidden`` draws the
+class grader's cases; ``answers`` are what tests hold checks to.
 """
 
 import utils.runtime  # decides where kernels run, before anything here imports Triton

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
@@ -38,8 +39,8 @@ _ONLY = {
     "views": "only tensors that are views go wrong",
 }  # fmt: skip
 
-#: PyTorch's operators of matrix products, and which argument is the first factor.
-_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
+#: PyTorch's matrix products by their names, and which argument is the first factor.
+_FACTOR = {"matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
 
 
 def _stuck(last: Sequence[str]) -> str:
@@ -47,7 +48,7 @@ def _stuck(last: Sequence[str]) -> str:
 
 
 @dataclass
-class Watch(TorchDispatchMode):
+class Watch(TorchFunctionMode):
     """What a rank does in a ring: ``products`` (their FLOPs), and each ``event``, a message, a wait or a product."""
 
     products: int = 0
@@ -56,11 +57,17 @@ class Watch(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        factor = _FACTOR.get(func.overloadpacket.__name__)
-        if factor is not None:
-            self.products += 2 * out.numel() * args[factor].shape[-1]
+        name = getattr(func, "__name__", "")
+        if name in _FACTOR:
+            self.products += 2 * out.numel() * args[_FACTOR[name]].shape[-1]
+        elif name == "einsum":
+            factors = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+            letters = args[0].replace(" ", "").split("->")[0].split(",")
+            sizes = {letter: n for of, x in zip(letters, factors) for letter, n in zip(of, x.shape)}
+            self.products += 2 * math.prod(sizes.values())
+        if name in _FACTOR or name == "einsum":
             self.events.append("product")
         return out
 

@@ -208,7 +208,7 @@ _MISTAKES = (
 BLOCK_SCALED = Exercise(
     "6.2",
     "a product with a scale for each block",
-    points=25,
+    points=12,
     observe=tried("6.2", "block_scaled_matmul", ("",), _cases, _inputs),
     tolerance=Tolerance(1.2e-2, of="row"),
 )

@@ -207,7 +207,7 @@ _MISTAKES = (
 INT4 = Exercise(
     "6.3",
     "a product with weights of 4 bits",
-    points=30,
+    points=14,
     observe=tried("6.3", "int4_linear", ("",), _cases, _inputs),
 )
 
