@@ -13,6 +13,7 @@ from solutions.lab6_frontiers import context_parallel, merge_parts, ring_forward
 from solutions.lab6_frontiers.exercises import ring_attention
 from solutions.lab6_frontiers.exercises.ring_merge import KINDS, judge_merge, merged, pairs
 from solutions.lab6_frontiers.exercises.ring_sequences import READINGS, Reading, Zigzag, named
+from solutions.lab6_frontiers.exercises.ring_watch import Watch
 from solutions.lab6_frontiers.ring_simple import seen_by, zigzag
 
 RANKS = 3
@@ -109,6 +110,6 @@ def test_pairs_are_counted_that_a_rank_need_not_leave_out():
     ],
 )
 def test_a_message_travels_during_a_product_or_not(events, overlapped):
-    watch = ring_attention.Watch()
+    watch = Watch()
     watch.events += events
     assert watch.overlapped() is overlapped

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,17 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.overrides import TorchFunctionMode
 
 from utils.checks.core import Exercise, classic
 from utils.checks.hidden import Draw, Tolerance
 from utils.checks.problem import Problem
 from utils.checks.ranks.distributed_check import DistributedCheck, in_group
 from utils.checks.ranks.scenarios import RankObservation, RankScenario
-from utils.distributed import calls
 
 from .ring_merge import KINDS, judge_merge, pairs
 from .ring_sequences import Reading, Zigzag, named
+from .ring_watch import Outcome, watched
 
 _CONTIGUOUS = classic("a message is sent as it lies in memory: it must be contiguous, as torch.stack makes it", 8)
 _STUCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 9)
@@ -39,88 +37,9 @@ _ONLY = {
     "views": "only tensors that are views go wrong",
 }  # fmt: skip
 
-#: PyTorch's matrix products by their names, and which argument is the first factor.
-_FACTOR = {"matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
-
 
 def _stuck(last: Sequence[str]) -> str:
     return _STUCK if "send" in last and set(last) <= {"send", ""} else ""
-
-
-@dataclass
-class Watch(TorchFunctionMode):
-    """What a rank does in a ring: ``products`` (their FLOPs), and each ``event``, a message, a wait or a product."""
-
-    products: int = 0
-    events: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name in _FACTOR:
-            self.products += 2 * out.numel() * args[_FACTOR[name]].shape[-1]
-        elif name == "einsum":
-            factors = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-            letters = args[0].replace(" ", "").split("->")[0].split(",")
-            sizes = {letter: n for of, x in zip(letters, factors) for letter, n in zip(of, x.shape)}
-            self.products += 2 * math.prod(sizes.values())
-        if name in _FACTOR or name == "einsum":
-            self.events.append("product")
-        return out
-
-    def overlapped(self) -> bool:
-        """Whether each message that is waited for was under way during a product."""
-        under_way, met, hops = False, False, []
-        for event in self.events:
-            if event == "message" and not under_way:
-                under_way, met = True, False
-            elif event == "product":
-                met = True
-            elif event == "wait" and under_way:
-                under_way, hops = False, [*hops, met]
-        return all(hops)
-
-
-@dataclass
-class Outcome:
-    """What a rank has of one sequence, and what it did for it."""
-
-    o: Any
-    kept: bool
-    sent: int
-    peers: dict[str, set[int | None]]
-    further: list[str]
-    products: int
-    overlapped: bool
-
-
-def _watched(function: Callable, given: tuple[Tensor, ...], options: Mapping[str, Any]) -> Outcome:
-    watch, messages, wait = Watch(), [], dist.Work.wait
-    copies = [x.clone() for x in given]
-
-    def noted(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        watch.events.append("wait")
-        return wait(work, *args, **kwargs)
-
-    def message(call: calls.Call) -> None:
-        messages.append(call)
-        if call.kind in ("send", "recv"):
-            watch.events.append("message")
-
-    dist.Work.wait = noted
-    try:
-        with calls.listen(message), watch:
-            o = function(*given, **options)
-    finally:
-        dist.Work.wait = wait
-    peers = {kind: {call.peer for call in messages if call.kind == kind} for kind in ("send", "recv")}
-    sent = sum(call.elements for call in messages if call.kind == "send")
-    others = [call.kind for call in messages if call.kind not in ("send", "recv")]
-    kept = all(torch.equal(x, copy) for x, copy in zip(given, copies, strict=True))
-    return Outcome(o, kept, sent, peers, others[1:], watch.products, watch.overlapped())  # the first: lengths_of
 
 
 def _play(
@@ -131,7 +50,7 @@ def _play(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     options = {"group": group} if group else {}
     outcomes = [
-        _watched(answer["ring_forward"], sequence.part(rank, ranks), {"causal": sequence.causal, **options})
+        watched(answer["ring_forward"], sequence.part(rank, ranks), {"causal": sequence.causal, **options})
         for sequence in sequences
     ]
     return {"merged": merged, "outcomes": outcomes, "results": [outcome.o for outcome in outcomes]}
@@ -165,6 +84,10 @@ def _values(sequence: Zigzag, outcomes: Sequence[Outcome], cause: Callable[[], s
         if not outcome.kept:
             cause = classic("what arrives needs memory of its own: the caller still needs q, k and v", 8)
             return Problem(f"ring_forward changes its inputs on rank {rank}", cause, (str(sequence),))
+        if outcome.missing > 0:
+            cause = classic("what a message brings is there, and what it takes may change, after its wait()", 9)
+            headline = f"rank {rank} does not wait for {outcome.missing} of its messages"
+            return Problem(headline, cause, (str(sequence),))
     for rank, (outcome, right) in enumerate(zip(outcomes, rights, strict=True)):
         bad = ~_close(outcome.o, right, sequence.dtype)
         if not bad.any():

@@ -255,6 +255,7 @@ wrong(RING, "waits first", "waits for keys and values before it computes", C + "
         "for work in works:\n                work.wait()\n            works = []\n"
         "            rows, columns, diagonal =",
 })  # fmt: skip
+wrong(RING, "never waits", "does not wait for 4 of its messages", C + "9", edits={"work.wait()": "pass"})
 wrong(RING, "sums of 16 bits", "only bfloat16 goes wrong", C + "10",
       edits={"source = rank\n": "source = rank\n        o, lse = o.to(q.dtype), lse.to(q.dtype)\n"})  # fmt: skip
 wrong(RING, "ranks of the whole job", "only a group of some ranks goes wrong", C + "11", edits={
