@@ -20,7 +20,7 @@ from utils.checks.ranks.scenarios import RankObservation, RankScenario
 from utils.distributed import calls
 
 from .dispatch_cases import ADDED, SENT, Reading, Tokens, combined, dispatched, gradients, named, rank_of
-from .exchanged_rows import RAISED, Rows, judge_rows, play_rows
+from .exchanged_rows import RAISED, RAISED_BY_EXCHANGE, Rows, judge_rows, play_rows
 
 _NOBODY = classic("a rank without tokens or without experts sends and receives nothing, but takes part", 9)
 #: What only the cases of one scenario show, where nothing more is known.
@@ -226,7 +226,13 @@ def _scenarios(seed: int, draw: Draw | None = None) -> list[RankScenario]:
 
     nobody, usual = (0, *some()[1:]), Tokens(seed, some(), 2 * ranks)
     rows = RankScenario(
-        "rows between ranks", play_rows, judge_rows, {"rows": Rows(seed)}, ranks, raised=RAISED, values=("results",)
+        "rows between ranks",
+        play_rows,
+        judge_rows,
+        {"rows": Rows(seed)},
+        ranks,
+        raised=RAISED_BY_EXCHANGE,
+        values=("results",),
     )
     found = [
         rows,

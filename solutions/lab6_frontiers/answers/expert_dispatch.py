@@ -211,3 +211,6 @@ wrong(COMBINE, "the last choice only", "of each token one result is left", C + "
 wrong(COMBINE, "sums of 16 bits", "only bfloat16 goes wrong", C + "10",
       edits={"each.float() * weights[:, :, None]": "each * weights[:, :, None].to(each.dtype)"})  # fmt: skip
 wrong(COMBINE, "cut off", "have no gradient", C + "2", edits={"undone = rows": "undone = rows.detach()"})
+wrong(COMBINE, "orders exchanged", "the sizes of the pieces must add up to the rows of their tensor", edits={
+    "order, arrange, sent, received, group = kept": "arrange, order, sent, received, group = kept",
+})  # fmt: skip

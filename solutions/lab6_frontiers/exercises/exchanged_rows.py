@@ -17,11 +17,15 @@ from utils.checks.ranks.scenarios import RankObservation
 
 #: Words of an exception -> its likely cause.
 RAISED = {
+    "Split sizes": "the sizes of the pieces must add up to the rows of their tensor: which are these, and which sizes?",
+    "invalid gradient": classic("the gradient of rows goes back the way that they came: to each rank its own", 2),
+    "Tensors must be contiguous": classic("rows and gradients may be views: what travels is contiguous", 2),
+}
+#: The same where the sizes that are given are right.
+RAISED_BY_EXCHANGE = RAISED | {
     "Split sizes": classic(
         "all_to_all_single(output, input, sizes of the output, sizes of the input): they add up to its rows", 1
     ),
-    "invalid gradient": classic("the gradient of rows goes back the way that they came: to each rank its own", 2),
-    ("Tensors must be contiguous",): classic("rows and gradients may be views: what travels is contiguous", 2),
 }
 
 
