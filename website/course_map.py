@@ -128,6 +128,7 @@ class _Router:
         self.across: dict[int, Tracks] = {}
         self.down: dict[float, Tracks] = {}
         self.left: dict[str, int] = {}  # lines that left a lesson downwards already
+        self.entered: dict[str, int] = {}  # lines of the same row that entered it from below
 
     def route(self, edge: Edge) -> list[tuple[float, float]]:
         a, b = self.placed[edge.source], self.placed[edge.target]
@@ -136,7 +137,9 @@ class _Router:
         if row == target_row:
             if not any(self._row(o) == row and a.x < o.x < b.x for o in boxes):
                 return [(a.right, a.middle), (b.x, b.middle)]
-            start, end = a.x + 0.6 * a.width, b.x + 0.3 * b.width
+            entered = self.entered.get(edge.target, 0)
+            self.entered[edge.target] = entered + 1
+            start, end = a.x + 0.6 * a.width, b.x + 0.3 * b.width + _TRACK * entered
             y = self._channel(row, start, end)
             return [(start, a.bottom), (start, y), (end, y), (end, b.bottom)]
         between = [o for o in boxes if row < self._row(o) < target_row and o.x == b.x]
