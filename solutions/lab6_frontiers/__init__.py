@@ -5,8 +5,10 @@ from utils.formats import Quantized, quantize
 from .block_scaled_simple import block_scaled_matmul
 from .context_parallel import all_to_all_attention, ring_attention
 from .dispatch_simple import combine, dispatch, exchange_rows
+from .documents_simple import document_attention
 from .draft_tree import Tree, expected_accepted, expected_tokens, grow
 from .encoder import encode
+from .experts_simple import expert_matmul
 from .engine import Engine
 from .flash_attention import flash_attention
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
@@ -35,7 +37,9 @@ from .tree_sampling import draw_candidates, tree_sample, verify_trees
 HANDED_OUT = (
     "block_scaled_simple.py",
     "dispatch_simple.py",
+    "documents_simple.py",
     "encoder.py",
+    "experts_simple.py",
     "fp8_cache.py",
     "fp8_decode_simple.py",
     "int4_simple.py",
