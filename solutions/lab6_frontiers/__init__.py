@@ -8,8 +8,8 @@ from .dispatch_simple import combine, dispatch, exchange_rows
 from .documents_simple import document_attention
 from .draft_tree import Tree, expected_accepted, expected_tokens, grow
 from .encoder import encode
-from .experts_simple import expert_matmul
 from .engine import Engine
+from .experts_simple import expert_matmul
 from .flash_attention import flash_attention
 from .fp8_cache import Fp8Cache, dequantize_cache, empty_fp8_cache, quantize_cache
 from .fp8_decode_simple import fp8_decode

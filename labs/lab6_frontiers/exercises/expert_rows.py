@@ -83,7 +83,7 @@ def cases(seed: int, m: int = 32) -> list[Case]:
         case("one expert", m + few, 1, 64, odd),
         case("equal groups", 3 * m, 3, 64, 64),
         case("ragged", 2 * m + few, 4, 64),
-        case("large, then small", 2 * m + few, 3),
+        case("large, then small", m + 4, 3),
         case("an expert without rows", 2 * m + few, 4),
         case("first and last without rows", 2 * m + few, 5),
         case("one expert has all", m, 6, 48, odd),
