@@ -295,7 +295,7 @@ def test_the_setup_cell_installs_every_package_that_a_notebook_imports():
     own = {path.name for path in ROOT.glob("*/")} | {path.name for path in ROOT.glob("solutions/lab*")}
     others = imported - sys.stdlib_module_names - own
     assert others >= {"torch", "tokenizers", "uvicorn"}
-    assert others - set(notebooks.NEEDED.split()) == {"IPython", "comm", "PIL", "starlette", "pydantic"}
+    assert others - set(notebooks.NEEDED.split()) == {"IPython", "comm", "PIL", "starlette", "pydantic", "jinja2"}
 
 
 def test_a_broken_notebook_is_named_in_the_error(tmp_path):
