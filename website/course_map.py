@@ -129,6 +129,7 @@ class _Router:
         self.down: dict[float, Tracks] = {}
         self.left: dict[str, int] = {}  # lines that left a lesson downwards already
         self.entered: dict[str, int] = {}  # lines of the same row that entered it from below
+        self.sideways: dict[str, int] = {}  # lines that entered it from its left
 
     def route(self, edge: Edge) -> list[tuple[float, float]]:
         a, b = self.placed[edge.source], self.placed[edge.target]
@@ -156,7 +157,9 @@ class _Router:
         gutter = b.x - _GAP + 6
         gutter += 5 * self.down.setdefault(gutter, Tracks()).place(a.bottom, b.y)
         y = self._channel(row, start, gutter)
-        enter = b.y + 0.24 * b.height
+        sideways = self.sideways.get(edge.target, 0)
+        self.sideways[edge.target] = sideways + 1
+        enter = b.y + 0.24 * b.height - _TRACK * sideways  # the line beside it is nearer, and enters above
         return [(start, a.bottom), (start, y), (gutter, y), (gutter, enter), (b.x, enter)]
 
     @staticmethod
