@@ -14,8 +14,8 @@ REASONS = {
     "backward.race.measured": "what a race leaves is chance; that it is far above rounding is what is claimed",
     "hopper.right.fast": BY_CHANCE,
     "hopper.steps.lines": "at most so many lines",
-    **{f"scaling.own.{name}": WITHIN for name in ("alpha", "beta", "exponent")},
-    **{f"scaling.own.{name}.high": WITHIN for name in ("e", "alpha", "beta", "exponent")},
+    **{f"scaling.own.{name}": WITHIN for name in ("exponent",)},
+    **{f"scaling.own.{name}.high": WITHIN for name in ("e", "exponent")},
 }
 
 
