@@ -66,6 +66,7 @@ def choose(
     where: Mapping[str, Any] | None = None,
     each: str = "",
     dots: bool = False,
+    least: bool = False,
 ) -> Chart:
     """The figures that a chart shows, by the keys of ``record_charts.toml``; ValueError if no row has them."""
     where = where or {}
@@ -84,12 +85,12 @@ def choose(
             line = places.setdefault(name, {})
             place = len(line) if dots else point[0]
             several = several or place in line
-            line[place] = max(line.get(place, point), point, key=lambda p: p[1])
+            line[place] = (min if least else max)(line.get(place, point), point, key=lambda p: p[1])
     if not places:
         raise ValueError(f"no row of {table} has {measures} where {where}")
     lines = {name: sorted(line.values(), key=lambda p: p[0] or 0) for name, line in places.items()}
     notes = [f"{label(key)} {text(value)}" for key, value in where.items() if not isinstance(value, list)]
-    notes += ["the largest of each"] if several else []
+    notes += [f"the {'smallest' if least else 'largest'} of each"] if several else []
     if not x and len(lines) > MOST_BARS:
         notes.append(f"the highest {MOST_BARS} of {len(lines)}")
         lines = {name: lines[name] for name in sorted(lines, key=lambda name: -lines[name][0][1])[:MOST_BARS]}
