@@ -515,6 +515,7 @@ FIRST = ["index.html", *(f"{page_of(path)}.html" for path in lectures() if "data
 FIRST += [f"explorers/{name}.html" for name in living.FIGURES]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("place", thorough_but(FIRST, "index.html", "notebooks/05_online_softmax.html"))
 def test_a_first_page_can_be_read_within_two_seconds(browser, address: str, place: str):
     """On a connection of 9 Mbit/s and 170 ms; the best of five visits, since a busy machine is slow by itself."""
