@@ -35,10 +35,9 @@ from .document_mask import (
     zeros_for_hidden,
 )
 from .document_traffic import moved, tile_of
+from .rules import OF_TABLES
 
 Tensor = torch.Tensor
-#: What PyTorch may do with cu_seqlens before the launch.
-OF_TABLES = ("add", "sub", "rsub", "floor_divide", "cumsum", "diff", "index", "bucketize", "searchsorted")
 RULES = forbid.Rules(allow=OF_TABLES, largest=lambda case: case.numel("T", "H", "D"))
 
 

@@ -32,10 +32,9 @@ from .expert_rows import (
     product,
 )
 from .expert_traffic import moved
+from .rules import OF_TABLES
 
 Tensor = torch.Tensor
-#: What PyTorch may do with the counts before the launch.
-OF_TABLES = ("add", "sub", "rsub", "floor_divide", "cumsum", "diff", "index", "bucketize", "searchsorted")
 
 
 def _largest(case: Case) -> int:

@@ -1,8 +1,11 @@
-"""What the exercises' rules ask about the cases that failed."""
+"""What the exercises' rules ask about the cases that failed, and what they allow."""
 
 from __future__ import annotations
 
 from utils.checks.diagnoses import Evidence
+
+#: What PyTorch may do with ``cu_seqlens``, or with the counts of experts, before the launch.
+OF_TABLES = ("add", "sub", "rsub", "floor_divide", "cumsum", "diff", "index", "bucketize", "searchsorted")
 
 
 def one_group_is_right(e: Evidence) -> bool:
