@@ -95,6 +95,14 @@ def loop_kernel(x_ptr, out_ptr):
 
 
 @triton.jit
+def wrapping_kernel(out_ptr, BIG: tl.constexpr):
+    for i in range(2):
+        for j in tl.range(2, num_stages=1):
+            for k in tl.static_range(1, 2):
+                tl.store(out_ptr + i * 2 + j, i * BIG * BIG * 2 + j * k * BIG * BIG * 2)
+
+
+@triton.jit
 def flag_kernel(out_ptr, flag):
     tl.store(out_ptr, tl.where(flag, 1.0, 2.0))
 
@@ -178,6 +186,9 @@ TRIED = {
     "NaN in maximum and minimum: min_max": lambda: ran(largest_kernel, torch.full((8,), NAN), torch.tensor([NAN])),
     "autotune without a driver: _bench": lambda: ran(tuned_kernel, ONES, ONES, grid=(2,)),
     "loop bounds: _patch_lang_tensor": lambda: ran(loop_kernel, 3 * ONES, torch.tensor([3.0])),
+    "loop variables: visit_For": lambda: ran(
+        wrapping_kernel, None, torch.tensor([0, -(2**31), -(2**31), 0], dtype=torch.int64), 2**15
+    ),
     "boolean arguments: _implicit_cvt": lambda: ran(flag_kernel, None, torch.tensor([1.0]), True),
     "error messages: __call__": error_names_kernel,
     "reloaded modules: rewrite": helper_is_reloaded,

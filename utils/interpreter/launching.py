@@ -63,12 +63,18 @@ class _Last:
 
 
 def whole_grid(set_grid_dim: Callable) -> Callable:
-    """Kernels see the whole grid, and the loop over its programs has one step an axis."""
+    """Kernels see the whole grid, and the loop over its programs has one step per axis.
+
+    A negative or fractional grid, which would silently launch nothing, is refused.
+    """
 
     @functools.wraps(set_grid_dim)
     def wrapped(self: Any, *grid: Any) -> None:
         self.last_program = [n.programs - 1 if isinstance(n, _Last) else None for n in grid]
-        set_grid_dim(self, *(n.programs if isinstance(n, _Last) else n for n in grid))
+        grid = tuple(n.programs if isinstance(n, _Last) else n for n in grid)
+        if any(not hasattr(n, "__index__") or operator.index(n) < 0 for n in grid):
+            raise ValueError(f"a grid holds whole numbers of programs, none negative, got {grid}")
+        set_grid_dim(self, *grid)
 
     return wrapped
 
@@ -188,18 +194,6 @@ def inside_launches_only(call: Callable) -> Callable:
         return call(self, *args, **kwargs)
 
     return __call__
-
-
-def checked_grid(set_grid_dim: Callable) -> Callable:
-    """Refuse a negative or fractional grid, which would silently launch nothing."""
-
-    @functools.wraps(set_grid_dim)
-    def wrapped(self: Any, *grid: Any) -> None:
-        if any(not hasattr(n, "__index__") or operator.index(n) < 0 for n in grid):
-            raise ValueError(f"a grid holds whole numbers of programs, none negative, got {grid}")
-        set_grid_dim(self, *grid)
-
-    return wrapped
 
 
 def _root(error: BaseException) -> BaseException:

@@ -24,6 +24,9 @@ autotune without a driver
     ``@triton.autotune`` with several configurations tried to time them; here the first that survives pruning is used.
 loop bounds
     A tensor as a loop bound failed on Triton 3.6 with NumPy 2.4 and newer.
+loop variables
+    The variable of a loop over ``range`` or ``tl.range`` was a number of Python's, which never overflows. It is a
+    tensor of 32 bits, or of 64 where a bound is one; see :mod:`utils.interpreter.loops`.
 boolean arguments
     A Python ``bool`` passed to a kernel raised (up to 3.7).
 error messages
@@ -48,7 +51,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils.interpreter import atomics, copies, float8, launching, observation, speed, upstream
+from utils.interpreter import atomics, copies, float8, launching, loops, observation, speed, upstream
 from utils.interpreter.bfloat16 import narrow, widen
 
 import triton  # isort: skip
@@ -295,8 +298,8 @@ POINTS = (
     Point(_MODULE.ReduceOps, "min_max", _quiet_min_max, "NaN in maximum and minimum", "#11615"),
     Point(upstream.autotuner.Autotuner, "_bench", _first_config, "autotune without a driver", "#6570"),
     Point(_MODULE, "_patch_lang_tensor", _index_of_one_element, "loop bounds", "#9171", "3.7"),
+    Point(_MODULE.ASTTransformer, "visit_For", loops.typed_variable, "loop variables", missing=True),
     Point(_MODULE, "_implicit_cvt", _boolean_argument, "boolean arguments", "#9565", "3.8"),
-    Point(_BUILDER, "set_grid_dim", launching.checked_grid, "error messages"),
     Point(upstream.InterpretedFunction, "__call__", launching.inside_launches_only, "error messages"),
     Point(_EXECUTOR, "_init_args_hst", copies.sparse_arguments, "copies of huge allocations"),
     Point(_EXECUTOR, "_restore_args_dev", copies.sparse_results, "copies of huge allocations"),
@@ -317,7 +320,7 @@ POINTS = (
     Point(upstream.semantic.TritonSemantic, "load", observation.noted_other),
     Point(_MODULE, "_implicit_cvt", observation.observed_address),
     Point(_EXECUTOR, "_init_args_hst", observation.observed_arguments),
-    Point(_BUILDER, "set_grid_dim", launching.whole_grid),
+    Point(_BUILDER, "set_grid_dim", launching.whole_grid, "error messages"),
     Point(_BUILDER, "set_grid_idx", launching.last_of_grid),
     Point(_EXECUTOR, "__call__", launching.launch, "error messages"),
 )
