@@ -81,6 +81,28 @@ def test_the_last_program_alone_runs_and_sees_the_whole_grid():
     assert profile.launches[0].programs == 4
 
 
+@triton.jit
+def rows_with_room_kernel(x_ptr, out_ptr, rows, columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    for row in range(tl.program_id(0), rows, rows):  # none for a program beyond the rows
+        row = row.to(tl.int64) if WIDE else row
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out_ptr + row * columns + column, 1.0, mask=column < columns)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_programs_that_a_grid_has_to_spare_are_passed_over(wide):
+    def student(x):
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        grid = (x.shape[0] + 5, triton.cdiv(x.shape[1], 16) + 1)
+        rows_with_room_kernel[grid](x, out, *x.shape, BLOCK=16, WIDE=wide)
+        return out
+
+    found = overflow(student, lambda: (tall((2**26 + 3, 33)),))
+    assert (found is None) == wide
+    if not wide:
+        assert any("program (67108866, 2, 0) wrote out_ptr" in line for line in found.details)
+
+
 def test_where_the_addresses_cannot_be_had_nothing_is_said():
     def student(x):
         raise MemoryError

@@ -57,7 +57,10 @@ def overflow(
     return Problem(
         f"{times:,} out-of-bounds access{'es' if times > 1 else ''} in tensors of more than 2^31 elements",
         OVERFLOW,
-        (*(str(finding) for finding in found[:3]), f"the inputs' shapes: {shapes}; the last program alone was run"),
+        (
+            *(str(finding) for finding in found[:3]),
+            f"the inputs' shapes: {shapes}; the last program that writes was run alone",
+        ),
     )
 
 

@@ -35,6 +35,9 @@ _OPTIONS = {
 def last_programs(seconds: float = math.inf) -> Iterator[None]:
     """Inside the block a launch runs the last program of its grid alone, which sees the grid as it is.
 
+    A last program that writes nothing is one too many, as a grid may have where its size is a bound; then the one
+    before it runs, and so on, :data:`SPARE` at most along each axis. Only an observed launch knows what was written.
+
     So a tensor may be too large to be computed: what of it is not touched takes addresses and no memory. On a GPU such
     tensors are not copied, neither to the host nor back; what one launch writes, the next one in the block reads.
 
@@ -52,6 +55,10 @@ def last_programs(seconds: float = math.inf) -> Iterator[None]:
         state.large, state.until = outer, math.inf
 
 
+#: How many programs along an axis may have nothing to do before the last that has.
+SPARE = 16
+
+
 class _Last:
     """How many programs an axis of the grid has, for a loop that is to run the last of them."""
 
@@ -59,11 +66,11 @@ class _Last:
         self.programs = operator.index(programs)
 
     def __index__(self) -> int:
-        return min(1, self.programs)
+        return 0 if observation.state.wrote else min(SPARE if observation.state.observer else 1, self.programs)
 
 
 def whole_grid(set_grid_dim: Callable) -> Callable:
-    """Kernels see the whole grid, and the loop over its programs has one step per axis.
+    """Kernels see the whole grid, and the loop over its programs takes the last ones.
 
     A negative or fractional grid, which would silently launch nothing, is refused.
     """
@@ -80,13 +87,20 @@ def whole_grid(set_grid_dim: Callable) -> Callable:
 
 
 def last_of_grid(set_grid_idx: Callable) -> Callable:
-    """The one step of that loop is the last program."""
+    """The steps of that loop go backwards from the last program, and do nothing once one has written."""
 
     @functools.wraps(set_grid_idx)
     def wrapped(self: Any, *index: int) -> None:
-        set_grid_idx(self, *(i if last is None else last for i, last in zip(index, self.last_program)))
+        if observation.state.wrote and observation.state.large is not None:
+            observation.state.executor.fn = _nothing
+        else:
+            set_grid_idx(self, *(i if last is None else last - i for i, last in zip(index, self.last_program)))
 
     return wrapped
+
+
+def _nothing(**_: Any) -> None:
+    """What a program does that is not to run."""
 
 
 class _Patches:
@@ -134,6 +148,7 @@ def launch(call: Callable) -> Callable:
         _check_launch(self, args, kwargs)
         state = observation.state
         outer, state.patches = state.patches, _Patches()
+        function, state.executor, state.wrote = self.fn, self, False
         builder = upstream.interpreter_builder
         builder.grid_idx = None
         try:
@@ -141,8 +156,10 @@ def launch(call: Callable) -> Callable:
                 try:
                     call(self, *args, **kwargs)
                 except triton.InterpreterError as error:
+                    self.fn = function
                     raise triton.InterpreterError(_describe(self, builder, error)) from _root(error)
         finally:
+            self.fn, state.executor, state.wrote = function, None, False
             state.patches.restore()
             state.patches = outer
 

@@ -231,6 +231,15 @@ wrong(
 wrong("rows of 32 bits", "only offsets beyond 2^31 are wrong", C + "7", edits={
     "row = (begin + place).to(tl.int64)": "row = begin + place",
 })  # fmt: skip
+wrong(
+    "experts of 32 bits in a loop",
+    "overflows",
+    instead=IN_ORDER.replace("e * tl.cast(K, tl.int64) * N", "e * K * N"),
+    also={LAUNCH: IN_ORDER_LAUNCH},
+)
+wrong("experts of 32 bits, and a spare tile", "overflows", edits={"e.to(tl.int64) * K * N": "e * K * N"}, also={
+    LAUNCH: {"triton.cdiv(T, 32), triton.cdiv(N, 32), E": "triton.cdiv(T, 32) + 2, triton.cdiv(N, 32), E"},
+})  # fmt: skip
 wrong("experts of 32 bits", "overflows", edits={"e.to(tl.int64) * K * N": "e * K * N"})
 wrong("products of float32", "got a product of float32", C + "8", edits={
     "tl.dot(x, w)": 'tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")',
