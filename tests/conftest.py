@@ -58,7 +58,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first; the others as they were found. On a GPU, without what is about the interpreter."""
+    """The longest files first; the others as they were found. On a GPU, without what is about the interpreter.
+
+    What is timed gets three attempts, since something else may take the processor meanwhile.
+    """
+    if config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if item.get_closest_marker("timed"):
+                item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if utils.runtime.HAS_GPU:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("interpreted")])
         items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
