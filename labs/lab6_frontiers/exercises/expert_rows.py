@@ -107,7 +107,7 @@ def huge_x() -> tuple[Tensor, ...]:
 
 
 def huge_weights() -> tuple[Tensor, ...]:
-    """Weights of more than 2^31 numbers, whose memory nothing fills; each expert has one row."""
-    x = torch.ones((9, 2**14), dtype=FP16, device=runtime.DEVICE)
-    weights = torch.empty((9, 2**14, 2**14), dtype=FP16, device=runtime.DEVICE)
-    return x, weights, torch.ones(9, dtype=torch.int32, device=runtime.DEVICE)
+    """Weights of more than 2^31 numbers, whose memory nothing fills; each expert has one row, and a sum few steps."""
+    x = torch.ones((129, 2**6), dtype=FP16, device=runtime.DEVICE)
+    weights = torch.empty((129, 2**6, 2**18), dtype=FP16, device=runtime.DEVICE)
+    return x, weights, torch.ones(129, dtype=torch.int32, device=runtime.DEVICE)
