@@ -60,24 +60,24 @@ class Shared:
         self.groups = on_device(starts), on_device([s for members in by_group for s in members])
 
     def arguments(self, q):
-        C, given = len(self.prefixes), self.given
+        J, given = len(self.prefixes), self.given
         suffixes, prefixes = (
-            (given.block_tables[part], given.context_lens[part]) for part in (slice(C, None), slice(C))
+            (given.block_tables[part], given.context_lens[part]) for part in (slice(J, None), slice(J))
         )
         return q, given.k_cache, given.v_cache, *suffixes, *prefixes, *self.groups
 
     def whole(self):
         """The same requests with their prefix before their suffix, as ordinary decode sees them."""
-        C, given = len(self.prefixes), self.given
+        J, given = len(self.prefixes), self.given
         width = given.block_tables.shape[1]
         tables = torch.full((len(self.group_of), 2 * width), 1 << 30, dtype=torch.int32)
         for s, c in enumerate(self.group_of):
             blocks = self.prefixes[c] // given.k_cache.shape[1]
             tables[s, :blocks] = given.block_tables[c, :blocks]
-            tables[s, blocks : blocks + width] = given.block_tables[C + s]
+            tables[s, blocks : blocks + width] = given.block_tables[J + s]
         lens = [self.prefixes[c] + own for c, own in zip(self.group_of, self.suffixes, strict=True)]
         keys, values = (
-            [torch.cat((x[c], x[C + s])) for s, c in enumerate(self.group_of)] for x in (given.keys, given.values)
+            [torch.cat((x[c], x[J + s])) for s, c in enumerate(self.group_of)] for x in (given.keys, given.values)
         )
         return Paged(given.k_cache, given.v_cache, tables.to(runtime.DEVICE), on_device(lens), keys, values)
 
@@ -118,12 +118,9 @@ def test_scores_far_apart_in_prefix_and_suffix_stay_finite():
     given.given.k_cache[given.given.block_tables[0, :4].long()] *= 300
     given.given.keys[0] *= 300
     q = normal(3, 4, 16, seed=3)
-    assert_close(shared_prefix_attention(*given.arguments(q)), right(q, given.whole()), peer(q, given.whole()))
-    assert_close(
-        shared_prefix_torch.shared_prefix_attention(*given.arguments(q)),
-        right(q, given.whole()),
-        peer(q, given.whole()),
-    )
+    exact, theirs = right(q, given.whole()), peer(q, given.whole())
+    for function in (shared_prefix_attention, shared_prefix_torch.shared_prefix_attention):
+        assert_close(function(*given.arguments(q)), exact, theirs)
 
 
 def test_a_scale_and_a_request_that_sees_nothing():
@@ -141,7 +138,7 @@ def test_a_scale_and_a_request_that_sees_nothing():
     [
         (0, torch.Tensor.double, TypeError, "q must be float32, float16 or bfloat16, got float64"),
         (3, lambda x: x[:1], ValueError, r"block_tables must have shape \(2, 3\) for 2 sequences"),
-        (5, lambda x: x[0], ValueError, r"prefix_tables must have shape \(C, max_blocks\)"),
+        (5, lambda x: x[0], ValueError, r"prefix_tables must have shape \(J, max_blocks\)"),
         (5, lambda x: x[:0], ValueError, r"prefix_lens must have shape \(0,\) for 2 requests in 0 groups"),
         (5, lambda x: x.repeat_interleave(2, 1)[:, ::2], ValueError, "rows of prefix_tables must be contiguous"),
         (6, torch.Tensor.float, TypeError, "prefix_lens must be int32 or int64, got float32"),
@@ -213,7 +210,9 @@ def brute_force(tables, whole, min_requests, most):
         found = [group for group in subsets if group.blocks]
         if not found:
             break
-        groups.append(max(found, key=lambda group: (group.saved, len(group.rows), -group.rows[0])))
+        most_saved = max((group.saved, len(group.rows)) for group in found)
+        found = [group for group in found if (group.saved, len(group.rows)) == most_saved]
+        groups.append(min(found, key=lambda group: min(tables[row][: whole[row]] for row in group.rows)))
         left -= set(groups[-1].rows)
     return groups
 
@@ -245,7 +244,7 @@ def test_the_block_of_the_newest_token_is_never_shared():
 
 
 def test_a_request_that_leaves_early_does_not_cut_the_prefix_of_the_others():
-    long = [list(range(100, 140)) + [row] for row in range(9)]
+    long = [[*range(100, 140), row] for row in range(9)]
     tables = TableRows().update([*long, [100, 7, 8]])
     assert find_groups(tables, np.array([41] * 9 + [3])) == [Group(tuple(range(9)), 40)]
 
@@ -377,7 +376,7 @@ def compiled(capability, dtype, head_dim, group):
         "q_ptr": f"*{dtype}", "k_cache_ptr": f"*{dtype}", "v_cache_ptr": f"*{dtype}", "prefix_tables_ptr": "*i32",
         "prefix_lens_ptr": "*i32", "group_starts_ptr": "*i32", "members_ptr": "*i32", "o_ptr": "*fp32",
         "lse_ptr": "*fp32", "stride_q": ("i32:16", "i32:16", 1), "stride_k": ("i32:16",) * 3 + (1,),
-        "stride_v": ("i32:16",) * 3 + (1,), "stride_ts": "i32", "stride_o": ("i32:16",) * 3 + (1,), "C": "i32",
+        "stride_v": ("i32:16",) * 3 + (1,), "stride_ts": "i32", "stride_o": ("i32:16",) * 3 + (1,), "J": "i32",
         "parts": "i32", "heads": "i32", "scale_log2": "fp32",
     }  # fmt: skip
     aligned = [name for name, kind in signature.items() if kind[0] == "*"]

@@ -28,6 +28,9 @@ from .quantize_kernels import quantize_blocks, quantize_rows
 from .ring_simple import merge_parts, ring_forward
 from .router import Router
 from .scaled_matmul import scaled_matmul
+from .shared_prefix import Group, find_groups, kv_bytes_read, partial_bytes, whole_blocks
+from .shared_prefix_attention import shared_prefix_attention
+from .shared_prefix_runner import SharedPrefixRunner
 from .square_blocks import SquareBlocks
 from .tree_attention import paged_attention_tree
 from .tree_engine import TreeEngine

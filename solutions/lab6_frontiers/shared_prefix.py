@@ -8,7 +8,7 @@ Letters: S requests, W columns of a block table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +42,12 @@ def find_groups(
 ) -> list[Group]:
     """The groups of a step, found one by one: always the group that saves the most blocks among the requests left.
 
-    A group of n requests with p common blocks saves (n - 1) p. Of two groups that save the same, the larger is taken,
-    and of two of the same size that with the lowest row. No request is in two groups.
+    A group of n requests with p common blocks saves (n - 1) p. Of two groups that save the same, the larger one is
+    taken, and of two of the same size the one whose table comes first in lexicographic order.
+
+    In sorted tables, requests with a common beginning stand next to each other. Let c_i be the blocks that neighbours i
+    and i + 1 have in common. Then the requests i to j have min(c_i, ..., c_{j-1}) blocks in common, so that the best
+    group is the largest rectangle in the histogram of c.
 
     Args:
         block_tables: (S, W) integers, a table per row, as :class:`solutions.lab5_serving.batch.TableRows` pads them.
@@ -63,34 +67,50 @@ def find_groups(
         )
     if whole.size and whole.max() > block_tables.shape[1]:
         raise ValueError(f"tables have {block_tables.shape[1]} columns, {whole.max()} blocks are to be shared")
-    groups, left = [], np.arange(len(block_tables))
+    order, common = _sorted_tables(block_tables, whole)
+    groups: list[Group] = []
     while len(groups) < most:
-        candidates = _candidates(block_tables, whole, left, min_requests)
-        best = max(candidates, key=lambda group: (group.saved, len(group.rows), -group.rows[0]), default=None)
-        if best is None:
+        first, end, blocks = _largest_rectangle(common, min_requests)
+        if not blocks:
             break
-        groups.append(best)
-        left = np.setdiff1d(left, best.rows)
+        groups.append(Group(tuple(sorted(order[first:end])), blocks))
+        if first:  # the requests before and behind the group become neighbours
+            common[first - 1] = min(common[first - 1], common[end - 1])
+        del order[first:end], common[first:end]
     return groups
 
 
-def _candidates(tables: np.ndarray, whole: np.ndarray, rows: np.ndarray, min_requests: int) -> Iterator[Group]:
-    """Every set of ``rows`` that holds all requests with a certain beginning: the inner nodes of the tables' trie."""
-    waiting = [(rows, 0)]
-    while waiting:
-        rows, depth = waiting.pop()
-        rows = rows[whole[rows] > depth]
-        if len(rows) < min_requests:
-            continue
-        blocks = tables[rows, depth]
-        values, counts = np.unique(blocks, return_counts=True)
-        for block in values[counts >= min_requests]:
-            same = rows[blocks == block]
-            shortest = whole[same].min()
-            differs = (tables[same, :shortest] != tables[same[0], :shortest]).any(0)
-            common = int(differs.argmax()) if differs.any() else int(shortest)
-            yield Group(tuple(same.tolist()), common)
-            waiting.append((same, common))
+def _sorted_tables(tables: np.ndarray, whole: np.ndarray) -> tuple[list[int], list[int]]:
+    """Rows in lexicographic order of their shareable blocks, and how many of these each has in common with the next."""
+    raw, width = tables.astype(">i4").tobytes(), 4 * tables.shape[1]  # bytes compare as the numbers do
+    keys = [raw[row * width : row * width + 4 * count] for row, count in enumerate(whole.tolist())]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    if len(order) < 2:
+        return order, [0] * len(order)
+    sorted_tables, sorted_whole = tables[order], whole[order]
+    differs = sorted_tables[1:] != sorted_tables[:-1]
+    common = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
+    return order, [*np.minimum(common, np.minimum(sorted_whole[1:], sorted_whole[:-1])).tolist(), 0]
+
+
+def _largest_rectangle(common: list[int], min_requests: int) -> tuple[int, int, int]:
+    """First request, end and blocks of the group that saves the most; no blocks if there is none.
+
+    Args:
+        common: blocks in common with the next request, of each request in sorted order; the last has 0.
+        min_requests: of a group.
+    """
+    best, found = (0, 0, 0), (0, 0, 0)
+    rising: list[tuple[int, int]] = []  # groups that may grow, (first request, blocks), each with more blocks
+    for last, height in enumerate(common):
+        first = last
+        while rising and rising[-1][1] >= height:
+            first, blocks = rising.pop()
+            requests = last + 1 - first
+            if blocks and requests >= min_requests and best < (key := ((requests - 1) * blocks, requests, -first)):
+                best, found = key, (first, last + 1, blocks)
+        rising.append((first, height))
+    return found
 
 
 def kv_bytes_read(prefix: int, suffixes: Sequence[int], bytes_per_token: int, prefix_reads: int | None = None) -> int:

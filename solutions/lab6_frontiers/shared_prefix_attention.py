@@ -6,7 +6,7 @@ rows of one matrix product per key head; ordinary decode multiplies each request
 lab 5's decode kernel, and its merge puts both together (Juravsky et al. 2024, "Hydragen"; Ye et al. 2024, "Cascade
 Inference").
 
-Letters: S requests, C groups, H query heads, G key heads, D head dimension, P parts.
+Letters: S requests, J groups, H query heads, G key heads, D head dimension, P parts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 
-@triton.jit(do_not_specialize=["stride_ts", "C", "parts", "heads"])
+@triton.jit(do_not_specialize=["stride_ts", "J", "parts", "heads"])
 def shared_prefix_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, prefix_tables_ptr, prefix_lens_ptr, group_starts_ptr, members_ptr, o_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, stride_ts, stride_o, C, parts, heads, scale_log2,
+    stride_q, stride_k, stride_v, stride_ts, stride_o, J, parts, heads, scale_log2,
     GROUP: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -46,7 +46,7 @@ def shared_prefix_kernel(
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED
     key_head, part = tl.program_id(0), tl.program_id(1)
-    group, tile, begin, count = sequence_of(tl.program_id(2), group_starts_ptr, 1, C, BLOCK_Q)
+    group, tile, begin, count = sequence_of(tl.program_id(2), group_starts_ptr, 1, J, BLOCK_Q)
     if tile * BLOCK_Q < count:
         number = tile * BLOCK_Q + tl.arange(0, BLOCK_M) // PADDED  # of the member in its group
         request = tl.load(members_ptr + begin + number, mask=number < count, other=0).to(tl.int64)  # (BLOCK_M,)
@@ -108,7 +108,7 @@ def shared_prefix_attention(
 ) -> Tensor:
     """Attention of one query per request over the prefix of its group and then over its own suffix.
 
-    Group c consists of the requests ``members[group_starts[c]]`` to ``members[group_starts[c + 1] - 1]``. Nothing waits
+    Group j consists of the requests ``members[group_starts[j]]`` to ``members[group_starts[j + 1] - 1]``. Nothing waits
     for the GPU, so that a CUDA graph can hold the call.
 
     Args:
@@ -117,9 +117,9 @@ def shared_prefix_attention(
             :func:`solutions.lab5_serving.paged_decode.paged_attention_decode`.
         suffix_tables: (S, max_blocks) int32, the blocks behind the prefix; entries beyond a suffix are not read.
         suffix_lens: (S,) int32, tokens behind the prefix, the newest included.
-        prefix_tables: (C, max_blocks) int32, the shared blocks of each group, rows contiguous.
-        prefix_lens: (C,) int32, contiguous, tokens in them; 0 for a group of requests that share nothing.
-        group_starts: (C + 1,) int32, contiguous, from 0 to S, ascending; a group may be empty.
+        prefix_tables: (J, max_blocks) int32, the shared blocks of each group, rows contiguous.
+        prefix_lens: (J,) int32, contiguous, tokens in them; 0 for a group of requests that share nothing.
+        group_starts: (J + 1,) int32, contiguous, from 0 to S, ascending; a group may be empty.
         members: (S,) int32, contiguous, each request once.
         scale: Factor of the scores, by default 1 / sqrt(D).
         prefix_splits, suffix_splits: Parts of every prefix and of every suffix; by default as many as fill the GPU.
@@ -174,18 +174,18 @@ def _check(
     S = q.shape[0]
     check_tensor("suffix_tables", suffix_tables, "(S, max_blocks)", INTEGERS)
     check_sequences(S, suffix_tables, suffix_lens, q.device)
-    check_tensor("prefix_tables", prefix_tables, "(C, max_blocks)", INTEGERS)
-    C = prefix_tables.shape[0]
+    check_tensor("prefix_tables", prefix_tables, "(J, max_blocks)", INTEGERS)
+    J = prefix_tables.shape[0]
     for name, value, length in (
-        ("prefix_lens", prefix_lens, C),
-        ("group_starts", group_starts, C + 1),
+        ("prefix_lens", prefix_lens, J),
+        ("group_starts", group_starts, J + 1),
         ("members", members, S),
     ):
         check_tensor(name, value, f"({length},)", INTEGERS)
-        check_same(name, value, (length,), f"for {S} requests in {C} groups")
+        check_same(name, value, (length,), f"for {S} requests in {J} groups")
         if not value.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
-    if C == 0:
+    if J == 0:
         raise ValueError("there must be at least one group; requests that share nothing form one with prefix_lens 0")
     if prefix_tables.stride(1) != 1:
         raise ValueError(f"rows of prefix_tables must be contiguous, got strides {prefix_tables.stride()}")
@@ -210,12 +210,12 @@ def _launch_prefixes(q, k_cache, v_cache, tables, lens, group_starts, members, o
     """All groups against their prefixes: ``o`` (S, H, P, D) and ``lse`` (S, H, P), contiguous."""
     S, H, D = q.shape
     block_size, G = k_cache.shape[1:3]
-    C, parts = tables.shape[0], lse.shape[2]
+    J, parts = tables.shape[0], lse.shape[2]
     tile = tile_of(D, q.dtype, H // G, q.device)
     padded = tuning.power_of_two(H // G)
-    shared_prefix_kernel[(G, parts, S // (tile.m // padded) + C)](
+    shared_prefix_kernel[(G, parts, S // (tile.m // padded) + J)](
         q, k_cache, v_cache, tables, lens, group_starts, members, o, lse,
-        q.stride(), k_cache.stride(), v_cache.stride(), tables.stride(0), o.stride(), C, parts, H, scale * LOG2_E,
+        q.stride(), k_cache.stride(), v_cache.stride(), tables.stride(0), o.stride(), J, parts, H, scale * LOG2_E,
         GROUP=H // G, PADDED=padded, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size, HEAD_DIM=D,
         BLOCK_D=tuning.block_d(D), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -30,8 +30,8 @@ def shared_prefix_attention(
     outputs, logsumexps = q.new_zeros((2, S, H, D), dtype=torch.float32), q.new_full((2, S, H), -math.inf).float()
     starts = group_starts.tolist()
     parts = [
-        (0, members[begin:end].long(), prefix_tables[c], length)
-        for c, (begin, end, length) in enumerate(zip(starts[:-1], starts[1:], prefix_lens.tolist(), strict=True))
+        (0, members[begin:end].long(), prefix_tables[j], length)
+        for j, (begin, end, length) in enumerate(zip(starts[:-1], starts[1:], prefix_lens.tolist(), strict=True))
     ]
     parts += [(1, torch.tensor([s]), suffix_tables[s], length) for s, length in enumerate(suffix_lens.tolist())]
     for part, rows, table, length in parts:
@@ -49,14 +49,14 @@ def gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of N scaled queries (N, H, D) over all keys and values (n, G, D): (N, H, D) and the log-sum-exp (N, H).
+    """Attention of scaled queries (n, H, D) over all keys and values (T, G, D), and the log-sum-exps (n, H).
 
-    The queries of all N requests in the heads of a key head are the rows of one matrix product.
+    The queries of all n requests in the heads of a key head are the rows of one matrix product.
     """
-    N, H, D = q.shape
+    n, H, D = q.shape
     G = keys.shape[1]
-    rows = q.view(N, G, H // G, D).transpose(0, 1).reshape(G, -1, D)
-    scores = rows @ keys.permute(1, 2, 0)  # (G, N H / G, n)
-    o = scores.softmax(-1) @ values.transpose(0, 1)  # (G, N H / G, D)
-    o, lse = (x.view(G, N, H // G, -1).transpose(0, 1).reshape(N, H, -1) for x in (o, scores.logsumexp(-1)))
+    rows = q.view(n, G, H // G, D).transpose(0, 1).reshape(G, -1, D)
+    scores = rows @ keys.permute(1, 2, 0)  # (G, n H / G, T)
+    o = scores.softmax(-1) @ values.transpose(0, 1)  # (G, n H / G, D)
+    o, lse = (x.view(G, n, H // G, -1).transpose(0, 1).reshape(n, H, -1) for x in (o, scores.logsumexp(-1)))
     return o, lse[..., 0]
