@@ -33,10 +33,10 @@ import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 
-@triton.jit(do_not_specialize=["stride_ts", "J", "parts", "heads"])
+@triton.jit(do_not_specialize=["stride_ts", "J", "parts"])
 def shared_prefix_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, prefix_tables_ptr, prefix_lens_ptr, group_starts_ptr, members_ptr, o_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, stride_ts, stride_o, J, parts, heads, scale_log2,
+    stride_q, stride_k, stride_v, stride_ts, stride_o, J, parts, scale_log2,
     GROUP: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -88,6 +88,7 @@ def shared_prefix_kernel(
         place = request[:, None] * stride_o[0] + head[:, None] * stride_o[1] + part.to(tl.int64) * stride_o[2]
         # an empty part has the log-sum-exp -inf, and the merge does not read its output
         tl.store(o_ptr + place + column.to(tl.int64)[None, :] * stride_o[3], o, mask=mine & (d != 0)[:, None])
+        heads = tl.num_programs(0) * GROUP
         tl.store(lse_ptr + (request * heads + head) * parts + part, lse, mask=row)
 
 
@@ -147,7 +148,7 @@ def shared_prefix_attention(
     own_lse, shared_lse = (torch.empty(x.shape[:3], dtype=torch.float32, device=q.device) for x in (own, shared))
     _launch_suffixes(q, k_cache, v_cache, suffix_tables, suffix_lens, own, own_lse, scale)
     groups = prefix_tables, prefix_lens, group_starts, members
-    _launch_prefixes(q, k_cache, v_cache, *groups, shared, shared_lse, scale)
+    _launch_prefixes(q, k_cache, v_cache, groups, shared, shared_lse, scale)
     return merge_parts(outputs, torch.cat((own_lse, shared_lse), 2), dtype=q.dtype)
 
 
@@ -206,16 +207,17 @@ def _launch_suffixes(q, k_cache, v_cache, tables, lens, o, lse, scale) -> None:
     )  # fmt: skip
 
 
-def _launch_prefixes(q, k_cache, v_cache, tables, lens, group_starts, members, o, lse, scale) -> None:
+def _launch_prefixes(q, k_cache, v_cache, groups, o, lse, scale) -> None:
     """All groups against their prefixes: ``o`` (S, H, P, D) and ``lse`` (S, H, P), contiguous."""
     S, H, D = q.shape
     block_size, G = k_cache.shape[1:3]
-    J, parts = tables.shape[0], lse.shape[2]
+    tables, parts = groups[0], lse.shape[2]
     tile = tile_of(D, q.dtype, H // G, q.device)
     padded = tuning.power_of_two(H // G)
-    shared_prefix_kernel[(G, parts, S // (tile.m // padded) + J)](
-        q, k_cache, v_cache, tables, lens, group_starts, members, o, lse,
-        q.stride(), k_cache.stride(), v_cache.stride(), tables.stride(0), o.stride(), J, parts, H, scale * LOG2_E,
+    shared_prefix_kernel[(G, parts, S // (tile.m // padded) + len(tables))](
+        q, k_cache, v_cache, *groups, o, lse,
+        q.stride(), k_cache.stride(), v_cache.stride(), tables.stride(0), o.stride(), len(tables), parts,
+        scale * LOG2_E,
         GROUP=H // G, PADDED=padded, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_SIZE=block_size, HEAD_DIM=D,
         BLOCK_D=tuning.block_d(D), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
