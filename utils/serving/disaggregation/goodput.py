@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from utils.serving.lengths import lognormal, poisson
 from utils.serving.metrics import Report, RequestRecord
 from utils.serving.workload import Workload
 
@@ -150,7 +149,7 @@ def sweep(
     if not cases or not kinds or not all(kinds.values()) or len(counts) != 1:
         raise ValueError(
             "sweep needs at least one case and one arrangement of each kind, all with the same number of GPUs, got "
-            f"{len(cases)} cases, {({name: len(each) for name, each in kinds.items()})} and GPUs {sorted(counts)}"
+            f"{len(cases)} cases, { ({name: len(each) for name, each in kinds.items()}) } and GPUs {sorted(counts)}"
         )
     outcomes = []
     for case in cases:

@@ -70,6 +70,4 @@ class StepTime:
 
     def __call__(self, work: Work) -> float:
         """Seconds of a step."""
-        return (
-            self.base + self.token * work.tokens + self.context * work.context + self.pair * work.pairs
-        )
+        return self.base + self.token * work.tokens + self.context * work.context + self.pair * work.pairs
