@@ -1,9 +1,10 @@
-"""Prefill and decode on separate workers, against chunked prefill on all of them: a simulation with measured step times.
+"""Prefill and decode on separate workers, against chunked prefill: a simulation with measured step times.
 
 ::
 
     fitted = fit_step_time()
-    workload = Workload.draw(800, arrivals=poisson(1), prompts=lognormal(4000, 0.6), outputs=lognormal(100, 0.6), tokens=2)
+    lengths = {"prompts": lognormal(4000, 0.6), "outputs": lognormal(100, 0.6)}
+    workload = Workload.draw(800, arrivals=poisson(1), tokens=2, **lengths)
     apart = Disaggregated(prefill=1, decode=3, bandwidth=450e9, bytes_per_token=fitted.bytes_per_token)
     print(goodput(apart, workload, SLO(ttft=0.2, tpot=0.004), fitted.step_time), "requests/s")
 """

@@ -4,8 +4,8 @@ Two records give the four coefficients of :class:`StepTime`:
 
 - ``serving_throughput``: the engine's 273 steps with 256 requests, seconds of each. From decode steps of 6 to 256
   sequences and steps of 8,192 tokens that mix prompts and decoding come ``base``, ``token`` and ``context``.
-- ``decoding``: whole prompts of 128 to 16,384 tokens, one at a time, through the same model in plain PyTorch. Their time
-  grows faster than their length, and from that comes ``pair``. The engine's prompts are too short to show it.
+- ``decoding``: whole prompts of 128 to 16,384 tokens, one at a time, through the same model in plain PyTorch. Their
+  time grows faster than their length, and from that comes ``pair``. The engine's prompts are too short to show it.
 
 The record of the engine's steps does not say which prompts were in them. :func:`engine_steps` finds out by playing the
 same 256 requests through a :class:`Worker`, and refuses if that does not give the recorded steps one by one.

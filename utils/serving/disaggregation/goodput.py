@@ -12,7 +12,6 @@ from utils.serving.workload import Workload
 from .simulate import Arrangement, simulate
 from .step_time import StepTime
 
-
 #: Times as fast as drawn: all requests come at once.
 AT_ONCE = 1e9
 #: This part of the highest throughput leaves each request alone on the GPUs, as good as always.
