@@ -193,7 +193,7 @@ def test_a_request_whose_workers_keep_dying_is_told_and_the_others_are_answered(
 
     (tokens, reason, error), other = play(server, requests, kill_the_first)
     assert MOST_DEATHS > 1 and reason == "error"
-    assert error == "a decode worker has died (SIGKILL), the 1th that had this request"
+    assert error == "a decode worker has died (SIGKILL); workers that had this request: 1 died, given up"
     assert tokens == generate(tiny_model(), *requests[0]).tokens[: len(tokens)] and other == wanted(requests)[1]
 
 
@@ -203,7 +203,7 @@ def test_a_request_that_is_given_up_frees_its_slot_wherever_it_is(server):
     rng = random.Random(5)
 
     def give_up(outputs):
-        open_ids = [id for id, (_, reason, _) in outputs.items() if reason is None]
+        open_ids = [id for id, (_, reason, _) in list(outputs.items())[:5] if reason is None]
         if open_ids and rng.random() < 0.3:
             assert server.abort(open_ids[-1])
 

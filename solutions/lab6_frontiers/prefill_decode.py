@@ -325,7 +325,9 @@ class PrefillDecode:
                 if entry.deaths < MOST_DEATHS:
                     self._waiting.appendleft(entry)
                 else:
-                    self._over(entry, (), "error", f"{how}, the {entry.deaths}th that had this request")
+                    self._over(
+                        entry, (), "error", f"{how}; workers that had this request: {entry.deaths} died, given up"
+                    )
         self._commands = [command for command in self._commands if command[0] is not worker]
         place = self.workers.index(worker)
         if worker.ready:
