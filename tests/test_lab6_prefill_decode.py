@@ -75,9 +75,10 @@ def serve_apart(seed):
     return requests, output, reasons, (prefill, decode)
 
 
+@pytest.mark.slow
 def test_random_requests_get_their_own_tokens_from_two_engines():
     preempted = stopped = waited = 0
-    for seed in range(24):
+    for seed in range(12):
         requests, output, reasons, engines = serve_apart(seed)
         for id, (prompt, params) in requests.items():
             wanted = generate(tiny_model(), prompt, params)
