@@ -34,6 +34,8 @@ from utils.transformer_math import (
     ring_seconds,
     ring_volume,
     rule_of_thumb,
+    tensor_parallel_step_bytes,
+    tensor_parallel_step_seconds,
     tensor_parallel_volume,
     tokens_to_hide,
     total_parameters,
@@ -336,6 +338,26 @@ def test_a_tensor_parallel_block_all_reduces_four_activations():
     )
     assert tensor_parallel_volume(TINY, 2, tensor=1) == 0
     assert pipeline_volume(TINY, 2, 5, virtual=3) == 2 * 3 * 2 * 5 * TINY.hidden
+
+
+def test_a_step_of_a_served_model_all_reduces_two_activations_a_layer():
+    # 80 layers of 8,192 in bfloat16 on 8 ranks: 160 all-reduces of 16 KiB a token, of which a ring sends 7/4
+    assert tensor_parallel_step_bytes(1, 8, 8192, 80) == 160 * 16384 * 7 / 4
+    assert tensor_parallel_step_bytes(64, 8, 8192, 80) == 64 * tensor_parallel_step_bytes(1, 8, 8192, 80)
+    assert tensor_parallel_step_bytes(5, 2, 24, 3, element_size=4) == 6 * 5 * 24 * 4
+    assert tensor_parallel_step_bytes(5, 1, 24, 3) == 0
+    with pytest.raises(ValueError, match="ranks"):
+        tensor_parallel_step_bytes(5, 0, 24, 3)
+
+
+def test_the_all_reduces_of_a_step_take_their_bytes_and_a_latency_for_each_message():
+    assert tensor_parallel_step_seconds(64, 8, 8192, 80, 450e9) == pytest.approx(
+        tensor_parallel_step_bytes(64, 8, 8192, 80) / 450e9
+    )
+    assert tensor_parallel_step_seconds(1, 4, 24, 3, 1e30, 1e-6) == pytest.approx(6 * 2 * 3 * 1e-6)
+    assert tensor_parallel_step_seconds(1, 1, 24, 3, 450e9, 1e-6) == 0
+    with pytest.raises(ValueError, match="hidden"):
+        tensor_parallel_step_seconds(1, 2, 0, 3, 450e9)
 
 
 def test_communication_hides_when_a_rank_has_as_many_tokens_as_it_computes_flops_for_a_byte_sent():

@@ -10,6 +10,8 @@ from utils.transformer_math.communication import (
     pipeline_volume,
     ring_seconds,
     ring_volume,
+    tensor_parallel_step_bytes,
+    tensor_parallel_step_seconds,
     tensor_parallel_volume,
     tokens_to_hide,
     two_level_seconds,

@@ -1,4 +1,4 @@
-"""What ranks send one another in a training step, in elements, by the ring algorithms.
+"""What ranks send one another by the ring algorithms: elements of a training step, bytes of a step of serving.
 
 A ring reduce-scatter and a ring all-gather of n elements each send n (N - 1) / N elements from every rank; an
 all-reduce is one after the other (Patarasuk and Yuan 2009). For many ranks that is n, n and 2 n.
@@ -90,6 +90,43 @@ def tensor_parallel_volume(config: GPTConfig, batch: int, seq_len: int | None = 
     n = config.context if seq_len is None else seq_len
     require_sizes(batch=batch, seq_len=n, tensor=tensor)
     return 4 * config.layers * ring_volume("all_reduce", batch * n * config.hidden, tensor)
+
+
+def tensor_parallel_step_bytes(tokens: int, ranks: int, hidden: int, layers: int, *, element_size: int = 2) -> float:
+    """Bytes that each rank sends in one step of a served model whose layers are cut over the ranks.
+
+    There is no backward pass, so each layer all-reduces two activations (T, C), one after attention and one after the
+    MLP. A ring sends 2 (N - 1) / N of each: 2 L T C e * 2 (N - 1) / N bytes. That is linear in ``tokens``: those of one are the bytes per
+    token. Embedding and head are whole on every rank and send nothing.
+
+    Args:
+        tokens: T that go through the model in the step: a decode step has one for each sequence.
+        ranks: N.
+        hidden: C.
+        layers: L.
+        element_size: e, bytes of an element.
+
+    Raises:
+        TypeError, ValueError: sizes that are not positive integers.
+    """
+    require_sizes(tokens=tokens, ranks=ranks, hidden=hidden, layers=layers, element_size=element_size)
+    return 2 * layers * ring_volume("all_reduce", tokens * hidden * element_size, ranks)
+
+
+def tensor_parallel_step_seconds(
+    tokens: int, ranks: int, hidden: int, layers: int, bandwidth: float, latency: float = 0.0, *, element_size: int = 2
+) -> float:
+    """Seconds of those all-reduces, 2 L :func:`ring_seconds` one after another: each layer waits for the one before.
+
+    With few tokens the latencies are most of it, 2 L * 2 (N - 1) of them, and more ranks make that longer.
+
+    Args:
+        tokens, ranks, hidden, layers, element_size: as for :func:`tensor_parallel_step_bytes`, with its errors.
+        bandwidth: bytes/s that a rank sends.
+        latency: seconds that a step of a ring takes however small its message.
+    """
+    require_sizes(tokens=tokens, ranks=ranks, hidden=hidden, layers=layers, element_size=element_size)
+    return 2 * layers * ring_seconds("all_reduce", tokens * hidden * element_size, ranks, bandwidth, latency)
 
 
 def pipeline_volume(config: GPTConfig, batch: int, seq_len: int | None = None, *, virtual: int = 1) -> int:

@@ -1,0 +1,63 @@
+"""What the first rank of a group tells the others, beside the collectives in which they compute together."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+#: Bytes of a message's first broadcast; only what is longer takes a second one.
+ROOM = 1024
+#: Bytes at its beginning that hold the message's length.
+LENGTH = 8
+#: How long the others wait for a message. The first rank may have nothing to say for long; if its process ends, the
+#: connection does too, and they wait no longer.
+PATIENCE = timedelta(days=30)
+
+
+class RankChannel:
+    """Messages from rank 0 of a group to all others, in order: any plain values, over gloo.
+
+    The group's own backend may be NCCL, which would take each message through the GPUs. Making a channel is a collective
+    call of the group's ranks.
+
+    Args:
+        group: the ranks, by default all.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._group = dist.new_group(ranks, PATIENCE, "gloo", use_local_synchronization=True)
+
+    def say(self, message: Any) -> None:
+        """Send a message, on rank 0; does not wait until it is heard.
+
+        Raises:
+            RuntimeError: another rank's process has ended.
+        """
+        content = pickle.dumps(message)
+        content = len(content).to_bytes(LENGTH, "little") + content
+        self._broadcast(torch.frombuffer(bytearray(content[:ROOM].ljust(ROOM, b"\0")), dtype=torch.uint8))
+        if len(content) > ROOM:
+            self._broadcast(torch.frombuffer(bytearray(content[ROOM:]), dtype=torch.uint8))
+
+    def hear(self) -> Any:
+        """The next message, on the other ranks.
+
+        Raises:
+            RuntimeError: rank 0's process has ended.
+        """
+        content = bytes(self._broadcast(torch.empty(ROOM, dtype=torch.uint8)).numpy())
+        size = LENGTH + int.from_bytes(content[:LENGTH], "little")
+        if size > ROOM:
+            content += bytes(self._broadcast(torch.empty(size - ROOM, dtype=torch.uint8)).numpy())
+        return pickle.loads(content[LENGTH:size])
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        dist.broadcast(tensor, group=self._group, group_src=0)
+        return tensor
