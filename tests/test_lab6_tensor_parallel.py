@@ -21,7 +21,7 @@ import pytest
 import torch.distributed as dist
 from lab6_tensor_parallel_runs import (
     CUT_FAMILIES,
-    GROUP_TIMEOUT,
+    LONG_PARAMS,
     MESSAGE_SIZES,
     PARAMS,
     PROMPT,
@@ -39,7 +39,7 @@ from token_identity import tiny_model
 
 from solutions.lab5_serving import Engine
 from solutions.lab6_frontiers import tensor_parallel_engine
-from solutions.lab6_frontiers.tensor_parallel_decoder import TensorParallelDecoder, share_of, shard
+from solutions.lab6_frontiers.tensor_parallel_decoder import TensorParallelDecoder, shard, share_of
 from solutions.lab6_frontiers.tensor_parallel_engine import RankFailed, TensorParallelEngine
 from utils.serving import MODELS, Decoder, SamplingParams, generate, load_model, load_tokenizer
 from utils.serving.worker import Unavailable
@@ -248,7 +248,7 @@ def dying(rank: int, dies: int, folder: str) -> None:
         return original(*arguments)
 
     engine.runner.run = run
-    said = error_of(lambda: engine.generate([PROMPT], PARAMS) if engine.leads else engine.follow())
+    said = error_of(lambda: engine.generate([PROMPT], LONG_PARAMS) if engine.leads else engine.follow())
     Path(folder, "said").write_text(f"{time.monotonic() - steps[-1]} {said}")
     os._exit(0)  # its peer is gone: there is nothing to take leave of
 

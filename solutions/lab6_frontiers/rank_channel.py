@@ -23,8 +23,8 @@ PATIENCE = timedelta(days=30)
 class RankChannel:
     """Messages from rank 0 of a group to all others, in order: any plain values, over gloo.
 
-    The group's own backend may be NCCL, which would take each message through the GPUs. Making a channel is a collective
-    call of the group's ranks.
+    The group's own backend may be NCCL, which would take each message through the GPUs. All ranks of the group make
+    the channel together.
 
     Args:
         group: the ranks, by default all.

@@ -2,9 +2,10 @@
 
 Letters: T tokens, R rows of logits, N ranks, C hidden size, H query heads, G key and value heads, D head dimension.
 
-Each rank has H / N query heads with the G / N key and value heads that they read, and 1 / N of the MLP's width. Queries,
-keys, values, gates and ups are cut by columns, the two outputs by rows (lab 4; Shoeybi et al. 2019, section 3), so a
-layer calls two all-reduces of T C elements. A rank's cache holds the keys and values of its own heads.
+Each rank has H / N query heads with the G / N key and value heads that they read, and 1 / N of the MLP's width. The
+matrices of queries, keys, values, gates and ups are cut by columns, those of the two outputs by rows (lab 4; Shoeybi et
+al. 2019, section 3), so a layer calls two all-reduces of T C elements. A rank's cache holds the keys and values of its
+own heads.
 
 Norms, embedding and head stay whole on every rank. So every rank has all logits, and nothing but the layers' sums is
 sent. What that costs: a rank holds and reads the whole head, which with many ranks and a large vocabulary becomes the
@@ -132,7 +133,7 @@ class TensorParallelRunner(ModelRunner):
         model: this rank's part.
         num_blocks, block_size, attention: as for :class:`ModelRunner`; the blocks hold this rank's heads.
         fused: run :class:`TensorParallelFusedDecoder`; None: on a GPU.
-        cuda_graphs: as for :class:`ModelRunner`, but off by default: recording NCCL's all-reduces is left to the caller.
+        cuda_graphs: as for :class:`ModelRunner`, but off by default: a graph would have to record NCCL's all-reduces.
         options: the other arguments of :class:`ModelRunner`.
 
     Raises:

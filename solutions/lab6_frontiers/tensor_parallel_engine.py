@@ -49,7 +49,7 @@ OWN_SETTINGS = ("clock", "history", "max_waiting")
 
 
 class RankFailed(Unavailable):
-    """A rank has failed, died or not answered in time; the engine is at an end on all ranks."""
+    """A rank has failed, died or not answered in time; the engine has ended on all ranks."""
 
 
 class TensorParallelEngine(Engine):
@@ -139,7 +139,7 @@ class TensorParallelEngine(Engine):
         Raises:
             ValueError, EngineFull: as :meth:`Engine.add`; the other ranks hear nothing then.
             RuntimeError: on another rank than 0.
-            RankFailed: the engine is at an end.
+            RankFailed: the engine has ended.
         """
         self._require_lead("add")
         id = super().add(prompt, params, id=id, arrival=arrival)
@@ -147,7 +147,7 @@ class TensorParallelEngine(Engine):
         return id
 
     def abort(self, id: str) -> bool:
-        """As :meth:`Engine.abort`; the other ranks hear of it before the next step. False if the engine is at an end."""
+        """As :meth:`Engine.abort`; the other ranks hear of it before the next step. False if the engine has ended."""
         if self._failure:
             return False
         self._require_lead("abort")
@@ -171,7 +171,7 @@ class TensorParallelEngine(Engine):
             return super().step()
 
     def close(self) -> None:
-        """Let the other ranks return from :meth:`follow`; the engine is at an end. On them, and again, it does nothing."""
+        """End the engine: the other ranks return from :meth:`follow`. Called there, or again, it does nothing."""
         if self.leads and not self._failure:
             self._failure = "the engine has been closed"
             with suppress(RuntimeError):  # who has died needs no message

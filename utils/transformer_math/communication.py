@@ -96,7 +96,7 @@ def tensor_parallel_step_bytes(tokens: int, ranks: int, hidden: int, layers: int
     """Bytes that each rank sends in one step of a served model whose layers are cut over the ranks.
 
     There is no backward pass, so each layer all-reduces two activations (T, C), one after attention and one after the
-    MLP. A ring sends 2 (N - 1) / N of each: 2 L T C e * 2 (N - 1) / N bytes. That is linear in ``tokens``: those of one are the bytes per
+    MLP. A ring sends 2 (N - 1) / N of each: 2 L T C e * 2 (N - 1) / N bytes. With ``tokens=1`` these are the bytes per
     token. Embedding and head are whole on every rank and send nothing.
 
     Args:
