@@ -264,7 +264,7 @@ def misused() -> dict[str, str]:
 def failing(rank: int) -> str:
     """What a rank is told when the model fails on one rank alone in the third step, and the process lives on."""
     group = dist.new_group()
-    engine = TensorParallelEngine(tiny_model(), group=group, num_blocks=30)
+    engine = TensorParallelEngine(tiny_model(), group=group, num_blocks=30, timeout=10)
     original, steps = engine.runner.run, []
 
     def run(*arguments: Any) -> torch.Tensor:
@@ -283,6 +283,13 @@ def failing(rank: int) -> str:
         else:
             said = error_of(engine.follow)
     return said
+
+
+def deaf() -> str:
+    """What rank 0 is told when the others do not listen, and live on."""
+    engine = TensorParallelEngine(tiny_model(), num_blocks=30, timeout=5)
+    with unheard():
+        return error_of(lambda: engine.generate([PROMPT], PARAMS)) if engine.leads else ""
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
@@ -305,6 +312,7 @@ class Found:
     heard: list[Any]
     misused: dict[str, str]
     failing: list[str]
+    deaf: str
 
 
 MESSAGE_SIZES = [0, *range(960, 1030), 5000]
@@ -333,6 +341,7 @@ def everything(seeds: list[int], prompts: list[list[int]]) -> Found:
         heard=messages(MESSAGE_SIZES),
         misused=misused(),
         failing=[failing(rank) for rank in range(2)],
+        deaf=deaf(),
     )
 
 

@@ -227,6 +227,8 @@ def test_a_model_that_fails_on_one_rank_ends_the_engine_on_both(found, failing):
             assert said.endswith("ArithmeticError: injected")
         else:
             assert re.search("timed? ?out", said, re.IGNORECASE), said
+    said = found[0].deaf  # rank 0 says what arrives, and nobody listens
+    assert said.startswith("RankFailed: rank 0 of 2 cannot go on: ") and re.search("timed? ?out", said, re.IGNORECASE)
     assert issubclass(RankFailed, Unavailable)  # a server asks the engine no more
 
 

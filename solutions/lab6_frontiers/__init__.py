@@ -32,6 +32,8 @@ from .shared_prefix import Group, find_groups, kv_bytes_read, partial_bytes, who
 from .shared_prefix_attention import shared_prefix_attention
 from .shared_prefix_runner import SharedPrefixRunner
 from .square_blocks import SquareBlocks
+from .tensor_parallel_decoder import TensorParallelDecoder, TensorParallelRunner, shard, share_of
+from .tensor_parallel_engine import RankFailed, TensorParallelEngine
 from .tree_attention import paged_attention_tree
 from .tree_engine import TreeEngine
 from .tree_sampling import draw_candidates, tree_sample, verify_trees

@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 ROOM = 1024
 #: Bytes at its beginning that hold the message's length.
 LENGTH = 8
-#: How long the others wait for a message. The first rank may have nothing to say for long; if its process ends, the
-#: connection does too, and they wait no longer.
+#: How long the others wait for a message. The first rank may have nothing to say for long. If its process ends, the
+#: connection is closed, and they wait no longer.
 PATIENCE = timedelta(days=30)
 
 
@@ -28,23 +28,32 @@ class RankChannel:
 
     Args:
         group: the ranks, by default all.
+        timeout: seconds that rank 0 waits for the others to hear a message.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._group = dist.new_group(ranks, PATIENCE, "gloo", use_local_synchronization=True)
+    def __init__(self, group: ProcessGroup | None = None, timeout: float = 60.0) -> None:
+        ranks, rank = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
+        patience = PATIENCE if rank > 0 else timedelta(seconds=timeout)
+        self._group = dist.new_group(ranks, patience, "gloo", use_local_synchronization=True)
+        self._sending: list[Any] = []  # what nobody waits for
 
-    def say(self, message: Any) -> None:
-        """Send a message, on rank 0; does not wait until it is heard.
+    def say(self, message: Any, wait: bool = True) -> None:
+        """Send a message, on rank 0.
+
+        Args:
+            wait: until all others hear it.
 
         Raises:
-            RuntimeError: another rank's process has ended.
+            RuntimeError: another rank's process has ended, or it does not listen within the timeout.
         """
         content = pickle.dumps(message)
         content = len(content).to_bytes(LENGTH, "little") + content
-        self._broadcast(torch.frombuffer(bytearray(content[:ROOM].ljust(ROOM, b"\0")), dtype=torch.uint8))
-        if len(content) > ROOM:
-            self._broadcast(torch.frombuffer(bytearray(content[ROOM:]), dtype=torch.uint8))
+        for part in filter(None, (content[:ROOM].ljust(ROOM, b"\0"), content[ROOM:])):
+            tensor = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+            if wait:
+                self._broadcast(tensor)
+            else:
+                self._sending.append((tensor, dist.broadcast(tensor, group=self._group, group_src=0, async_op=True)))
 
     def hear(self) -> Any:
         """The next message, on the other ranks.

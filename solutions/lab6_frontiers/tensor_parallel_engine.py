@@ -69,6 +69,8 @@ class TensorParallelEngine(Engine):
         num_blocks: of each rank's cache; None: what the rank with the least memory has room for.
         block_size, max_batch: of :class:`Engine`.
         runner: brings its own model and cache; None: a :class:`.tensor_parallel_decoder.TensorParallelRunner`.
+        timeout: seconds that rank 0 waits for another rank that does not listen. Within a step, where all compute
+            together, the timeout of the group holds.
         settings: the other arguments of :class:`Engine`.
 
     Attributes:
@@ -76,8 +78,8 @@ class TensorParallelEngine(Engine):
 
     Raises:
         ValueError: as :class:`Engine` and as ``shard``, or settings that differ between the ranks.
-        RankFailed: on use, when a rank has died or raised, or did not arrive within the timeout of the group. Between
-            GPUs, NCCL's watchdog ends the process then.
+        RankFailed: on use, when a rank has died or raised, or did not arrive in time. Between GPUs, NCCL's watchdog may
+            end the process instead.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class TensorParallelEngine(Engine):
         block_size: int = 16,
         max_batch: int = 64,
         runner: TensorParallelRunner | None = None,
+        timeout: float = 60.0,
         **settings: Any,
     ) -> None:
         model = shard(model, group) if runner is None else runner.model
@@ -101,7 +104,9 @@ class TensorParallelEngine(Engine):
         deciding |= {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
         room = num_blocks or default_num_blocks(model, block_size, max_batch)
         num_blocks = min(self._agree(deciding, room))
-        self._channel = RankChannel(self._group)  # all ranks have come here, so none waits for one that has not
+        self._channel = RankChannel(
+            self._group, timeout
+        )  # all ranks have come here, so none waits for one that has not
         runner = runner or TensorParallelRunner(model, num_blocks, block_size)
         super().__init__(model, runner=runner, max_batch=max_batch, **settings)
 
@@ -246,5 +251,5 @@ class TensorParallelEngine(Engine):
             self._failure = f"rank {self.rank} of {ranks} cannot go on: {type(error).__name__}: {error}"
             if self.leads:
                 with suppress(RuntimeError):
-                    self._channel.say(("failed", self._failure))
+                    self._channel.say(("failed", self._failure), wait=False)
             raise RankFailed(self._failure) from error
