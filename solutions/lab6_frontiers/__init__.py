@@ -22,6 +22,8 @@ from .int4_simple import int4_linear
 from .low_bit_runner import LowBitRunner
 from .mixture_of_experts import MixtureOfExperts, MoEConfig
 from .mla_decode import mla_decode
+from .overlapped_engine import OverlappedEngine
+from .overlapped_runner import OverlappedRunner
 from .paged_attention_fp8 import paged_attention_decode
 from .paged_extend_fp8 import paged_attention_extend
 from .quantize_kernels import quantize_blocks, quantize_rows
@@ -31,6 +33,7 @@ from .scaled_matmul import scaled_matmul
 from .shared_prefix import Group, find_groups, kv_bytes_read, partial_bytes, whole_blocks
 from .shared_prefix_attention import shared_prefix_attention
 from .shared_prefix_runner import SharedPrefixRunner
+from .simulated_device import SimulatedRunner, VirtualClock, device_gaps, waiting_share
 from .square_blocks import SquareBlocks
 from .tensor_parallel_decoder import TensorParallelDecoder, TensorParallelRunner, shard, share_of
 from .tensor_parallel_engine import RankFailed, TensorParallelEngine
