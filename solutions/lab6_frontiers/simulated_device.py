@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -41,7 +42,7 @@ class StepTimes:
 
 def device_gaps(times: Sequence[StepTimes]) -> list[float]:
     """Seconds that the device waits between each step and the next: of T steps T - 1 gaps."""
-    return [after.device_start - before.device_end for before, after in zip(times, times[1:], strict=False)]
+    return [after.device_start - before.device_end for before, after in pairwise(times)]
 
 
 def waiting_share(times: Sequence[StepTimes]) -> float:
@@ -74,10 +75,10 @@ class DeviceTensor(Tensor):
 
     synchronize: ClassVar[Callable[[], None]]
     #: What needs values, or a size that depends on them.
-    ASKING: ClassVar[frozenset[str]] = frozenset(
-        "tolist item cpu numpy nonzero masked_select unique is_nonzero equal allclose "
-        "__bool__ __int__ __float__ __index__ __array__ __contains__".split()
-    )
+    ASKING: ClassVar[frozenset[str]] = frozenset({
+        "tolist", "item", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "allclose",
+        "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__",
+    })  # fmt: skip
 
     @classmethod
     def __torch_function__(
