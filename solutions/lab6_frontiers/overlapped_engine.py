@@ -129,12 +129,12 @@ class OverlappedEngine(Engine):
         return outputs
 
     def _short_of_blocks(self) -> bool:
-        """Whether the next step might preempt a request: each that runs gains one token, for a new block at most."""
-        manager, free = self.manager, self.manager.num_free
-        if len(self.scheduler.running) <= free:
-            return False
-        ids = [request.id for request in self.scheduler.running]
-        return sum(manager.length(id) % manager.block_size == 0 or manager.writes_shared(id) for id in ids) > free
+        """Whether the next step might preempt a request: each that runs gains one token, for a new block at most.
+
+        No block is copied: requests share only full ones.
+        """
+        manager, running = self.manager, self.scheduler.running
+        return sum(manager.length(request.id) % manager.block_size == 0 for request in running) > manager.num_free
 
     def _launch(self, landing: Flight | None) -> Flight | None:
         """Schedule a step behind ``landing`` and launch it; nothing is waited for; None if there is nothing to do."""
