@@ -359,6 +359,7 @@ def test_a_sampler_that_fails_ends_its_own_request_alone():
     assert outputs[ids[1]][-1].finish_reason == "error"
     assert "sampling failed: TypeError" in outputs[ids[1]][-1].error
     assert tokens_of(outputs[ids[1]]) == generate(model, [1, 2, 3], params[1]).tokens[:1]
+    assert engine.stats()["surplus_tokens"] == 0  # it was refused a token, and did not leave one
     for index in (0, 2):
         assert tokens_of(outputs[ids[index]]) == generate(model, [1, 2, 3], params[index]).tokens
 

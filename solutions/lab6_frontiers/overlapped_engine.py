@@ -159,7 +159,7 @@ class OverlappedEngine(Engine):
         for row, chunk in enumerate(landing.sampling if landing is not None else ()):
             request = chunk.request
             # The last token of a request is never fed back.
-            if request.status is Status.RUNNING and len(request.tokens) + 1 < request.limit:
+            if len(request.tokens) + 1 < request.limit:
                 request.tokens.append(placeholder(row))
                 requests.append(request)
         try:
