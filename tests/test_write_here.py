@@ -14,7 +14,9 @@ from utils.kernel_profile import profile_kernel
 from utils.write_here import Diagnostic, compare
 
 #: Cell -> cells before it that its check uses, besides the imports.
-USES = {"write-keep-s1-cell": ["b1f2dbc9"], "write-resized-cell": ["matrix"], "write-promoted-cell": ["tensor-core"]}
+USES = {
+    "write-keep-s1-cell": ["b1f2dbc9"], "write-resized-cell": ["matrix"], "write-promoted-cell": ["tensor-core"],
+}  # fmt: skip
 #: Cell -> an edit that makes its answer wrong, and what is said then.
 WRONG = {
     "write-resized-cell": (("replace(matrix, element_size=element_size)", "matrix"), "result 3: expected 2, got 4"),
@@ -51,6 +53,8 @@ WRONG = {
     "write-dispatch-cell": (("order // experts.shape[1]", "order % len(x)"), "case 1: result 1: element"),
     "write-combine-cell": (("out[order.argsort()]", "out[order]"), "case 1: element (0, 0): expected"),
     "write-zigzag-cell": (("2 * R - 1 - r", "R + r"), "case 1 (16, 2): result 1: element 4: expected 12, got 8"),
+    "write-expected-cell": (("rank = seen[parent] = seen.get(parent, -1) + 1", "rank = 0"), "case 2: expected 2.25, got 2.75"),
+    "write-rejected-cell": (("rest / rest.sum()", "rest"), "case 1: result 2: element"),
     "write-best-cell": (("(C / 6)", "C"), "case 1: element 0: expected"),
     "write-parabola-cell": (("(2 * c[2])", "c[2]"), "case 1: expected"),
     "write-served-cell": (("(x - 1)", "x"), "case 1: element 0: expected"),
@@ -97,7 +101,7 @@ def compile_(file: Path):
     return compile(file.read_text(encoding="utf-8"), str(file), "exec", dont_inherit=True)
 
 
-def test_lectures_03_04_06_09_15_to_17_19_and_the_prerequisites_have_cells_to_write_in():
+def test_lectures_03_04_06_09_15_to_19_and_the_prerequisites_have_cells_to_write_in():
     assert set(CELLS) == set(WRONG)
     assert {path.name[:2] for path, _ in CELLS.values()} == {"00", "03", "04", "06", "09", "15", "16", "17", "18", "19"}
 
