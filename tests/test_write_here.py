@@ -53,7 +53,9 @@ WRONG = {
     "write-dispatch-cell": (("order // experts.shape[1]", "order % len(x)"), "case 1: result 1: element"),
     "write-combine-cell": (("out[order.argsort()]", "out[order]"), "case 1: element (0, 0): expected"),
     "write-zigzag-cell": (("2 * R - 1 - r", "R + r"), "case 1 (16, 2): result 1: element 4: expected 12, got 8"),
-    "write-expected-cell": (("rank = seen[parent] = seen.get(parent, -1) + 1", "rank = 0"), "case 2: expected 2.25, got 2.75"),
+    "write-expected-cell": (
+        ("rank = seen[parent] = seen.get(parent, -1) + 1", "rank = 0"), "case 2: expected 2.25, got 2.75",
+    ),
     "write-rejected-cell": (("rest / rest.sum()", "rest"), "case 1: result 2: element"),
     "write-best-cell": (("(C / 6)", "C"), "case 1: element 0: expected"),
     "write-parabola-cell": (("(2 * c[2])", "c[2]"), "case 1: expected"),
