@@ -16,8 +16,10 @@ A model without a chat template, as the two that come with the course, gets the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from fastapi import FastAPI
 
 from utils.serving import MODELS
 from utils.serving.shutdown import run
@@ -26,8 +28,8 @@ from .runner import ATTENTIONS
 from .serve import create_server
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Load a model and serve it until interrupted."""
+def command_line() -> argparse.ArgumentParser:
+    """What may be said on the command line; a package that serves another engine adds to it."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description="Serve a model over HTTP.")
     parser.add_argument("--model", type=Path, default=MODELS / "target", help="a Hugging Face folder (%(default)s)")
     parser.add_argument("--name", help="what clients call the model (the folder's name)")
@@ -46,11 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--drain-seconds", type=float, default=20.0, help="for requests under way when it stops (%(default)s)"
     )
-    options = vars(parser.parse_args(arguments))
+    return parser
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+    create: Callable[..., FastAPI] = create_server,
+) -> None:
+    """Load a model and serve it until interrupted."""
+    options = vars((parser or command_line()).parse_args(arguments))
     folder, host, port = options.pop("model"), options.pop("host"), options.pop("port")
     drain_seconds = options.pop("drain_seconds")
     name = options.pop("name") or folder.resolve().name
-    app = create_server(folder, name=name, **options)
+    app = create(folder, name=name, **options)
     print(f"serving {name!r} on http://{host}:{port}/v1/completions and /v1/chat/completions", flush=True)
     run(app, host=host, port=port, drain_seconds=drain_seconds)
 

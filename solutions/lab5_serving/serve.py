@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,16 +60,24 @@ def create_engine(
     return scored(SpeculativeEngine)(model, drafts[0], runner=runner(model, draft_tokens + 1), **settings)
 
 
-def create_server(folder: Path, *, name: str | None = None, engine_process: bool = False, **options: Any) -> FastAPI:
+def create_server(
+    folder: Path,
+    *,
+    name: str | None = None,
+    engine_process: bool = False,
+    create: Callable[..., Engine] = create_engine,
+    **options: Any,
+) -> FastAPI:
     """The server of a model, with the engine of this package behind it.
 
     Args:
         folder: a Hugging Face folder.
         name: what clients call the model; None: the folder's name.
         engine_process: the engine runs in a process of its own instead of a thread.
-        options: of :func:`create_engine`.
+        create: makes the engine; one with the arguments of :func:`create_engine`, perhaps more.
+        options: of ``create``.
     """
-    make = partial(create_engine, folder, **options)
+    make = partial(create, folder, **options)
     return create_app(
         EngineProcess(make) if engine_process else make(),
         load_tokenizer(folder),
