@@ -104,7 +104,7 @@ def wrap(text: str, most: int) -> list[str]:
 
 # ---- a row for each part ---------------------------------------------------------------------------------------------
 
-_WIDTH, _LABEL, _COLUMNS, _GAP = 960, 140, 5, 24
+_WIDTH, _LABEL, _COLUMNS, _GAP = 1064, 140, 6, 24
 _NODE = (_WIDTH - _LABEL - _GAP * _COLUMNS - 12) / _COLUMNS
 _LANE, _NODE_HEIGHT, _CHANNEL = 98, 75, 40
 
