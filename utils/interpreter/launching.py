@@ -91,7 +91,7 @@ def last_of_grid(set_grid_idx: Callable) -> Callable:
 
     @functools.wraps(set_grid_idx)
     def wrapped(self: Any, *index: int) -> None:
-        if observation.state.wrote and observation.state.large is not None:
+        if observation.state.wrote:
             observation.state.executor.fn = _nothing
         else:
             set_grid_idx(self, *(i if last is None else last - i for i, last in zip(index, self.last_program)))

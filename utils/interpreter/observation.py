@@ -94,7 +94,7 @@ class _State:
         self.other = False  # whether the load that runs says what stands where its mask leaves a lane out
         self.large: dict[int, torch.UntypedStorage] | None = None  # by address, in a block of last_programs
         self.executor: Any = None  # of the launch that runs
-        self.wrote = False  # whether a program of it has written something
+        self.wrote = False  # in a block of last_programs, whether a program of it has written something
         self.until = math.inf  # when such a block's time is up, on the clock of time.monotonic
 
 
@@ -242,7 +242,8 @@ def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: 
     if time.monotonic() > state.until:
         raise TimeIsUp
     itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-    state.wrote = state.wrote or (writes and bool(mask.any()))
+    if writes and state.large is not None:
+        state.wrote = state.wrote or bool(mask.any())
     real, allowed, poison = state.observer.access(Access(pointers.data, mask, itemsize, reads, writes, atomic))
     return (
         upstream.TensorHandle(real, pointers.dtype),
