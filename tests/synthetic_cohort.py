@@ -40,8 +40,8 @@ GENERAL = 1
 """The lab whose class holds the general hostile submissions: its own are the quickest to grade."""
 
 
-MOST = 8
-"""Wrong answers of an exercise in the class: a lab's longest list makes as many submissions, of 15 seconds each."""
+MOST = 6
+"""Wrong answers of an exercise in the class: a lab's longest list makes as many submissions, of up to a minute each."""
 
 
 @dataclass(frozen=True)
