@@ -321,15 +321,16 @@ def played(seed):
     return counts + Counter(shared_steps=runners[0].shared_steps, saved_tokens=runners[0].saved_tokens)
 
 
-@pytest.mark.parametrize("seed", thorough_but(range(80), *range(12)))
-def test_a_random_workload_is_the_same_with_shared_prefixes(seed):
+@pytest.mark.parametrize("ten", thorough_but(range(100), 0))
+def test_random_workloads_are_the_same_with_shared_prefixes(ten):
     """Pools as small as one request, chunks, aborts, failures, shared beginnings: every token is plain decoding's."""
-    played(seed)
+    for seed in range(10 * ten, 10 * ten + 10):
+        played(seed)
 
 
 @pytest.mark.slow
 def test_random_workloads_cover_what_they_are_for():
-    counts = sum((played(seed) for seed in range(80, 100)), Counter())
+    counts = sum((played(seed) for seed in range(10, 30)), Counter())
     for name in ("shared_steps", "preemptions", "cached_tokens", "abort", "error", "stop"):
         assert counts[name] > 0, name
     assert counts["steps"] // 8 < counts["shared_steps"] < counts["steps"]

@@ -31,7 +31,7 @@ from lab6_tensor_parallel_runs import (
     error_of,
     everything,
     many_heads,
-    on_four,
+    workloads,
 )
 from serving_runs import tiny_model as model_of_family
 from slow_machine_launch import launch, once
@@ -144,8 +144,15 @@ def test_random_workloads_get_their_unbatched_decode_and_all_ranks_take_the_same
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("fifty", range(20))
+def test_a_thousand_random_workloads_get_their_unbatched_decode(fifty):
+    first, second = launch(workloads, [*range(50 * fifty, 50 * fifty + 50)], world_size=2)
+    assert len(first) == 50 and all(second[seed].steps == first[seed].steps for seed in first)
+
+
+@pytest.mark.thorough
 def test_random_workloads_on_four_ranks_get_their_unbatched_decode():
-    results = launch(on_four, SEEDS, world_size=4)
+    results = launch(workloads, SEEDS, world_size=4)
     for seed in SEEDS:
         assert all(each[seed].steps == results[0][seed].steps for each in results)
     assert many_heads().config.num_kv_heads == 4

@@ -78,10 +78,11 @@ def tokens_of(outputs):
 # ---- token identity --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", thorough_but(range(40), 0, 9))
-def test_a_random_workload_of_greedy_requests_is_the_same_with_trees(seed):
+@pytest.mark.parametrize("five", thorough_but(range(200), 0))
+def test_random_workloads_of_greedy_requests_are_the_same_with_trees(five):
     """Pools as small as one request, chunks, aborts, failures, shared beginnings: every token is the target's own."""
-    play(greedy_workload(seed, tiny_model()), tiny_model(), watched)
+    for seed in range(5 * five, 5 * five + 5):
+        play(greedy_workload(seed, tiny_model()), tiny_model(), watched)
 
 
 @pytest.mark.thorough
