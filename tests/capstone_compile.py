@@ -102,6 +102,28 @@ def block_scaled(kind: str) -> dict:
     return compiled(lab6.hopper_block_scaled_kernel, types_, constants, lab6.LAUNCHED)
 
 
+def latents(kind: str, split: bool) -> dict:
+    """Lab 6's decode attention over latents, in one part or split."""
+    package = types.ModuleType("lab6")
+    package.__path__ = [str(FOLDER.parent / "lab6_frontiers")]
+    given = {f"solutions.capstone_hopper.{name}": module(name) for name in ("parts", "softmax")}
+    sys.modules |= {"lab6": package} | given
+    lab6 = importlib.import_module("lab6.hopper_mla_decode")
+
+    def operand(columns: int) -> str:
+        block = [1, 64, columns]
+        return f"tensordesc<{kind}{block},{module('parts').layout(block, TYPES[kind])!r}>"
+
+    types_ = {
+        "q_desc": operand(256), "q_rope_desc": operand(64), "c_desc": operand(256), "c_rope_desc": operand(64),
+        "block_tables_ptr": "*i32", "context_lens_ptr": "*i32", "o_ptr": "*fp32" if split else f"*{kind}",
+        "lse_ptr": "*fp32", "scale": "fp32",
+    }  # fmt: skip
+    constants = {"S": lab6.STAGES, "BLOCK_SIZE": 64, "SPLIT": split, "REGISTERS": lab6.RIGHT}
+    constants |= {"stride_bb": 1, "stride_cs": 1}
+    return compiled(lab6.hopper_mla_decode_kernel, types_, constants, lab6.LAUNCHED)
+
+
 def longest_chain(ptx: str, name: str) -> int:
     """How many instructions of this name there are, at most, of which each takes the result of the one before."""
     lengths: dict[str, int] = {}
@@ -136,5 +158,5 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
 
 if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
-    kernels = {"forward": forward, "backward": backward, "block_scaled": block_scaled}
+    kernels = {"forward": forward, "backward": backward, "block_scaled": block_scaled, "latents": latents}
     print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

@@ -170,6 +170,14 @@ def test_lab_6s_product_in_blocks_compiles_for_hopper_and_its_sums_stay_in_regis
         assert used["instructions"] == ["wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"]
 
 
+@pytest.mark.slow
+def test_lab_6s_attention_over_latents_compiles_for_hopper_and_its_sums_stay_in_registers():
+    for used in compile_orders(("latents", "bf16", False), ("latents", "bf16", True), ("latents", "fp16", False)):
+        assert used["spilled"] == 0 and not used["serialised"]
+        assert used["shared"] <= SHARED_MEMORY
+        assert used["instructions"] == ["wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"]
+
+
 def test_a_factor_that_is_not_positive_is_put_into_the_queries(monkeypatch):
     taken = []
 
