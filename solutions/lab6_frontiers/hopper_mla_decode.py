@@ -13,9 +13,6 @@ latents, the keys with the position, and the left half. In this order parts are 
 
 ``full`` barriers count the bytes that TMA has brought; ``empty`` ones say that a part has been used. ``p_full`` says
 that weights and the factor that shrinks the sums are in shared memory, ``p_empty`` that right has used both.
-
-No GPU has run it yet, so nothing calls it: it is proven in the emulator and by the compiler's word, without spills and
-without products that wait for each instruction (``tests/test_lab6_hopper_mla.py``, ``tests/test_capstone.py``).
 """
 
 from __future__ import annotations

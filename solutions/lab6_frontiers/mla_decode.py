@@ -3,10 +3,13 @@
 Letters: S sequences, H heads, P parts of a context. The cache keeps for each token the latent, from which keys and
 values of all heads are projected, and behind it a key that carries the position (DeepSeek-AI 2024, "DeepSeek-V2",
 section 2.1). With the projections absorbed (:mod:`.mla_torch`) a latent is key and value at once: the kernel loads a
-tile of latents once, for a block of heads, and multiplies it twice.
+tile of latents once, for a block of heads, and multiplies it twice. On Hopper :mod:`.hopper_mla_decode` does the same
+where it can.
 """
 
 from __future__ import annotations
+
+import types
 
 import torch
 from torch import Tensor
@@ -141,8 +144,10 @@ def mla_decode(
     (S, H, L), block_size = q_latent.shape, latent_cache.shape[1]
     if not S * H:
         return torch.empty_like(q_latent)
-    tile = long_tuning.mla_decode(H, q_latent.dtype, capability_of(q_latent.device))
-    head_blocks = triton.cdiv(H, tile.m)
+    capability = capability_of(q_latent.device)
+    hopper = hopper_kernel(q_latent, q_rope, latent_cache, scale_log2, capability)
+    tile = long_tuning.mla_decode(H, q_latent.dtype, capability)
+    head_blocks = triton.cdiv(H, hopper.M if hopper else tile.m)
     if num_splits is None:
         longest = block_tables.shape[1] * block_size
         num_splits = long_tuning.mla_splits(S * head_blocks, longest, multiprocessors(q_latent.device))
@@ -150,6 +155,9 @@ def mla_decode(
     made = {"device": q_latent.device, "dtype": torch.float32 if split else q_latent.dtype}
     o = torch.empty((S, H, num_splits, L), **made)
     lse = torch.empty((S, H, num_splits) if split else (0,), dtype=torch.float32, device=q_latent.device)
+    if hopper:
+        hopper.hopper_mla_decode(q_latent, q_rope, latent_cache, block_tables, context_lens, scale_log2, o, lse)
+        return _merged(o, lse, q_latent.dtype) if split else o.squeeze(2)
     mla_decode_kernel[(head_blocks, num_splits, S)](
         q_latent, q_rope, latent_cache, block_tables, context_lens, o, lse,
         q_latent.stride(), q_rope.stride(), latent_cache.stride(), *block_tables.stride(), context_lens.stride(0),
@@ -159,6 +167,15 @@ def mla_decode(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return _merged(o, lse, q_latent.dtype) if split else o.squeeze(2)
+
+
+def hopper_kernel(q_latent, q_rope, latent_cache, scale, capability) -> types.ModuleType | None:
+    """The module of the kernel for Hopper, where the GPU is one and the tensors are such that it can do them."""
+    if capability is None or capability[0] != 9:
+        return None
+    from . import hopper_mla_decode  # Gluon needs a GPU's Triton, not the interpreter's
+
+    return None if hopper_mla_decode.why_portable(q_latent, q_rope, latent_cache, scale) else hopper_mla_decode
 
 
 def _merged(outputs: Tensor, logsumexps: Tensor, dtype: torch.dtype) -> Tensor:
