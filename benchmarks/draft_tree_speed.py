@@ -27,7 +27,7 @@ NEW, BLOCK_SIZE = 160, 16
 BATCHES = (1, 16)
 NODES = (8, 16, 32)
 CHAINS = (2, 4)
-RUNS, QUICK_RUNS = 3, 1
+RUNS, QUICK_RUNS = 2, 1
 
 SCHEMA = {
     "dtype": TEXT,

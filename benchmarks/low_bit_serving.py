@@ -35,7 +35,7 @@ class OverlappedLowBitRunner(OverlappedRunner, LowBitRunner):
     """Both: few bits, and newest tokens that come from the device."""
 
 
-RUNS, QUICK_RUNS = 3, 1
+RUNS, QUICK_RUNS = 2, 1
 LOW = {"weights": "int4", "cache": "fp8"}
 #: What each engine's runner is, and its bits.
 RUNNERS: Mapping[str, tuple[type[ModelRunner], Mapping[str, str]]] = {

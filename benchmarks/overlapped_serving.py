@@ -30,7 +30,7 @@ from solutions.lab6_frontiers import OverlappedRunner
 from utils.record_schemas import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, each
 from utils.serving import ModelConfig, SamplingParams
 
-RUNS, QUICK_RUNS = 5, 1
+RUNS, QUICK_RUNS = 3, 1
 RUNNERS = {"alternating": ModelRunner, "overlapped": OverlappedRunner}
 
 SCHEMA = {

@@ -25,7 +25,7 @@ from utils.serving import ModelConfig, SamplingParams
 REQUESTS, COMMON, OWN, NEW_TOKENS = 256, 2048, (16, 128), 256
 #: Requests that are compared with float32.
 CHECKED = 4
-RUNS, QUICK_RUNS = 3, 1
+RUNS, QUICK_RUNS = 2, 1
 RUNNERS = {
     "separately": ModelRunner,
     "once": SharedPrefixRunner,
