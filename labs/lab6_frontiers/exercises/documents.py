@@ -64,7 +64,7 @@ def _tiling(trials: Sequence[CaseResult]) -> Tiling | None:
         names = arguments_in(launch, trial.outputs[0])
         firsts = [first // width for (_, name), (first, _) in launch.written.items() if name in names]
         if firsts and all(first % m == 0 for first in firsts):
-            return Tiling("T H D", tiles={"T": m}, noun="tile of tokens")
+            return Tiling("T H D", tiles={"T": m}, noun="token tile")
     return None
 
 

@@ -143,6 +143,8 @@ wrong(DISPATCH, "own counts", "these are the rank's own tokens", C + "4",
 wrong(
     DISPATCH, "all counts", "these are the rank's own tokens", C + "4", edits={"sizes = table.sum(0)": "sizes = counts"}
 )
+wrong(DISPATCH, "counts in int32", "dispatch gives counts of torch.int32, expected torch.int64",
+      edits={"sizes = table.sum(0)": "sizes = table.sum(0).int()"})  # fmt: skip
 wrong(DISPATCH, "counts gathered", "calls all_gather", C + "8", edits={
     "dist.all_to_all_single(arriving, counts, [mine] * ranks, shares, group=group)": """
         every = [torch.empty_like(counts) for _ in range(ranks)]

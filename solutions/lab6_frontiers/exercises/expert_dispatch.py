@@ -94,6 +94,8 @@ def _sent(case: Tokens, outcomes: Sequence[Outcome], only: str) -> Problem | Non
                 cause = classic("these are the rank's own tokens: count what has come for its experts", 4)
             headline = f"dispatch counts {got.tolist()} rows for the experts of rank {rank}, expected {right.tolist()}"
             return Problem(headline, cause, (str(case),))
+        if got.dtype != torch.int64:
+            return Problem(f"dispatch gives counts of {got.dtype}, expected torch.int64", details=(str(case),))
         if outcome.rows.shape != rows.shape or outcome.rows.dtype != case.dtype:
             shown = f"{tuple(outcome.rows.shape)}, {outcome.rows.dtype}; expected {tuple(rows.shape)}, {case.dtype}"
             return Problem(f"dispatch gives rows of shape {shown} on rank {rank}", only, (str(case),))
