@@ -154,7 +154,6 @@ class Found:
     held: dict[str, int]
     meshes: dict[str, Run]
     uneven: float
-    counted_mesh: tuple[CollectiveLog, int] | None
 
 
 def everything() -> Found:
@@ -170,5 +169,4 @@ def everything() -> Found:
         held=held_bytes(),
         meshes={name: train(case) for name, (train, case) in MESHES.items()} if four else {},
         uneven=uneven_rows() if four else 0.0,
-        counted_mesh=count_tensor_data() if four else None,
     )

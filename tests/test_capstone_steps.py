@@ -6,6 +6,7 @@ import re
 import gluon_emulator
 import pytest
 import torch
+from parameters import thorough_but
 
 from solutions.capstone_hopper import steps
 from solutions.capstone_hopper.steps import compiler, host, patch, trace
@@ -206,7 +207,7 @@ def test_every_step_compiles_for_hopper_and_the_gluon_ones_without_spills():
 
 @pytest.mark.compat
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", thorough_but((64, 128), 128))
 def test_plain_tritons_softmax_runs_beside_no_product(head_dim):
     overlapped, ordinary = (steps.wall(overlap, head_dim) for overlap in (True, False))
     serialised = re.match(r"\(C75\d\d\).*wgmma\.mma_async instructions are serialized", overlapped.warning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parameters import thorough_but
 
 from utils import example_kernels as ek
 from utils import reference, runtime
@@ -90,32 +91,32 @@ def test_a_bad_argument_is_refused_by_value(change, message):
 
 @pytest.mark.compat
 @pytest.mark.slow
-def test_no_configuration_spills_and_all_fit_on_a_hopper():
+@pytest.mark.parametrize("head_dim", thorough_but((64, 128), 64))
+def test_no_configuration_spills_and_all_fit_on_a_hopper(head_dim):
     pointers = ("q_ptr", "k_ptr", "v_ptr", "do_ptr")
     types = dict.fromkeys(pointers, "*bf16") | {"lse_ptr": "*fp32", "delta_ptr": "*fp32"}
     types |= {"N_q": "i32", "N_k": "i32", "scale": "fp32", "scale_log2": "fp32"}
     requests = []
-    for head_dim in (64, 128):
-        block_m, block_n, warps, stages = GPU_TILES[head_dim]
-        constants = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "CAUSAL": True, "PRECISION": "ieee"}
-        for mode, dq in (("none", "*bf16"), ("atomic", "*fp32")):
-            requests.append(
-                Request(
-                    ek.flash_attention_backward_kernel,
-                    {**types, "dq_ptr": dq, "dk_ptr": "*bf16", "dv_ptr": "*bf16"},
-                    {**constants, "DQ": mode},
-                    num_warps=warps,
-                    num_stages=stages,
-                )
-            )
+    block_m, block_n, warps, stages = GPU_TILES[head_dim]
+    constants = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "CAUSAL": True, "PRECISION": "ieee"}
+    for mode, dq in (("none", "*bf16"), ("atomic", "*fp32")):
         requests.append(
             Request(
-                ek.flash_attention_dq_kernel,
-                {**types, "dq_ptr": "*bf16"},
-                constants,
+                ek.flash_attention_backward_kernel,
+                {**types, "dq_ptr": dq, "dk_ptr": "*bf16", "dv_ptr": "*bf16"},
+                {**constants, "DQ": mode},
                 num_warps=warps,
                 num_stages=stages,
             )
         )
+    requests.append(
+        Request(
+            ek.flash_attention_dq_kernel,
+            {**types, "dq_ptr": "*bf16"},
+            constants,
+            num_warps=warps,
+            num_stages=stages,
+        )
+    )
     for usage in resource_usages(requests):
         assert not usage.spills and usage.shared_bytes <= 227 * 1024, usage

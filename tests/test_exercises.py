@@ -9,7 +9,7 @@ import importlib
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -60,9 +60,9 @@ FILLED_ALONE = [n for n in EXERCISES if n not in (*ON_RANKS, "3.8", "3.9")]
 OWN = {place.label for lab in LABS for place in places(ROOT / "solutions" / lab) if not place.indent}
 
 
-def thorough_where_heavy(numbers: Iterable[str]) -> list:
-    marks = {True: pytest.mark.thorough, False: pytest.mark.slow}
-    return [pytest.param(n, marks=() if n in QUICK and n not in HEAVY else marks[n in HEAVY]) for n in numbers]
+def thorough_but_quick(numbers: list[str]) -> list:
+    """Exercises as parameters: all that are neither quick nor of lab 1 belong to the thorough tests."""
+    return thorough_but(numbers, *(n for n in numbers if n in QUICK or n[0] == "1"))
 
 
 each_exercise = pytest.mark.parametrize("number", EXERCISES)
@@ -111,9 +111,9 @@ def test_the_stub_fails_with_its_own_message(number, stubs, monkeypatch):
         EXERCISES[number].run_check(stubs(lab_of(number)), seed=1)
 
 
-# The notebooks of the solutions run each check once more.
+# Under nbval the notebooks of the solutions run each check on a seed: here `make test` tries the quick ones.
 @pytest.mark.slow
-@pytest.mark.parametrize("number", thorough_where_heavy(n for n in EXERCISES if n not in ON_RANKS))
+@pytest.mark.parametrize("number", thorough_but_quick([n for n in EXERCISES if n not in ON_RANKS]))
 def test_the_solution_passes_on_several_seeds(number, capsys):
     seeds = (
         (7, 1000, 1234)
@@ -133,7 +133,7 @@ def test_every_place_has_a_right_answer_that_is_not_the_solution(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", thorough_where_heavy(FILLED_ALONE))
+@pytest.mark.parametrize("number", thorough_but_quick(FILLED_ALONE))
 def test_a_right_answer_passes_before_what_it_does_not_build_on_is_solved(number, tmp_path, capsys):
     with lab_filled(lab_of(number), tmp_path, right_for(number)) as lab:
         EXERCISES[number].run_check(lab, seed=5)
@@ -141,16 +141,20 @@ def test_a_right_answer_passes_before_what_it_does_not_build_on_is_solved(number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", thorough_where_heavy(n for n in EXERCISES if n[0] in "123"))
+@pytest.mark.parametrize("number", thorough_but_quick([n for n in EXERCISES if n[0] in "123"]))
 def test_a_right_answer_passes_on_several_seeds(number, tmp_path):
     with lab_filled(lab_of(number), tmp_path, answers(lab_of(number)).right) as lab:
         for seed in (2, 3, 8):
             EXERCISES[number].run_check(lab, seed)
 
 
+#: Places whose own message tells that they lack, where nothing starts processes, by lab.
+TOLD = {lab: [p for p in answers(lab).right if p.split(":")[0] not in ON_RANKS and p not in OWN] for lab in LABS[1:]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "place", [p for lab in LABS[1:] for p in answers(lab).right if p.split(":")[0] not in ON_RANKS and p not in OWN]
+    "place", thorough_but([p for told in TOLD.values() for p in told], *(told[0] for told in TOLD.values() if told))
 )
 def test_a_place_left_unfilled_stops_its_exercises_check_with_its_own_message(place, tmp_path, monkeypatch):
     if place.startswith("5.6"):
@@ -221,14 +225,15 @@ def with_fewer_cases(wrong: WrongAnswer, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def frequent_ones_first() -> list:
-    """Each exercise's most frequent wrong answer is tried by `make check` too, and every tenth of the others by
-    `make test`; `make test-thorough` tries all."""
+    """Each exercise's most frequent wrong answer is tried by `make test`, and by `make check` where that is quick; so
+    is every tenth of the others by `make test`, unless checks of the exercise run many kernels. `make test-thorough`
+    tries all."""
     found = []
     for number in (n for n in EXERCISES if n not in ON_RANKS):
         first, *others = wrong_answers(lab_of(number), number)
         found += tried([first], *(() if number in QUICK else (pytest.mark.slow,)))
         for i, other in enumerate(others):
-            found += tried([other], pytest.mark.slow if i % 10 == 5 else pytest.mark.thorough)
+            found += tried([other], pytest.mark.slow if i % 10 == 5 and number not in HEAVY else pytest.mark.thorough)
     return found
 
 

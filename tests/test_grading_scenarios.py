@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 from lab_answers import answers, exercise, exercises, lab_answered, lab_filled, lab_of, solution, wrong_answers
 from lab_places import write_lab
+from parameters import thorough_but
 
 from grading.scenarios import chosen
 from grading.scenarios import exercises as released_exercises
@@ -57,6 +58,10 @@ def assert_agrees(number: str, package: object, seed: int) -> None:
     assert difference(exercise(number), expected_of(number, seed), given) is None
 
 
+#: Of labs 2, 3 and 5, `make test` tries these.
+TRIED = ("2.5", "3.1", "3.5", "5.1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", exercises(LAB1))
 def test_lab_1s_solution_agrees_with_itself_on_several_seeds(number):
@@ -67,12 +72,12 @@ def test_lab_1s_solution_agrees_with_itself_on_several_seeds(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lab", [LAB2, *(pytest.param(lab, marks=pytest.mark.thorough) for lab in (LAB3, LAB5))])
-def test_the_plain_answers_agree_with_the_solution_and_another_seed_gives_other_observations(lab, tmp_path):
+@pytest.mark.parametrize("number", thorough_but([n for lab in (LAB2, LAB3, LAB5) for n in exercises(lab)], *TRIED))
+def test_the_plain_answers_agree_with_the_solution_and_another_seed_gives_other_observations(number, tmp_path):
+    lab = lab_of(number)
     with lab_filled(lab, tmp_path, answers(lab).right) as plain:
-        for number in exercises(lab):
-            assert_agrees(number, plain, 1)
-            assert difference(exercise(number), expected_of(number, 1), expected_of(number, 2)) is not None
+        assert_agrees(number, plain, 1)
+    assert difference(exercise(number), expected_of(number, 1), expected_of(number, 2)) is not None
 
 
 #: Right answers written otherwise: place -> words of the plain answer, and what stands there instead.
@@ -273,19 +278,8 @@ def filled() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-#: `make test` tries the wrong answers of these.
-TRIED = ("2.5", "3.1", "3.5", "5.1")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, marks=() if number in TRIED else pytest.mark.thorough)
-        for lab in (LAB2, LAB3, LAB5)
-        for number in exercises(lab)
-    ],
-)
+@pytest.mark.parametrize("number", thorough_but([n for lab in (LAB2, LAB3, LAB5) for n in exercises(lab)], *TRIED))
 def test_wrong_answers_are_told_apart_where_values_show_them(number, tmp_path, filled):
     unseen = set()
     for wrong in wrong_answers(lab_of(number), number):

@@ -8,7 +8,7 @@ import importlib.util
 import re
 
 import pytest
-from parameters import thorough_but
+from parameters import few_on_hopper, thorough_but
 
 from utils.compile_only import Request, readings, resource_usages
 
@@ -155,10 +155,12 @@ def assert_no_spills(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_kernel_on_rows_spills(tuned, capability):
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_kernel_on_rows_spills(tuned, capability, few):
     widths = {"bf16": (1024, 8192, 32768, 65536, 262144), "fp32": (8192, 65536), "fp16": (8192,)}
-    if capability != 90:  # tiles were measured there: elsewhere the widths that take another path
+    if few:
+        widths = {"bf16": (8192, 65536)}
+    elif capability != 90:  # tiles were measured there: elsewhere the widths that take another path
         widths = {"bf16": (8192, 65536), "fp32": (65536,)}
     requests = [
         asked
@@ -170,9 +172,9 @@ def test_no_kernel_on_rows_spills(tuned, capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_kernel_of_a_step_of_training_spills(tuned, capability):
-    widths = {"bf16": (100, 4096, 8192, 50_304), "fp32": (8192,)}
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_kernel_of_a_step_of_training_spills(tuned, capability, few):
+    widths = {"bf16": (4096, 50_304)} if few else {"bf16": (100, 4096, 8192, 50_304), "fp32": (8192,)}
     requests = [
         asked
         for dtype, of_dtype in widths.items()
@@ -183,9 +185,10 @@ def test_no_kernel_of_a_step_of_training_spills(tuned, capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_matrix_product_spills(tuned, capability):
-    requests = [asked for dtype in ("bf16", "fp16", "fp32") for asked in matmul_requests(tuned, capability, dtype)]
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_matrix_product_spills(tuned, capability, few):
+    dtypes = ("bf16",) if few else ("bf16", "fp16", "fp32")
+    requests = [asked for dtype in dtypes for asked in matmul_requests(tuned, capability, dtype)]
     assert_no_spills(requests)
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from parameters import thorough_but
+from parameters import few_on_hopper, thorough_but
 
 from utils.compile_only import Request, resource_usages
 
@@ -74,25 +74,30 @@ def assert_fit(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_kernel_spills(tuned, capability):
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_kernel_spills(tuned, capability, few):
+    forms = (("bf16", 128, 2), ("bf16", 256, 4), ("fp32", 128, 1))
     requests = [
         request(tuned, name, capability, dtype, D, group)
         for name in ("paged_decode_kernel", "paged_extend_kernel")
-        for dtype, D, group in (("bf16", 128, 2), ("bf16", 256, 4), ("fp32", 128, 1))
+        for dtype, D, group in forms[: 1 if few else None]
     ]
     assert_fit([*requests, request(tuned, "paged_decode_kernel", capability, split=True)])
 
 
+#: Number formats, head dimensions and heads of queries for each of keys, of other models.
+OTHERS = (("fp16", 40, 3), ("bf16", 64, 8), ("fp32", 256, 4))
+
+
 @pytest.mark.slow
-def test_kernels_of_other_head_dimensions_and_the_small_ones_fit_hopper(tuned):
-    requests = [
-        request(tuned, name, 90, dtype, D, group)
-        for name in ("paged_decode_kernel", "paged_extend_kernel")
-        for dtype, D, group in (("fp16", 40, 3), ("bf16", 64, 8), ("fp32", 256, 4))
-    ]
-    requests += [request(tuned, name, 90) for name in ("merge_parts_kernel", "write_kv_kernel")]
-    assert_fit(requests)
+@pytest.mark.parametrize("form", thorough_but(OTHERS, OTHERS[0]))
+def test_kernels_of_other_head_dimensions_fit_hopper(tuned, form):
+    assert_fit([request(tuned, name, 90, *form) for name in ("paged_decode_kernel", "paged_extend_kernel")])
+
+
+@pytest.mark.slow
+def test_the_small_kernels_fit_hopper(tuned):
+    assert_fit([request(tuned, name, 90) for name in ("merge_parts_kernel", "write_kv_kernel")])
 
 
 @pytest.mark.slow

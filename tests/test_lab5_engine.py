@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from parameters import thorough_but
 from token_identity import disturbed, draw_workload, play, tiny_model
 
 from solutions.lab5_serving import (
@@ -47,9 +48,10 @@ def test_a_random_workload_of_greedy_requests_is_the_same_with_a_draft_model():
 
 
 @pytest.mark.slow
-def test_random_workloads_give_each_request_its_unbatched_decode():
+@pytest.mark.parametrize("seeds", thorough_but([range(2, 10), range(2, 100)], range(2, 10)))
+def test_random_workloads_give_each_request_its_unbatched_decode(seeds):
     counts = Counter()
-    for seed in range(2, 27):
+    for seed in seeds:
         counts += play(draw_workload(seed, tiny_model()), tiny_model())
     # The sample covers what it is for.
     for name in ("preemptions", "cached_tokens", "abort", "error", "stop"):

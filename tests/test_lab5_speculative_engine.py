@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from parameters import thorough_but
 from test_lab5_speculative import KEPT, REFUSED, next_probabilities, pairs, related, small_pair, tiny
 
 from solutions.lab5_serving import Engine, ModelRunner
@@ -163,13 +164,14 @@ def test_a_request_whose_logits_are_not_finite_fails_alone():
 
 
 @pytest.mark.slow
-def test_sampled_text_of_a_batch_has_the_targets_distribution():
+@pytest.mark.parametrize("samples", thorough_but((400, 1000), 400))
+def test_sampled_text_of_a_batch_has_the_targets_distribution(samples):
     target, draft = small_pair()
     settings = {"max_new_tokens": 3, "ignore_eos": True, "temperature": 2.0, "top_p": 0.9}
     engine = SpeculativeEngine(target, draft, draft_tokens=2, num_blocks=300, max_batch=256)
     engine.one_by_one = False
     found = torch.zeros(7, 7)
-    answers = engine.generate([[4, 5]] * 1000, [SamplingParams(seed=seed, **settings) for seed in range(1000)])
+    answers = engine.generate([[4, 5]] * samples, [SamplingParams(seed=seed, **settings) for seed in range(samples)])
     for answer in answers:  # the first token comes from the prompt's own step: the next two were drafted
         found[answer.tokens[1], answer.tokens[2]] += 1
     first = next_probabilities(target, [4, 5], SamplingParams(**settings))

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from parameters import thorough_but
+from parameters import few_on_hopper
 
 from utils.compile_only import Request, resource_usages
 
@@ -110,24 +110,28 @@ def assert_fit(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_quantising_kernel_spills(tuned, capability):
-    formats = ("int8",) if capability == 80 else FORMATS
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_quantising_kernel_spills(tuned, capability, few):
+    formats = ("int8",) if capability == 80 else ("e4m3",) if few else FORMATS
     assert_fit([each for format in formats for each in quantizing(tuned, capability, format)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but([90, 100], 90))
-def test_no_product_spills(tuned, capability):
-    requests = [product(tuned, capability, kind, out=out) for kind in ("row", "block", "square") for out in OUT]
-    requests += [product(tuned, capability, "row", described, False) for described in (True, False)]
-    assert_fit([*requests, product(tuned, capability, "square", False, False)])
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper([90, 100]))
+def test_no_product_spills(tuned, capability, few):
+    outs = ("bf16",) if few else OUT
+    requests = [product(tuned, capability, kind, out=out) for kind in ("row", "block", "square") for out in outs]
+    if not few:
+        requests += [product(tuned, capability, "row", described, False) for described in (True, False)]
+        requests.append(product(tuned, capability, "square", False, False))
+    assert_fit(requests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_product_of_an_expert_layer_spills(tuned, capability):
-    assert_fit([each for dtype in ("bf16", "fp32") for each in grouped(tuned, capability, dtype)])
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_product_of_an_expert_layer_spills(tuned, capability, few):
+    dtypes = ("bf16",) if few else ("bf16", "fp32")
+    assert_fit([each for dtype in dtypes for each in grouped(tuned, capability, dtype)])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from parameters import thorough_but
+from parameters import few_on_hopper
 
 from solutions.lab6_frontiers import fp8_tuning, int4_tuning
 from solutions.lab6_frontiers.fp8_write import write_kv_fp8_kernel
@@ -95,22 +95,24 @@ def assert_fit(requests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_product_with_4_bit_weights_spills(capability):
-    requests = [int4_request(batch, capability) for batch in int4_tuning.TILES]
-    requests += [int4_request(1, capability, "fp16", even=False), int4_request(64, capability, "fp16", even=False)]
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_product_with_4_bit_weights_spills(capability, few):
+    requests = [int4_request(batch, capability) for batch in ([1, 64] if few else int4_tuning.TILES)]
+    if not few:
+        requests += [int4_request(batch, capability, "fp16", even=False) for batch in (1, 64)]
     parts = {"parts_ptr": "*fp32", "o_ptr": "*bf16", "size": "i32"}
     requests.append(Request(add_parts_kernel, parts, {"PARTS": 4, "BLOCK": 1024}, capability))
     assert_fit(requests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_no_kernel_over_an_fp8_cache_spills(capability):
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_no_kernel_over_an_fp8_cache_spills(capability, few):
+    forms = (("bf16", 128, 4), ("fp16", 64, 8), ("bf16", 256, 4))
     requests = [
         fp8_request(kernel, capability, dtype, head_dim, group)
         for kernel in (paged_decode_fp8_kernel, paged_extend_fp8_kernel)
-        for dtype, head_dim, group in (("bf16", 128, 4), ("fp16", 64, 8), ("bf16", 256, 4))
+        for dtype, head_dim, group in forms[: 1 if few else None]
     ]
     requests.append(fp8_request(paged_decode_fp8_kernel, capability, split=True))
     assert_fit([*requests, fp8_request(write_kv_fp8_kernel, capability)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from own_processes import OwnProcesses
+from parameters import thorough_but
 from token_identity import tiny_model
 
 from solutions.lab5_serving import Engine
@@ -76,9 +77,10 @@ def serve_apart(seed):
 
 
 @pytest.mark.slow
-def test_random_requests_get_their_own_tokens_from_two_engines():
+@pytest.mark.parametrize("seeds", thorough_but((4, 40), 4))
+def test_random_requests_get_their_own_tokens_from_two_engines(seeds):
     preempted = stopped = waited = 0
-    for seed in range(12):
+    for seed in range(seeds):
         requests, output, reasons, engines = serve_apart(seed)
         for id, (prompt, params) in requests.items():
             wanted = generate(tiny_model(), prompt, params)
@@ -160,7 +162,7 @@ def test_processes_give_the_tokens_of_plain_generation(server):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["decode", "prefill"])
+@pytest.mark.parametrize("role", thorough_but(["decode", "prefill"], "decode"))
 def test_every_request_is_answered_in_full_when_a_worker_is_killed(server, role):
     requests = [(prompt, SamplingParams(40, temperature=t, seed=3, ignore_eos=True))
                 for t in (0.0, 0.8) for prompt, _ in draw_requests(random.Random(2), 4, 61)]  # fmt: skip
@@ -243,7 +245,7 @@ def test_workers_that_cannot_start_are_said_to_have_died_and_none_is_left(folder
     assert not [child for child in children() if "resource_tracker" not in " ".join(child.cmdline())]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_shipped_model_gives_the_engines_tokens():
     requests = draw_requests(random.Random(6), 6, 4096, longest=60, most_new=12)
     prompts, params = map(list, zip(*requests, strict=True))

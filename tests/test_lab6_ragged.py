@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parameters import thorough_but
 
 from solutions.lab6_frontiers import (
     document_attention,
@@ -143,7 +144,8 @@ def test_groups_that_do_not_fit_are_refused(name, change, error, says):
 
 # ---- compiled
 @pytest.mark.slow
-def test_the_kernels_compile_for_every_architecture_and_spill_nothing():
+@pytest.mark.parametrize("architecture", thorough_but((80, 90, 100), 90))
+def test_the_kernels_compile_for_every_architecture_and_spill_nothing(architecture):
     tensors = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16") | {"cu_seqlens_ptr": "*i32"}
     strides = dict.fromkeys(("stride_q", "stride_k", "stride_v"), ("i32:16", "i32:16"))
     requests = [
@@ -164,4 +166,5 @@ def test_the_kernels_compile_for_every_architecture_and_spill_nothing():
         )
         for capability in (80, 90, 100)
     ]  # fmt: skip
-    assert not any(used.spills for used in resource_usages(requests))
+    requests = [asked for asked in requests if asked.capability == architecture]
+    assert requests and not any(used.spills for used in resource_usages(requests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from parameters import thorough_but
 
 from grading.mutation import report
 from grading.mutation.operators import mutants
@@ -69,10 +70,11 @@ def test_a_reordered_save_for_backward_is_kept_by_hand():
 
 
 @pytest.mark.slow
-def test_a_sample_of_mutants_is_caught_by_the_checks():
-    found = [*run("lab1", ["1.1", "1.8"], jobs=1, sample=8), *run("lab3", ["3.1"], jobs=1, sample=10)]
+@pytest.mark.parametrize("sample", thorough_but((2, 10), 2))
+def test_a_sample_of_mutants_is_caught_by_the_checks(sample):
+    found = [*run("lab1", ["1.1", "1.8"], jobs=1, sample=sample), *run("lab3", ["3.1"], jobs=1, sample=sample)]
     known = {**report.equivalents("lab1_roofline"), **report.equivalents("lab3_flash_attention")}
-    assert len(found) > 20
+    assert len(found) > 2 * sample
     assert not [result for result in found if report.fate(result, known) in ("survived", "wide", "timeout")]
 
 
