@@ -7,11 +7,13 @@ TESTERS ?= 3
 TIMED   = $(shell grep -l 'mark[.]timed' tests/test_*.py)
 ALL     = $(wildcard notebooks/*.ipynb solutions/*/*.ipynb)
 # Those that take longest come first, so that the last ones end together.
-LONG    = $(foreach n,10 08 11 14 09 04 13,$(filter notebooks/$(n)_%,$(ALL)))
+LONG    = $(foreach n,10 11 19 18 17 08 14 09 04 13 12 15,$(filter notebooks/$(n)_%,$(ALL)))
 NOTEBOOKS ?= $(LONG) $(filter-out $(LONG),$(ALL))
 TORCH  ?= 2.15.0
 TRITON ?= 3.9.0
 TESTS  ?= not thorough and not timed
+# The website that the tests have built: once for those side by side and those that run alone.
+TESTED  = MLF_SITE=$(CURDIR)/build/tested-site
 
 .PHONY: site check test test-thorough test-compat labs release grade test-grading mutate claims notebooks measure format
 
@@ -49,16 +51,18 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	$(BIN)/python -m grading.release --check
 	$(BIN)/python -m utils.notebooks check $(NOTEBOOKS)
 	$(BIN)/python -m utils.claims --check
-	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and not thorough" $(TIMED)
+	mkdir -p build && rm -rf build/tested-site
+	$(TESTED) OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"
+	$(TESTED) MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and not thorough" $(TIMED)
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"; fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 test-thorough: $(VENV)/.test  ## what `make test` tries in part: all seeds, wrong answers, architectures, and every page in a browser
-	OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "thorough and not timed"
-	MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and thorough" $(TIMED)
+	mkdir -p build && rm -rf build/tested-site
+	$(TESTED) OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "thorough and not timed"
+	$(TESTED) MLF_DEVICE=cpu $(BIN)/python -m pytest -q -m "timed and thorough" $(TIMED)
 
 # These versions instead of the pins; setuptools is left to PyTorch, which bounds it.
 test-compat: COMPAT = .venv-$(notdir $(or $(PYTHON),python3))-torch-$(TORCH)-triton-$(TRITON)

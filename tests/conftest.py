@@ -15,6 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 import utils.runtime  # first: it decides before Triton is imported
 from grading import sandbox
+from utils.distributed import pool
 
 import attention_entries  # isort: skip
 import fake_stopwatch  # isort: skip
@@ -25,6 +26,8 @@ import torch.distributed as dist  # isort: skip
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 # Ranks compute on one thread, and runs of one process that they must equal to the bit have to sum in the same order.
 torch.set_num_threads(1)
+# Tests of a worker that launch ranks lie minutes apart: the process that has imported PyTorch for ranks waits so long.
+pool.IDLE_SECONDS = 900.0
 
 #: Files that take a minute or more, by their names after ``test_``: they come first, so that no worker is left alone
 #: with one; those that wait for processes and browsers beside those that compute.

@@ -36,8 +36,10 @@ def _afresh():
     module.end()
 
 
-def test_one_process_reads_what_comes():
-    assert read() == read()
+def test_one_process_reads_what_comes_also_in_another_test(monkeypatch):
+    first = read()
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "the next one (call)")
+    assert read() == first
 
 
 def test_another_environment_has_another_process(monkeypatch):

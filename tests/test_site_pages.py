@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import statistics
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -56,12 +57,13 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built with warnings as errors; or the one that MLF_SITE names, to look at it again and again."""
-    if "MLF_SITE" in os.environ:
-        return Path(os.environ["MLF_SITE"])
+    """The site, built with warnings as errors. Where MLF_SITE names a folder it is kept there and not built again."""
+    kept = Path(os.environ["MLF_SITE"]) if "MLF_SITE" in os.environ else None
+    if kept and kept.is_dir():
+        return kept
     out = tmp_path_factory.mktemp("site")
     assert build.build(out, jobs=1) == 0
-    return out / "html"
+    return Path(shutil.move(out / "html", kept)) if kept else out / "html"
 
 
 @pytest.fixture(scope="module")
@@ -371,7 +373,7 @@ ANIMATED = {"02": 2, "03": 1, "04": 2, "05": 1, "06": 1, "07": 1, "08": 1, "09":
 #: What is opened: every page, but of those of the records, which one template makes, every sixth.
 OPENED = [place for place in expected_pages() if not re.match(r"records/(?!index)", place)]
 OPENED += [f"records/{benchmark}.html" for benchmark in [*records.benchmark_names()[::6], "attention_speed"]]
-#: What `make test` opens of it: the home page, a lecture with prompts, an animation and a living figure, and a record's.
+#: What `make test` opens: the home page, a lecture with prompts, an animation and a living figure, and a record's page.
 OPENED_FIRST = ("index.html", "notebooks/05_online_softmax.html", "records/access.html")
 
 

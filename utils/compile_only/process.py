@@ -16,6 +16,8 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CHILD = Path(__file__).resolve().with_name("child.py")
+#: Not for the compiler: it is never interpreted, and the name of the test that runs would mean a process for each test.
+_LEFT_OUT = ("TRITON_INTERPRET", "PYTEST_CURRENT_TEST")
 #: Answers that may wait in the pipe, which holds 64 kB; a check that fails leaves some behind.
 MOST_UNREAD = 16
 _lock = threading.Lock()
@@ -119,7 +121,7 @@ def begin(orders: Sequence[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]
         OSError: it cannot be started.
     """
     global _kept
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
     env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
     with _lock:
         if _kept is None or not _kept.serves(env):
