@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from parameters import thorough_but
 
 from solutions.lab5_serving.speculative import draw, speculative_sample, verify
 from solutions.lab5_serving.speculative_decoding import speculative_generate, speculative_rounds
@@ -203,13 +202,12 @@ def test_models_that_do_not_belong_together_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("samples", thorough_but((250, 600), 250))
-def test_sampled_speculative_text_has_the_targets_distribution(samples):
+def test_sampled_speculative_text_has_the_targets_distribution():
     """The first two tokens of many runs of the real loop, against the exact distribution of pairs."""
     target, draft = small_pair()
     settings = {"max_new_tokens": 2, "ignore_eos": True, "temperature": 2.0, "top_p": 0.9}
     found = torch.zeros(7, 7)
-    for seed in range(samples):
+    for seed in range(600):
         pair = speculative_generate(target, draft, [4, 5], SamplingParams(seed=seed, **settings), 1).tokens
         found[pair[0], pair[1]] += 1
     expected = pairs(target, [4, 5], SamplingParams(**settings))

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from parameters import thorough_but
 from torch import nn
 
 from solutions.lab6_frontiers.engine import Engine, default_num_fp8_blocks, fp8_block_bytes
@@ -112,7 +113,7 @@ def test_without_either_it_is_lab_5s_engine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", thorough_but([False, True], True))
 def test_kernels_give_the_tokens_that_plain_pytorch_gives(fused):
     model, prompts = wide_model(torch.float16), prompts_of(3, longest=6)
     made = []

@@ -196,9 +196,9 @@ def goes_through_a_term(copy: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def test_a_lab_goes_from_the_copy_to_the_grade_with_the_same_points(copy, tmp_path):
-    goes_through_a_term(copy, tmp_path, LABS[:1])
+    goes_through_a_term(copy, tmp_path, LABS[-1:])
 
 
 @pytest.mark.thorough
 def test_every_lab_goes_from_the_copy_to_the_grade_with_the_same_points(copy, tmp_path):
-    goes_through_a_term(copy, tmp_path, LABS[1:])
+    goes_through_a_term(copy, tmp_path, LABS[:-1])
