@@ -72,7 +72,7 @@ HEAVY = (
 )
 
 
-FEW = 4
+FEW = 2
 
 
 def classic_number(wrong: WrongAnswer) -> str:

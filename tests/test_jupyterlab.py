@@ -266,8 +266,9 @@ def test_lab_3_is_worked_on_side_by_side_without_leaving_the_page(lab_tab: Tab, 
     assert lab_tab.errors() == []
 
 
-def test_an_exercise_opens_its_module_beside_the_notebook_and_a_lecture_is_a_link(lab_tab: Tab):
-    page = lab_tab.page
+def test_an_exercise_opens_its_module_beside_the_notebook_and_a_lecture_is_a_link(tab: Tab):
+    lab = next(path for path in labs() if path.stem.startswith("lab3"))
+    page = opened(tab, lab, len(predictions.predictions(notebooks.read(lab).cells)))
     page.locator("a:has-text('tiled_attention.py')").first.click()
     page.wait_for_selector(".lm-TabBar-tabLabel:text-is('tiled_attention.py')")
     left, right = (

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from paged_cases import LAYOUTS, assert_close, normal, paged
-from parameters import thorough_but
+from parameters import few_on_hopper, thorough_but
 
 from solutions.lab5_serving import tuning
 from solutions.lab5_serving.paged_extend import paged_attention_extend
@@ -218,13 +218,11 @@ def compiled(capability, dtype, head_dim, group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", thorough_but(SHARED_MEMORY, 90))
-def test_the_kernel_fits_each_architecture_and_spills_nothing(capability, monkeypatch):
+@pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
+def test_the_kernel_fits_each_architecture_and_spills_nothing(capability, few, monkeypatch):
     monkeypatch.setattr(runtime, "INTERPRET", False)
-    requests = [
-        compiled(capability, *sizes)
-        for sizes in (("bf16", 128, 2), ("bf16", 64, 2), ("bf16", 256, 4), ("fp32", 128, 1))
-    ]
+    sizes = (("bf16", 128, 2), ("bf16", 64, 2), ("bf16", 256, 4), ("fp32", 128, 1))
+    requests = [compiled(capability, *each) for each in sizes[: 1 if few else None]]
     for asked, used in zip(requests, resource_usages(requests), strict=True):
         case = f"sm_{asked.capability}: {dict(asked.constexprs)}"
         assert used.registers * used.threads <= 65536, f"{case} does not fit an SM: {used}"

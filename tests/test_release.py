@@ -133,7 +133,7 @@ def test_a_package_without_a_notebook_is_no_lab(course):
     assert lab_names(course) == ["lab9_x"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_line_reports_the_state_of_the_real_labs():
     ran = subprocess.run(
         [sys.executable, "-m", "grading.release", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -23,15 +23,9 @@ from grading.archives import MAX_FILE
 from grading.lab import ROOT, find_lab
 from grading.policy.paths import own_of
 from grading.policy.tables import BARE_MEMORY
-from grading.student_copy import FOR_INSTRUCTORS, NAME, PACKED, _for_students, main, student_copy
+from grading.student_copy import FOR_INSTRUCTORS, NAME, PACKED, _for_students, main
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def files() -> dict[str, bytes]:
-    """The students' copy."""
-    return student_copy()
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +34,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
     assert main([str(out)]) == 0
     return out / NAME
+
+
+@pytest.fixture(scope="module")
+def files(copy: Path) -> dict[str, bytes]:
+    """The students' copy, as it is packed: tests work in the folder."""
+    with zipfile.ZipFile(copy.parent / f"{NAME}.zip") as packed:
+        return {name.removeprefix(f"{NAME}/"): packed.read(name) for name in packed.namelist()}
 
 
 def ran(folder: Path, *command: str) -> str:
