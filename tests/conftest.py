@@ -32,8 +32,9 @@ pool.IDLE_SECONDS = 900.0
 #: Files that take longest, by their names after ``test_``: they come first, so that no worker is left alone with one;
 #: those that wait for processes and browsers beside those that compute.
 LONGEST = (
-    *("site_pages", "student_copy", "distributed", "grading_check_lab", "jupyterlab", "lab3_compile", "answers_on_ranks"),
-    *("notebooks", "distributed_faults", "lab6_shared_prefix", "predictions", "lab3_kernels", "grading_formgrader"),
+    *("site_pages", "student_copy", "distributed", "grading_check_lab", "jupyterlab", "lab3_compile"),
+    *("answers_on_ranks", "notebooks", "distributed_faults", "lab6_shared_prefix", "predictions", "lab3_kernels"),
+    "grading_formgrader",
     *("capstone", "lab_server", "lab6_flash", "lab6_prefill_decode", "site_ledger", "lab4_tensor_pipeline"),
     *("grading_resume", "grading_traps", "grading_guide", "lab3", "capstone_steps", "compile_only", "lab5_compile"),
     *("lab2_compile", "benchmarks_quantization", "benchmarks_tricks"),
