@@ -344,7 +344,7 @@ PROMPTS = [[*range(2, 22), 30 + n] for n in range(3)] + [[*range(40, 52), n] for
     [
         {"attention": "torch"},
         {"attention": "torch", "cuda_graphs": True},
-        pytest.param({"attention": "triton", "cuda_graphs": True}, marks=pytest.mark.slow),
+        pytest.param({"attention": "triton", "cuda_graphs": True}, marks=pytest.mark.thorough),
         pytest.param({"attention": "triton", "fused": True, "cuda_graphs": True}, marks=pytest.mark.slow),
         pytest.param({"attention": "triton", "fused": True}, marks=pytest.mark.thorough),
     ],
