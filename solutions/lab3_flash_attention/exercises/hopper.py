@@ -32,6 +32,22 @@ def hopper(tuning: ModuleType) -> Iterator[None]:
         tuning.capability_of, tuning.runtime = chosen, decided
 
 
+def _tuning(of: Callable[..., Any]) -> ModuleType:
+    """The table of tiles that lies beside a student's function."""
+    return importlib.import_module(f"{of.__module__.rpartition('.')[0]}.tuning")
+
+
+def with_hoppers_tiles(function: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose kernels get the tiles of a Hopper GPU; ``of`` is the student's function."""
+    tuning = _tuning(of)
+
+    def run(*args: Any, **options: Any) -> Any:
+        with hopper(tuning):
+            return function(*args, **options)
+
+    return run
+
+
 def launched_on_hopper(
     function: Callable[..., Any], args: Sequence[Any], kernel: str, of: Callable[..., Any]
 ) -> list[Launched]:
@@ -39,7 +55,7 @@ def launched_on_hopper(
 
     ``of`` is the student's function, beside whose module the table of tiles lies.
     """
-    tuning = importlib.import_module(f"{of.__module__.rpartition('.')[0]}.tuning")
+    tuning = _tuning(of)
     dtype = next(value.dtype for value in args if isinstance(value, torch.Tensor))
     # what raises is seen by the compiler too
     with hopper(tuning), contextlib.suppress(Exception), profile_kernel(check_races=False) as profile:
