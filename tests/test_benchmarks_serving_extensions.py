@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import draft_tree_speed, gpu_idle, low_bit_serving, overlapped_serving, shared_prefix
+from benchmarks import gpu_idle, low_bit_serving, overlapped_serving, shared_prefix
 from benchmarks.benchmark_cli import problems
 from utils.serving import ModelConfig, SamplingParams
 
@@ -121,17 +121,3 @@ def test_logits_that_are_further_off_than_allowed_are_not_timed(monkeypatch):
     monkeypatch.setattr(runner, "compute", lambda batch: compute(batch).roll(1, 1))
     with pytest.raises(AssertionError, match="prefill_error of the logits is"):
         low_bit_serving.errors(runner, prompts)
-
-
-@pytest.mark.slow
-def test_trees_chains_and_plain_decoding_fill_the_schema():
-    results = draft_tree_speed.measure(
-        batches=(2,), nodes=(4,), chains=(2,), new_tokens=8, runs=1, dtype="float32",
-        ways={"greedy": SamplingParams(8, ignore_eos=True)},
-    )  # fmt: skip
-    assert problems("draft_tree_speed", results) == []
-    plain, chain, tree = results["speeds"]
-    assert (plain["tokens_per_pass"], plain["ratio"]) == (1.0, 1.0)
-    assert 1 <= chain["tokens_per_pass"] <= 3 and 1 <= tree["tokens_per_pass"] <= 4
-    assert plain["tokens_per_second"] == pytest.approx(16 / plain["seconds"])
-    assert "tree of 4" in draft_tree_speed.table(results)

@@ -11,7 +11,7 @@ from solutions.lab5_serving.drafts import DraftScheduler, StaticDraftScheduler
 from solutions.lab5_serving.engine import Engine
 from solutions.lab5_serving.memory import default_num_blocks
 from solutions.lab5_serving.request import Request, RequestOutput, Status
-from solutions.lab5_serving.scheduler import Chunk, Scheduler
+from solutions.lab5_serving.scheduler import Chunk, Scheduler, Step
 from solutions.lab5_serving.speculative_engine import by_params, uniforms
 from utils.serving import Decoder, probabilities
 from utils.serving.heads import DraftHead
@@ -21,6 +21,18 @@ from .tree_batch import NO_TREE, TreeRequest
 from .tree_drafter import TreeDrafter
 from .tree_runner import TreeRunner
 from .tree_sampling import NONE, verify_trees
+
+
+class StaticTreeScheduler(StaticDraftScheduler):
+    """Static batching of requests that may have trees."""
+
+    def schedule(self) -> Step:
+        """As :meth:`StaticDraftScheduler.schedule`; a tree that was dropped for want of room is not computed."""
+        step = super().schedule()
+        step.chunks = [
+            Chunk(request, start, min(count, request.num_tokens - start)) for request, start, count in step.chunks
+        ]
+        return step
 
 
 class TreeEngine(Engine):
@@ -41,7 +53,7 @@ class TreeEngine(Engine):
     """
 
     request_type: ClassVar[type[Request]] = TreeRequest
-    schedulers: ClassVar[dict[str, type[Scheduler]]] = {"continuous": DraftScheduler, "static": StaticDraftScheduler}
+    schedulers: ClassVar[dict[str, type[Scheduler]]] = {"continuous": DraftScheduler, "static": StaticTreeScheduler}
 
     def __init__(
         self,
