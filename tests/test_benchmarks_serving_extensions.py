@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import gpu_idle, low_bit_serving, overlapped_serving, shared_prefix
 from benchmarks.benchmark_cli import problems
-from utils.serving import ModelConfig, SamplingParams
+from utils.serving import ModelConfig
 
 TINY = ModelConfig("qwen3", 97, 48, 80, 1, 4, 2, 16, 256, qk_norm=True, tied_head=True)
 #: Layers of 4 bits have inputs in groups of 128.
