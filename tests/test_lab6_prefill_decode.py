@@ -108,9 +108,10 @@ def test_a_request_that_is_aborted_in_its_slot_is_reported_and_leaves_nothing():
 # ---- processes ----
 
 
-def shared_names():
-    """Files of shared memory that have a name."""
-    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+def shared_names(pids):
+    """Files of shared memory to which one of these processes has given a name."""
+    own = tuple(f"torch_{pid}_" for pid in pids)
+    return [name for name in os.listdir("/dev/shm") if name.startswith(own)] if Path("/dev/shm").is_dir() else []
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +124,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     """One prefill worker and two decode workers of the random model; nothing of them is left at the end."""
-    children, names = OwnProcesses(), shared_names()
+    children = OwnProcesses()
     with PrefillDecode(folder, decode=2, num_slots=2, num_blocks=40, block_size=4, max_batch=4) as server:
-        assert len(server.workers) == 3 and shared_names() <= names
+        pids = {os.getpid(), *(worker.pid for worker in server.workers)}
+        assert len(pids) == 4 and not shared_names(pids)
         yield server
+        pids.update(worker.pid for worker in server.workers)
     left = [child for child in children() if "resource_tracker" not in " ".join(child.cmdline())]
-    assert not left and shared_names() <= names
+    assert not left and not shared_names(pids)
     with pytest.raises(EngineDied, match="the workers have been closed"):
         server.add([1])
     server.close()  # a second time: nothing
