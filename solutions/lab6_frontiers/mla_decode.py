@@ -170,7 +170,7 @@ def mla_decode(
 
 
 def hopper_kernel(q_latent, q_rope, latent_cache, scale, capability) -> types.ModuleType | None:
-    """The module of the kernel for Hopper, where the GPU is one and the tensors are such that it can do them."""
+    """The module of the kernel for Hopper, on such a GPU and for tensors that it takes; None otherwise."""
     if capability is None or capability[0] != 9:
         return None
     from . import hopper_mla_decode  # Gluon needs a GPU's Triton, not the interpreter's
