@@ -82,12 +82,20 @@ def remove_leftovers() -> None:
     """
     for folder in Path(RUNTIME).glob("mlf-*-*"):
         pid = folder.name.split("-")[1]
-        if not pid.isdigit() or _is_made_by(folder, int(pid)) or folder.stat().st_uid != os.getuid():
+        if not pid.isdigit() or not _is_ours(folder) or _is_made_by(folder, int(pid)):
             continue
         for process in psutil.process_iter(["cmdline"]):
             if any(str(folder) in word for word in process.info["cmdline"] or ()):
                 kill_tree(process.pid)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether ``folder`` is still there and this user's: another grader's sandbox may go while we look at it."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def _is_made_by(folder: Path, pid: int) -> bool:

@@ -132,7 +132,8 @@ def test_a_sandbox_dies_with_the_process_that_made_it(submission):
 
 
 @pytest.mark.parametrize("maker", ["has ended", "is a zombie", "has its number used by a later process"])
-def test_what_a_killed_grader_left_is_ended_by_the_next_one(maker):
+def test_what_a_killed_grader_left_is_ended_by_the_next_one(maker, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RUNTIME", str(tmp_path))  # a place where no other grader tidies up meanwhile
     dead = subprocess.Popen(["true"])
     if maker == "has ended":
         dead.wait()
@@ -160,6 +161,12 @@ def test_what_a_grader_works_in_is_left_alone_by_another():
         assert folder.exists()
     finally:
         folder.rmdir()
+
+
+def test_a_sandbox_that_goes_while_leftovers_are_looked_for_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RUNTIME", str(tmp_path))
+    (tmp_path / "mlf-1-gone").symlink_to("nowhere")  # listed, and not there any more when it is looked at
+    module.remove_leftovers()
 
 
 def test_a_machine_without_bubblewrap_is_told_what_to_install(monkeypatch):
