@@ -182,6 +182,9 @@ _READINGS = (
     _seen(lambda i, j, b: (j >= torch.cat([b[:1], b[:-1]])) & (j <= i),
           f"a document's first token counts as one of the document before: {OWN}, and begin is the last of cu_seqlens "
           "that is at most i", 2),
+    _seen(lambda i, j, b: (j >= torch.cat([b[:1] + len(b), b[:-1]])) & (j <= i),
+          "a document's first token counts as one of the document before, and token 0 of none: begin is the last of "
+          "cu_seqlens that is at most i, which torch.searchsorted finds with right=True", 2),
     _seen(lambda i, j, b: (j >= b - 1) & (j <= i), f"the last key of the document before counts: {OWN}", 2),
     _seen(lambda i, j, b: (j > b) & (j <= i), f"a document's first key is not seen: {OWN}", 2),
     _seen(lambda i, j, b: (j >= b) & (j < i), f"a query does not see its own key: {OWN}", 2),

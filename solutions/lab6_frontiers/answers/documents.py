@@ -100,6 +100,13 @@ also_right("a table by PyTorch", {
         "q, k, v, o, cu_seqlens, T": "q, k, v, o, begins, T",
     },
 })  # fmt: skip
+also_right("a table by PyTorch, each beginning as often as its document is long", {
+    KERNEL: {SEARCH: "begin = tl.load(cu_ptr + i, mask=i < T, other=T)"},
+    LAUNCH: {
+        "grid =": "begins = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())\n        grid =",
+        "q, k, v, o, cu_seqlens, T": "q, k, v, o, begins, T",
+    },
+})  # fmt: skip
 also_right("a table by a kernel of its own", {
     KERNEL: {
         "@triton.jit\ndef my_kernel": """@triton.jit
@@ -233,6 +240,11 @@ wrong(
 )
 wrong("keys of 32 bits", "only offsets beyond 2^31", C + "9", edits={"key = j.to(tl.int64)": "key = j"})
 wrong = functools.partial(ANSWERS.wrong, LAUNCH)
+wrong("searched from the left", "token 0 of none", "right=True", C + "2", edits={
+    "grid =": "token = torch.arange(T, device=q.device, dtype=torch.int32)\n        "
+    "begins = cu_seqlens[torch.searchsorted(cu_seqlens, token) - 1]\n        grid =",
+    "q, k, v, o, cu_seqlens, T": "q, k, v, o, begins, T",
+}, also={KERNEL: {SEARCH: "begin = tl.load(cu_ptr + i, mask=i < T, other=T)"}})  # fmt: skip
 wrong("too few programs", "elements of o are never written", C + "9", edits={
     "triton.cdiv(T, 32) * H": "max(1, T // 32) * H",
 })  # fmt: skip

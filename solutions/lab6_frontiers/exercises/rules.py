@@ -5,7 +5,19 @@ from __future__ import annotations
 from utils.checks.diagnoses import Evidence
 
 #: What PyTorch may do with ``cu_seqlens``, or with the counts of experts, before the launch.
-OF_TABLES = ("add", "sub", "rsub", "floor_divide", "cumsum", "diff", "index", "bucketize", "searchsorted")
+OF_TABLES = (
+    "add",
+    "sub",
+    "rsub",
+    "floor_divide",
+    "cumsum",
+    "diff",
+    "index",
+    "bucketize",
+    "searchsorted",
+    "repeat_interleave",
+    "index_select",
+)
 
 
 def one_group_is_right(e: Evidence) -> bool:
