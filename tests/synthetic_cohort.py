@@ -40,7 +40,7 @@ GENERAL = 1
 """The lab whose class holds the general hostile submissions: its own are the quickest to grade."""
 
 
-MOST = 6
+MOST = 3
 """Wrong answers of an exercise in the class: a lab's longest list makes as many submissions, of up to a minute each."""
 
 
