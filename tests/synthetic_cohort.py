@@ -2,7 +2,8 @@
 
 Right answers, partial ones, wrong answers (:data:`MOST` of an exercise, at most one an exercise in a submission), and
 the hostile ones. That each check refuses every wrong answer is shown without the grader, in ``test_exercises.py``.
-Hostile submissions that come to the same in every lab are in the class of one lab only (:data:`GENERAL`).
+What comes to the same in every lab is in the class of one lab only (:data:`GENERAL`), or of one of each kind
+(:data:`KINDS`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ FAILED = ("failed", "timed out", "crashed")
 GENERAL = 1
 """The lab whose class holds the general hostile submissions: its own are the quickest to grade."""
 
+
+OF_A_KIND = ("correct-with-helpers", "raises-on-import", "functions-deleted")
+"""Submissions that come to the same in all labs of plain Python, of kernels, and of ranks."""
+
+KINDS = (1, 2, 4)
+"""One lab of each kind, whose classes hold :data:`OF_A_KIND`."""
 
 MOST = 3
 """Wrong answers of an exercise in the class: a lab's longest list makes as many submissions, of up to a minute each."""
@@ -96,13 +103,14 @@ def build(lab: Lab, folder: Path, only: Iterable[str] | None = None) -> list[Mem
     Args:
         lab: the lab.
         folder: where to.
-        only: the students to write; all by default.
+        only: the students to write; by default all but those that another lab of the same kind has.
     """
     folder.mkdir(parents=True)
     wanted = None if only is None else set(only)
+    left_out = set() if lab.number in KINDS else set(OF_A_KIND)
     members = []
     for member, make in (*_answers(lab), *_wrong(lab), *_hostile(lab)):
-        if wanted is None or member.student in wanted:
+        if member.student not in left_out if wanted is None else member.student in wanted:
             make(folder / member.student)
             members.append(member)
     if wanted is not None and (unknown := wanted - {member.student for member in members}):

@@ -100,17 +100,17 @@ def _problem(asked: Compiled, dtype: torch.dtype, reading: Reading, further: boo
         return Problem(headline, "", said)
     for product in reading.products:
         where = (f"at: {product.line}",) if product.line else ()
-        if product.dtype == "f32" and product.precision == "tf32":
-            cause = 'without input_precision="ieee" tl.dot keeps ten bits of each float32 factor'
-            return Problem(
-                f"{reading.name}: a GPU rounds a float32 product to TF32", _numbered(cause, asked.tf32), where
-            )
         if asked.wide is not None and (got := _wider(product, dtype)):
             name = str(dtype).removeprefix("torch.")
             faster = "many times as fast" if got == "float32" else "faster"
             cause = f"tensor cores multiply {name} {faster}: convert what is multiplied to the inputs' dtype"
             headline = f"{reading.name}: expected products of {name}, as the inputs are, got a product of {got}"
             return Problem(headline, _numbered(cause, asked.wide), where)
+        if product.dtype == "f32" and product.precision == "tf32":
+            cause = 'without input_precision="ieee" tl.dot keeps ten bits of each float32 factor'
+            return Problem(
+                f"{reading.name}: a GPU rounds a float32 product to TF32", _numbered(cause, asked.tf32), where
+            )
     return None
 
 

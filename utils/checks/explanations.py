@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -91,9 +92,10 @@ def _which_cases(trials: Sequence[CaseResult]) -> str:
     """``wrong in 3 of 12 cases: ragged, ragged float16; right in: one tile, short``."""
 
     def labels(failed: bool) -> str:
-        found = list(dict.fromkeys(trial.case.label for trial in trials if trial.failed == failed))
-        more = [f"{len(found) - _MOST_CASES_NAMED} more"] if len(found) > _MOST_CASES_NAMED else []
-        return ", ".join(found[:_MOST_CASES_NAMED] + more)
+        found = Counter(trial.case.label for trial in trials if trial.failed == failed)
+        named = [f"{label} ({n} cases)" if n > 1 else label for label, n in [*found.items()][:_MOST_CASES_NAMED]]
+        more = sum([*found.values()][_MOST_CASES_NAMED:])
+        return ", ".join(named + ([f"{more} more"] if more else []))
 
     count = sum(trial.failed for trial in trials)
     if count == len(trials):

@@ -321,8 +321,12 @@ def record_calls() -> Iterator[RecordedCalls]:
         torch.compile = compile_function
 
 
-#: What a group does that holds no operators.
-_KINDS = {"NumPy": "converts to NumPy", "Python": "calls a Python function for each element"}
+#: What is wrong with an operator, or with a group that holds no operators.
+_WHY = {
+    "tolist": "the host waits until the GPU has computed the values: what depends on them is the kernel's work",
+    "NumPy": "it converts to NumPy: implement the operation yourself",
+    "Python": "it calls a Python function for each element: implement the operation yourself",
+}
 
 
 @dataclass(frozen=True)
@@ -369,8 +373,8 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             )
         for group in rules.groups:
             if call.base in OPERATOR_GROUPS[group] and call.base not in rules.allow:
-                kind = _KINDS.get(group, f"is a built-in {group} operator")
-                return Problem(f"{call.name} is called by {call.where}", f"it {kind}: implement the operation yourself")
+                built_in = f"it is a built-in {group} operator: implement the operation yourself"
+                return Problem(f"{call.name} is called by {call.where}", _WHY.get(call.base) or _WHY.get(group, built_in))
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
     if limit is not None and seen.largest is not None and seen.largest.elements > max(limit, 1):
         big = seen.largest
@@ -405,11 +409,12 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             f"{len(fetched):,} single elements are fetched into Python by {fetched[0].where}",
             "each one waits for the GPU, and Python does the kernel's work: do it inside the kernel",
         )
+    allowed = f"; allowed are {', '.join(rules.allow)}, and what only copies, joins or views" if rules.allow else ""
     for call in seen.calls:
         if call.name.startswith("aten.") and call.base not in BOOKKEEPING and call.base not in rules.allow:
             return Problem(
                 f"PyTorch computes part of the result: {call.name} is called by {call.where}",
-                "each such operator makes one more pass over whole tensors: do this inside the kernel",
+                "each such operator is a kernel of its own, with its own pass over memory: do this inside yours" + allowed,
             )
     return None
 

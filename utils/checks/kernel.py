@@ -54,6 +54,7 @@ def check_kernel(
     speed: Speed | None = None,
     seed: int | None = None,
     races: bool = True,
+    why_raced: Callable[[CaseResult], str] = lambda trial: "",
     notice: str = "",
 ) -> None:
     """Check a student's function, print one verdict, or raise a message that teaches.
@@ -105,6 +106,7 @@ def check_kernel(
         speed: What it is timed against on a GPU.
         seed: Draws the cases; a fresh one by default.
         races: Whether programs that touch each other's memory are looked for.
+        why_raced: Why they do in a case whose values are right nevertheless; empty where nothing more is known.
         notice: What to notice when it passes.
 
     Raises:
@@ -135,7 +137,7 @@ def check_kernel(
         for trial in trials:
             if trial.failed:
                 explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
-        _stop_at_traffic(exercise, trials, budget, inspections, stage, seed)
+        _stop_at_traffic(exercise, trials, budget, inspections, why_raced, stage, seed)
         if first:
             if reader is not None and (found := reader.problem()):
                 core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
@@ -216,13 +218,15 @@ def _stop_at_traffic(
     trials: Sequence[CaseResult],
     budget: traffic.Budget | None,
     inspections: Sequence[Callable[[CaseResult], Problem | None]],
+    why_raced: Callable[[CaseResult], str],
     stage: Stage,
     seed: int,
 ) -> None:
     """Raise if a case left its tensors or the budget, or an inspection finds something, in this order."""
     trials = [trial for trial in trials if trial.profile is not None]
     for trial in trials:
-        stop_at(exercise, traffic.unsafe(trial.profile, trial.case), trial.case, seed, stage.said(trial))
+        raced = why_raced(trial) if trial.profile.races else ""
+        stop_at(exercise, traffic.unsafe(trial.profile, trial.case, raced), trial.case, seed, stage.said(trial))
     if stage.configuration:
         return
     for trial in trials if budget is not None else ():

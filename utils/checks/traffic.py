@@ -214,8 +214,10 @@ def _cause(verb: str, counted: float, needed: float) -> str:
     )
 
 
-def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
+def unsafe(profile: Any, case: Case | None = None, raced: str = "") -> Problem | None:
     """The first kind of memory fault that the profiler found, or None: out of bounds, uninitialised, races.
+
+    ``raced`` is why programs race, where the exercise knows.
 
     Cases in the ``far`` layout come after others of their shape: what first leaves its tensor there is an overflow.
     """
@@ -250,5 +252,7 @@ def unsafe(profile: Any, case: Case | None = None) -> Problem | None:
             headline = f"{times:,} {one if times == 1 else many}"
             if kind == "out_of_bounds" and case is not None and case.layout == "far":
                 cause = OVERFLOW
+            if kind == "races":
+                cause = raced or cause
             return Problem(headline, cause, tuple(str(finding) for finding in found[:_SHOWN]) + more)
     return None

@@ -42,13 +42,13 @@ def last_programs(seconds: float = math.inf) -> Iterator[None]:
     tensors are not copied, neither to the host nor back; what one launch writes, the next one in the block reads.
 
     Args:
-        seconds: For all launches together, where they are observed.
+        seconds: Of the processor, which other programs may want too, for all launches that are observed.
 
     Raises:
         TimeIsUp: they take longer.
     """
     state = observation.state
-    outer, state.large, state.until = state.large, {}, time.monotonic() + seconds
+    outer, state.large, state.until = state.large, {}, time.process_time() + seconds
     try:
         yield
     finally:

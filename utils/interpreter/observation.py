@@ -95,7 +95,7 @@ class _State:
         self.large: dict[int, torch.UntypedStorage] | None = None  # by address, in a block of last_programs
         self.executor: Any = None  # of the launch that runs
         self.wrote = False  # in a block of last_programs, whether a program of it has written something
-        self.until = math.inf  # when such a block's time is up, on the clock of time.monotonic
+        self.until = math.inf  # when such a block's time is up, on the clock of time.process_time
 
 
 state = _State()
@@ -239,7 +239,7 @@ def _mask_of(mask: Any) -> np.ndarray:
 
 
 def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: bool) -> tuple[Any, Any, Any]:
-    if time.monotonic() > state.until:
+    if time.process_time() > state.until:
         raise TimeIsUp
     itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     if writes and state.large is not None:

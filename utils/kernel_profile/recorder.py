@@ -18,6 +18,8 @@ from utils.kernel_profile.memory import Region, Storage, slots_of
 from utils.kernel_profile.requests import requests
 
 ELSEWHERE = "(no argument)"
+#: Accesses of a program outside of its arguments, after which it is ended.
+MOST_OUTSIDE = 2000
 
 
 class Recorder:
@@ -70,6 +72,7 @@ class Recorder:
         for key, sizes in used.items():
             self._storages[key].begin(min(sizes))
         self._number = 0
+        self._outside = 0
         self._program: Program = (0, 0, 0)
         self._programs: list[Program] = []
 
@@ -101,6 +104,7 @@ class Recorder:
         self._program = index
         self._programs.append(index)
         self._number += 1
+        self._outside = 0
 
     def address(self, tensor: torch.Tensor) -> int:
         return self._regions[self._slot[id(tensor)]].pointer
@@ -255,6 +259,7 @@ class Recorder:
             in_storage = region.in_storage(addresses, access.itemsize)
             outside = lanes & ~inside
             if self.check_bounds and outside.any():
+                self._end_if_lost(region)
                 self._report_outside(access, region, addresses[outside], in_storage[outside])
             safe = lanes & in_storage
             real = np.where(lanes, addresses + region.to_real, real)
@@ -277,6 +282,12 @@ class Recorder:
             lanes = foreign & (addresses - np.uint64(region.given) < np.uint64(region.storage.nbytes))
             resolved[lanes] = addresses[lanes] - np.uint64(region.given) + region.start
         return resolved
+
+    def _end_if_lost(self, region: Region) -> None:
+        """End a loop that has long left an argument, and that numbers from outside of it may never end."""
+        self._outside += 1
+        if self._outside > MOST_OUTSIDE:
+            raise IndexError(f"{MOST_OUTSIDE:,} accesses outside of {region.name}: a loop that goes beyond its end?")
 
     def _report_outside(self, access: Access, region: Region, addresses: np.ndarray, in_storage: np.ndarray) -> None:
         shape = f"outside of its shape {region.shape}"

@@ -251,7 +251,7 @@ wrong("too few programs", "elements of o are never written", C + "9", edits={
 wrong("tiles of 16", "a tile has at least 32 queries", C + "9", edits={"M=32": "M=16", "cdiv(T, 32)": "cdiv(T, 16)"})
 wrong(
     "a launch for each document",
-    "it converts to NumPy",
+    "the host waits",
     edits={"grid =": "cu = cu_seqlens.tolist()\n        grid ="},
 )
 wrong(

@@ -103,6 +103,23 @@ also_right("a table of tiles by PyTorch", {
         "out, counts, E": "out, counts, tiles, rows, E",
     },
 })  # fmt: skip
+WALK = {
+    "e = tl.program_id(2)\n    each = tl.arange(0, EXPERTS)\n    "
+    "counts = tl.load(counts_ptr + each, mask=each < E, other=0)": """tile = tl.program_id(0)
+    e = 0
+    begin = 0
+    count = tl.load(counts_ptr)
+    while (tile >= tl.cdiv(count, TM)) & (e < E - 1):
+        tile -= tl.cdiv(count, TM)
+        begin += count
+        e += 1
+        count = tl.load(counts_ptr + e)
+    if tile >= tl.cdiv(count, TM):
+        return""",
+    FIND: "place = tile * TM + tl.arange(0, TM)\n    row = (begin + place).to(tl.int64)",
+}
+WALK_LAUNCH = {"(triton.cdiv(T, 32), triton.cdiv(N, 32), E)": "(T // 32 + E, triton.cdiv(N, 32))"}
+also_right("a walk through the counts", {KERNEL: WALK, LAUNCH: WALK_LAUNCH})
 also_right("programs that take one tile after the other", {
     KERNEL: {
         "e = tl.program_id(2)\n    each": "e = tl.program_id(0)\n    each",
@@ -194,6 +211,13 @@ wrong("rows of x counted in the group", "rows of x are counted from the beginnin
 wrong("beyond the end of the group", "race between programs", C + "3", edits={
     "here = (place < count)[:, None]": "here = (row < tl.sum(counts, axis=0))[:, None]",
 })  # fmt: skip
+wrong("beyond the end of the group, which a later program repairs", "race between programs", C + "3", edits=WALK | {
+    "here = (place < count)[:, None]": "each = tl.arange(0, EXPERTS)\n    "
+    "rows = tl.sum(tl.load(counts_ptr + each, mask=each < E, other=0), axis=0)\n    here = (row < rows)[:, None]",
+}, also={LAUNCH: WALK_LAUNCH})  # fmt: skip
+wrong("a walk past the last expert", "beyond its end", C + "4", edits={
+    text: new.replace(" & (e < E - 1)", "") for text, new in WALK.items()
+}, also={LAUNCH: WALK_LAUNCH})  # fmt: skip
 wrong("the last step alone", "one step along K is right, several are not", C + "5", edits={
     "total += tl.dot(x, w)": "total = tl.dot(x, w)",
 })  # fmt: skip

@@ -154,6 +154,19 @@ def _never_written(e: Evidence) -> bool:
     return bool(e.difference.never_written.any()) and not e.findings("out_of_bounds")
 
 
+BEYOND = classic("race between programs: a tile's last row is its group's last, not that of x", 3)
+
+
+def _at_groups_begin(trial: CaseResult) -> str:
+    """Why programs race for rows that lie no further behind the beginning of a group than a tile has rows."""
+    rows = tile_over(trial.profile, trial.outputs[0])[0]
+    counts = trial.args[2].long().cpu()
+    begins = (counts.cumsum(0) - counts)[counts > 0][1:]  # of groups that lie behind another one
+    raced = torch.tensor([race.index // trial.case.sizes["N"] for race in trial.profile.races])
+    behind = raced[:, None] - begins
+    return BEYOND if ((behind >= 0) & (behind < rows)).any(1).all() else ""
+
+
 def _what_is_never_written(e: Evidence) -> str:
     """Whole groups of rows, the ends of groups, or columns."""
     rows = e.difference.never_written.all(1)
@@ -181,7 +194,7 @@ _MISTAKES = (
     Diagnosis(_never_written, _what_is_never_written),
     Diagnosis(
         lambda e: bool(e.findings("races")) and not e.findings("out_of_bounds") and e.case.sizes["E"] > 1,
-        classic("race between programs: a tile's last row is its group's last, not that of x", 3),
+        BEYOND,
     ),
     Diagnosis(_fitting, _fitting),
     _only(lambda case: case.kind == LONG, "only long sums go wrong: the total is float32 until it is stored", 5),
@@ -228,5 +241,9 @@ def check_experts(expert_matmul: Callable[[Tensor, Tensor, Tensor], Tensor], see
         compiled=Compiled(wide=8),
         huge=(huge_x, huge_weights),
         seed=seed,
+        why_raced=_at_groups_begin,
+        raised={
+            "accesses outside of": classic("a program that walks through the counts ends behind the last expert", 4)
+        },
         notice="every row is computed once, and an expert without rows costs nothing but a look at its count",
     )
