@@ -373,8 +373,8 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             )
         for group in rules.groups:
             if call.base in OPERATOR_GROUPS[group] and call.base not in rules.allow:
-                built_in = f"it is a built-in {group} operator: implement the operation yourself"
-                return Problem(f"{call.name} is called by {call.where}", _WHY.get(call.base) or _WHY.get(group, built_in))
+                why = _WHY.get(group, f"it is a built-in {group} operator: implement the operation yourself")
+                return Problem(f"{call.name} is called by {call.where}", _WHY.get(call.base, why))
     limit = rules.largest(case) if callable(rules.largest) else rules.largest
     if limit is not None and seen.largest is not None and seen.largest.elements > max(limit, 1):
         big = seen.largest
@@ -409,12 +409,14 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
             f"{len(fetched):,} single elements are fetched into Python by {fetched[0].where}",
             "each one waits for the GPU, and Python does the kernel's work: do it inside the kernel",
         )
-    allowed = f"; allowed are {', '.join(rules.allow)}, and what only copies, joins or views" if rules.allow else ""
+    cause = "each such operator is a kernel of its own, with its own pass over memory: do this inside yours"
+    if rules.allow:
+        cause += f"; allowed are {', '.join(rules.allow)}, and what only copies, joins or views"
     for call in seen.calls:
         if call.name.startswith("aten.") and call.base not in BOOKKEEPING and call.base not in rules.allow:
             return Problem(
                 f"PyTorch computes part of the result: {call.name} is called by {call.where}",
-                "each such operator is a kernel of its own, with its own pass over memory: do this inside yours" + allowed,
+                cause,
             )
     return None
 

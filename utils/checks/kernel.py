@@ -26,7 +26,7 @@ from utils.checks.trials import argument_names, run_case
 #: Of programs that are too few to be tried on tensors of more than 2^31 elements.
 UNFINISHED = (
     f"offsets beyond 2^31 were not tested to the end: on so large a tensor your last program alone takes over "
-    f"{SECONDS:.0f} s here; more programs, with fewer rows each, would also keep a GPU busy"
+    f"{SECONDS:.0f} s of this processor; more programs, with fewer rows each, would also keep a GPU busy"
 )
 #: What holds of every kernel when it is compiled.
 _COMPILED = Compiled()
