@@ -35,6 +35,8 @@ def square_kernel(x_ptr, out_ptr, n, strides, HOW: tl.constexpr, BLOCK: tl.const
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
     if HOW == "rounded":
         product = tl.dot(x, x)
+    elif HOW == "wide and rounded":
+        product = tl.dot(x.to(tl.float32), x.to(tl.float32))
     elif HOW == "wide":
         product = tl.dot(x.to(tl.float32), x.to(tl.float32), input_precision="ieee")
     else:
@@ -56,12 +58,12 @@ def square(x: torch.Tensor, how: str) -> torch.Tensor:
     return out
 
 
-def check(how: str, compiled: Compiled | None = Compiled()) -> None:  # noqa: B008  (frozen)
+def check(how: str, compiled: Compiled | None = Compiled(), **cases) -> None:  # noqa: B008  (frozen)
     check_kernel(
         Exercise("9.9", "square"),
         lambda x: square(x, how),
         lambda x: x @ x,
-        Cases({"n": range(3, 33)}, layouts=("transposed",)),
+        Cases({"n": range(3, 33)}, layouts=("transposed",), **cases),
         lambda case: (case.tensor("x", "n", "n"),),
         factor=20,
         forbidden=Rules(),
@@ -83,6 +85,11 @@ def test_what_only_a_compiler_sees_is_told_with_its_line(how, words):
     with pytest.raises(CheckFailed) as failed:
         check(how, Compiled(tf32=7, wide=8))
     assert all(word in str(failed.value) for word in words), failed.value
+
+
+def test_a_wide_product_is_not_told_how_to_become_an_exact_one():
+    with pytest.raises(CheckFailed, match=r"expected products of float16.*got a product of float32"):
+        check("wide and rounded", Compiled(tf32=7, wide=8), dtypes=(torch.float16,))
 
 
 def test_a_kernel_is_given_what_a_compiler_takes_and_no_object_of_python():

@@ -123,10 +123,10 @@ def few_programs(x):
 
 
 def test_a_program_that_would_take_minutes_is_stopped():
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(interpreter.TimeIsUp):
         overflow(few_programs, lambda: (tall((2**26 + 3, 33)),), seconds=0.2)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert overflow(copy_rows(wide=True), lambda: (tall((2**26 + 3, 33)),)) is None  # the next one has its own time
 
 

@@ -9,7 +9,7 @@ from checked_kernels import EXERCISES, add, check, message, scale
 
 from utils import runtime
 from utils.checks import cases as cases_module
-from utils.checks import kernel, traffic
+from utils.checks import explanations, kernel, traffic
 from utils.checks.cases import LAYOUTS, Case, Cases
 from utils.checks.core import CheckFailed
 from utils.checks.forbid import Rules
@@ -104,6 +104,14 @@ def test_an_exception_in_a_later_case_says_which_cases_raise():
     text = message("add", student=student)
     assert "ZeroDivisionError: no element" in text
     assert "1 of 13 cases fails: no element; these pass: one tile" in text
+
+
+def test_cases_of_one_kind_are_counted_where_they_are_named():
+    kinds = [("even", False), ("odd", True), ("odd", True), ("even", True), *((f"kind {n}", True) for n in range(6))]
+    trials = [SimpleNamespace(case=SimpleNamespace(label=label), failed=failed) for label, failed in kinds]
+    assert explanations._which_cases(trials) == (
+        "9 of 10 cases fail: odd (2 cases), even, kind 0, kind 1, kind 2, kind 3, 2 more; these pass: even"
+    )
 
 
 def test_a_keyboard_interrupt_is_not_swallowed():

@@ -41,6 +41,20 @@ def test_a_read_past_the_end_is_reported_and_gives_nan():
     )
 
 
+@triton.jit
+def search_kernel(x_ptr):
+    place = 0
+    while tl.load(x_ptr + place) == 0:
+        place += 1
+
+
+def test_a_loop_that_goes_on_outside_of_an_argument_is_ended():
+    with profile_kernel() as profile, pytest.raises(triton.InterpreterError, match="2,000 accesses outside of x_ptr"):
+        search_kernel[(1,)](torch.zeros(8, dtype=torch.int32))
+    (finding,) = profile.out_of_bounds
+    assert (finding.argument, finding.index, finding.count) == ("x_ptr", 8, 2000)
+
+
 @pytest.mark.parametrize(
     ("size", "shift", "index", "count"),
     [(64, -3, -3, 3), (64, 2**30, 2**30, 32), (0, 0, 0, 32), *((64, far, far, 32) for far in (2**41, 2**48, -(2**44)))],

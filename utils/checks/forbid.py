@@ -323,7 +323,7 @@ def record_calls() -> Iterator[RecordedCalls]:
 
 #: What is wrong with an operator, or with a group that holds no operators.
 _WHY = {
-    "tolist": "the host waits until the GPU has computed the values: what depends on them is the kernel's work",
+    "tolist": "the host waits until the GPU has computed the values: use them in the kernel, or in tensors",
     "NumPy": "it converts to NumPy: implement the operation yourself",
     "Python": "it calls a Python function for each element: implement the operation yourself",
 }
