@@ -7,7 +7,7 @@
 The checks of the notebook are run on your files in ``labs/``, in your own environment and without a sandbox, on a copy:
 nothing in ``labs/`` changes. An exercise that ends Python, or that does not end, costs its own points only. The class
 grader draws other cases, and compares with the solution on inputs that nobody sees. The exit status is 0 if everything
-that was asked for passed, else 1.
+that was asked for passed, else 1; a voluntary exercise that is not attempted counts as passed there.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Checked:
         """The exercise's points if it passed, else 0."""
         return self.exercise.points if self.outcome == "passed" else 0.0
 
+    @property
+    def is_left(self) -> bool:
+        """Whether it is a voluntary exercise that nobody attempted."""
+        return self.exercise.voluntary and self.outcome == "not attempted"
+
 
 def main(arguments: list[str] | None = None, *, root: Path = ROOT) -> int:
     """Run the command line above on the course in ``root``; returns the exit status."""
@@ -99,7 +104,7 @@ def line(checked: Checked, lab: Lab, columns: int = 160) -> str:
     exercise = checked.exercise
     name = f"{exercise.number:<5}{exercise.title}"
     width = max(len(f"{e.number:<5}{e.title}") for e in lab.exercises)
-    score = f"{points(checked.score):>3} / {points(exercise.points):<3}"
+    score = "voluntary" if exercise.voluntary else f"{points(checked.score):>3} / {points(exercise.points):<3}"
     text = f"{name:<{width}}  {score}  {_verdict(checked)}"
     return text if len(text) <= columns else text[: columns - 2] + " …"
 
@@ -118,7 +123,7 @@ def _verdict(checked: Checked) -> str:
 def _report(lab: Lab, checked: Sequence[Checked], seconds: float, *, whole: bool) -> int:
     score, most = sum(found.score for found in checked), sum(found.exercise.points for found in checked)
     print(f"\n{points(score)} of {points(most)} points, in {seconds:.0f} s")
-    missed = [found for found in checked if found.outcome != "passed"]
+    missed = [found for found in checked if found.outcome != "passed" and not found.is_left]
     told = [found.exercise.number for found in missed if found.outcome != "not attempted"]
     if told and not whole:
         short = lab.name.split("_")[0]

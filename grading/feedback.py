@@ -153,6 +153,18 @@ def require_known(result: Mapping[str, Any]) -> None:
             )
 
 
+def is_left(exercise: Mapping[str, Any]) -> bool:
+    """Whether it is a voluntary exercise, without points, that was not attempted: there is nothing to tell about it."""
+    return not exercise["max_score"] and exercise["outcome"] == "not attempted" and "automatic" not in exercise
+
+
+def worth(exercise: Mapping[str, Any]) -> str:
+    """The points of an exercise of a result in words: ``7.5 of 10 points``, or ``voluntary``."""
+    if not exercise["max_score"] and not exercise["score"]:
+        return "voluntary"
+    return f"{points(exercise['score'])} of {points(exercise['max_score'])} points"
+
+
 def points(value: float) -> str:
     """A number of points as people write it: ``10``, ``7.5``."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
@@ -205,13 +217,14 @@ def _code(text: str) -> str:
 # ---- the parts of the page ----
 def _score(result: Mapping[str, Any]) -> str:
     exercises, score, most = result["exercises"], points(result["score"]), points(result["max_score"])
-    passed = sum(exercise["outcome"] == "passed" for exercise in exercises)
+    tried = [exercise for exercise in exercises if not is_left(exercise)]
+    passed = sum(exercise["outcome"] == "passed" for exercise in tried)
     if result["status"] == "unreadable":
         said = "The submission could not be read, so no exercise was graded. The notes below say why."
-    elif passed == len(exercises):
+    elif passed == len(tried):
         said = "Every exercise passed."
     else:
-        said = f"{passed} of {len(exercises)} exercises passed."
+        said = f"{passed} of {len(tried)} exercises passed."
     strip = "".join(
         f'<span style="flex:{exercise["max_score"]:g}"><i style="width:{_percent(exercise)}%"></i></span>'
         for exercise in exercises
@@ -270,15 +283,22 @@ def _row(index: int, exercise: Mapping[str, Any], largest: float) -> str:
     width = f"{100 * exercise['max_score'] / largest:.4g}"
     return (
         f'<tr role="row"><th scope="row" role="rowheader">{name}</th>'
-        f'<td role="cell" class="points">{points(exercise["score"])} '
-        f"<span>/ {points(exercise['max_score'])}</span></td>"
+        f'<td role="cell" class="points">{_share(exercise)}</td>'
         f'<td role="cell" class="bars"><span class="bar" aria-hidden="true" style="width:{width}%">'
         f'<i style="width:{_percent(exercise)}%"></i></span></td>'
         f'<td role="cell" class="outcome {outcome.colour}"><b aria-hidden="true">{outcome.symbol}</b>{words}</td></tr>'
     )
 
 
+def _share(exercise: Mapping[str, Any]) -> str:
+    if (said := worth(exercise)) == "voluntary":
+        return f"<span>{said}</span>"
+    return f"{points(exercise['score'])} <span>/ {points(exercise['max_score'])}</span>"
+
+
 def _is_explained(exercise: Mapping[str, Any]) -> bool:
+    if is_left(exercise):
+        return False
     return exercise["outcome"] != "passed" or bool(exercise["message"].strip()) or "automatic" in exercise
 
 
@@ -297,7 +317,7 @@ def _short(lab: str) -> str:
 
 def _detail(index: int, exercise: Mapping[str, Any], command: str) -> str:
     outcome = OUTCOMES[exercise["outcome"]]
-    said = f"{points(exercise['score'])} of {points(exercise['max_score'])} points{by_hand(exercise)}"
+    said = f"{worth(exercise)}{by_hand(exercise)}"
     lines = [
         f'<section class="card exercise of-{outcome.colour}" id="exercise-{index + 1}">',
         f'<h3><span class="number">{_name(exercise["number"])}</span>{_name(exercise["title"])}</h3>',

@@ -18,7 +18,7 @@ from typing import Any
 
 from grading.archives import ZIP, archive_stem, zipped
 from grading.class_folder import CANVAS, MOODLE
-from grading.feedback import page, points
+from grading.feedback import page, worth
 from grading.gradescope import results as gradescope_results
 from grading.submission import HandedIn
 from utils.atomic_write import write_atomically
@@ -90,8 +90,7 @@ def _comments(result: Mapping[str, Any]) -> str:
     made = gradescope_results(result)
     parts = [made["output"]]
     for test in made["tests"]:
-        scored = f"{points(test['score'])} of {points(test['max_score'])} points"
-        parts.append(f"{test['number']} {test['name']}: {scored}: {test['output']}")
+        parts.append(f"{test['number']} {test['name']}: {worth(test)}: {test['output']}")
     return "".join(f"# {line}".rstrip() + "\n" for line in "\n\n".join(parts).split("\n"))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from grading.archives import zipped
 from grading.export import read_grades
-from grading.feedback import OUTCOMES, by_hand, plain, points, require_known, shortened
+from grading.feedback import OUTCOMES, by_hand, is_left, plain, points, require_known, shortened
 from utils.atomic_write import write_atomically
 
 SETUP = "#!/usr/bin/env bash\napt-get update && apt-get install -y python3\n"
@@ -42,7 +42,7 @@ else:
 def results(result: Mapping[str, Any]) -> dict[str, Any]:
     """What an autograder writes for one submission: a score, and one test an exercise, which students see at once.
 
-    What the grader itself printed is never shown to them.
+    A voluntary exercise that was not attempted has no test. What the grader itself printed is never shown to students.
 
     Args:
         result: what ``LAB/results/STUDENT.json`` holds.
@@ -61,7 +61,7 @@ def results(result: Mapping[str, Any]) -> dict[str, Any]:
         "test_name_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
-        "tests": [_test(exercise) for exercise in result["exercises"]],
+        "tests": [_test(exercise) for exercise in result["exercises"] if not is_left(exercise)],
         "extra_data": {"lab": result["lab"], "digest": result["digest"], "graded": result["graded"]},
     }
 

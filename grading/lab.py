@@ -25,6 +25,11 @@ class Exercise:
     grade_id: str
     source: str
 
+    @property
+    def voluntary(self) -> bool:
+        """Whether it is without points: it is checked like the others, and nobody minds if it is not attempted."""
+        return self.points == 0
+
 
 @dataclass(frozen=True)
 class Lab:

@@ -89,8 +89,11 @@ def _tell(submission: Submission, lab: Lab) -> None:
         for name, content in (handed_out | modules).items()
         for found in (PLACE if name in worked_on else STUB).finditer(content.decode("utf-8", "replace"))
     }
-    numbers = [exercise.number for exercise in lab.exercises if exercise.number in unwritten]
+    left = [exercise for exercise in lab.exercises if exercise.number in unwritten]
+    numbers = [exercise.number for exercise in left if not exercise.voluntary]
     print(f"not written yet: {', '.join(numbers) or 'nothing'}")
+    if voluntary := [exercise.number for exercise in left if exercise.voluntary]:
+        print(f"voluntary, and not written: {', '.join(voluntary)}")
     for note in submission.notes:
         print(f"note: {note}")
     for name in worked_on:

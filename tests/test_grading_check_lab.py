@@ -43,7 +43,7 @@ def obey(f):
 def cell(kind: str, name: str, source: str, points: int | None = None) -> dict:
     graded = {"grade": True, "grade_id": name, "locked": True, "points": points, "schema_version": 3}
     more = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    metadata = {"nbgrader": graded | {"solution": False, "task": False}} if points else {}
+    metadata = {"nbgrader": graded | {"solution": False, "task": False}} if points is not None else {}
     return {"cell_type": kind, "id": name, "metadata": metadata, "source": source} | more
 
 
@@ -145,6 +145,19 @@ def test_the_whole_message_is_shown_when_asked_for(course, answer, capsys, argum
     printed = capsys.readouterr().out
     assert "    exercise 9.9 (tiny): it is wrong\n      here\n      and there\n" in printed
     assert ("9.1" in printed) == (arguments == ("--verbose",))
+
+
+def test_a_voluntary_exercise_that_is_not_attempted_does_not_decide_on_the_exit_status(course, answer, capsys):
+    path = course / "solutions" / "lab9_tiny" / "lab9_tiny.ipynb"
+    path.write_text(path.read_text().replace('"points": 30', '"points": 0'))
+    release([], root=course)
+    answer("first", one="return 'right'", two="return 'right'")
+    assert run(course) == 0
+    printed = capsys.readouterr().out
+    assert rows(printed)[-1] == "9.3 the three voluntary ○ not attempted" and "30 of 30 points" in printed
+    answer("second", three="return 'wrong'")
+    assert run(course) == 1
+    assert rows(capsys.readouterr().out)[-1] == "9.3 the three voluntary ✗ it is wrong"
 
 
 def test_exercises_that_are_asked_for_decide_on_the_exit_status(course, answer, capsys):

@@ -119,6 +119,17 @@ def test_a_perfect_submission_is_told_so_and_nothing_else():
     assert "What to do next" not in shown.text and "pre" not in shown.texts
 
 
+def test_a_voluntary_exercise_that_is_not_attempted_is_minded_by_nobody():
+    left, wrong = exercise("2.2", "not attempted", "stub", most=0), exercise("2.2", "failed", "it differs", most=0)
+    shown = Page(page(result(exercise("2.1", "passed"), left)))
+    assert "10 of 10 points" in shown.text and "Every exercise passed." in shown.text and "voluntary" in shown.text
+    assert "What to do next" not in shown.text and "stub" not in shown.text
+    assert [test["number"] for test in gradescope.results(result(exercise("2.1", "passed"), left))["tests"]] == ["2.1"]
+    shown = Page(page(result(exercise("2.1", "passed"), wrong)))
+    assert "1 of 2 exercises passed." in shown.text and "it differs" in shown.text and "0 of 0" not in shown.text
+    assert len(gradescope.results(result(exercise("2.1", "passed"), wrong))["tests"]) == 2
+
+
 def test_a_submission_that_could_not_be_read_says_why():
     failed = [exercise("2.1", "not attempted"), exercise("2.2", "not attempted")]
     shown = Page(page(result(*failed, status="unreadable", notes=["ada.zip is not a zip file"])))

@@ -6,8 +6,9 @@ import importlib
 import re
 
 import pytest
-from lab_answers import answers, exercise, lab_answered, lab_filled, wrong_answer
+from lab_answers import answers, exercise, exercises, lab_answered, lab_filled, wrong_answer
 
+from grading.lab import find_lab
 from solutions import lab5_serving as solution
 from solutions.lab5_serving.exercises import engine, paged
 from solutions.lab5_serving.exercises.client import Refused, ask
@@ -19,6 +20,8 @@ from utils.serving.server import serving
 
 LAB = "lab5_serving"
 SEED = 14
+#: Exercises that nothing builds on, and that count no points.
+VOLUNTARY = ("5.8", "5.9")
 
 
 @pytest.mark.slow
@@ -76,9 +79,16 @@ def test_the_test_double_of_5_3_has_what_a_scheduler_may_ask_a_block_manager():
     assert len(double.cached_prefix([7, 8, 9])[0]) == 1 and double.allocate("a", [7, 8, 9]) == 2
 
 
+# ---- voluntary exercises ----
+def test_the_voluntary_exercises_count_nothing_and_nothing_builds_on_them():
+    lab = find_lab(LAB)
+    assert [one.number for one in lab.exercises if one.voluntary] == list(VOLUNTARY) and lab.max_score == 100
+    assert not {needed for one in exercises(LAB).values() for needed in one.builds_on} & set(VOLUNTARY)
+
+
 # ---- everything together ----
 @pytest.mark.slow
-@pytest.mark.parametrize("place", answers(LAB).right)
+@pytest.mark.parametrize("place", [p for p in answers(LAB).right if p.split(":")[0] not in VOLUNTARY])
 def test_a_place_left_unfilled_anywhere_in_the_lab_stops_the_engines_check_with_its_own_line(
     place, tmp_path, monkeypatch
 ):

@@ -167,6 +167,12 @@ def test_a_submission_says_what_is_in_it_what_is_not_written_and_what_is_not_pyt
     (folder / "consumer.py").write_bytes(before)
 
 
+def test_a_voluntary_exercise_that_is_not_written_is_told_apart(copy, capsys):
+    assert submit.main(["lab5"], root=copy) == 0
+    told = capsys.readouterr().out
+    assert "not written yet: 5.1, 5.2, 5.3, 5.4, 5.5, 5.6, 5.7\nvoluntary, and not written: 5.8, 5.9\n" in told
+
+
 # ---- a term ----
 def points(printed: str) -> dict[str, float]:
     """The points of each exercise in check-lab's table."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from utils.serving import Decoder
-from utils.serving.model import attend_causally
+from utils.serving import Decoder, attend_causally
 
 from .kv_cache import masked_attention
 

@@ -45,7 +45,7 @@ class Exercise:
     Attributes:
         number: as students see it (``"3.2"``).
         title: in a few words (``"forward kernel"``).
-        points: of the lab's hundred.
+        points: of the lab's hundred; 0 for a voluntary exercise.
         builds_on: the exercises that must be solved before this one can be checked.
         observe: what the student's functions give on hidden cases: takes their :meth:`home` and a seed, and returns
             observations by name. A name begins with the function that it is about and says in the student's words what
