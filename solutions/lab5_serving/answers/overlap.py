@@ -145,13 +145,13 @@ wrong(
     "read before the launch",
     "while the host reads, the device waits",
     edits={"following = None\n        if chunks:\n            number = device.launch(chunks)\n"
-           "            following = Flight(tuple(running), number)\n": "",
+           "            following = Flight(tuple(running), number)\n": "pass\n",
            "flight = following": "flight = Flight(tuple(running), device.launch(chunks)) if chunks else None"},
 )  # fmt: skip
 wrong(
-    "the last step not read",
+    "the last step read again",
     "each step is read once",
-    edits={"if flight is not None:": "if flight is not None and following is not None:"},
+    edits={"flight = following": "flight = following or flight"},
 )
 wrong(
     "read for each row",

@@ -94,7 +94,7 @@ also_right("bits", {
             bits.append(1 << node | (bits[parent] if node else 0))
         n = len(parents)
         nodes = torch.tensor([[bool(row >> j & 1) for j in range(n)] for row in bits])
-        return torch.nn.functional.pad(nodes, (past, 0), value=True)
+        return torch.cat((nodes.new_ones(n, past), nodes), dim=1)
     """,
     PATH: """
         child = {}

@@ -118,7 +118,11 @@ def _seen(row: Tensor, past: int) -> str:
     """What a row of a mask shows: ``the text and nodes 0 2``."""
     text, nodes = row[:past], row[past:].nonzero().flatten().tolist()
     share = "the text" if text.all() else "no text" if not text.any() else f"{int(text.sum())} of {past} tokens"
-    return f"{f'{share} and ' if past else ''}{f'nodes {listed(nodes, 16)}' if nodes else 'no node'}"
+    return f"{f'{share} and ' if past else ''}{_nodes(nodes)}"
+
+
+def _nodes(nodes: list[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {listed(nodes, 16)}" if nodes else "no node"
 
 
 # ---- the accepted path
