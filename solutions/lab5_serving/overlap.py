@@ -98,7 +98,7 @@ def serve_overlapped(
     while waiting or running or flight:
         ### BEGIN SOLUTION 5.9: who takes part
         rows = {request.id: row for row, request in enumerate(flight.requests)} if flight else {}
-        running = [r for r in running if r.id not in rows or len(r.tokens) + 1 < r.limit]
+        running = [r for r in running if len(r.tokens) + 1 < r.limit]  # all of them are in flight
         admit(waiting, running, max_batch)
         chunks = [(r.id, [placeholder(rows[r.id])] if r.id in rows else r.tokens) for r in running]
         ### END SOLUTION

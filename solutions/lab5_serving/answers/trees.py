@@ -225,12 +225,12 @@ wrong("a tensor", "expected a list of ints", edits={"return path": "return torch
 
 wrong = functools.partial(ANSWERS.wrong, KEEP)
 wrong(
-    "without the past",
+    "slots without the past",
     "lies in slot past + i",
     '"classic wrong answers" 5',
     edits={"slots = [past]": "slots = [0]", "past + node": "node"},
 )
-wrong("without the root", "keep its slot too", edits={"slots = [past]": "slots = []"})
+wrong("slots without the root", "keep its slot too", edits={"slots = [past]": "slots = []"})
 wrong("all nodes", "and no other", edits={"keep(slots)": "keep(range(past, past + len(parents)))"})
 wrong("the next slots", "and no other", edits={"keep(slots)": "keep(range(past, past + len(new)))"})
 wrong("nothing kept", "nothing of the pass is kept", edits={"cache.keep(slots)": "pass"})
