@@ -250,7 +250,7 @@ class WatchedDevice(LoggingDevice):
         if wrong:
             request, right, cause = next((each for each in wrong if each[2] is MIXED), wrong[0])
             raise self._mismatch(
-                f"after {len(self.read_at)} steps are read, {request.id} has {listed(request.output)}, expected "
+                f"after step {len(self.read_at) - 1} is read, {request.id} has {listed(request.output)}, expected "
                 f"{listed(right)}",
                 cause,
             )
