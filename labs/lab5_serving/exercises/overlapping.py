@@ -118,8 +118,14 @@ _SCENARIOS = (
 def observe(package: ModuleType, seed: int) -> Iterator[tuple[str, Observation]]:
     """Hidden cases: other placeholders, more requests, larger batches."""
     rng, answer = random.Random(f"{seed}/5.9"), vars(package)
-    drawn = [_drawn(rng) for _ in range(4)]
-    yield "look_up", [answer["look_up"](torch.tensor(tokens), torch.tensor(newest)) for tokens, newest in drawn]
+    drawn = [[torch.tensor(numbers).as_subclass(DeviceTensor) for numbers in _drawn(rng)] for _ in range(4)]
+    before = [each.as_subclass(Tensor).clone() for given in drawn for each in given]
+    DeviceTensor.asked.clear()
+    found = [answer["look_up"](*given) for given in drawn]
+    yield "look_up: values that it asks for", list(DeviceTensor.asked)
+    yield "look_up", [got.as_subclass(Tensor) if isinstance(got, Tensor) else got for got in found]
+    after = [each.as_subclass(Tensor) for given in drawn for each in given]
+    yield "look_up: its arguments stay as they are", all(map(torch.equal, before, after))
     for number in range(5):
         work = Work(rng, rng.randint(6, 12), rng.randint(1, 5), ends=number > 1)
         host, seconds = rng.choice(TIMES)

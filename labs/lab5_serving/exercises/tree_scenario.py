@@ -81,13 +81,14 @@ class Watched:
         """A tree behind a text, right now and then."""
         self._judge_text(text)
         rng, vocabulary = self.rng, self.model.config.vocab_size
-        parents = drawn_tree(rng, rng.choice((1, 4, 6, 7)))
+        first = not self.trees  # the path of the first tree is 2, 4: two nodes, and neither is a first child
+        parents = [-1, 0, 0, 1, 2, 1, 3, 6] if first else drawn_tree(rng, rng.choice((1, 4, 6, 7)))
         tokens, goes_on, taken = [text[-1]], {0: len(text)}, set()
         for node in range(1, len(parents)):
             parent = parents[node]
             place = goes_on.get(parent, len(self.right))  # in the right text, if all before it is right
             right = self.right[place] if place < len(self.right) else None
-            if right is not None and parent not in taken and rng.random() < 0.6:
+            if right is not None and parent not in taken and (node in (2, 4) if first else rng.random() < 0.6):
                 tokens.append(right)
                 goes_on[node] = place + 1
                 taken.add(parent)
@@ -101,17 +102,15 @@ class Watched:
 
     # ---- what must hold
     def _judge_text(self, text: list[int]) -> None:
+        """The text so far is the right one: the prompt, and what each pass must have brought."""
         if not self.trees:
-            expected = self.prompt
-        else:
-            _, tokens, path = self.trees[-1]
-            self.expected = self.right[: self.past + 1 + len(path) + 1]
-            expected = self.expected
-        self.past = len(expected) - 1
-        if text == expected:
+            self.past = len(text) - 1
             return
-        before = len(expected) - len(path) - 1
-        got, wanted = text[before:], expected[before:]
+        parents, tokens, path = self.trees[-1]
+        before, self.past = self.past + 1, self.past + 1 + len(path)
+        got, wanted = text[before:], self.right[before : self.past + 1]
+        if text == self.right[: self.past + 1]:
+            return
         cause = ""
         if got == wanted[:-1]:
             cause = ADDED
@@ -124,7 +123,7 @@ class Watched:
         raise CheckMismatch(
             f"pass {len(self.trees)} brings {listed(got)}, expected {listed(wanted)}",
             cause,
-            f"the accepted path is {path}, the tree's parents are {self.trees[-1][0]}",
+            f"the tree's parents are {parents}, the accepted path is {path}",
             self.where,
         )
 

@@ -16,6 +16,8 @@ from utils.serving.virtual_device import Chunk, VirtualDevice
 from .scenarios import CheckMismatch
 
 VOCABULARY = 23
+#: Launches and reads with which a right answer serves any work of the exercise.
+MOST_CALLS = 400
 
 ALTERNATES = classic("a step is launched before the one before it is read: while the host reads, the device waits", 1)
 AHEAD = classic("before a step is launched, all but the newest one are read: else the device gets two steps ahead", 1)
@@ -121,7 +123,6 @@ class LoggingDevice(VirtualDevice):
 
     Attributes:
         log: ``("launch", 0)``, ``("read", 0)`` and so on, in their order.
-        chunks: of each step, id -> tokens and placeholders.
         rows: of each step, the ids in the order of its chunks.
         read_at: step -> the host's time when it had read it.
     """
@@ -129,21 +130,24 @@ class LoggingDevice(VirtualDevice):
     def __init__(self, look_up: Callable, **times: float) -> None:
         super().__init__(next_token, look_up, **times)
         self.log: list[tuple[str, int]] = []
-        self.chunks: list[dict[str, list[int]]] = []
         self.rows: list[list[str]] = []
         self.read_at: dict[int, float] = {}
 
     def launch(self, chunks: Sequence[Chunk]) -> int:
-        self.log.append(("launch", len(self.chunks)))
-        self.chunks.append({id: list(tokens) for id, tokens in chunks})
+        self._note("launch", len(self.rows))
         self.rows.append([id for id, _ in chunks])
         return super().launch(chunks)
 
     def read(self, step: int) -> list[int]:
-        self.log.append(("read", step))
+        self._note("read", step)
         found = super().read(step)
         self.read_at[step] = self.now
         return found
+
+    def _note(self, what: str, step: int) -> None:
+        self.log.append((what, step))
+        if len(self.log) > MOST_CALLS:
+            raise RuntimeError(f"after {MOST_CALLS} launches and reads there is still a request that is not served")
 
 
 class WatchedDevice(LoggingDevice):
@@ -171,7 +175,7 @@ class WatchedDevice(LoggingDevice):
             raise self._mismatch(f"step {number} has {listed(ids)}: one of them twice", "a request has one chunk")
         if sorted(ids) != sorted(wanted):
             raise self._mismatch(
-                f"step {number} has {listed(ids)}, expected {listed(wanted)}", self._why_ids(number, ids, wanted)
+                f"step {number} has {listed(ids)}, expected {listed(wanted)}", self._why_ids(ids, wanted)
             )
         for id, tokens in chunks:
             self._judge_tokens(number, id, list(tokens), ids)
@@ -185,17 +189,17 @@ class WatchedDevice(LoggingDevice):
             raise self._mismatch(f"step {step} is read before step {step + 1} is launched", ALTERNATES)
         return super().read(step)
 
-    def _why_ids(self, number: int, ids: list[str], wanted: list[str]) -> str:
+    def _why_ids(self, ids: list[str], wanted: list[str]) -> str:
+        seen = {id for rows in self.rows for id in rows}
+        if any(id in seen and id not in ids for id in wanted):
+            return RUNS
         for id in ids:
-            if id in wanted:
-                continue
-            before = [step for step, rows in enumerate(self.rows) if id in rows]
-            if not before:
+            if id not in wanted and id not in seen:
                 return f"max_batch is {self.work.max_batch}: no more requests run at a time"
-            request = next(request for request in self.work.requests if request.id == id)
-            return ENDED if _ends_early(request, self.work.texts[id]) else LENGTH
-        missing = next(id for id in wanted if id not in ids)
-        return RUNS if any(missing in rows for rows in self.rows) else PLACE
+            if id not in wanted:
+                request = next(request for request in self.work.requests if request.id == id)
+                return ENDED if _ends_early(request, self.work.texts[id]) else LENGTH
+        return PLACE
 
     def _judge_tokens(self, number: int, id: str, tokens: list[int], ids: list[str]) -> None:
         request = next(request for request in self.work.requests if request.id == id)
@@ -235,18 +239,21 @@ class WatchedDevice(LoggingDevice):
 
     def _judge_outputs(self) -> None:
         """Every request has the tokens of the steps that are read."""
+        wrong = []  # request, the tokens that it must have, and why it has others
         for request in self.work.requests:
-            count = sum(request.id in self.rows[step] for step in self.read_at)
             text = self.work.texts[request.id]
-            right = text[:count]
-            if request.output != right:
-                cause = SURPLUS if right == text == request.output[: len(text)] else MIXED
-                cause = LOST if request.output == right[: len(request.output)] else cause
-                raise self._mismatch(
-                    f"after {len(self.read_at)} steps are read, {request.id} has {listed(request.output)}, expected "
-                    f"{listed(right)}",
-                    cause,
-                )
+            right = text[: sum(request.id in self.rows[step] for step in self.read_at)]
+            if request.output == right:
+                continue
+            cause = LOST if request.output == right[: len(request.output)] else MIXED
+            wrong.append((request, right, SURPLUS if right == text == request.output[: len(text)] else cause))
+        if wrong:
+            request, right, cause = next((each for each in wrong if each[2] is MIXED), wrong[0])
+            raise self._mismatch(
+                f"after step {len(self.read_at) - 1} is read, {request.id} has {listed(request.output)}, expected "
+                f"{listed(right)}",
+                cause,
+            )
 
     def _mismatch(self, headline: str, cause: str, *details: str) -> CheckMismatch:
         log = ", ".join(f"{what} {step}" for what, step in self.log[-6:])
