@@ -48,13 +48,14 @@ def one_thread() -> Iterator[None]:
 @functools.cache
 def expected_of(number: str, seed: int) -> dict[str, Any]:
     """What the solution gives."""
-    observed = exercise(number).observe(solution(lab_of(number)), seed)
+    declared = exercise(number)
+    observed = declared.observe(declared.home(solution(lab_of(number))), seed)
     return {name: files.plain(value) for name, value in observed.items()}
 
 
 # ---- the labs' scenarios
 def assert_agrees(number: str, package: object, seed: int) -> None:
-    given = exercise(number).observe(package, seed)
+    given = exercise(number).observe(exercise(number).home(package), seed)
     assert difference(exercise(number), expected_of(number, seed), given) is None
 
 
@@ -246,6 +247,7 @@ class _Wrong(Exception):
 def shows(number: str, package: object, seed: int) -> bool:
     """Whether an answer's observations differ from the solution's; it stops at the first that does."""
     declared, expected = exercise(number), expected_of(number, seed)
+    package = declared.home(package)
 
     class Compared(Observed):
         def __setitem__(self, name: str, value: Any) -> None:

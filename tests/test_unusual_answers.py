@@ -64,7 +64,7 @@ def test_an_unusual_right_answer_passes_the_check_and_agrees_with_the_solution_o
     asked = exercise(answer.exercise)
     with lab_filled(lab_of(answer.exercise), tmp_path, filled(answer)) as lab:
         asked.run_check(lab, seed=9)
-        expected, found = (asked.observe(each, 9) for each in (solution(lab_of(answer.exercise)), lab))
+        expected, found = (asked.observe(asked.home(each), 9) for each in (solution(lab_of(answer.exercise)), lab))
     assert difference(asked, expected, found) is None
 
 
