@@ -88,7 +88,7 @@ grade: $(VENV)/.grading $(if $(CLUSTER),$(VENV)/.cluster)  ## grade a class: LAB
 	$(BIN)/python -m grading.grade $(LAB) --submissions "$(SUBMISSIONS)" --out "$(OUT)" --jobs $(JOBS) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(GRADE_ARGS)
 
 # As many at a time as `make grade` grades: what it does for a class is what is held here.
-test-grading: $(VENV)/.test  ## grade a class of 20 to 140 submissions per lab, right, wrong and hostile, and hold each grade against what it must be [LABS="lab1 lab2"]
+test-grading: $(VENV)/.test  ## grade a class of 10 to 140 submissions per lab, right, wrong and hostile, and hold each grade against what it must be [LABS="lab1 lab2"]
 	MLF_DEVICE=cpu $(BIN)/python -m tests.grading_cohort $(LABS) --jobs $(JOBS)
 
 mutate: $(VENV)/.test  ## every solution of a lab with one small mistake, against its checks: LAB=lab3 [MUTATE_ARGS="--only 3.1"]
