@@ -79,6 +79,22 @@ def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.launch_maxnreg)
 
 
+def reordered(head_dim: int, causal: bool, kind: str, step: str, keys: int = 256) -> dict:
+    """The reordered backward kernel of one step, as its launch specialises it for so many keys."""
+    launch, gl_layout = module("launch_reordered"), module("parts").ROW_LAYOUT
+    tile, change = module("tuning").backward(head_dim), launch.STEPS[step]
+    constants = launch.constants(tile, causal, keys, change)
+    rows = f"tensordesc<fp32[1, {tile.rows}],{gl_layout!r}>"
+    sums = f"tensordesc<fp32[128, 32],{gl_layout!r}>" if constants["LINEAR"] else tiles(64, 64, "fp32")
+    types_ = {
+        "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
+        "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
+        "delta_desc": rows, "sums": "*fp32" if change.red else sums, "dk_desc": tiles(64, head_dim, kind),
+        "dv_desc": tiles(64, head_dim, kind), "scale_log2": "fp32",
+    }  # fmt: skip
+    return compiled(launch.reordered_backward_kernel, types_, constants, tile.launch_maxnreg)
+
+
 def block_scaled(kind: str) -> dict:
     """Lab 6's product with a scale for each 128 of K."""
     given = {
@@ -145,12 +161,19 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
         "registers": used["registers"],
         "spilled": used["spilled_bytes"],
         "serialised": "wgmma.mma_async instructions are serialized" in used["text"],
+        "advisories": sorted(set(re.findall(r"C75\d\d", used["text"]))),
         "shared": made.metadata.shared,
         "maxima_in_a_row": longest_chain(made.asm["ptx"], "max.f32"),
         "atomic_starts": hopper_races.atomic_starts(made.asm["ptx"], warps).count("atom.shared.or.b32"),
         "instructions": [
             name
-            for name in ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "setmaxnreg")
+            for name in (
+                "wgmma.mma_async",
+                "cp.async.bulk.tensor",
+                "cp.reduce.async.bulk.tensor",
+                "setmaxnreg",
+                "atom.global.gpu.relaxed.add.v4.f32",
+            )
             if name in made.asm["ptx"]
         ],
     }
@@ -158,5 +181,6 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
 
 if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
-    kernels = {"forward": forward, "backward": backward, "block_scaled": block_scaled, "latents": latents}
+    kernels = {"forward": forward, "backward": backward, "reordered": reordered}
+    kernels |= {"block_scaled": block_scaled, "latents": latents}
     print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

@@ -1,0 +1,174 @@
+"""The backward kernel with another issue order: right in whatever order its barriers allow, and cheap when compiled."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import gluon_emulator
+import pytest
+import torch
+from parameters import thorough_but
+from test_capstone import SHARED_MEMORY, compile_orders
+
+from benchmarks.attention_errors import plain_attention
+from utils.fingerprint import ROOT
+from utils.gluon.machine import Descriptor, Fault, Pointer
+
+launch = pytest.importorskip("solutions.capstone_hopper.launch_reordered", reason="this Triton has no Gluon")
+KERNEL = ROOT / "solutions" / "capstone_hopper" / "backward_reordered.py"
+#: (batch, query heads, key heads, queries, keys): tiles that end early on either side, queries that see no key, groups
+#: of heads, several tiles each way.
+SHAPES = [(1, 2, 1, 1, 77), (1, 2, 2, 65, 515), (1, 2, 1, 515, 65), (2, 2, 2, 256, 128)]
+#: Largest error, as a share of the largest right value.
+ALLOWED = {torch.bfloat16: 0.02, torch.float16: 0.004}
+
+
+class Emulator(gluon_emulator.Emulator):
+    """The emulator with sums from registers. They arrive at once: what order they have is open on a GPU too."""
+
+    def names(self) -> dict[str, object]:
+        names = super().names()
+        names["gl"].atomic_add = self.atomic_add
+        return names
+
+    @staticmethod
+    def atomic_add(pointer: Pointer, value: torch.Tensor, sem: str) -> None:
+        assert sem == "relaxed" and pointer.tensor.dtype == value.dtype == torch.float32
+        pointer.tensor.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
+
+
+class Emulated:
+    """Stands where the kernel is launched; each program runs in the emulator."""
+
+    def __init__(self, seed: int, path: Path = KERNEL) -> None:
+        self.seed, self.path = seed, path
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid, arguments, constants)
+
+    def run(self, grid: tuple[int, ...], arguments: tuple, constants: dict) -> None:
+        emulator = Emulator(self.seed)
+        names = gluon_emulator.kernel_of(self.path, emulator.names())
+        given = [self.argument(each) for each in arguments]
+        for emulator.program in itertools.product(*map(range, grid)):
+            emulator.run(lambda: names["reordered_backward_kernel"](*given, **constants))
+
+    @staticmethod
+    def argument(each):
+        if hasattr(each, "block_shape"):
+            return Descriptor(each.base, each.block_shape)
+        return Pointer(each) if isinstance(each, torch.Tensor) else each
+
+
+def drawn(seed: int, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """q, k, v, a gradient of the output and one of the logsumexp."""
+    batch, heads, kv_heads, queries, keys = shape
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(heads, queries), (kv_heads, keys), (kv_heads, keys), (heads, queries)]
+    found = [torch.randn((batch, *size, head_dim), generator=generator).to(dtype) for size in sizes]
+    return [*found, torch.randn((batch, heads, queries), generator=generator)]
+
+
+def errors(
+    monkeypatch, seed: int, shape, head_dim: int, dtype: torch.dtype, causal: bool, step: str, path: Path = KERNEL
+) -> list[float]:
+    """Largest error of dq, dk and dv by the kernel of one file, each as a share of the largest right value."""
+    monkeypatch.setattr(launch, "reordered_backward_kernel", Emulated(seed, path))
+    q, k, v, do, dlse = drawn(seed, shape, head_dim, dtype)
+    o, lse, *wanted = plain_attention(*(x.double() for x in (q, k, v, do)), dlse.double(), causal)
+    with monkeypatch.context() as unwritten:
+        empty = torch.empty
+        unwritten.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
+        got = launch.hopper_backward_reordered(
+            q, k, v, o.to(dtype), lse.float(), do, dlse, causal, head_dim**-0.5, launch.STEPS[step]
+        )
+    assert all(mine.dtype == dtype and mine.shape == want.shape for mine, want in zip(got, wanted))
+    return [((mine.double() - want).abs().max() / want.abs().max()).item() for mine, want in zip(got, wanted)]
+
+
+def test_it_is_right_on_one_ragged_tile(monkeypatch):
+    found = errors(monkeypatch, 3, (1, 2, 1, 70, 77), 64, torch.float16, True, "release")
+    assert max(found) < ALLOWED[torch.float16], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", thorough_but(launch.STEPS, "reordered", "release"))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_each_step_is_right_in_whatever_order_things_happen(monkeypatch, head_dim, causal, step):
+    for seed, shape in enumerate(SHAPES):
+        dtype = (torch.bfloat16, torch.float16)[seed % 2]
+        found = errors(monkeypatch, seed, shape, head_dim, dtype, causal, step)
+        assert max(found) < ALLOWED[dtype], (shape, found)
+
+
+#: What is changed in the kernel, what the emulator then finds, and in which step.
+MISTAKES = {
+    "one barrier": (
+        {
+            "index(step & 1), (step >> 1) & 1)": "index(0), step & 1)",
+            "[GROUP].index(step & 1))": "[GROUP].index(0))",
+            "index(steps & 1), (steps >> 1) & 1)": "index(0), steps & 1)",
+            "[GROUP].index(steps & 1))": "[GROUP].index(0))",
+        },
+        "deadlock", "red",
+    ),
+    "one place for dS": ({"shared[0].index(step & 1)": "shared[0].index(0)"}, "wrong", "red"),
+    "no wait for the other half of dS": (
+        {
+            "    mbarrier.wait(ds_ready[1 - GROUP].index(step & 1), (step >> 1) & 1)\n    dq = dq_product"
+            "(GROUP, ds_now, k_all, M, PART)\n    dk =": "    dq = dq_product(GROUP, ds_now, k_all, M, PART)\n    dk ="
+        },
+        "wrong", "red",
+    ),
+    "a step too early": ({"after = step - S + 1": "after = step - S"}, "overwritten", "release"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_the_barriers_are_for_shows_when_they_are_changed(monkeypatch, tmp_path, mistake):
+    edits, kind, step = MISTAKES[mistake]
+    for name in ("backward", "parts", "backward_reordered"):
+        (tmp_path / f"{name}.py").write_text(KERNEL.with_name(f"{name}.py").read_text())
+    changed = tmp_path / KERNEL.name
+    for old, new in edits.items():
+        assert old in changed.read_text(), old
+        changed.write_text(changed.read_text().replace(old, new))
+    seen = set()
+    for seed in range(40):
+        try:
+            found = errors(monkeypatch, seed, (1, 1, 1, 769, 128), 64, torch.bfloat16, False, step, changed)
+        except Fault as fault:
+            seen.add(fault.kind)
+        else:
+            if any(not error < ALLOWED[torch.bfloat16] for error in found):
+                seen.add("wrong")
+        if seen:
+            break
+    assert seen == {kind}
+
+
+def test_another_head_dim_is_refused():
+    q = torch.zeros(1, 1, 4, 256, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="head_dim must be 64 or 128, got 256"):
+        launch.hopper_backward_reordered(q, q, q, q, torch.zeros(1, 1, 4), q, None, False, 1.0)
+
+
+@pytest.mark.compat
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", thorough_but((64, 128), 64))
+def test_each_step_compiles_for_hopper_and_its_values_stay_in_registers(head_dim: int):
+    cases = [(step, causal) for step in launch.STEPS for causal in (False, True)]
+    orders = [("reordered", head_dim, causal, "bf16", step) for step, causal in cases]
+    for case, used in zip(cases, compile_orders(*orders)):
+        step = launch.STEPS[case[0]]
+        assert used["shared"] <= SHARED_MEMORY, (case, used)
+        assert used["spilled"] == 0, (case, used)
+        assert used["atomic_starts"] == 1, (case, used)
+        assert not used["serialised"], case
+        # S and dP overlap: nothing writes into an accumulator while another product is under way
+        assert ("C7517" in used["advisories"]) == (not step.late) and "C7512" not in used["advisories"], (case, used)
+        assert ("cp.reduce.async.bulk.tensor" in used["instructions"]) == (not step.red), case
+        assert ("atom.global.gpu.relaxed.add.v4.f32" in used["instructions"]) == step.red, case
