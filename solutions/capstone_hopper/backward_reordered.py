@@ -125,6 +125,20 @@ def keys_by_queries(a, b, row, M: gl.constexpr, LAYOUT: gl.constexpr, LATE: gl.c
 
 
 @gluon.jit
+def scores_and_dp(k, v, q, do, ring, step, M: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr,
+                  LATE: gl.constexpr):  # fmt: skip
+    """Issue both products (64, M) of a step, each as soon as its operand is there."""
+    _q_tiles, _do_tiles, lse_rows, delta_rows, q_full, _q_empty, do_full, _do_empty = ring
+    s = step % S
+    parity = (step // S) & 1
+    mbarrier.wait(q_full.index(s), parity)
+    scores = keys_by_queries(k, q.permute((1, 0)), lse_rows.index(s), M, LAYOUT, LATE)
+    mbarrier.wait(do_full.index(s), parity)
+    dp = keys_by_queries(v, do.permute((1, 0)), delta_rows.index(s), M, LAYOUT, LATE)
+    return scores, dp
+
+
+@gluon.jit
 def masked(scores, lead, own, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """-inf where a query of a tile with this lead must not see a key from ``own`` on; scores are keys by queries.
 
@@ -252,7 +266,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
     """One warpgroup: 64 keys."""
     _heads, group, _queries, keys = sizes
     k_tiles, v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
-    q_tiles, do_tiles, lse_rows, delta_rows, q_full, q_empty, do_full, do_empty = ring
+    q_tiles, do_tiles, lse_rows, delta_rows, _q_full, q_empty, _do_full, do_empty = ring
     D: gl.constexpr = k_tiles.shape[4]
     PART: gl.constexpr = D * M // 128  # columns of this warpgroup's part of dQ
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -267,16 +281,12 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
     mbarrier.wait(kv_full, 0)
     for step in range(steps):
         s = step % S
-        parity = (step // S) & 1
         q = matrix(q_tiles.index(s), M, D)
         do = matrix(do_tiles.index(s), M, D)
         k_all = matrix(k_tiles.index(step >> 30), N, D)
         k = k_all.slice(GROUP * 64, 64)
         v = matrix(v_tiles.index(step >> 30), N, D).slice(GROUP * 64, 64)
-        mbarrier.wait(q_full.index(s), parity)
-        scores = keys_by_queries(k, q.permute((1, 0)), lse_rows.index(s), M, SCORES, LATE)
-        mbarrier.wait(do_full.index(s), parity)
-        dp = keys_by_queries(v, do.permute((1, 0)), delta_rows.index(s), M, SCORES, LATE)
+        scores, dp = scores_and_dp(k, v, q, do, ring, step, M, S, SCORES, LATE)
         scores = masked(warpgroup_mma_wait(1, [scores]), lead, own, keys, SCORES, CAUSAL, RAGGED)
         weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, LATE)
         weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
