@@ -77,7 +77,7 @@ def _run_solution(lab: Lab, seed: int, folder: Path, timeout: float) -> None:
     environment = {**os.environ, "MLF_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     try:
         # whatever ends the worker ends what it waits for
-        program = [*_program(lab.name, lab.solution.parent, seed, made), "--parent", str(os.getpid())]
+        program = _program(lab.name, lab.solution.parent, seed, made, parent=os.getpid())
         ran = subprocess.run(
             program, env=environment, cwd=made, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -153,8 +153,12 @@ def _compare(
     return compare(expected, got, lab.name, list(numbers), package), errors(got, numbers)
 
 
-def _program(name: str, root: Path, seed: int, out: Path, only: Sequence[str] = ()) -> list[str]:
-    program = [sys.executable, "-P", "-m", "grading.scenarios", name, "--package-root", str(root)]
+def _program(
+    name: str, root: Path, seed: int, out: Path, only: Sequence[str] = (), parent: int | None = None
+) -> list[str]:
+    program = [sys.executable, "-P", "-m"]
+    program += [] if parent is None else ["grading.with_parent", str(parent)]
+    program += ["grading.scenarios", name, "--package-root", str(root)]
     program += ["--seed", str(seed), "--out", str(out), "--limit", str(EACH)]
     return [*program, *(["--only", *only] if only else [])]
 

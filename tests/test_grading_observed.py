@@ -169,7 +169,7 @@ def test_an_answer_that_fails_on_its_hidden_seed_only_is_lost_after_the_solution
     ("code", "why"), [("raise SystemExit(3)", "end with 3"), ("", "observations of exercise 1.1 are missing")]
 )
 def test_a_run_of_the_solution_that_does_not_finish_leaves_nothing_to_compare_with(tmp_path, monkeypatch, code, why):
-    monkeypatch.setattr(observed, "_program", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(observed, "_program", lambda *_, **__: [sys.executable, "-c", code])
     folder = tmp_path / "expected" / "03"
     with pytest.raises(observed.SolutionFails, match=why):
         observed.expected_observations(find_lab("lab1"), 1, folder)

@@ -197,3 +197,21 @@ def test_without_a_sandbox_the_code_still_runs_on_a_copy_and_is_ended(submission
         told = said(sandbox, "print(os.getcwd().endswith('work/run'), file=out, flush=True)\nwhile True: pass")
         assert told == "True\n"
         assert "longer than 1 seconds" in sandbox.killed
+
+
+def test_what_a_worker_waits_for_ends_with_it_from_its_first_moment_on(tmp_path):
+    (tmp_path / "slow.py").write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(60)\n")
+    program = (
+        "import os, subprocess, sys\n"
+        "child = [sys.executable, '-m', 'grading.with_parent', str(os.getpid()), 'slow', '--seed', '3']\n"
+        "started = subprocess.Popen(child)\nprint(started.pid, flush=True)\nstarted.wait()\n"
+    )
+    paths = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    outer = subprocess.Popen([sys.executable, "-c", program], env=paths, stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(outer.stdout.readline()))
+    assert outer.stdout.readline() == "['--seed', '3']\n"
+    outer.kill()
+    outer.wait()
+    child.wait(timeout=10)
+    late = [sys.executable, "-m", "grading.with_parent", str(outer.pid), "slow"]  # its parent has ended before
+    assert subprocess.run(late, env=paths, timeout=10).returncode == 1

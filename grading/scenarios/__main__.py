@@ -119,10 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a folder for the observations")
     parser.add_argument("--only", nargs="+", metavar="EXERCISE", help="run these exercises, not all")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="what an exercise may take")
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, which started it, has ended")
     given = parser.parse_args(arguments)
-    if given.parent is not None:
-        die_with(given.parent)
     exercises = chosen(given.lab, given.only)
     given.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # before a process is forked: threads do not come along
