@@ -165,8 +165,8 @@ def test_each_step_compiles_for_hopper_and_its_values_stay_in_registers(head_dim
     for case, used in zip(cases, compile_orders(*orders)):
         step = launch.STEPS[case[0]]
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        # the first steps keep a pair of registers or two of the code before and after the loop elsewhere
-        assert used["spilled"] <= (0 if step.reordered else 16), (case, used)
+        # the first steps keep a few registers of the code before and after the loop elsewhere, once a program
+        assert used["spilled"] <= (0 if step.reordered else 32), (case, used)
         assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
         # S and dP overlap: nothing writes into an accumulator while another product is under way
