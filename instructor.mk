@@ -57,7 +57,7 @@ test: $(VENV)/.test  ## everything that CI runs: lint, tests, labs, claims, ever
 	@if $(BIN)/python -c 'from utils import runtime; raise SystemExit(runtime.INTERPRET)'; then \
 	  echo "This machine has a GPU: the tests once more, with kernels compiled for it." && \
 	  $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not thorough and not timed"; fi
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TESTERS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=300 $(NOTEBOOKS)
 
 test-thorough: $(VENV)/.test  ## what `make test` tries in part: all seeds, wrong answers, architectures, and every page in a browser
 	mkdir -p build && rm -rf build/tested-site
@@ -72,7 +72,7 @@ test-compat:  ## the unit tests and every notebook on other versions, in an envi
 	$(MAKE) VENV=$(COMPAT) PINS=build/pins-$(TORCH)-$(TRITON).txt $(COMPAT)/.test
 	rm -f $(COMPAT)/*.xml
 	-OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(COMPAT)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(TESTS)" --junitxml=$(COMPAT)/tests.xml
-	-OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(COMPAT)/bin/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=120 --junitxml=$(COMPAT)/cells.xml $(NOTEBOOKS)
+	-OMP_NUM_THREADS=1 MLF_DEVICE=cpu $(COMPAT)/bin/python -m pytest -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env --nbval-cell-timeout=300 --junitxml=$(COMPAT)/cells.xml $(NOTEBOOKS)
 	$(COMPAT)/bin/python -m tests.compatibility "$(TESTS)" $(COMPAT)/tests.xml $(COMPAT)/cells.xml
 
 labs: $(VENV)/.lab  ## generate labs/ from solutions/
