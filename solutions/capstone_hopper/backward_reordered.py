@@ -1,7 +1,7 @@
-"""A backward kernel with another issue order, to be measured against :mod:`.backward`. Attention does not use it.
+"""A faster backward kernel than :mod:`.backward`'s, and the steps that lead to it. Attention does not use it yet.
 
-It has run in the emulator only, never on a GPU, and what it gains is simulated. Tiles, partitions and results are those
-of :mod:`.backward`. What differs are compile-time constants, so that each change can be measured alone:
+Tiles, partitions and results are those of :mod:`.backward`. What differs are compile-time constants, so that each
+change can be measured alone:
 
 * The end of the keys is masked only where the last tile is not full (``RAGGED``), and never under a causal mask, which
   hides what lies beyond.
@@ -15,8 +15,10 @@ of :mod:`.backward`. What differs are compile-time constants, so that each chang
   products that read it are done, because both warpgroups pass the barriers of the step in between. One barrier says
   that the queries and the output gradients of a step are not needed any more.
 * ``RED``: the threads add dQ to global memory from their registers, four numbers at a time.
-* ``RELEASE``: that dS of a step is there also says that nobody needs the queries and output gradients of the step
-  before any more. They are brought later so, but two barriers of all threads fewer are left in a step.
+* ``LAGGED``: dQ is computed one step late (:mod:`.backward_lagged`).
+* ``WIDE``: threads read what belongs to their queries four numbers at a time.
+
+In which order programs start is the launch's choice (:func:`.backward_pieces.place`).
 """
 
 from __future__ import annotations
@@ -31,150 +33,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward import query_tile, query_tiles, send, start
-from .parts import add_to_global, barriers, by_eights, exp2, matrix, wait_for_all
+from .backward import query_tile, send
+from .backward_lagged import lagged_consumer
+from .backward_pieces import (
+    add_from_registers,
+    dq_product,
+    first_tile,
+    in_accumulator_order,
+    masked,
+    next_tile,
+    of_each_query,
+    place,
+    producer,
+    query_tiles,
+    scores_and_dp,
+    weights_of,
+)
+from .parts import add_to_global, barriers, matrix, wait_for_all
 
 LN_2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-def producer(descriptors, sizes, kept, ring, ds_ready, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
-             CAUSAL: gl.constexpr, RELEASE: gl.constexpr):  # fmt: skip
-    """One warp: keys and values once, then queries, output gradients and their row terms of every head of the group.
-
-    With ``RELEASE`` there are at most three stages: with four, a barrier could be a phase further than is waited for.
-    At the end it stores dK and dV, so that the warpgroups need no registers for the descriptors.
-    """
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc = descriptors
-    heads, group, _queries, _keys = sizes
-    k_tiles, v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
-    q_tiles, do_tiles, lse_rows, delta_rows, q_full, q_empty, do_full, do_empty = ring
-    D: gl.constexpr = q_desc.block_shape[3]
-    kv_head = gl.program_id(1)
-    batch = gl.program_id(2)
-    first, tiles = query_tiles(sizes, N, M, CAUSAL)
-    mbarrier.expect(kv_full, 2 * N * D * 2)
-    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, gl.program_id(0) * N, 0], kv_full, k_tiles.index(0))
-    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, gl.program_id(0) * N, 0], kv_full, v_tiles.index(0))
-    for step in range(tiles * group):
-        head, row = query_tile(step, kv_head, group, first, tiles, M)
-        s = step % S
-        parity = ((step // S) & 1) ^ 1
-        if RELEASE:
-            after = step - S + 1  # the step behind the one that had this place
-            if after > 0:
-                mbarrier.wait(ds_ready[0].index(after & 1), (after >> 1) & 1)
-                mbarrier.wait(ds_ready[1].index(after & 1), (after >> 1) & 1)
-        else:
-            mbarrier.wait(q_empty.index(s), parity)
-        mbarrier.expect(q_full.index(s), M * D * 2 + M * 4)
-        tma.async_copy_global_to_shared(q_desc, [batch, head, row, 0], q_full.index(s), q_tiles.index(s))
-        tma.async_copy_global_to_shared(lse_desc, [batch * heads + head, row], q_full.index(s), lse_rows.index(s))
-        if not RELEASE:
-            mbarrier.wait(do_empty.index(s), parity)
-        mbarrier.expect(do_full.index(s), M * D * 2 + M * 4)
-        tma.async_copy_global_to_shared(do_desc, [batch, head, row, 0], do_full.index(s), do_tiles.index(s))
-        tma.async_copy_global_to_shared(delta_desc, [batch * heads + head, row], do_full.index(s), delta_rows.index(s))
-    mbarrier.wait(done, 0)
-    for i in gl.static_range(2):
-        at = [batch, kv_head, gl.program_id(0) * N + 64 * i, 0]
-        tma.async_copy_shared_to_global(dk_desc, at, dk_tiles.index(i))
-        tma.async_copy_shared_to_global(dv_desc, at, dv_tiles.index(i))
-    tma.store_wait(0)
-
-
-@gluon.jit
-def first_tile(own, sizes, first, M: gl.constexpr):
-    """A program's first tile of queries: its number among those of all heads of the batch, and its lead.
-
-    The lead of a tile is how far its first query sees beyond the first of this warpgroup's keys, ``own``. It takes the
-    place of a row in all that follows, because fewer registers are needed so.
-    """
-    heads, group, queries, keys = sizes
-    number = (gl.program_id(2) * heads + gl.program_id(1) * group) * gl.cdiv(queries, M) + first
-    return number, first * M + keys - queries - own
-
-
-@gluon.jit
-def next_tile(number, lead, first, first_lead, end, M: gl.constexpr, CAUSAL: gl.constexpr):
-    """Number and lead of the tile after that: behind a head's last, which ends at ``end``, the next head's first."""
-    number += 1
-    lead += M
-    if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if lead >= end:
-            lead = first_lead
-            number += first
-    return number, lead
-
-
-@gluon.jit
-def of_each_query(row, M: gl.constexpr, LAYOUT: gl.constexpr):
-    """A tile (1, M) of float32 numbers in shared memory as (1, M) in registers, one for each column of ``LAYOUT``."""
-    flat = row._reinterpret(gl.float32, [M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return flat.load(gl.SliceLayout(0, LAYOUT))[None, :]
-
-
-@gluon.jit
-def keys_by_queries(a, b, row, M: gl.constexpr, LAYOUT: gl.constexpr, LATE: gl.constexpr):
-    """Issue the product (64, D) by (D, M) that S and dP are made of; without ``LATE`` it starts from ``row``."""
-    if LATE:
-        result = warpgroup_mma(a, b, gl.zeros([64, M], gl.float32, LAYOUT), use_acc=False, is_async=True)
-    else:
-        result = warpgroup_mma(a, b, start(row, M, LAYOUT, 64), is_async=True)
-    return result
-
-
-@gluon.jit
-def scores_and_dp(k, v, q, do, ring, step, M: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr,
-                  LATE: gl.constexpr):  # fmt: skip
-    """Issue both products (64, M) of a step, each as soon as its operand is there."""
-    _q_tiles, _do_tiles, lse_rows, delta_rows, q_full, _q_empty, do_full, _do_empty = ring
-    s = step % S
-    parity = (step // S) & 1
-    mbarrier.wait(q_full.index(s), parity)
-    scores = keys_by_queries(k, q.permute((1, 0)), lse_rows.index(s), M, LAYOUT, LATE)
-    mbarrier.wait(do_full.index(s), parity)
-    dp = keys_by_queries(v, do.permute((1, 0)), delta_rows.index(s), M, LAYOUT, LATE)
-    return scores, dp
-
-
-@gluon.jit
-def masked(scores, lead, own, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
-    """-inf where a query of a tile with this lead must not see a key from ``own`` on; scores are keys by queries.
-
-    A causal mask hides the keys beyond the last one from every query; the weights of rows that are no query are 0.
-    """
-    ROWS: gl.constexpr = scores.shape[0]
-    if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if lead < ROWS - 1:
-            eights, key, eight, place = by_eights(scores)
-            eights = gl.where(key - lead - place <= 8 * eight, eights, float("-inf"))
-            scores = gl.convert_layout(gl.reshape(eights, scores.shape), LAYOUT)
-    if RAGGED:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if own + ROWS > keys:
-            key = own + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-            scores = gl.where((key < keys)[:, None], scores, float("-inf"))
-    return scores
-
-
-@gluon.jit
-def weights_of(scores, row, scale_log2, M: gl.constexpr, LAYOUT: gl.constexpr, LATE: gl.constexpr):
-    """2 to the scores; with ``LATE`` what is in ``row`` is added before."""
-    scores = scores * scale_log2
-    if LATE:
-        scores = scores + of_each_query(row, M, LAYOUT)
-    return exp2(scores)
-
-
-@gluon.jit
-def in_accumulator_order(dq):
-    """A part (64, 64) of dQ as (4096,), in the order in which the threads hold it: four numbers of each thread in turn.
-
-    Thread 32 w + 4 r + c has rows 16 w + r and 16 w + 8 + r, and of each eight of columns 2 c and 2 c + 1. So nothing
-    moves here, and what neighbouring threads store lies next to each other.
-    """
-    parts = gl.reshape(dq, [4, 2, 8, 8, 4, 2])  # w, which of the rows, r, eight, c, which of the columns
-    return gl.reshape(gl.permute(parts, (3, 0, 2, 4, 1, 5)), [4096])
 
 
 @gluon.jit
@@ -183,26 +60,6 @@ def send_in_order(dq, sums, dq_tile, part):
     dq_tile.store(gl.reshape(in_accumulator_order(dq), [128, 32]))
     fence_async_shared()
     add_to_global(sums, [part * 128, 0], dq_tile)
-
-
-@gluon.jit
-def add_from_registers(dq, sums, part):
-    """Every thread adds what it has of part ``part`` of dQ (64, 64) to the sums (parts, 4096)."""
-    flat = in_accumulator_order(dq)
-    at = gl.arange(0, 4096, layout=flat.type.layout)
-    gl.atomic_add(sums + part.to(gl.int64) * 4096 + at, flat, sem="relaxed")
-
-
-@gluon.jit
-def dq_product(GROUP: gl.constexpr, ds, k_all, M: gl.constexpr, PART: gl.constexpr):
-    """Issue this warpgroup's part (64, PART) of dQ: its columns where a tile has 64 queries, and else its rows."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
-    if M == 64:
-        left, right = ds, k_all.slice(GROUP * PART, PART, dim=1)
-    else:
-        left, right = ds.slice(GROUP * 64, 64, dim=1), k_all
-    return warpgroup_mma(left.permute((1, 0)), right, gl.zeros([64, PART], gl.float32, LAYOUT), use_acc=False,
-                         is_async=True)  # fmt: skip
 
 
 @gluon.jit
@@ -229,15 +86,15 @@ def products_as_before(GROUP: gl.constexpr, step, ds, ds_now, k_all, q, dk, dv, 
         wait_for_all()
         send_in_order(dq, sums, dq_tiles.index(GROUP), part)
     else:
-        group, first, tiles = places
-        head, row = query_tile(step, gl.program_id(1), group, first, tiles, M)
-        send(GROUP, dq, sums, dq_tiles, gl.program_id(2), head, row, M)
+        group, first, tiles, kv_head, batch = places
+        head, row = query_tile(step, kv_head, group, first, tiles, M)
+        send(GROUP, dq, sums, dq_tiles, batch, head, row, M)
     return dk, dv
 
 
 @gluon.jit
 def products_reordered(GROUP: gl.constexpr, step, ds, ds_now, k_all, q, dk, dv, sums, shared, empty, part,
-                       M: gl.constexpr, PART: gl.constexpr, RED: gl.constexpr, RELEASE: gl.constexpr):  # fmt: skip
+                       M: gl.constexpr, PART: gl.constexpr, RED: gl.constexpr):  # fmt: skip
     """dQ, then dK, during which dQ is sent. dS of this step has been stored. Waits for all, dV included."""
     _ds_tile, dq_tiles, ds_ready, _ds_empty = shared
     fence_async_shared()
@@ -253,26 +110,25 @@ def products_reordered(GROUP: gl.constexpr, step, ds, ds_now, k_all, q, dk, dv, 
     else:
         send_in_order(dq, sums, dq_tiles.index(GROUP), part)
     dk = warpgroup_mma_wait(0, [dk])
-    if not RELEASE:
-        mbarrier.arrive(empty[0])
+    mbarrier.arrive(empty[0])
     return dk, dv
 
 
 @gluon.jit
 def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M: gl.constexpr, N: gl.constexpr,
              S: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, LATE: gl.constexpr,
-             LINEAR: gl.constexpr, REORDERED: gl.constexpr, RED: gl.constexpr, RELEASE: gl.constexpr,
-             EARLY: gl.constexpr):  # fmt: skip
+             LINEAR: gl.constexpr, REORDERED: gl.constexpr, RED: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 keys."""
-    _heads, group, _queries, keys = sizes
+    heads, group, _queries, keys = sizes
     k_tiles, v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
     q_tiles, do_tiles, lse_rows, delta_rows, _q_full, q_empty, _do_full, do_empty = ring
     D: gl.constexpr = k_tiles.shape[4]
     PART: gl.constexpr = D * M // 128  # columns of this warpgroup's part of dQ
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    own = gl.program_id(0) * N + GROUP * 64
-    first, tiles = query_tiles(sizes, N, M, CAUSAL)
+    key_tile, kv_head, batch = place(heads, group)
+    own = key_tile * N + GROUP * 64
+    first, tiles = query_tiles(key_tile * N, sizes, N, M, CAUSAL)
     steps = tiles * group
     number, first_lead = first_tile(own, sizes, first, M)
     lead = first_lead
@@ -288,7 +144,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         v = matrix(v_tiles.index(step >> 30), N, D).slice(GROUP * 64, 64)
         scores, dp = scores_and_dp(k, v, q, do, ring, step, M, S, SCORES, LATE)
         scores = masked(warpgroup_mma_wait(1, [scores]), lead, own, keys, SCORES, CAUSAL, RAGGED)
-        weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, LATE)
+        weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, LATE, False)
         weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
         if EARLY:
             dv = warpgroup_mma(weights16, do, dv, is_async=True)
@@ -296,7 +152,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         else:
             dp = warpgroup_mma_wait(0, [dp])
         if LATE:
-            dp = dp + of_each_query(delta_rows.index(s), M, SCORES)
+            dp = dp + of_each_query(delta_rows.index(s), M, SCORES, False)
         ds = (weights * dp).to(q.dtype)
         ds_now = shared[0].index(step & 1)
         if REORDERED:
@@ -307,10 +163,10 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         part = 2 * number + GROUP
         if REORDERED:
             dk, dv = products_reordered(GROUP, step, ds, ds_now, k_all, q, dk, dv, sums, shared, empty, part,
-                                        M, PART, RED, RELEASE)  # fmt: skip
+                                        M, PART, RED)  # fmt: skip
         else:
             dk, dv = products_as_before(GROUP, step, ds, ds_now, k_all, q, dk, dv, sums, shared, empty, part,
-                                        (group, first, tiles), M, PART, LINEAR)  # fmt: skip
+                                        (group, first, tiles, kv_head, batch), M, PART, LINEAR)  # fmt: skip
         number, lead = next_tile(number, lead, first, first_lead, keys - own, M, CAUSAL)
     tma.store_wait(0)
     # The keys and values are not needed any more; their place takes dK and dV, once both warpgroups are there.
@@ -326,9 +182,9 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
 def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, sums, dk_desc, dv_desc, scale_log2,
                               heads, group, queries, keys, S: gl.constexpr, CAUSAL: gl.constexpr,
                               RAGGED: gl.constexpr, LATE: gl.constexpr, LINEAR: gl.constexpr, REORDERED: gl.constexpr,
-                              RED: gl.constexpr, RELEASE: gl.constexpr, EARLY: gl.constexpr,
+                              RED: gl.constexpr, LAGGED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
                               REGISTERS: gl.constexpr):  # fmt: skip
-    """Shared memory and barriers, then every warp to its job. Grid: tiles of keys, key heads, batch.
+    """Shared memory and barriers, then every warp to its job. Grid: :func:`place`.
 
     ``sums`` is a descriptor of what dQ is summed in, with ``RED`` a pointer to it.
     """
@@ -342,7 +198,8 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
     do_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, M, D], do_desc.layout)
     lse_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], lse_desc.layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], delta_desc.layout)
-    ds_tile = gl.allocate_shared_memory(dtype, [2, N, M], gl.NVMMASharedLayout(128, 16, 2))
+    PLACES: gl.constexpr = 3 if LAGGED else 2
+    ds_tile = gl.allocate_shared_memory(dtype, [PLACES, N, M], gl.NVMMASharedLayout(128, 16, 2))
     if RED:
         dq_tiles = ds_tile  # not used
     elif LINEAR:
@@ -352,7 +209,7 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
     q_empty = barriers(S, 2)
     if REORDERED:
         do_empty = q_empty
-        ds_ready = (barriers(2, 1), barriers(2, 1))
+        ds_ready = (barriers(PLACES, 1), barriers(PLACES, 1))
     else:
         do_empty = barriers(S, 2)
         of_both = barriers(2, 2)
@@ -365,10 +222,19 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
     fence_async_shared()
     sizes = (heads, group, queries, keys)
     descriptors = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc)
-    gl.warp_specialize([
-        (consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED, LATE, LINEAR,
-                    REORDERED, RED, RELEASE, EARLY)),
-        (consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED, LATE, LINEAR,
-                    REORDERED, RED, RELEASE, EARLY)),
-        (producer, (descriptors, sizes, kept, ring, ds_ready, M, N, S, CAUSAL, RELEASE)),
-    ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    if LAGGED:
+        gl.warp_specialize([
+            (lagged_consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
+                               EARLY, WIDE)),
+            (lagged_consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
+                               EARLY, WIDE)),
+            (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED, LATE,
+                        LINEAR, REORDERED, RED, EARLY)),
+            (consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED, LATE,
+                        LINEAR, REORDERED, RED, EARLY)),
+            (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
