@@ -143,6 +143,7 @@ def check(
     *,
     timeout: float = TIMEOUT,
     note: Callable[[str], object] = print,
+    imports: str | None = None,
 ) -> Iterator[Checked]:
     """Check the ``wanted`` exercises on the files in ``folder``, one after another; yields each as it ends.
 
@@ -152,6 +153,7 @@ def check(
         wanted: exercises of the lab, in the order in which they are to be checked.
         timeout: seconds for one exercise.
         note: is told what a student should know about the files as a whole.
+        imports: what is run before the checks; by default :func:`imports_of` the lab.
 
     Raises:
         ValueError: ``folder`` holds no file of the lab.
@@ -159,7 +161,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch:
         copy = Path(scratch) / lab.name
         refused = _prepare(lab, folder, copy, Path(scratch) / "released", note)
-        for found in _run(lab, copy, list(wanted), timeout):
+        for found in _run(copy, imports_of(lab) if imports is None else imports, list(wanted), timeout):
             stub = UNWRITTEN.match(found.message) if found.outcome == "not attempted" else None
             if stub and stub["number"] in refused:
                 found = replace(found, outcome="refused", message=refused[stub["number"]])
@@ -213,10 +215,10 @@ def hand_out(lab: Lab, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _run(lab: Lab, copy: Path, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
+def _run(copy: Path, imports: str, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
     """Run checks in one process after another: a new one only when an exercise has ended or outlasted the old one."""
     while pending:
-        with _Process(copy, _prelude(lab), pending) as process:
+        with _Process(copy, imports, pending) as process:
             ready = process.answer(TIMEOUT)  # to import PyTorch and Triton takes seconds, however short an exercise is
             if "ready" not in ready:
                 why = ready.get("error") or process.how_it_ended()
@@ -237,7 +239,7 @@ def _run(lab: Lab, copy: Path, pending: list[Exercise], timeout: float) -> Itera
                 break
 
 
-def _prelude(lab: Lab) -> str:
+def imports_of(lab: Lab) -> str:
     """The notebook's cell of imports, without the magics of a notebook."""
     notebook = json.loads((lab.solution / f"{lab.name}.ipynb").read_text(encoding="utf-8"))
     cell = next((cell for cell in notebook["cells"] if cell.get("id") == "imports"), None)
@@ -250,11 +252,11 @@ class _Process:
     """A fresh Python that runs the checks of some exercises in order and reports each; with all that it starts, it is
     gone at the end of the ``with`` block."""
 
-    def __init__(self, copy: Path, prelude: str, exercises: Iterable[Exercise]) -> None:
+    def __init__(self, copy: Path, imports: str, exercises: Iterable[Exercise]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._reports, theirs = spawn.Pipe(duplex=False)
         jobs = [strip_source(exercise.source, exercise.grade_id) for exercise in exercises]  # without hidden tests
-        self._process = spawn.Process(target=_work, args=(theirs, str(copy), prelude, jobs))
+        self._process = spawn.Process(target=_work, args=(theirs, str(copy), imports, jobs))
         self._theirs = theirs
 
     def __enter__(self) -> _Process:
@@ -293,7 +295,7 @@ class _Process:
 
 
 # ---- in the process that runs a student's code ----
-def _work(reports: Connection, folder: str, prelude: str, checks: Sequence[str]) -> None:
+def _work(reports: Connection, folder: str, imports: str, checks: Sequence[str]) -> None:
     os.setsid()
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
@@ -302,7 +304,7 @@ def _work(reports: Connection, folder: str, prelude: str, checks: Sequence[str])
     sys.path.insert(0, str(ROOT))
     space: dict[str, object] = {"__name__": "check_lab"}
     try:
-        exec(compile(prelude, "<the notebook's imports>", "exec"), space)
+        exec(compile(imports, "<the notebook's imports>", "exec"), space)
     except BaseException as error:
         reports.send_bytes(json.dumps({"error": _told(error, folder)}).encode())
         return
