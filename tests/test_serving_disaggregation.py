@@ -26,6 +26,7 @@ from utils.serving.disaggregation import (
     sweep,
 )
 from utils.serving.disaggregation.fit import engine_steps
+from utils.serving.disaggregation.simulate import finished_requests
 from utils.serving.lengths import lognormal, poisson
 
 SECOND = StepTime(base=1.0, token=0.0)  # every step takes a second
@@ -177,6 +178,32 @@ def test_an_slo_needs_both_limits_from_enough_of_the_requests():
     assert SLO(4, 1.35).attainment(report) == 1  # one token has no time per output token
     assert SLO(4, 1.34).attainment(report) == 0.5 and SLO(3.8, 2).attainment(report) == 0.5
     assert SLO(3.8, 2, share=0.5).attained(report) and not SLO(3.8, 2).attained(report)
+
+
+@pytest.mark.parametrize(
+    "arrangement", [together(2, 512, 64), apart(1, 1, bandwidth=1e11, budget=4096, batch=64)], ids=str
+)
+@pytest.mark.parametrize("share", [0.5, 0.9, 1])
+def test_a_simulation_that_ends_as_soon_as_the_slo_is_decided_decides_as_a_whole_one(arrangement, share):
+    asked, slo = drawn(count=80), SLO(ttft=0.05, tpot=0.006, share=share)
+    decisions = set()
+    for rate in request_rate(asked) * 1.3 ** np.arange(-2, 16):
+        played = asked.at_rate(rate / request_rate(asked))
+        decisions.add(slo.attained_at(arrangement, played, MEASURED))
+        assert slo.attained_at(arrangement, played, MEASURED) == slo.attained(simulate(arrangement, played, MEASURED))
+    assert decisions == {True, False}
+
+
+def test_requests_are_told_as_they_end_and_nobody_has_to_wait_for_the_last(monkeypatch):
+    asked = drawn(count=40)
+    records = list(finished_requests(Colocated(2, 512), asked, MEASURED))
+    assert [record.end for record in records] == sorted(record.end for record in records)
+    whole = simulate(Colocated(2, 512), asked, MEASURED)
+    assert {record.id: record for record in records} == {record.id: record for record in whole.requests}
+    steps = []
+    monkeypatch.setattr(StepTime, "__call__", lambda self, work: steps.append(work) or 1.0)
+    assert not SLO(ttft=1e-3, tpot=1e-3).attained_at(Colocated(2, 512), asked, MEASURED)
+    assert len(steps) < whole.steps / 2
 
 
 @pytest.mark.parametrize(

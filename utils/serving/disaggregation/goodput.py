@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from utils.serving.metrics import Report, RequestRecord
 from utils.serving.workload import Workload
 
-from .simulate import Arrangement, simulate
+from .simulate import Arrangement, finished_requests, simulate
 from .step_time import StepTime
 
 #: Times as fast as drawn: all requests come at once.
@@ -49,6 +49,24 @@ class SLO:
         """Whether enough requests met both limits."""
         return self.attainment(report) >= self.share
 
+    def attained_at(self, arrangement: Arrangement, workload: Workload, step_time: StepTime) -> bool:
+        """Whether :meth:`attained` holds for a simulated report; the simulation ends as soon as that is certain.
+
+        Raises:
+            TypeError, ValueError: as :func:`simulate`.
+        """
+        count, met, missed = len(workload), 0, 0
+        for record in finished_requests(arrangement, workload, step_time):
+            if self.met_by(record):
+                met += 1
+            else:
+                missed += 1
+            if met / count >= self.share:
+                return True
+            if (count - missed) / count < self.share:
+                return False
+        raise AssertionError("unreachable: every request has met the limits or missed them")
+
 
 def request_rate(workload: Workload) -> float:
     """Requests per second that a workload brings.
@@ -87,21 +105,21 @@ def goodput(
     base = request_rate(workload)
 
     def met(factor: float) -> bool:
-        return slo.attained(simulate(arrangement, workload.at_rate(factor), step_time))
+        return slo.attained_at(arrangement, workload.at_rate(factor), step_time)
 
     at_once = simulate(arrangement, workload.at_rate(AT_ONCE), step_time)
     if slo.attained(at_once):
         raise ValueError(f"all {len(workload)} requests meet the SLO even if they come at once: draw more of them")
-    low = high = at_once.request_rate / base  # what the GPUs can do at all
+    low = high = most = at_once.request_rate / base  # what the GPUs can do at all
     if met(low):
         high = 2 * low
         while met(high):
             low, high = high, 2 * high
-    elif not met(high / ALONE):
-        return 0.0
     else:
         low = high / 2
         while not met(low):
+            if low <= most / ALONE:
+                return 0.0
             low, high = low / 2, low
     while high > (1 + tolerance) * low:
         middle = math.sqrt(low * high)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,24 @@ def simulate(arrangement: Arrangement, workload: Workload, step_time: StepTime) 
         TypeError: an arrangement of another type.
         ValueError: a request that does not fit into a GPU's memory.
     """
+    simulation = _Simulation(arrangement, workload, step_time)
+    for _ in simulation.run():
+        pass
+    return simulation.report()
+
+
+def finished_requests(arrangement: Arrangement, workload: Workload, step_time: StepTime) -> Iterator[RequestRecord]:
+    """The records of :func:`simulate` in the order in which the requests end, each as soon as it does.
+
+    A caller who has seen enough spares the rest of the simulation.
+
+    Raises:
+        TypeError, ValueError: as :func:`simulate`.
+    """
+    return map(_record, _Simulation(arrangement, workload, step_time).run())
+
+
+def _check(arrangement: Arrangement, workload: Workload) -> None:
     if not isinstance(arrangement, Colocated | Disaggregated):
         raise TypeError(f"arrangement must be Colocated or Disaggregated, got {type(arrangement).__name__}")
     for request in workload:
@@ -134,12 +152,17 @@ def simulate(arrangement: Arrangement, workload: Workload, step_time: StepTime) 
                 f"request {request.id!r} has {len(request.prompt)} + {request.output_tokens} tokens, a GPU's memory "
                 f"holds {arrangement.cache_tokens}"
             )
-    return _Simulation(arrangement, step_time).run(workload)
+
+
+def _record(job: Job) -> RequestRecord:
+    return RequestRecord(job.id, job.arrival, job.prompt, tuple(job.times), "length", job.times[-1])
 
 
 class _Simulation:
-    def __init__(self, arrangement: Arrangement, step_time: StepTime) -> None:
+    def __init__(self, arrangement: Arrangement, workload: Workload, step_time: StepTime) -> None:
+        _check(arrangement, workload)
         self.arrangement, self.step_time = arrangement, step_time
+        self.jobs = [Job(r.id, r.arrival, len(r.prompt), r.output_tokens) for r in workload]
         limits = arrangement.max_batch, arrangement.cache_tokens
         self.groups: dict[str, list[Worker]] = {}
         if isinstance(arrangement, Colocated):
@@ -154,10 +177,11 @@ class _Simulation:
         #: (time, number, what happens, its arguments); what happens returns the worker that may start a step then.
         self.events: list[tuple[float, int, Callable[..., Worker], tuple[Any, ...]]] = []
         self.now, self.number = 0.0, 0
+        self.ended: list[Job] = []  # now
 
-    def run(self, workload: Workload) -> Report:
-        jobs = [Job(r.id, r.arrival, len(r.prompt), r.output_tokens) for r in workload]
-        for job in jobs:
+    def run(self) -> Iterator[Job]:
+        """Serve all requests; yields each at the time at which it ends."""
+        for job in self.jobs:
             self.at(job.arrival, self.arrive, job)
         while self.events:
             self.now = self.events[0][0]
@@ -167,10 +191,14 @@ class _Simulation:
                 touched[happens(*arguments)] = None
             for worker in touched:  # after everything that happens now, so that a step takes all who have come
                 self.start(worker)
+            if self.ended:
+                yield from self.ended
+                self.ended.clear()
+
+    def report(self) -> Report:
+        """What became of the requests, after all of them have ended."""
         workers = [worker for group in self.groups.values() for worker in group]
-        records = tuple(
-            RequestRecord(job.id, job.arrival, job.prompt, tuple(job.times), "length", job.times[-1]) for job in jobs
-        )
+        records = tuple(map(_record, self.jobs))
         duration = max(record.end for record in records)
         shares = {
             name: sum(worker.busy for worker in group) / (duration * len(group)) for name, group in self.groups.items()
@@ -199,6 +227,7 @@ class _Simulation:
         for job in worker.finish(self.now, seconds):
             if len(job.times) == job.output:
                 worker.release(job)
+                self.ended.append(job)
             else:
                 target = min(self.decode, key=lambda decode: decode.jobs + len(self.coming[decode]))
                 self.coming[target].append((job, worker))
