@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from solutions.lab4_zero.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from solutions.lab5_serving.cuda_graphs import Compute, CudaRecorder, StepGraphs
 from solutions.lab5_serving.fused_decoder import FusedDecoder, Layer
 from solutions.lab5_serving.runner import ModelRunner
 from utils.serving import Decoder, ModelConfig
@@ -126,6 +127,30 @@ class TensorParallelFusedDecoder(FusedDecoder):
         return super()._normed(stream, added, weight)
 
 
+class RankRecorder(CudaRecorder):
+    """Records functions that call NCCL as CUDA graphs; all ranks record the same ones in the same order.
+
+    Only this thread is held to what a recording allows: NCCL's watchdog, another thread, asks for its events meanwhile.
+    """
+
+    def __call__(self, compute: Compute) -> Compute:
+        """Run ``compute`` once, on all ranks, so that NCCL has its connections; then record it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            compute()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = compute()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
 class TensorParallelRunner(ModelRunner):
     """Lab 5's runner of one rank's part of a model; all ranks run the same steps.
 
@@ -133,7 +158,8 @@ class TensorParallelRunner(ModelRunner):
         model: this rank's part.
         num_blocks, block_size, attention: as for :class:`ModelRunner`; the blocks hold this rank's heads.
         fused: run :class:`TensorParallelFusedDecoder`; None: on a GPU.
-        cuda_graphs: as for :class:`ModelRunner`, but off by default: a graph would have to record NCCL's all-reduces.
+        cuda_graphs: as for :class:`ModelRunner`, but off by default. On GPUs the graphs record NCCL's all-reduces too
+            (:class:`RankRecorder`): a decode step is then launched at once instead of kernel by kernel.
         options: the other arguments of :class:`ModelRunner`.
 
     Raises:
@@ -156,3 +182,5 @@ class TensorParallelRunner(ModelRunner):
         super().__init__(model, num_blocks, block_size, fused=False, cuda_graphs=cuda_graphs, **options)
         if model.device.type == "cuda" if fused is None else fused:
             self._fused = TensorParallelFusedDecoder(model, min(model.config.max_seq_len, num_blocks * block_size))
+        if self.graphs is not None and model.device.type == "cuda":
+            self.graphs = StepGraphs(self.compute, self._staging, RankRecorder(), self.graphs.chunks)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch.distributed as dist
 from torch import Tensor
@@ -82,6 +82,9 @@ class TensorParallelEngine(Engine):
             end the process instead.
     """
 
+    #: What computes a step where no runner is given.
+    runner_type: ClassVar[type[TensorParallelRunner]] = TensorParallelRunner
+
     def __init__(
         self,
         model: Decoder,
@@ -107,7 +110,7 @@ class TensorParallelEngine(Engine):
         self._channel = RankChannel(
             self._group, timeout
         )  # all ranks have come here, so none waits for one that has not
-        runner = runner or TensorParallelRunner(model, num_blocks, block_size)
+        runner = runner or self.runner_type(model, num_blocks, block_size)
         super().__init__(model, runner=runner, max_batch=max_batch, **settings)
 
     def _agree(self, deciding: dict[str, Any], room: int) -> list[int]:
