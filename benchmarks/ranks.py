@@ -57,6 +57,30 @@ def run(
     return benchmark_cli.run(name, measure, table, schema, arguments)
 
 
+def run_on(
+    world_size: int,
+    name: str,
+    measure: Callable[..., dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    schema: object,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """As :func:`benchmarks.benchmark_cli.run`, for a benchmark that needs ``world_size`` GPUs, with ``--quick`` too.
+
+    Ranks that failed are named in one message, and the exit status is 1.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    gpus = torch.cuda.device_count()
+    if runtime.HAS_GPU and "-h" not in given and gpus < world_size:
+        print(f"{name}: measuring needs {world_size} GPUs in one machine and this one has {gpus}")
+        return 1
+    try:
+        return benchmark_cli.run(name, measure, table, schema, arguments)
+    except distributed.DistributedError as error:
+        print(f"{name}: nothing is recorded, because the ranks failed:\n{error}", flush=True)
+        return 1
+
+
 def world_sizes() -> list[int]:
     """The world sizes that this machine has GPUs for.
 
@@ -73,6 +97,11 @@ def world_sizes() -> list[int]:
 def launch(function: Callable[..., Any], *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
     """:func:`utils.distributed.launch` with patience for models that are built and kernels that are loaded."""
     return distributed.launch(function, *args, world_size=world_size, timeout=400.0, collective_timeout=90.0, **kwargs)
+
+
+def launch_briefly(function: Callable[..., Any], *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
+    """As :func:`launch`, for a job of a minute or two: one that hangs ends sooner."""
+    return distributed.launch(function, *args, world_size=world_size, timeout=240.0, collective_timeout=60.0, **kwargs)
 
 
 def settle() -> None:
@@ -118,6 +147,33 @@ class RankStopwatch:
             return [end - start for start, end in laps]
         torch.cuda.synchronize(self._device)
         return [start.elapsed_time(end) * 1e-3 for start, end in laps]
+
+
+class AlignedStopwatch(RankStopwatch):
+    """A :class:`RankStopwatch` whose laps begin on all ranks at once.
+
+    Steps of one GPU alone take a little longer on one rank than on another. What comes next would begin as much
+    earlier on the others, and they would wait within the lap.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._flag = torch.zeros(1, device=device)
+
+    def lap(self, fn: Callable[[], object], flush_l2: bool) -> None:
+        """Wait on the GPU for all other ranks, then run ``fn`` once and time it."""
+        dist.all_reduce(self._flag)
+        super().lap(fn, flush_l2)
+
+
+def compare_aligned(steps: Mapping[str, Callable[[], object]], *, warmup: int, rounds: int) -> Samples:
+    """As :func:`compare`, but each lap begins on all ranks at once (:class:`AlignedStopwatch`)."""
+    with calls.unobserved():
+        timed = timing.compare(
+            steps, warmup=warmup, rounds=rounds, flush_l2=False, stopwatch=AlignedStopwatch(distributed.device())
+        )
+    note(", ".join(f"{name} {t.median * 1e3:.3g} ms" for name, t in timed.items()))
+    return {name: t.samples for name, t in timed.items()}
 
 
 def compare(steps: Mapping[str, Callable[[], object]], *, warmup: int, rounds: int) -> Samples:
