@@ -400,6 +400,6 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from benchmarks.context_parallel import measure  # by its name: what is defined here could not be sent to ranks
+    from benchmarks.context_parallel import measure  # a rank imports it by this name
 
     raise SystemExit(ranks.run_on(WORLD_SIZE, "context_parallel", measure, table, SCHEMA))

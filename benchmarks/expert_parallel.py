@@ -332,6 +332,6 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from benchmarks.expert_parallel import measure  # by its name: what is defined here could not be sent to ranks
+    from benchmarks.expert_parallel import measure  # a rank imports it by this name
 
     raise SystemExit(ranks.run_on(WORLD_SIZE, "expert_parallel", measure, table, SCHEMA))

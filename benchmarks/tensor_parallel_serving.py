@@ -399,6 +399,6 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from benchmarks.tensor_parallel_serving import measure  # by its name: what is defined here could not be sent to ranks
+    from benchmarks.tensor_parallel_serving import measure  # a rank imports it by this name
 
     raise SystemExit(ranks.run_on(WORLD_SIZE, "tensor_parallel_serving", measure, table, SCHEMA))
