@@ -1,7 +1,7 @@
 """Launches of :mod:`.backward_reordered`. Attention does not use them yet.
 
 ``STEPS`` is the ladder from :mod:`.launch`'s backward pass to the fastest, one change a step, so that each change can
-be measured beside the one before it (``benchmarks.hopper_reordered``).
+be measured beside the one before it (``benchmarks.hopper_backward``).
 """
 
 from __future__ import annotations
