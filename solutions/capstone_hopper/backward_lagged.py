@@ -1,10 +1,10 @@
 """The last steps of the reordered backward kernel: dQ is computed one step late.
 
 In the steps before, each warpgroup waits for the other's dS before it issues dQ, so both compute their weights at the
-same time, and the tensor cores have nothing to do meanwhile. Here dQ of a step is issued in the next one, when the
-other's dS has long been there. One warpgroup may be up to a step ahead of the other, and multiplies while that one
-exponentiates. dS has three places: who writes into the third has seen that the other has written the second, and so
-that it has done with the first.
+same time, and the tensor cores have only dP to do meanwhile. Here dQ of a step is issued in the next one, when the
+other's dS has long been there. One warpgroup may be up to a step ahead of the other, and multiply while that one
+exponentiates. dS has three places: who writes into the first again has seen that the other has written the second,
+and so that it has done with the first.
 """
 
 from __future__ import annotations

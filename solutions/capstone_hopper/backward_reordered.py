@@ -1,7 +1,7 @@
 """A faster backward kernel than :mod:`.backward`'s, and the steps that lead to it. Attention does not use it yet.
 
-Tiles, partitions and results are those of :mod:`.backward`. What differs are compile-time constants, so that each
-change can be measured alone:
+Tiles, warpgroups and results are those of :mod:`.backward`; the producer stores dK and dV, too. Most of what differs
+are compile-time constants, so that each change can be measured alone:
 
 * The end of the keys is masked only where the last tile is not full (``RAGGED``), and never under a causal mask, which
   hides what lies beyond.

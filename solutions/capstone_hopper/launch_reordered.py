@@ -1,7 +1,7 @@
 """Launches of :mod:`.backward_reordered`. Attention does not use them yet.
 
-``STEPS`` is the ladder from :mod:`.launch`'s backward pass to the fastest, one change a step, so that each change can
-be measured beside the one before it (``benchmarks.hopper_backward``).
+``STEPS`` is a ladder from :mod:`.launch`'s backward pass, one change a step, so that each change can be measured
+beside the one before it; the last but one is the fastest (``benchmarks.hopper_backward``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .parts import LOG2_E, ROW_LAYOUT, copyable, rows_of, tiles_of
 
 @dataclass(frozen=True)
 class Reordering:
-    """What differs from the present backward kernel, whose mask of the key end is left out where no key ends.
+    """What differs from the present backward kernel. Code for the end of the keys is compiled only where it is needed.
 
     Attributes:
         late: The logsumexp and delta are subtracted from finished products; no accumulator starts from them.
@@ -57,7 +57,7 @@ STEPS = {
 }
 #: Floats of a warpgroup's part of dQ, which is always 64 by 64.
 PART = 64 * 64
-#: Queries, output gradients and sums of dQ of the heads that go side by side, in bytes at most: half an L2 cache.
+#: Bytes of queries, output gradients and sums of dQ of the heads side by side, at most: they fit an H100's L2 cache.
 TOGETHER_BYTES = 32 * 2**20
 
 
