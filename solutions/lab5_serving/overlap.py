@@ -20,7 +20,7 @@ from .request import Request, Status
 
 
 def placeholder(row: int) -> int:
-    """Stands for the token that the last step gave a row: -1 - row. Tokens are not negative."""
+    """Stands for the token that the step before gave a row: -1 - row. Tokens are not negative."""
     return -1 - row
 
 
@@ -31,7 +31,7 @@ def look_up(tokens: Tensor, newest: Tensor) -> Tensor:
 
     Args:
         tokens: (T,) int64, tokens and placeholders; it stays as it is.
-        newest: (M,) int64 with M of at least 1: at place r the token that the last step gave row r.
+        newest: (M,) int64 with M of at least 1: at place r the token that the step before gave row r.
 
     Returns:
         (T,) int64.

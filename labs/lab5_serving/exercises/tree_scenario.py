@@ -23,6 +23,8 @@ Answer = Mapping[str, Callable]
 SLOT = classic("node i of this pass lies in slot past + i: keep the slots of the root and of the path", 5)
 ROOT = classic("this pass has read the root, which is the newest token of the text: keep its slot too", 5)
 OTHERS = classic("keep the root's slot and the path's, and no other: the rest belongs to other texts", 5)
+TEXT = classic("the text before the root stays by itself: keep slots of this pass, which begin with past", 5)
+ORDER = classic("keep the slots in the order of the text: the root's first, then the path's", 5)
 NOTHING = classic("nothing of the pass is kept, so the next one misses what it needs", 5)
 ADDED = classic("behind the path comes the target's own choice after its last node: it is free", 6)
 OF_ROOT = classic("the token behind the path is the choice after the path's last node, not after the root", 6)
@@ -136,6 +138,9 @@ class Watched:
         if attend.length != self.past:
             kept = attend.length - past
             cause = NOTHING if kept == 0 else ROOT if kept == len(path) else OTHERS
+            again = attend.layers[len(self.model.layers) - 1][0][past : 2 * past]
+            if kept >= past > 0 and _alike(again, self.keys[:past]).all():
+                cause = TEXT
             raise CheckMismatch(f"{name} the cache holds {attend.length} tokens, expected {self.past}", cause, *details)
         keys = attend.layers[len(self.model.layers) - 1][0][: self.past]
         right = _alike(keys, self.keys[: self.past])
@@ -145,13 +150,17 @@ class Watched:
         held = _alike(self.written, keys[slot]).nonzero().flatten().tolist()  # slots of the pass before
         cause = classic("what a node writes depends on what it sees", 2)
         if held:
-            cause = SLOT if held[0] < past <= slot else OTHERS
+            cause = SLOT if held[0] < past <= slot else ORDER if self._kept(keys, past) == {0, *path} else OTHERS
         raise CheckMismatch(
             f"{name} slot {slot} of the cache holds {_name(held[0], past) if held else 'what no node wrote'}, expected "
             f"{_name(slot if slot < past else past + [0, *path][slot - past], past)}",
             cause,
             *details,
         )
+
+    def _kept(self, keys: Tensor, past: int) -> set[int]:
+        """The nodes of the pass before whose keys are in the cache, behind the text before it."""
+        return {slot - past for key in keys[past:] for slot in _alike(self.written, key).nonzero().flatten().tolist()}
 
 
 def _alike(keys: Tensor, other: Tensor) -> Tensor:

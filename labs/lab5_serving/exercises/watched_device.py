@@ -19,13 +19,16 @@ VOCABULARY = 23
 #: Launches and reads with which a right answer serves any work of the exercise.
 MOST_CALLS = 400
 
-ALTERNATES = classic("a step is launched before the one before it is read: while the host reads, the device waits", 1)
+ALTERNATES = classic(
+    "a step is launched before the one before it is read (does `flight` hold the new one already?): while the host "
+    "reads, the device waits", 1,
+)  # fmt: skip
 AHEAD = classic("before a step is launched, all but the newest one are read: else the device gets two steps ahead", 1)
 READS = classic("each step is read once, in order; the last one too", 1)
 STALE = classic("this token has been run: the one behind it is in flight, and only a placeholder stands for it", 2)
-ROWS = classic("a placeholder names a row of the last step: rows move up when a request leaves", 2)
+ROWS = classic("a placeholder names a row of the step before: rows move up when a request leaves", 2)
 WHOLE = classic("the device has the request's text already: only its newest token is new", 2)
-PROMPT = classic("a request that was not in the last step brings its tokens, none of which is in flight", 2)
+PROMPT = classic("a request that was not in the step before brings its tokens, none of which is in flight", 2)
 LENGTH = classic("its last token by limit is in flight, and the host knows that: it needs no further step", 3)
 ENDED = classic("its text has ended, and the host has read that: it takes part no more", 3)
 PLACE = classic("who has all tokens, read or in flight, leaves its place: admit fills it in this very step", 3)
@@ -218,7 +221,7 @@ class WatchedDevice(LoggingDevice):
             raise self._mismatch(
                 f"step {number}: {id} brings {listed(tokens)}, expected {listed(expected)}",
                 cause,
-                f"the last step had {listed(self.rows[-1])}, this one has {listed(ids)}" if number else "",
+                f"the step before had {listed(self.rows[-1])}, this one has {listed(ids)}" if number else "",
             )
 
     def judge_end(self) -> None:

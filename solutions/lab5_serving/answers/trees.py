@@ -233,6 +233,8 @@ wrong(
 wrong("slots without the root", "keep its slot too", edits={"slots = [past]": "slots = []"})
 wrong("all nodes", "and no other", edits={"keep(slots)": "keep(range(past, past + len(parents)))"})
 wrong("the next slots", "and no other", edits={"keep(slots)": "keep(range(past, past + len(new)))"})
+wrong("the text's slots too", "stays by itself", edits={"keep(slots)": "keep([*range(past), *slots])"})
+wrong("the path before the root", "in the order of the text", edits={"keep(slots)": "keep([*slots[1:], slots[0]])"})
 wrong("nothing kept", "nothing of the pass is kept", edits={"cache.keep(slots)": "pass"})
 wrong(
     "no token of its own",
