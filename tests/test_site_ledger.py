@@ -231,6 +231,12 @@ def test_a_chart_that_finds_no_figure_says_where_it_looked():
         record_charts.choose({"points": [{"n": 1}]}, "points", "seconds")
 
 
+def test_lines_of_several_measures_are_named_by_the_part_that_differs():
+    results = {"points": [{"n": 1, "timed": {"ring": {"seconds": 1.0}, "one GPU": {"seconds": 2.0}}}]}
+    chosen = record_charts.choose(results, "points", ["timed.ring.seconds", "timed.one GPU.seconds"], "n")
+    assert list(chosen.lines) == ["ring", "one GPU"]
+
+
 def test_the_list_has_every_record_and_each_is_in_one_part():
     page = record_pages.index(BENCHMARKS)
     for benchmark in BENCHMARKS:

@@ -71,6 +71,7 @@ def choose(
     """The figures that a chart shows, by the keys of ``record_charts.toml``; ValueError if no row has them."""
     where = where or {}
     measures = [measure] if isinstance(measure, str) else measure
+    own = next((i for i, parts in enumerate(zip(*map(_path, measures))) if len(set(parts)) > 1), 0)  # names a line
     places: dict[str, dict[Any, Point]] = {}
     several = False
     for row in _rows(results, [table] if isinstance(table, str) else table, each):
@@ -80,7 +81,7 @@ def choose(
             if not is_figure(row.get(key)) or (x and not is_figure(row.get(x))) or (dots and not row[x] * row[key]):
                 continue  # (a zero has no place among decades)
             ends = [row.get(".".join(end)) for end in spread_of(tuple(key.split(".")))]
-            name = _name(row, by) if len(measures) == 1 else label(key.split(".")[0])
+            name = _name(row, by) if len(measures) == 1 else label(_path(key)[own])
             point = (row[x] if x else None, float(row[key]), tuple(ends) if all(map(is_figure, ends)) else None)
             line = places.setdefault(name, {})
             place = len(line) if dots else point[0]
