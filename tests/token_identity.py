@@ -20,7 +20,10 @@ from functools import cache
 import torch
 
 from solutions.lab5_serving import BlockManager, Engine, ModelRunner, Request, RequestOutput, Step
-from utils.serving import Decoder, ModelConfig, SamplingParams, generate
+from utils.serving import Decoder, ModelConfig, SamplingParams, attend_causally, generate
+
+#: A few roundings of the logits, which spread over +-10.
+TIE = 5e-6
 
 
 @cache
@@ -198,6 +201,17 @@ def play(workload: Workload, model: Decoder, make_engine: Callable[..., Engine] 
     return counts
 
 
+def is_tie(model: Decoder, request: Request, output: list[int], expected: list[int]) -> bool:
+    """Whether two greedy texts part at two tokens whose exact logits are closer than float32 rounds them."""
+    same = next((i for i, pair in enumerate(zip(output, expected)) if pair[0] != pair[1]), None)
+    if same is None or request.params.temperature:
+        return False
+    text = torch.tensor([*request.prompt, *output[:same]])
+    logits = copy.deepcopy(model).double()(text, torch.arange(len(text)), attend_causally)[-1]
+    chosen = logits[[output[same], expected[same]]]
+    return bool(logits.max() - chosen.min() < TIE)
+
+
 def judge(model: Decoder, request: Request, output: list[int], end: RequestOutput, counts: Counter[str]) -> None:
     """One request against its unbatched decode."""
     expected = generate(model, request.prompt, request.params)
@@ -207,7 +221,8 @@ def judge(model: Decoder, request: Request, output: list[int], end: RequestOutpu
     if reason in ("abort", "error"):
         assert output == expected.tokens[: len(output)], f"{request.id}: {output}, not a beginning of {expected.tokens}"
         assert reason == "abort" or "injected" in end.error, f"{request.id}: {end.error}"
-    else:
-        assert (output, reason) == (expected.tokens, expected.finish_reason), (
+    elif (output, reason) != (expected.tokens, expected.finish_reason):
+        assert is_tie(model, request, output, expected.tokens), (
             f"{request.id}: {output} {reason}, not {expected.tokens} {expected.finish_reason}"
         )
+        counts["ties"] += 1  # what comes behind depends on how it was broken
