@@ -400,6 +400,4 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from benchmarks.context_parallel import measure  # a rank imports it by this name
-
     raise SystemExit(ranks.run_on(WORLD_SIZE, "context_parallel", measure, table, SCHEMA))

@@ -17,10 +17,13 @@ PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importl
 
 
 def circle(graph: grimp.ImportGraph) -> list[str]:
-    """Modules each of which imports the one before, the first again at the end; empty where there is no circle."""
+    """Modules each of which imports the one before, the first again at the end; empty where there is no circle.
+
+    A module that imports itself is none: a program does, so that what it sends to other processes has a module's name.
+    """
     try:
         graphlib.TopologicalSorter(
-            {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+            {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
         ).prepare()
     except graphlib.CycleError as error:
         return error.args[1]
