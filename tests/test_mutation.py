@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+import time
 
 import pytest
 from parameters import thorough_but
 
 from grading.mutation import report
 from grading.mutation.operators import mutants
-from grading.mutation.run import Result, run
+from grading.mutation.run import Result, in_a_process, run
 from utils.checks.core import Exercise, message
 
 LINES = """
@@ -76,6 +77,21 @@ def test_a_sample_of_mutants_is_caught_by_the_checks(sample):
     known = {**report.equivalents("lab1_roofline"), **report.equivalents("lab3_flash_attention")}
     assert len(found) > 2 * sample
     assert not [result for result in found if report.fate(result, known) in ("survived", "wide", "timeout")]
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def waits(seconds: float) -> str:
+    time.sleep(seconds)
+    return "waited"
+
+
+def test_a_mutant_that_computes_too_long_is_ended_and_one_that_a_busy_machine_delays_is_not():
+    assert in_a_process(0.2, endless) is None
+    assert in_a_process(0.2, waits, 0.3) == "waited"
 
 
 def result(fate: str, after: str, said: str = "") -> Result:

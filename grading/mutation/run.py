@@ -45,8 +45,10 @@ SEEDS = (3, 11)
 WIDE = (101, 102, 103, 104, 105, 106, 107, 108)
 #: An exercise with fewer mutants than these has variables taken for one another, too.
 ENOUGH = 64
-#: Seconds that a mutant may take on one seed.
+#: Seconds of processor time that a mutant may take on one seed.
 LIMIT = 60.0
+#: How many times as long it may take by the clock: other work on the machine is no fault of the mutant's.
+PATIENCE = 10
 #: Bytes of memory that a mutant may fill (a submission: ``Limits`` in grading/watcher.py).
 MEMORY = 4 << 30
 
@@ -117,8 +119,11 @@ def _meets(exercise: Exercise, package: ModuleType, seed: int, expected: Path) -
     return ("hidden", told) if told else ("", "")
 
 
-def _in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) -> Any:
-    """What ``work`` returns, run in a forked process; None if it took too long or ended the process."""
+def in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) -> Any:
+    """What ``work`` returns, run in a forked process; None if it ended the process or took too long.
+
+    Too long is more than ``seconds`` of processor time, or :data:`PATIENCE` times that by the clock.
+    """
     with tempfile.NamedTemporaryFile(prefix="mutant-", suffix=".json") as answer:
         child = os.fork()
         if child == 0:
@@ -132,9 +137,10 @@ def _in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) 
                 Path(answer.name).write_text(json.dumps(found), encoding="utf-8")
             finally:
                 os._exit(0)
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE * seconds
         while os.waitpid(child, os.WNOHANG) == (0, 0):
-            if time.monotonic() > end or _resident(child) > MEMORY:  # a loop that never ends may fill a list
+            computed, resident = _taken(child)
+            if time.monotonic() > end or computed > seconds or resident > MEMORY:  # an endless loop may fill a list
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
@@ -146,12 +152,14 @@ def _in_a_process(seconds: float, work: Callable[..., Any], *arguments: object) 
         return json.loads(text) if text else None
 
 
-def _resident(process: int) -> int:
-    """Bytes of memory that a process really has; what it only reserved does not count."""
+def _taken(process: int) -> tuple[float, int]:
+    """Seconds of processor time that a process has used, and bytes of its resident memory."""
     try:
-        return psutil.Process(process).memory_info().rss
+        found = psutil.Process(process)
+        used = found.cpu_times()
+        return used.user + used.system + used.children_user + used.children_system, found.memory_info().rss
     except psutil.NoSuchProcess:
-        return 0
+        return 0.0, 0
 
 
 def _fate(exercise: Exercise, lab: str, module: str, text: str, seeds: Sequence[int], expected: Path) -> list[str]:
@@ -171,7 +179,7 @@ def _one(job: tuple) -> Result:
     started = time.monotonic()
 
     def met(seeds: Sequence[int]) -> list[str]:
-        found = _in_a_process(LIMIT * len(seeds), _fate, exercise, lab, place.module, text, seeds, expected)
+        found = in_a_process(LIMIT * len(seeds), _fate, exercise, lab, place.module, text, seeds, expected)
         return found or ["timeout", ""]
 
     fate, said = met(SEEDS)
@@ -221,7 +229,7 @@ def run(lab_name: str, only: Sequence[str] | None = None, jobs: int = 2, sample:
     importlib.import_module(f"solutions.{lab}")
     with tempfile.TemporaryDirectory(prefix="expected-") as scratch:
         for exercise in exercises.values():
-            if not _in_a_process(600, _expected, exercise, lab, Path(scratch), (*SEEDS, *WIDE)):
+            if not in_a_process(600, _expected, exercise, lab, Path(scratch), (*SEEDS, *WIDE)):
                 raise RuntimeError(f"the hidden cases of {exercise} do not run on the solution")
         filled = [place for place in places(ROOT / "solutions" / lab) if place.number in exercises]
         filled.sort(key=lambda place: list(exercises).index(place.number))
