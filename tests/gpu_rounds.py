@@ -52,14 +52,18 @@ class HandIn:
     name: str
     unusual: Mapping[str, EditedAnswer] = field(default_factory=dict)
 
+    def places(self, right: Mapping[str, str]) -> dict[str, str]:
+        """What stands in each place of the lab: the plain answers with the edits of the unusual ones."""
+        places = dict(right)
+        for answer in self.unusual.values():
+            places = answer.filled(places)
+        return places
+
     def files(self, lab: Lab, right: Mapping[str, str], folder: Path) -> Path:
         """The folder of its files: the solution's own, or ``folder``, which is made."""
         if not self.unusual:
             return lab.solution
-        places = dict(right)
-        for answer in self.unusual.values():
-            places = answer.filled(places)
-        write_lab(lab.name, folder, places)
+        write_lab(lab.name, folder, self.places(right))
         return folder
 
 

@@ -17,6 +17,12 @@ also_right("stacked parts", {
         m = ms.amax(0)
         return m, (ds * torch.exp(ms - m.clamp_min(torch.finfo(m.dtype).min))).sum(0)
     """,
+    OUTPUTS: """
+        ms, ds, outs = (torch.stack(pair) for pair in zip(first, second))
+        m = ms.amax(0)
+        weights = torch.exp(ms - m.clamp_min(torch.finfo(m.dtype).min))
+        return m, (weights * ds).sum(0), (weights[..., None] * outs).sum(0)
+    """,
 })  # fmt: skip
 also_right("only the smaller part is rescaled", {
     MERGE: """

@@ -141,6 +141,25 @@ wrong(
 )
 wrong(END, "divided by zero", "a query that sees no key gives NaN", edits={"torch.where(seen, d, 1.0)": "d"})
 wrong(END, "lse base 2", "the logsumexp mixes bases", edits={"torch.log(d)": "torch.log2(d)"})
+wrong(
+    STEP,
+    "all scores at once",
+    "largest allocation: expected at most",
+    edits={
+        "m_old, d, weighted = state": """m_old, d, weighted = state
+        whole = tile_scores(_wide(q), _wide(k).repeat_interleave(group, 1), 0, 0, Nq, Nk, causal, scale)
+        scores = whole[:, :, row : row + M, column : column + block_n]"""
+    },
+)
+wrong(
+    BACK,
+    "all of dP at once",
+    "largest allocation: expected at most",
+    edits={
+        "dp = do_tile @ v_tile.transpose(-1, -2)": """whole = _wide(do) @ _wide(v).repeat_interleave(group, 1).mT
+        dp = whole[:, :, queries, keys]"""
+    },
+)
 wrong(BACK, "no delta", "delta is missing", edits={"dp - delta[:, :, queries, None]": "dp"})
 wrong(
     BACK,
