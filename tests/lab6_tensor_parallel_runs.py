@@ -261,10 +261,10 @@ def misused() -> dict[str, str]:
     return said
 
 
-def failing(rank: int) -> str:
+def failing(rank: int, make: type[TensorParallelEngine] = TensorParallelEngine) -> str:
     """What a rank is told when the model fails on one rank alone in the third step, and the process lives on."""
     group = dist.new_group()
-    engine = TensorParallelEngine(tiny_model(), group=group, num_blocks=30, timeout=10)
+    engine = make(tiny_model(), group=group, num_blocks=30, timeout=10)
     original, steps = engine.runner.run, []
 
     def run(*arguments: Any) -> torch.Tensor:

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from lab6_tensor_parallel_runs import LONG_PARAMS, PARAMS, PROMPT, SHORT_TIMEOUT, engine_steps, error_of
+from lab6_tensor_parallel_runs import LONG_PARAMS, PARAMS, PROMPT, engine_steps, error_of, failing
 from slow_machine_launch import launch
 from token_identity import tiny_model
 
 from solutions.lab5_serving import Engine
 from solutions.lab6_frontiers.tensor_parallel_decoder import TensorParallelRunner, shard
 from solutions.lab6_frontiers.tensor_parallel_overlapped import OverlappedTensorEngine, OverlappedTensorRunner
-from utils.distributed.calls import unheard
 from utils.serving import SamplingParams
 
 PROMPTS = [PROMPT[: 3 + 5 * n] for n in range(6)]
@@ -40,25 +38,6 @@ def served(pool: str) -> tuple[Any, list[tuple], int]:
     return found, engine_steps(engine), engine.manager.num_used
 
 
-def fails_alone(rank: int) -> str:
-    """What a rank is told when the model fails on one rank in its third step."""
-    group = dist.new_group()
-    engine = OverlappedTensorEngine(tiny_model(), group=group, num_blocks=30, timeout=10)
-    original, steps = engine.runner.run, []
-
-    def run(*arguments: Any) -> torch.Tensor:
-        steps.append(arguments)
-        if len(steps) == 3:
-            if dist.get_rank() == rank:
-                raise ArithmeticError("injected")
-            dist.distributed_c10d._set_pg_timeout(SHORT_TIMEOUT, group)
-        return original(*arguments)
-
-    engine.runner.run = run
-    with unheard():
-        return error_of(lambda: engine.generate([PROMPT], LONG_PARAMS) if engine.leads else engine.follow())
-
-
 def everything() -> dict[str, Any]:
     torch.set_grad_enabled(False)
     wrong = TensorParallelRunner(shard(tiny_model()), 20)
@@ -66,7 +45,7 @@ def everything() -> dict[str, Any]:
         "pools": {pool: served(pool) for pool in POOLS},
         "runner": error_of(lambda: OverlappedTensorEngine(wrong.model, runner=wrong)),
     }
-    found["failing"] = fails_alone(0)
+    found["failing"] = failing(0, OverlappedTensorEngine)
     return found
 
 
