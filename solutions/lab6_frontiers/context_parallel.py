@@ -114,7 +114,7 @@ class _RingAttention(torch.autograd.Function):
             hop = _Hop(kv, lengths[source - 1], group) if step + 1 < len(lengths) else None
             if seen := seen_by(rank, source, lengths, causal, layout):
                 rows, keys, diagonal = seen
-                part = flash_forward(q[:, :, rows], kv[0][:, :, keys], kv[1][:, :, keys], diagonal, scale)
+                part = flash_forward(q[:, :, rows], kv[0][:, :, keys], kv[1][:, :, keys], diagonal, scale, True)
                 _merge(o[:, :, rows], lse[:, :, rows], *part)
             kv = hop.wait() if hop else kv
         o = o.to(q.dtype)
