@@ -4,7 +4,9 @@ Each step (``STEPS`` of :mod:`solutions.capstone_hopper.launch_reordered`) is fi
 shapes, in a process of its own: a kernel that waits for ever, or breaks its process's GPU context, takes no other with
 it. Those processes run side by side and leave the compiled kernels in Triton's cache. What was right is then timed, all
 in turn in each round, as :mod:`benchmarks.attention_speed` does it: the backward pass with all that comes before and
-after the kernel. ``present`` is the backward pass that attention takes when it need not be deterministic.
+after the kernel. ``present`` is the backward pass that attention takes when it need not be deterministic,
+``deterministic`` the one that it takes by default. How many of a thousand runs give the first one's gradients is
+counted, too.
 
 ``kernels`` are the parts of one call alone, by the profiler. The card is cool then and clocks higher than in laps: they
 say how a call's time is shared out, and are no rates.
@@ -31,17 +33,22 @@ from benchmarks import attention_errors, attention_speed, benchmark_cli, hopper_
 from benchmarks.attention_speed import SHAPES, Shape
 from benchmarks.hopper_implementations import DTYPES
 from benchmarks.thermal_warmup import thermal_warmup
+from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
-from utils.record_schemas import POSITIVE, RATIO, SIZE, TEXT, TIMING
+from utils.record_schemas import COUNT, POSITIVE, RATIO, SIZE, TEXT, TIMING
 
-PRESENT, CUDNN, FA4 = "present", "cudnn", "fa4"
+PRESENT, DETERMINISTIC, CUDNN, FA4 = "present", "deterministic", "cudnn", "fa4"
 DTYPE = "bf16"
 #: (batch, query heads, key heads, queries, keys): ragged on either side, queries that see no key, groups of heads, more
 #: programs than multiprocessors.
 SIZES = ((1, 1, 1, 1, 1), (1, 4, 2, 129, 257), (2, 3, 1, 203, 113), (1, 2, 2, 300, 391), (2, 16, 16, 1024, 1024))
 #: Error in units of plain PyTorch's in the same dtype, and what is allowed beyond, as a share of the largest value.
 FACTOR, MORE = 2.0, 2e-4
-ROUNDS, QUICK_ROUNDS = 14, 6
+ROUNDS, QUICK_ROUNDS = 12, 6
+#: What is run again and again on the same numbers, and on which shapes how many times each.
+REPEATED = ("balanced", "ordered", DETERMINISTIC)
+REPEATED_SHAPES: tuple[Shape, ...] = tuple((2, 16, 4096, d, causal) for d in (64, 128) for causal in (False, True))
+REPEATED_RUNS = 250
 #: How long a step's check may take, in seconds.
 PATIENCE = 400.0
 
@@ -56,7 +63,16 @@ def backwards() -> dict[str, Backward]:
         return lambda *given: launch_reordered.hopper_backward_reordered(*given, step)
 
     steps = {name: of(step) for name, step in launch_reordered.STEPS.items()}
-    return {PRESENT: lambda *given: launch.hopper_backward(*given, True), **steps}
+    return {PRESENT: lambda *given: launch.hopper_backward(*given, True), DETERMINISTIC: deterministic, **steps}
+
+
+def deterministic(q, k, v, o, lse, do, dlse, causal: bool, scale: float) -> tuple[torch.Tensor, ...]:
+    """Attention's default: dK and dV by the capstone's kernel, dQ by lab 3's."""
+    from solutions.capstone_hopper import launch
+
+    _, dk, dv = launch.hopper_backward(q, k, v, o, lse, do, dlse, causal, scale, False)
+    delta = lab.attention_delta(o, do, dlse, max(0, q.shape[2] - k.shape[2]) if causal else 0)
+    return lab.flash_dq(q, k, v, do, lse, delta, causal, scale), dk, dv
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,6 +140,22 @@ def checked(name: str, seconds: float = PATIENCE) -> str:
     if done.returncode == 0:
         return ""
     return done.stdout.strip() or f"{name}: {done.stderr.strip()[-1500:]}"
+
+
+def repeated(names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """How many runs of each gave the same gradients as the first on its shape, to the bit."""
+    found = {name: {"runs": 0, "equal": 0} for name in names}
+    for shape in REPEATED_SHAPES:
+        q, k, v, do = (x.detach() for x in hopper_implementations.inputs(shape, DTYPES[DTYPE]))
+        o, lse = forward(q, k, v, shape[4])
+        for name in names:
+            run = functools.partial(backwards()[name], q, k, v, o, lse, do, None, shape[4], shape[3] ** -0.5)
+            first = run()
+            equal = [torch.stack([(a == b).all() for a, b in zip(first, run(), strict=True)]).all()
+                     for _ in range(REPEATED_RUNS)]  # fmt: skip
+            found[name]["runs"] += REPEATED_RUNS
+            found[name]["equal"] += int(torch.stack(equal).sum())
+    return found
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -194,6 +226,7 @@ SCHEMA = {
     "dtype": TEXT,
     "packages": {str: TEXT},
     "cases": {str: SIZE},
+    "repeated": {str: {"runs": SIZE, "equal": COUNT}},
     "points": [
         {
             **attention_speed.SHAPE_LAYOUT,
@@ -240,6 +273,8 @@ def measure(
     if FA4 in packages:
         cases[FA4] = hopper_peers.check(FA4, packages[FA4], (64, 128))
     print(f"checked in {time.monotonic() - start:.0f} s", flush=True)
+    same = repeated([name for name in REPEATED if name in steps])
+    print(f"repeated by {time.monotonic() - start:.0f} s: {same}", flush=True)
     points = []
     for shape in shapes:
         points.append(point(shape, steps, FA4 in packages, rounds, lap_seconds))
@@ -248,6 +283,7 @@ def measure(
         "dtype": DTYPE,
         "packages": {FA4: hopper_peers.version(hopper_peers.PACKAGES[FA4][0])} if FA4 in packages else {},
         "cases": cases,
+        "repeated": same,
         "points": points,
         "unavailable": unavailable,
     }
@@ -271,6 +307,7 @@ def table(results: Mapping[str, Any]) -> str:
         headings = [name_of(item), "us", "TFLOP/s", *(f"x {base}" for base in item["over"]), "kernel alone, us"]
         parts.append(benchmark_cli.text_table(headings, rows))
     parts += [f"{name} is {hopper_peers.PACKAGES[name][0]} {said}" for name, said in results["packages"].items()]
+    parts += [f"{name}: {n['equal']} of {n['runs']} runs equal" for name, n in results["repeated"].items()]
     return "\n\n".join([*parts, *(f"{name}: {reason}" for name, reason in results["unavailable"].items())])
 
 

@@ -89,8 +89,8 @@ def reordered(head_dim: int, causal: bool, kind: str, step: str, keys: int = 256
     types_ = {
         "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
         "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
-        "delta_desc": rows, "sums": "*fp32" if change.red else sums, "dk_desc": tiles(64, head_dim, kind),
-        "dv_desc": tiles(64, head_dim, kind), "scale_log2": "fp32",
+        "delta_desc": rows, "sums": "*fp32" if change.red else sums, "turns": "*i32", "scale_log2": "fp32",
+        "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind),
     }  # fmt: skip
     return compiled(launch.reordered_backward_kernel, types_, constants, tile.launch_maxnreg)
 

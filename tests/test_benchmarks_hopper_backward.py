@@ -65,6 +65,21 @@ def test_a_step_that_is_wrong_or_waits_for_ever_is_not_timed(monkeypatch, capsys
     assert said[2].startswith("waits was not done after 400 s") and said[3] == "crashes: CUDA error"
 
 
+def test_runs_that_differ_from_the_first_are_counted(monkeypatch):
+    monkeypatch.setattr(hopper_backward, "forward", lambda q, k, v, causal: (None, None))
+    monkeypatch.setattr(hopper_backward, "REPEATED_SHAPES", [(1, 1, 4, 16, False), (1, 1, 4, 16, True)])
+    monkeypatch.setattr(hopper_backward, "REPEATED_RUNS", 5)
+    calls = []
+
+    def sometimes(q, *_):
+        calls.append(q)
+        return q + (len(calls) in (3, 4)), q, q
+
+    monkeypatch.setattr(hopper_backward, "backwards", lambda: {"same": lambda q, k, *_: (q, k), "other": sometimes})
+    found = hopper_backward.repeated(["same", "other"])
+    assert found == {"same": {"runs": 10, "equal": 10}, "other": {"runs": 10, "equal": 8}}
+
+
 @pytest.mark.slow
 def test_each_shape_has_times_and_ratios_of_all_that_are_right(kernels, known_times, monkeypatch, capsys):
     monkeypatch.setattr(hopper_backward.hopper_implementations, "need_hopper", lambda: None)
@@ -72,6 +87,7 @@ def test_each_shape_has_times_and_ratios_of_all_that_are_right(kernels, known_ti
     monkeypatch.setattr(hopper_backward, "backwards", lambda: dict.fromkeys([*names, "off"], plain_backward))
     monkeypatch.setattr(hopper_backward, "checked", lambda name: "dk is off by 1" if name == "off" else "")
     monkeypatch.setattr(hopper_backward.attention_speed, "baseline", lambda backend: forward_only)
+    monkeypatch.setattr(hopper_backward, "repeated", lambda names: {"right": {"runs": 9, "equal": 0}})
     monkeypatch.setattr(hopper_backward, "kernels", lambda call: call() and {"longest": 1e-3, "all": 1.5e-3})
     by_token = lambda *qkv, causal: forward_only(*(x.transpose(1, 2) for x in qkv), causal).transpose(1, 2)  # noqa: E731
     monkeypatch.setattr(hopper_backward.hopper_peers, "installed", lambda: ({"fa4": by_token}, {"fa3": "broken"}))
@@ -88,6 +104,7 @@ def test_each_shape_has_times_and_ratios_of_all_that_are_right(kernels, known_ti
         base: set(item["timed"]) - {base} for base in ("present", "cudnn", "fa4")
     }
     text = hopper_backward.table(results)
+    assert "right: 0 of 9 runs equal" in text
     assert "D 64, N 64, causal" in text and "1000 of 1500" in text and text.endswith("fa3: broken")
 
 

@@ -25,20 +25,48 @@ ALLOWED = {torch.bfloat16: 0.02, torch.float16: 0.004}
 
 
 class Emulator(gluon_emulator.Emulator):
-    """The emulator with sums from registers. They arrive at once: what order they have is open on a GPU too."""
+    """The emulator with sums from registers, which arrive at once, and with turns."""
+
+    ordered = False
 
     def names(self) -> dict[str, object]:
+        self.turns: set[int] = set()
         names = super().names()
         names["gl"].atomic_add = self.atomic_add
         names["gl"].num_programs = self.num_programs
+        names["gl"].int32 = torch.int32
         return names
 
     def num_programs(self, axis: int) -> int:
         return self.grid[axis]
 
-    @staticmethod
-    def atomic_add(pointer: Pointer, value: torch.Tensor, sem: str) -> None:
+    def assembly(self, text: str, constraints: str, arguments: list, dtype: torch.dtype, is_pure: bool, pack: int):
+        """What a keeper does. Programs run one after another here: others have added, but that may be seen late.
+
+        Who had to wait for a later program would wait for ever.
+        """
+        counter, *before = arguments
+        counts, part = counter.tensor.view(-1), counter.offset
+        if "ld.acquire" in text:
+            if counts[part] != before[0]:
+                raise Fault("deadlock", f"{before[0]} programs should have added to part {part}, {counts[part]} have")
+            seen: list[bool] = []
+            self.machine.add(lambda: seen.append(True))
+            self.machine.pause(lambda: bool(seen), lambda: f"waits for its turn at part {part}")
+            self.turns.add(part)
+        else:
+            if part in self.turns:
+                raise Fault("race", f"a turn ends before part {part} is added")
+            counts[part] += 1
+        return 0
+
+    def atomic_add(self, pointer: Pointer, value: torch.Tensor, sem: str) -> None:
         assert sem == "relaxed" and pointer.tensor.dtype == value.dtype == torch.float32
+        if self.ordered:
+            part = pointer.offset.flatten()[0].item() // launch.PART
+            if part not in self.turns:
+                raise Fault("race", f"part {part} is added before its turn")
+            self.turns.remove(part)
         pointer.tensor.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
 
 
@@ -54,7 +82,7 @@ class Emulated:
     def run(self, grid: tuple[int, ...], arguments: tuple, constants: dict) -> None:
         emulator = Emulator(self.seed, self.first)
         names = gluon_emulator.kernel_of(self.path, emulator.names())
-        emulator.grid = grid
+        emulator.grid, emulator.ordered = grid, constants["ORDERED"]
         given = [self.argument(each) for each in arguments]
         for emulator.program in itertools.product(*map(range, grid)):
             emulator.run(lambda: names["reordered_backward_kernel"](*given, **constants))
@@ -93,12 +121,12 @@ def errors(
 
 
 def test_it_is_right_on_one_ragged_tile(monkeypatch):
-    found = errors(monkeypatch, 3, (1, 2, 1, 70, 77), 64, torch.float16, True, "wide")
+    found = errors(monkeypatch, 3, (1, 2, 1, 70, 77), 64, torch.float16, True, "balanced")
     assert max(found) < ALLOWED[torch.float16], found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", thorough_but(launch.STEPS, "reordered", "wide"))
+@pytest.mark.parametrize("step", thorough_but(launch.STEPS, "reordered", "balanced", "ordered"))
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_each_step_is_right_in_whatever_order_things_happen(monkeypatch, head_dim, causal, step):
@@ -108,6 +136,16 @@ def test_each_step_is_right_in_whatever_order_things_happen(monkeypatch, head_di
         assert max(found) < ALLOWED[dtype], (shape, found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", thorough_but((64, 128), 128))
+def test_programs_take_turns_in_any_group_of_heads(monkeypatch, head_dim, causal):
+    monkeypatch.setattr(launch, "heads_together", lambda kv_heads, touched: 1)
+    for seed, shape in enumerate([(1, 6, 3, 200, 391), (1, 3, 3, 391, 200), (3, 1, 1, 256, 256)]):
+        found = errors(monkeypatch, seed, shape, head_dim, torch.float16, causal, "ordered")
+        assert max(found) < ALLOWED[torch.float16], (shape, found)
+
+
 #: What is changed in which of the kernel's files, what the emulator then finds, and in which step.
 MISTAKES = {
     "one barrier": (
@@ -115,8 +153,7 @@ MISTAKES = {
         {
             "index(step & 1), (step >> 1) & 1)": "index(0), step & 1)",
             "[GROUP].index(step & 1))": "[GROUP].index(0))",
-            "index(steps & 1), (steps >> 1) & 1)": "index(0), steps & 1)",
-            "[GROUP].index(steps & 1))": "[GROUP].index(0))",
+            "steps & 1, (steps >> 1) & 1)": "0, steps & 1)",
         },
         "deadlock", "red",
     ),
@@ -137,6 +174,16 @@ MISTAKES = {
         "backward_lagged",
         {"ds_tile.index(step % 3)": "ds_tile.index(step & 1)"},
         "wrong", "lagged",
+    ),
+    "no wait for a turn": (
+        "backward_lagged",
+        {"            mbarrier.wait(turn.index(GROUP), (step - 1) & 1)\n": "            pass\n"},
+        "race", "ordered",
+    ),
+    "a turn that ends a step too early": (
+        "backward_ordered",
+        {"index((step + 1) % 3), ((step + 1) // 3) & 1)": "index(step % 3), (step // 3) & 1)"},
+        "race", "ordered",
     ),
 }  # fmt: skip
 
@@ -182,8 +229,8 @@ def test_each_step_compiles_for_hopper_and_its_values_stay_in_registers(head_dim
     for case, used in zip(cases, compile_orders(*orders)):
         step = launch.STEPS[case[0]]
         assert used["shared"] <= SHARED_MEMORY, (case, used)
-        # the first steps keep a few registers of the code before and after the loop elsewhere, once a program
-        assert used["spilled"] <= (0 if step.reordered else 32), (case, used)
+        # some steps keep a few registers of the code before and after the loop elsewhere, once a program
+        assert used["spilled"] <= (32 if not step.reordered else 16 if step.ordered else 0), (case, used)
         assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
         # S and dP overlap: nothing writes into an accumulator while another product is under way

@@ -22,6 +22,7 @@ from .backward_pieces import (
     add_from_registers,
     dq_product,
     first_tile,
+    hand_over,
     masked,
     next_tile,
     of_each_query,
@@ -29,10 +30,9 @@ from .backward_pieces import (
     query_tiles,
     scores_and_dp,
     weights_of,
+    where_to_turn,
 )
 from .parts import matrix
-
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -45,11 +45,11 @@ def dq_of(GROUP: gl.constexpr, step, k_all, ds_tile, ds_ready, M: gl.constexpr, 
 @gluon.jit
 def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, lead, own, keys, dk, dv, sums, scale_log2,
              kept, ring, shared, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
-             RAGGED: gl.constexpr, EARLY: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
+             RAGGED: gl.constexpr, EARLY: gl.constexpr, ORDERED: gl.constexpr):  # fmt: skip
     """One step but for its dQ; of the step before, whose part of dQ is ``part_before``, that is computed here."""
     k_tiles, v_tiles, _dk_tiles, _dv_tiles, _kv_full, _done = kept
     q_tiles, do_tiles, lse_rows, delta_rows, _q_full, q_empty, _do_full, _do_empty = ring
-    ds_tile, _dq_tiles, ds_ready, _ds_empty = shared
+    ds_tile, _dq_tiles, ds_ready, turn = shared
     D: gl.constexpr = k_tiles.shape[4]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     s = step % S
@@ -60,14 +60,14 @@ def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, lead, 
     v = matrix(v_tiles.index(step >> 30), N, D).slice(GROUP * 64, 64)
     scores, dp = scores_and_dp(k, v, q, do, ring, step, M, S, SCORES, True)
     scores = masked(warpgroup_mma_wait(1, [scores]), lead, own, keys, SCORES, CAUSAL, RAGGED)
-    weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, True, WIDE)
+    weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, True)
     weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, dv.type.layout, 2))
     if EARLY:
         dv = warpgroup_mma(weights16, do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, [dp])
     else:
         dp = warpgroup_mma_wait(0, [dp])
-    ds = (weights * (dp + of_each_query(delta_rows.index(s), M, SCORES, WIDE))).to(q.dtype)
+    ds = (weights * (dp + of_each_query(delta_rows.index(s), M, SCORES))).to(q.dtype)
     ds_tile.index(step % 3).slice(GROUP * 64, 64).store(ds)
     if not EARLY:
         dv = warpgroup_mma(weights16, do, dv, is_async=True)
@@ -80,6 +80,8 @@ def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, lead, 
         dq = dq_of(GROUP, step - 1, k_all, ds_tile, ds_ready, M, D * M // 128)
         dk = warpgroup_mma(ds16, q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, [dv, dq])
+        if ORDERED:
+            mbarrier.wait(turn.index(GROUP), (step - 1) & 1)
         add_from_registers(dq, sums, part_before)
     mbarrier.arrive(ds_ready[GROUP].index(step % 3))
     dk = warpgroup_mma_wait(0, [dk])
@@ -90,36 +92,34 @@ def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, lead, 
 @gluon.jit
 def lagged_consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M: gl.constexpr, N: gl.constexpr,
                     S: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, EARLY: gl.constexpr,
-                    WIDE: gl.constexpr):  # fmt: skip
+                    ORDERED: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 keys."""
     heads, group, _queries, keys = sizes
-    k_tiles, _v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
-    ds_tile, _dq_tiles, ds_ready, _ds_empty = shared
+    k_tiles, _v_tiles, _dk_tiles, _dv_tiles, kv_full, _done = kept
+    ds_tile, _dq_tiles, ds_ready, turn = shared
     D: gl.constexpr = k_tiles.shape[4]
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    key_tile, _kv_head, _batch = place(heads, group)
+    key_tile, _kv_head, _batch = place(heads, group, ORDERED and CAUSAL)
     own = key_tile * N + GROUP * 64
     first, tiles = query_tiles(key_tile * N, sizes, N, M, CAUSAL)
     steps = tiles * group
-    number, first_lead = first_tile(own, sizes, first, M)
+    number, first_lead = first_tile(own, sizes, first, M, ORDERED and CAUSAL)
     lead = first_lead
     dk = gl.zeros([64, D], gl.float32, OUT)
     dv = gl.zeros([64, D], gl.float32, OUT)
     mbarrier.wait(kv_full, 0)
     if steps > 0:
         dk, dv = one_step(True, GROUP, 0, 0, lead, own, keys, dk, dv, sums, scale_log2, kept, ring, shared, M, N, S,
-                          CAUSAL, RAGGED, EARLY, WIDE)  # fmt: skip
+                          CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
+        turning = where_to_turn(own, sizes, first, M, ORDERED and CAUSAL)
         for step in range(1, steps):
             part = 2 * number + GROUP
-            number, lead = next_tile(number, lead, first, first_lead, keys - own, M, CAUSAL)
+            number, lead = next_tile(number, lead, first_lead, turning, M, CAUSAL)
             dk, dv = one_step(False, GROUP, step, part, lead, own, keys, dk, dv, sums, scale_log2, kept, ring, shared,
-                              M, N, S, CAUSAL, RAGGED, EARLY, WIDE)  # fmt: skip
+                              M, N, S, CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
         dq = dq_of(GROUP, steps - 1, matrix(k_tiles.index(0), N, D), ds_tile, ds_ready, M, D * M // 128)
-        add_from_registers(warpgroup_mma_wait(0, [dq]), sums, 2 * number + GROUP)
-    # The keys and values are not needed any more; their place takes dK and dV, once both warpgroups are there.
-    mbarrier.arrive(ds_ready[GROUP].index(steps % 3))
-    mbarrier.wait(ds_ready[1 - GROUP].index(steps % 3), (steps // 3) & 1)
-    matrix(dk_tiles.index(GROUP), 64, D).store((dk * (scale_log2 * LN_2)).to(k_tiles.dtype))
-    matrix(dv_tiles.index(GROUP), 64, D).store(dv.to(k_tiles.dtype))
-    fence_async_shared()
-    mbarrier.arrive(done)
+        dq = warpgroup_mma_wait(0, [dq])
+        if ORDERED:
+            mbarrier.wait(turn.index(GROUP), (steps - 1) & 1)
+        add_from_registers(dq, sums, 2 * number + GROUP)
+    hand_over(GROUP, dk, dv, scale_log2, kept, ds_ready, steps % 3, (steps // 3) & 1)

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from .backward import query_tile, start
-from .parts import by_eights, exp2
+from .parts import by_eights, exp2, matrix
 
 
 @gluon.jit
-def place(heads, group):
+def of_last_heads():
+    """Whether this program's heads are the last ones that are begun."""
+    return gl.program_id(2) == gl.num_programs(2) - 1
+
+
+@gluon.jit
+def place(heads, group, SHORT_FIRST: gl.constexpr = False):
     """Tile of keys, key head and batch of this program. Grid: heads together, tiles of keys, the rest of the heads.
 
     Under a causal mask the first tiles of keys are seen by most queries, and their programs come first, so that at the
-    end only short ones are left. Only few heads go together: what they read and add to stays in the L2 cache.
+    end only short ones are left. With ``SHORT_FIRST`` they come last, but for the last heads' (:mod:`.backward_ordered`
+    says why). Only few heads go together: what they read and add to stays in the L2 cache.
     """
     kv_heads = heads // group
     number = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
-    return gl.program_id(1), number % kv_heads, number // kv_heads
+    key_tile = gl.program_id(1)
+    if SHORT_FIRST:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if not of_last_heads():
+            key_tile = gl.num_programs(1) - 1 - key_tile
+    return key_tile, number % kv_heads, number // kv_heads
 
 
 @gluon.jit
@@ -34,7 +45,7 @@ def query_tiles(column, sizes, N: gl.constexpr, M: gl.constexpr, CAUSAL: gl.cons
 
 @gluon.jit
 def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
-             CAUSAL: gl.constexpr):  # fmt: skip
+             CAUSAL: gl.constexpr, SHORT_FIRST: gl.constexpr = False):  # fmt: skip
     """One warp: keys and values once, then queries, output gradients and their row terms of every head of the group.
 
     At the end it stores dK and dV, so that the warpgroups need no registers for the descriptors.
@@ -44,13 +55,16 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
     k_tiles, v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
     q_tiles, do_tiles, lse_rows, delta_rows, q_full, q_empty, do_full, do_empty = ring
     D: gl.constexpr = q_desc.block_shape[3]
-    key_tile, kv_head, batch = place(heads, group)
+    key_tile, kv_head, batch = place(heads, group, SHORT_FIRST)
     first, tiles = query_tiles(key_tile * N, sizes, N, M, CAUSAL)
     mbarrier.expect(kv_full, 2 * N * D * 2)
     tma.async_copy_global_to_shared(k_desc, [batch, kv_head, key_tile * N, 0], kv_full, k_tiles.index(0))
     tma.async_copy_global_to_shared(v_desc, [batch, kv_head, key_tile * N, 0], kv_full, v_tiles.index(0))
     for step in range(tiles * group):
         head, row = query_tile(step, kv_head, group, first, tiles, M)
+        if SHORT_FIRST:  # noqa: SIM102  (a constexpr is decided while compiling)
+            if of_last_heads():
+                row = (2 * first + tiles - 1) * M - row
         s = step % S
         parity = ((step // S) & 1) ^ 1
         mbarrier.wait(q_empty.index(s), parity)
@@ -70,7 +84,7 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
 
 
 @gluon.jit
-def first_tile(own, sizes, first, M: gl.constexpr):
+def first_tile(own, sizes, first, M: gl.constexpr, SHORT_FIRST: gl.constexpr = False):
     """A program's first tile of queries: its number among those of all heads of the batch, and its lead.
 
     The lead of a tile is how far its first query sees beyond the first of this warpgroup's keys, ``own``. It takes the
@@ -78,41 +92,46 @@ def first_tile(own, sizes, first, M: gl.constexpr):
     """
     heads, group, queries, keys = sizes
     _key_tile, kv_head, batch = place(heads, group)
+    if SHORT_FIRST:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if of_last_heads():
+            first = gl.cdiv(queries, M) - 1
     number = (batch * heads + kv_head * group) * gl.cdiv(queries, M) + first
     return number, first * M + keys - queries - own
 
 
 @gluon.jit
-def next_tile(number, lead, first, first_lead, end, M: gl.constexpr, CAUSAL: gl.constexpr):
-    """Number and lead of the tile after that: behind a head's last, which ends at ``end``, the next head's first."""
-    number += 1
-    lead += M
+def where_to_turn(own, sizes, first, M: gl.constexpr, SHORT_FIRST: gl.constexpr):
+    """Which way a program goes through the queries of a head, where it turns to the next head's, and what it skips.
+
+    The way is 1, or -1 from the last tile to the first. A program turns when its lead, times its way, reaches the
+    second number; the third is then added to its tile's number.
+    """
+    _heads, _group, queries, keys = sizes
+    way, end, skipped = 1, keys - own, first
+    if SHORT_FIRST:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if of_last_heads():
+            way, end, skipped = -1, own + queries - keys - first * M + 1, 2 * gl.cdiv(queries, M) - first
+    return way, end, skipped
+
+
+@gluon.jit
+def next_tile(number, lead, first_lead, turning, M: gl.constexpr, CAUSAL: gl.constexpr):
+    """Number and lead of the tile after that."""
+    way, end, skipped = turning
+    number += way
+    lead += way * M
     if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if lead >= end:
+        if way * lead >= end:
             lead = first_lead
-            number += first
+            number += skipped
     return number, lead
 
 
 @gluon.jit
-def of_each_query(row, M: gl.constexpr, LAYOUT: gl.constexpr, WIDE: gl.constexpr):
-    """A tile (1, M) of float32 numbers in shared memory as (1, M) in registers, one for each column of ``LAYOUT``.
-
-    A thread has columns 2 c and 2 c + 1 of each eight. With ``WIDE`` those of each sixteen lie side by side (in the
-    order of :func:`.launch_reordered.in_fours`), and it reads four numbers at a time instead of two.
-    """
+def of_each_query(row, M: gl.constexpr, LAYOUT: gl.constexpr):
+    """A tile (1, M) of float32 numbers in shared memory as (1, M) in registers, one for each column of ``LAYOUT``."""
     flat = row._reinterpret(gl.float32, [M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if WIDE:
-        FOURS: gl.constexpr = gl.DistributedLinearLayout(
-            [[1], [2], [16], [32]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [M]
-        )
-        fours = gl.reshape(flat.load(FOURS), [M // 16, 4, 2, 2])  # sixteen, c, eight, which of the columns
-        numbers = gl.convert_layout(
-            gl.reshape(gl.permute(fours, (0, 2, 1, 3)), [M]), gl.SliceLayout(0, LAYOUT), assert_trivial=True
-        )
-    else:
-        numbers = flat.load(gl.SliceLayout(0, LAYOUT))
-    return numbers[None, :]
+    return flat.load(gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit
@@ -159,12 +178,11 @@ def masked(scores, lead, own, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr, 
 
 
 @gluon.jit
-def weights_of(scores, row, scale_log2, M: gl.constexpr, LAYOUT: gl.constexpr, LATE: gl.constexpr,
-               WIDE: gl.constexpr):  # fmt: skip
+def weights_of(scores, row, scale_log2, M: gl.constexpr, LAYOUT: gl.constexpr, LATE: gl.constexpr):
     """2 to the scores; with ``LATE`` what is in ``row`` is added before."""
     scores = scores * scale_log2
     if LATE:
-        scores = scores + of_each_query(row, M, LAYOUT, WIDE)
+        scores = scores + of_each_query(row, M, LAYOUT)
     return exp2(scores)
 
 
@@ -197,3 +215,19 @@ def dq_product(GROUP: gl.constexpr, ds, k_all, M: gl.constexpr, PART: gl.constex
         left, right = ds.slice(GROUP * 64, 64, dim=1), k_all
     return warpgroup_mma(left.permute((1, 0)), right, gl.zeros([64, PART], gl.float32, LAYOUT), use_acc=False,
                          is_async=True)  # fmt: skip
+
+
+@gluon.jit
+def hand_over(GROUP: gl.constexpr, dk, dv, scale_log2, kept, ds_ready, index, phase):
+    """dK, not yet scaled, and dV of this warpgroup's keys to shared memory, from where the producer stores them.
+
+    They take the place of keys and values, which are not needed any more once both warpgroups have arrived here.
+    """
+    _k_tiles, _v_tiles, dk_tiles, dv_tiles, _kv_full, done = kept
+    D: gl.constexpr = dk_tiles.shape[4]
+    mbarrier.arrive(ds_ready[GROUP].index(index))
+    mbarrier.wait(ds_ready[1 - GROUP].index(index), phase)
+    matrix(dk_tiles.index(GROUP), 64, D).store((dk * (scale_log2 * 0.6931471805599453)).to(dk_tiles.dtype))
+    matrix(dv_tiles.index(GROUP), 64, D).store(dv.to(dv_tiles.dtype))
+    fence_async_shared()
+    mbarrier.arrive(done)

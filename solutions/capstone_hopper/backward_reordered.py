@@ -16,7 +16,7 @@ are compile-time constants, so that each change can be measured alone:
   that the queries and the output gradients of a step are not needed any more.
 * ``RED``: the threads add dQ to global memory from their registers, four numbers at a time.
 * ``LAGGED``: dQ is computed one step late (:mod:`.backward_lagged`).
-* ``WIDE``: threads read what belongs to their queries four numbers at a time.
+* ``ORDERED``: the programs that add to the same part of dQ take turns (:mod:`.backward_ordered`).
 
 In which order programs start is the launch's choice (:func:`.backward_pieces.place`).
 """
@@ -35,10 +35,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward import query_tile, send
 from .backward_lagged import lagged_consumer
+from .backward_ordered import keeper
 from .backward_pieces import (
     add_from_registers,
     dq_product,
     first_tile,
+    hand_over,
     in_accumulator_order,
     masked,
     next_tile,
@@ -50,8 +52,6 @@ from .backward_pieces import (
     weights_of,
 )
 from .parts import add_to_global, barriers, matrix, wait_for_all
-
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -120,7 +120,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
              LINEAR: gl.constexpr, REORDERED: gl.constexpr, RED: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 keys."""
     heads, group, _queries, keys = sizes
-    k_tiles, v_tiles, dk_tiles, dv_tiles, kv_full, done = kept
+    k_tiles, v_tiles, _dk_tiles, _dv_tiles, kv_full, _done = kept
     q_tiles, do_tiles, lse_rows, delta_rows, _q_full, q_empty, _do_full, do_empty = ring
     D: gl.constexpr = k_tiles.shape[4]
     PART: gl.constexpr = D * M // 128  # columns of this warpgroup's part of dQ
@@ -144,7 +144,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         v = matrix(v_tiles.index(step >> 30), N, D).slice(GROUP * 64, 64)
         scores, dp = scores_and_dp(k, v, q, do, ring, step, M, S, SCORES, LATE)
         scores = masked(warpgroup_mma_wait(1, [scores]), lead, own, keys, SCORES, CAUSAL, RAGGED)
-        weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, LATE, False)
+        weights = weights_of(scores, lse_rows.index(s), scale_log2, M, SCORES, LATE)
         weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
         if EARLY:
             dv = warpgroup_mma(weights16, do, dv, is_async=True)
@@ -152,7 +152,7 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         else:
             dp = warpgroup_mma_wait(0, [dp])
         if LATE:
-            dp = dp + of_each_query(delta_rows.index(s), M, SCORES, False)
+            dp = dp + of_each_query(delta_rows.index(s), M, SCORES)
         ds = (weights * dp).to(q.dtype)
         ds_now = shared[0].index(step & 1)
         if REORDERED:
@@ -167,26 +167,21 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
         else:
             dk, dv = products_as_before(GROUP, step, ds, ds_now, k_all, q, dk, dv, sums, shared, empty, part,
                                         (group, first, tiles, kv_head, batch), M, PART, LINEAR)  # fmt: skip
-        number, lead = next_tile(number, lead, first, first_lead, keys - own, M, CAUSAL)
+        number, lead = next_tile(number, lead, first_lead, (1, keys - own, first), M, CAUSAL)
     tma.store_wait(0)
-    # The keys and values are not needed any more; their place takes dK and dV, once both warpgroups are there.
-    mbarrier.arrive(shared[2][GROUP].index(steps & 1))
-    mbarrier.wait(shared[2][1 - GROUP].index(steps & 1), (steps >> 1) & 1)
-    matrix(dk_tiles.index(GROUP), 64, D).store((dk * (scale_log2 * LN_2)).to(q_tiles.dtype))
-    matrix(dv_tiles.index(GROUP), 64, D).store(dv.to(q_tiles.dtype))
-    fence_async_shared()
-    mbarrier.arrive(done)
+    hand_over(GROUP, dk, dv, scale_log2, kept, shared[2], steps & 1, (steps >> 1) & 1)
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "keys"])
-def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, sums, dk_desc, dv_desc, scale_log2,
-                              heads, group, queries, keys, S: gl.constexpr, CAUSAL: gl.constexpr,
+def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, sums, turns, dk_desc, dv_desc,
+                              scale_log2, heads, group, queries, keys, S: gl.constexpr, CAUSAL: gl.constexpr,
                               RAGGED: gl.constexpr, LATE: gl.constexpr, LINEAR: gl.constexpr, REORDERED: gl.constexpr,
-                              RED: gl.constexpr, LAGGED: gl.constexpr, WIDE: gl.constexpr, EARLY: gl.constexpr,
+                              RED: gl.constexpr, LAGGED: gl.constexpr, ORDERED: gl.constexpr, EARLY: gl.constexpr,
                               REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. Grid: :func:`place`.
 
-    ``sums`` is a descriptor of what dQ is summed in, with ``RED`` a pointer to it.
+    ``sums`` is a descriptor of what dQ is summed in, with ``RED`` a pointer to it. ``turns`` are int32 counters, one
+    for each part of dQ.
     """
     dtype: gl.constexpr = q_desc.dtype
     M: gl.constexpr = q_desc.block_shape[2]
@@ -218,17 +213,28 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
     dv_tiles = v_tiles._reinterpret(dtype, [2, 1, 1, 64, D], dv_desc.layout)
     kept = (k_tiles, v_tiles, dk_tiles, dv_tiles, barriers(1, 1).index(0), barriers(1, 2).index(0))
     ring = (q_tiles, do_tiles, lse_rows, delta_rows, barriers(S, 1), q_empty, barriers(S, 1), do_empty)
-    shared = (ds_tile, dq_tiles, ds_ready, barriers(2, 2))
+    turn = barriers(2, 1) if ORDERED else barriers(2, 2)
+    shared = (ds_tile, dq_tiles, ds_ready, turn)
     fence_async_shared()
     sizes = (heads, group, queries, keys)
     descriptors = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc)
-    if LAGGED:
+    if ORDERED:
         gl.warp_specialize([
             (lagged_consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
-                               EARLY, WIDE)),
+                               EARLY, ORDERED)),
             (lagged_consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
-                               EARLY, WIDE)),
-            (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL)),
+                               EARLY, ORDERED)),
+            (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL, ORDERED and CAUSAL)),
+            (keeper, (gl.constexpr(0), turns, sizes, turn, ds_ready, M, N, CAUSAL)),
+            (keeper, (gl.constexpr(1), turns, sizes, turn, ds_ready, M, N, CAUSAL)),
+        ], [4, 1, 1, 1], [REGISTERS, 24, 24, 24])  # fmt: skip
+    elif LAGGED:
+        gl.warp_specialize([
+            (lagged_consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
+                               EARLY, ORDERED)),
+            (lagged_consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
+                               EARLY, ORDERED)),
+            (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL, ORDERED and CAUSAL)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([

@@ -1,7 +1,8 @@
 """Launches of :mod:`.backward_reordered`. Attention does not use them yet.
 
 ``STEPS`` is a ladder from :mod:`.launch`'s backward pass, one change a step, so that each change can be measured
-beside the one before it; the last but one is the fastest (``benchmarks.hopper_backward``).
+beside the one before it (``benchmarks.hopper_backward``). The last but one is the fastest; with the last, equal runs
+give equal gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Reordering:
         red: Threads add dQ to global memory from registers, four numbers at a time.
         lagged: dQ is computed a step late, when the other warpgroup's dS has long been there.
         balanced: Under a causal mask, tiles of keys of several heads go side by side, the longest first.
-        wide: Where a tile has 64 queries, threads read what belongs to a query four numbers at a time.
+        ordered: Programs add to dQ in a fixed order; several heads go side by side without a mask, too.
     """
 
     late: bool = False
@@ -41,7 +42,7 @@ class Reordering:
     red: bool = False
     lagged: bool = False
     balanced: bool = False
-    wide: bool = False
+    ordered: bool = False
 
 
 #: One change a step, in this order.
@@ -53,7 +54,7 @@ STEPS = {
     "red": Reordering(late=True, linear=True, reordered=True, red=True),
     "lagged": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True),
     "balanced": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True, balanced=True),
-    "wide": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True, balanced=True, wide=True),
+    "ordered": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True, balanced=True, ordered=True),
 }
 #: Floats of a warpgroup's part of dQ, which is always 64 by 64.
 PART = 64 * 64
@@ -62,20 +63,13 @@ TOGETHER_BYTES = 32 * 2**20
 
 
 @triton.jit
-def in_fours(row):
-    """Where a row's term is stored: a thread has columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of each sixteen."""
-    return row // 16 * 16 + row % 8 // 2 * 4 + row // 8 % 2 * 2 + row % 2
-
-
-@triton.jit
 def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_ptr, factor, heads, queries, padded, o_b,
                      o_h, o_n, do_b, do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
-                     DLSE: tl.constexpr, ZERO: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+                     DLSE: tl.constexpr, ZERO: tl.constexpr):  # fmt: skip
     """What is added to a row of scores and of dP: -L * factor and -delta, delta = rowsum(dO * O) - dL.
 
-    Rows are padded to whole tiles, and with ``WIDE`` in :func:`in_fours`' order. One that sees no key, or that is none,
-    gets -inf and 0: its weights are 0. With ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the
-    way.
+    Rows are padded to whole tiles. One that sees no key, or that is none, gets -inf and 0: its weights are 0. With
+    ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the way.
     """
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
@@ -92,8 +86,6 @@ def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_pt
         delta -= tl.load(dlse_ptr + b * dlse_b + h * dlse_h + row.to(tl.int64) * dlse_n, mask=there, other=0.0)
     lse = tl.load(lse_ptr + head * queries + row, mask=there, other=float("-inf"))
     sees = lse != float("-inf")
-    if WIDE:
-        row += in_fours(tl.arange(0, M)) - tl.arange(0, M)
     tl.store(score_ptr + head * padded + row, tl.where(sees, -lse * factor, float("-inf")))
     tl.store(dp_ptr + head * padded + row, tl.where(sees, -delta, 0.0))
 
@@ -118,7 +110,7 @@ def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl
 
 def hopper_backward_reordered(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, do: torch.Tensor,
-    dlse: torch.Tensor | None, causal: bool, scale: float, step: Reordering = STEPS["wide"],
+    dlse: torch.Tensor | None, causal: bool, scale: float, step: Reordering = STEPS["balanced"],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """dq, dk and dv as :func:`.launch.hopper_backward` returns them with ``sum_dq``, for a head_dim of 64 or 128.
 
@@ -149,18 +141,21 @@ def hopper_backward_reordered(
     row_terms_kernel[(padded // 64, batch * heads)](
         o, do, lse, dlse, score_terms, dp_terms, sums, LOG2_E if step.late else 1 / scale, heads, queries, padded,
         *o.stride()[:3], *do.stride()[:3], *(dlse.stride() if dlse is not None else (0, 0, 0)), D=head_dim, M=64,
-        DLSE=dlse is not None, ZERO=step.linear, WIDE=step.wide and tile.rows == 64,
+        DLSE=dlse is not None, ZERO=step.linear,
     )  # fmt: skip
     dq = torch.empty((batch, heads, queries, head_dim), dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    turns = sums  # not used
+    if step.ordered:
+        turns = torch.zeros(batch * heads * padded * head_dim // PART, dtype=torch.int32, device=q.device)
     together = 1
-    if step.balanced and causal:
+    if step.ordered or (step.balanced and causal):
         together = heads_together(batch * kv_heads, heads // kv_heads * queries * head_dim * 8)
     reordered_backward_kernel[(together, triton.cdiv(keys, tile.columns), batch * kv_heads // together)](
         tiles_of(copyable(q), tile.rows, head_dim), tiles_of(copyable(k), tile.columns, head_dim),
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(copyable(do), tile.rows, head_dim),
-        rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step.red else dq_descriptor,
+        rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step.red else dq_descriptor, turns,
         tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale * LOG2_E, heads, heads // kv_heads, queries, keys,
         **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
@@ -188,5 +183,5 @@ def constants(tile: tuning.BackwardTile, causal: bool, keys: int, step: Reorderi
     return {
         "S": tile.stages, "CAUSAL": causal, "RAGGED": not causal and keys % tile.columns != 0, "LATE": step.late,
         "LINEAR": step.linear, "REORDERED": step.reordered, "RED": step.red, "LAGGED": step.lagged,
-        "WIDE": step.wide and tile.rows == 64, "EARLY": tile.early, "REGISTERS": tile.registers,
+        "ORDERED": step.ordered, "EARLY": tile.early, "REGISTERS": tile.registers,
     }  # fmt: skip
