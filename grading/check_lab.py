@@ -13,6 +13,8 @@ that was asked for passed, else 1; a voluntary exercise that is not attempted co
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -35,7 +37,7 @@ from grading.policy import violations
 from grading.release import generate_lab
 from grading.strip import strip_source
 from grading.submission import HandedIn, collect
-from utils.checks.student_files import STUB, not_written
+from utils.stubs import STUB, not_written
 
 #: Seconds that an exercise's check may take.
 TIMEOUT = 120.0
@@ -158,10 +160,10 @@ def check(
     Raises:
         ValueError: ``folder`` holds no file of the lab.
     """
-    with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch, _Process() as first:
         copy = Path(scratch) / lab.name
         refused = _prepare(lab, folder, copy, Path(scratch) / "released", note)
-        for found in _run(copy, imports_of(lab) if imports is None else imports, list(wanted), timeout):
+        for found in _run(first, copy, imports_of(lab) if imports is None else imports, list(wanted), timeout):
             stub = UNWRITTEN.match(found.message) if found.outcome == "not attempted" else None
             if stub and stub["number"] in refused:
                 found = replace(found, outcome="refused", message=refused[stub["number"]])
@@ -215,10 +217,11 @@ def hand_out(lab: Lab, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _run(copy: Path, imports: str, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
+def _run(first: _Process, copy: Path, imports: str, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
     """Run checks in one process after another: a new one only when an exercise has ended or outlasted the old one."""
-    while pending:
-        with _Process(copy, imports, pending) as process:
+    for process in itertools.chain([first], iter(_Process, None)):
+        with process:
+            process.begin(copy, imports, pending)
             ready = process.answer(TIMEOUT)  # to import PyTorch and Triton takes seconds, however short an exercise is
             if "ready" not in ready:
                 why = ready.get("error") or process.how_it_ended()
@@ -237,6 +240,8 @@ def _run(copy: Path, imports: str, pending: list[Exercise], timeout: float) -> I
                 else:
                     yield Checked(exercise, "crashed", process.how_it_ended(), seconds)
                 break
+        if not pending:
+            return
 
 
 def imports_of(lab: Lab) -> str:
@@ -250,21 +255,24 @@ def imports_of(lab: Lab) -> str:
 
 class _Process:
     """A fresh Python that runs the checks of some exercises in order and reports each; with all that it starts, it is
-    gone at the end of the ``with`` block."""
+    gone at the end of the ``with`` block.
 
-    def __init__(self, copy: Path, imports: str, exercises: Iterable[Exercise]) -> None:
+    It imports PyTorch at once, so that what it is to run may be made ready meanwhile.
+    """
+
+    def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._reports, theirs = spawn.Pipe(duplex=False)
-        jobs = [strip_source(exercise.source, exercise.grade_id) for exercise in exercises]  # without hidden tests
-        self._process = spawn.Process(target=_work, args=(theirs, str(copy), imports, jobs))
-        self._theirs = theirs
+        self._reports, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_work, args=(theirs,))
+        self._process.start()
+        theirs.close()
 
     def __enter__(self) -> _Process:
-        self._process.start()
-        self._theirs.close()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._reports.closed:
+            return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)  # its own session, with the ranks that it started
         except (ProcessLookupError, PermissionError):
@@ -272,11 +280,18 @@ class _Process:
         self._process.join()
         self._reports.close()
 
+    def begin(self, copy: Path, imports: str, exercises: Iterable[Exercise]) -> None:
+        """Let it run the ``imports`` and the checks of these exercises on the files in ``copy``."""
+        checks = [strip_source(exercise.source, exercise.grade_id) for exercise in exercises]  # without hidden tests
+        job = {"folder": str(copy), "imports": imports, "checks": checks}
+        with contextlib.suppress(BrokenPipeError):  # then it gives no answer, which the caller sees
+            self._reports.send_bytes(json.dumps(job).encode())
+
     def answer(self, timeout: float) -> Mapping[str, str]:
         """The next report; empty when none came in time, or when the process ended."""
         try:
             return json.loads(self._reports.recv_bytes()) if self._reports.poll(timeout) else {}
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._process.join(5)
             return {}
 
@@ -295,21 +310,28 @@ class _Process:
 
 
 # ---- in the process that runs a student's code ----
-def _work(reports: Connection, folder: str, imports: str, checks: Sequence[str]) -> None:
+def _work(reports: Connection) -> None:
     os.setsid()
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
-    os.chdir(folder)
     sys.path.insert(0, str(ROOT))
+    with contextlib.suppress(Exception):  # the notebook's imports then fail with the same words
+        import utils.runtime  # noqa: F401  (with PyTorch)
+    try:
+        job = json.loads(reports.recv_bytes())
+    except EOFError:
+        return
+    folder = job["folder"]
+    os.chdir(folder)
     space: dict[str, object] = {"__name__": "check_lab"}
     try:
-        exec(compile(imports, "<the notebook's imports>", "exec"), space)
+        exec(compile(job["imports"], "<the notebook's imports>", "exec"), space)
     except BaseException as error:
         reports.send_bytes(json.dumps({"error": _told(error, folder)}).encode())
         return
     reports.send_bytes(json.dumps({"ready": "yes"}).encode())
-    for source in checks:
+    for source in job["checks"]:
         reports.send_bytes(json.dumps(_outcome(source, space, folder)).encode())
 
 

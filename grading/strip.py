@@ -21,7 +21,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.checks.student_files import stub_line
+from utils.stubs import stub_line
 
 BEGIN = re.compile(r"^(?P<indent>\s*)### BEGIN SOLUTION(?P<label>.*)$")
 END = re.compile(r"^\s*### END SOLUTION\s*$")

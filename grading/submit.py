@@ -21,7 +21,7 @@ from grading.lab import ROOT, Lab, find_lab
 from grading.policy import violations
 from grading.submission import HandedIn, Submission, collect
 from utils.atomic_write import write_atomically
-from utils.checks.student_files import STUB
+from utils.stubs import STUB
 
 FOLDER = "submit"
 PLACE = re.compile(rf'^\s*raise NotImplementedError\("{STUB.pattern}', re.MULTILINE)

@@ -118,6 +118,11 @@ def body_of(node: ast.AST) -> list[ast.stmt]:
     return [statement for statement in body if not isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass)]
 
 
+def is_main_guard(node: ast.AST) -> bool:
+    """Whether a statement is ``if __name__ == "__main__":`` without an ``else``: an import skips what stands there."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
 def bound_names(nodes: list[ast.AST]) -> list[str]:
     """Names that statements bind in their own scope, in the order in which they appear; imports are not among them."""
     names: dict[str, None] = {}

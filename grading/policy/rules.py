@@ -28,7 +28,7 @@ from grading.policy.syntax import (
     text_of,
 )
 from grading.policy.uses import Uses
-from utils.checks.forbidden_modules import is_main_guard
+from utils.course_modules import is_main_guard
 
 
 @dataclass(frozen=True, order=True)

@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from utils.checks.hidden import Observation, Tolerance
-from utils.checks.student_files import LoadedFiles, folders_of, not_written, notebook_shell, set_up_autoreload
+from utils.checks.student_files import LoadedFiles, folders_of, notebook_shell, set_up_autoreload
+from utils.stubs import not_written
 
 
 class CheckFailed(AssertionError):

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from utils.course_modules import is_main_guard
+
 #: Modules that an answer may not use, with the names in them that it may.
 Forbidden = Mapping[str, Set[str]]
 
@@ -20,11 +22,6 @@ Forbidden = Mapping[str, Set[str]]
 def _belongs(module: str, forbidden: Forbidden) -> str | None:
     """The forbidden module that ``module`` is or lies in."""
     return next((name for name in forbidden if module == name or module.startswith(name + ".")), None)
-
-
-def is_main_guard(node: ast.AST) -> bool:
-    """Whether a statement is ``if __name__ == "__main__":`` without an ``else``: an import skips what stands there."""
-    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def forbidden_imports(source: str, forbidden: Forbidden) -> list[str]:

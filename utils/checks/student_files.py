@@ -1,13 +1,11 @@
-"""A student's modules as files: whether what is loaded is what they say, and where a place is still to be filled."""
+"""A student's modules as files: whether what is loaded is what they say."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib.util
-import json
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -16,10 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
-
-#: What a released place raises until it is filled, see :func:`stub_line`.
-STUB = re.compile(r"Lab \d+, exercise (?P<number>\d+\.\d+)\b")
-
 
 # code that is never the student's: PyTorch, Triton, whatever is installed, Python itself, and the course's library
 _NOT_STUDENTS = (
@@ -34,27 +28,6 @@ _NOT_STUDENTS = (
 def is_library(file: str) -> bool:
     """Whether a source file is PyTorch's, Triton's, Python's or the course's (its library, a lab's exercises)."""
     return file.startswith(_NOT_STUDENTS) or Path(file).parent.name == "exercises"
-
-
-def stub_line(message: str) -> str:
-    """The line of a released file that stands in for a solution; the message is ``Lab 3, exercise 3.1: merge``."""
-    return f"raise NotImplementedError({json.dumps(message, ensure_ascii=False)})"
-
-
-def not_written(error: BaseException, folders: Iterable[Path]) -> str:
-    """A stub's error in a line, ``3.1 is not written yet: merge.py, line 24``; empty if a stub did not raise it.
-
-    A compiled kernel and another process leave no traceback, so the place is looked up in the files of ``folders``.
-    """
-    stub = STUB.match(str(error)) if isinstance(error, NotImplementedError) else None
-    if stub is None:
-        return ""
-    raised = stub_line(str(error))
-    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-            if line.strip() == raised:
-                return f"{stub['number']} is not written yet: {path.name}, line {number}"
-    return f"{stub['number']} is not written yet"
 
 
 def folders_of(functions: Iterable[Callable]) -> list[Path]:
