@@ -42,5 +42,5 @@ collectives while they run; ``calls`` sees each collective in PyTorch's dispatch
 from utils.distributed.collective_log import CollectiveLog, Entry, record_collectives
 from utils.distributed.faults import DistributedError
 from utils.distributed.launcher import launch
-from utils.distributed.pool import shutdown, warm
+from utils.distributed.pool import shutdown, start_ahead, warm
 from utils.distributed.worker import device

@@ -25,15 +25,11 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 
-def main(preload: list[str], idle_seconds: float) -> None:
+def main(idle_seconds: float) -> None:
     """Run the jobs whose folders come as lines of the standard input, until none has come for ``idle_seconds``.
 
-    Args:
-        preload: Modules that the server of ranks imports once, so that a rank need not.
-        idle_seconds: How long to wait for another job.
+    The server of ranks runs already: ``pool`` has it started before this module, and PyTorch with it, is imported.
     """
-    multiprocessing.set_forkserver_preload(preload)
-    multiprocessing.forkserver.ensure_running()  # it imports PyTorch while this process does
     socket.getfqdn = lambda name="": (
         "localhost"
     )  # elastic asks for it again and again; a slow name server would be felt

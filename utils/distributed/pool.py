@@ -17,11 +17,22 @@ from pathlib import Path
 #: How long an agent waits for another job before it ends itself.
 IDLE_SECONDS = 60.0
 
+#: Modules that the server of ranks imports once, so that a rank need not.
 _PRELOAD = ["torch.distributed.elastic.multiprocessing", "utils.distributed.worker"]
 #: What only a machine without a GPU imports ahead: optimizers import torch._dynamo at their first step, which takes a
 #: second a rank, and with it Triton, which utils.runtime must precede. Where there is a GPU, runtime would touch CUDA.
 _PRELOAD_CPU = ["utils.runtime", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+#: What each rank of a check would import.
+_PRELOAD_CHECKS = ["utils.checks.ranks.distributed_check", "utils.gpt"]
 _LAST = "utils.distributed.frozen"
+#: The program of an agent. It starts the server before it imports PyTorch, so that both import at the same time.
+_PROGRAM = """
+import multiprocessing.forkserver
+multiprocessing.forkserver.set_forkserver_preload({preload!r})
+multiprocessing.forkserver.ensure_running()
+from utils.distributed.agent import main
+main({idle_seconds})
+"""
 
 
 class Agent:
@@ -30,12 +41,14 @@ class Agent:
     def __init__(self) -> None:
         import torch
 
-        preload = [*_PRELOAD, *([] if torch.cuda.device_count() else _PRELOAD_CPU), _LAST]
+        preload = [*_PRELOAD, _LAST]
+        if not torch.cuda.device_count():
+            preload = [*_PRELOAD_CPU, *_PRELOAD_CHECKS, *preload]
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from utils.distributed.agent import main; main({preload!r}, {IDLE_SECONDS})"],
+            [sys.executable, "-c", _PROGRAM.format(preload=preload, idle_seconds=IDLE_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
@@ -81,13 +94,16 @@ _keepers = 0
 _lock = threading.Lock()
 
 
+def start_ahead() -> None:
+    """Start what the next job's ranks are forked from, unless it is warm: it imports PyTorch meanwhile."""
+    _forget_others()
+    if not _idle:
+        give_back(Agent())
+
+
 def take(folder: Path) -> Agent:
     """An agent, warm if there is one, that has accepted the job in ``folder``."""
-    global _owner
-    with _lock:
-        if _owner != os.getpid():  # this is a fork of the process that they belong to
-            _idle.clear()
-            _owner = os.getpid()
+    _forget_others()
     while True:
         with _lock:
             agent = _idle.pop() if _idle else None
@@ -101,6 +117,15 @@ def take(folder: Path) -> Agent:
                 return agent
             time.sleep(0.001)
         agent.kill()
+
+
+def _forget_others() -> None:
+    """Leave alone the agents of the process that this one is a fork of."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():
+            _idle.clear()
+            _owner = os.getpid()
 
 
 def give_back(agent: Agent) -> None:

@@ -20,7 +20,7 @@ from utils.distributed import Entry
 from utils.distributed.calls import Call
 
 from .forbid_library_calls import ReadyMade
-from .scenario_runs import run_on_ranks, run_single_rank
+from .scenario_runs import get_ready, run_on_ranks, run_single_rank
 from .scenarios import RankObservation, RankScenario, ScenarioRun
 
 _TOGETHER = "a collective is one call that all ranks make together: same kind, same size, same order on each"
@@ -76,6 +76,7 @@ class DistributedCheck:
                 fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
         if found := find_library_use(functions):
             self._fail(_leaning(found[0]))
+        get_ready()
         self.alone(answer, scenarios[0], seed)
         (run,) = run_on_ranks([answer], scenarios)
         self.judge(run, scenarios, seed)
@@ -94,6 +95,7 @@ class DistributedCheck:
             NotImplementedError: a place is not filled; its own message.
         """
         scenarios, answer = self.hidden(seed), {name: getattr(package, name) for name in self.exercise.functions}
+        get_ready()
         (run,) = run_on_ranks([answer], scenarios, HIDDEN_PATIENCE)
         return self.observations(run, scenarios)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from utils.checks.attempt import TooLong, deadline
 from utils.checks.student_files import is_library
-from utils.distributed import DistributedError, launch
+from utils.distributed import DistributedError, launch, start_ahead
 from utils.distributed.calls import Call
 
 from .gathers import gathered_at_once
@@ -29,6 +29,16 @@ from .scenarios import Fault, RankObservation, RankScenario, ScenarioRun, short_
 #: Seconds that all scenarios of one answer may take.
 LAUNCH_SECONDS = 55.0
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def get_ready() -> None:
+    """Start what the ranks are forked from, and meanwhile import what an optimizer imports when it is first made.
+
+    Not within a scenario: its deadline may end the import halfway, and a second import does not mend that (SymPy is
+    then left without ``sympy.printing``).
+    """
+    start_ahead()
+    import torch._dynamo  # noqa: F401
 
 
 def run_single_rank(answer: Mapping[str, Callable], scenario: RankScenario) -> RankObservation:
