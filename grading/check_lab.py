@@ -13,31 +13,22 @@ that was asked for passed, else 1; a voluntary exercise that is not attempted co
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
 import json
-import multiprocessing
-import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+from grading.check_process import CheckProcess, Work
 from grading.feedback import OUTCOMES, plain, points
 from grading.handed_out import leave_the_rest
 from grading.lab import ROOT, Exercise, Lab, find_lab
-from grading.policy import violations
 from grading.release import generate_lab
-from grading.strip import strip_source
 from grading.submission import HandedIn, collect
-from utils.stubs import STUB, not_written
 
 #: Seconds that an exercise's check may take.
 TIMEOUT = 120.0
@@ -160,21 +151,21 @@ def check(
     Raises:
         ValueError: ``folder`` holds no file of the lab.
     """
-    with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch, _Process() as first:
+    with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch:
         copy = Path(scratch) / lab.name
-        refused = _prepare(lab, folder, copy, Path(scratch) / "released", note)
-        for found in _run(first, copy, imports_of(lab) if imports is None else imports, list(wanted), timeout):
-            stub = UNWRITTEN.match(found.message) if found.outcome == "not attempted" else None
-            if stub and stub["number"] in refused:
-                found = replace(found, outcome="refused", message=refused[stub["number"]])
-            yield found
+        lab, files = _handed_in(lab, folder, copy, Path(scratch) / "released", note)
+        work = Work(lab, copy, files, imports_of(lab) if imports is None else imports)
+        yield from _run(work, list(wanted), timeout, note)
 
 
-def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[[str], object]) -> dict[str, str]:
-    """Make the lab that is checked: as handed out, with the student's files where the grader would take them.
+def _handed_in(
+    lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[[str], object]
+) -> tuple[Lab, dict[str, bytes]]:
+    """Hand the lab out, twice: into ``released``, and into ``copy``, where it is checked.
 
     Returns:
-        For each exercise that is written in a refused file: why it is refused.
+        The lab as ``released``, and the modules of the student's that the grader would take and that are not as
+        released, by name.
     """
     if not folder.is_dir():
         raise ValueError(f"no folder {folder}")
@@ -186,21 +177,12 @@ def _prepare(lab: Lab, folder: Path, copy: Path, released: Path, note: Callable[
     submission = collect(HandedIn("", (("", folder),)), lab)
     for text in submission.notes:
         note(f"note: {text}")
-    refused: dict[str, str] = {}
-    for name, content in submission.files.items():
-        if not name.endswith(".py"):
-            continue
-        found = violations(content, name, lab)
-        if not found:
-            (copy / name).write_bytes(content)
-            continue
-        why = "\n".join(f"{name}, {violation}" for violation in found)
-        stub = (released / name).read_text(encoding="utf-8") if (released / name).is_file() else ""
-        numbers = sorted({match["number"] for match in STUB.finditer(stub)})
-        refused |= dict.fromkeys(numbers, why)
-        if not numbers:
-            note(f"note: {why}\nnote: {name} is refused, so the lab's own is used")
-    return refused
+    modules = {name: content for name, content in submission.files.items() if name.endswith(".py")}
+    return lab, {name: content for name, content in modules.items() if not _is_as_released(released / name, content)}
+
+
+def _is_as_released(file: Path, content: bytes) -> bool:
+    return file.is_file() and file.read_bytes() == content
 
 
 def _finished(lab: Lab, folder: Path) -> Path:
@@ -217,31 +199,42 @@ def hand_out(lab: Lab, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _run(first: _Process, copy: Path, imports: str, pending: list[Exercise], timeout: float) -> Iterator[Checked]:
+def _run(work: Work, pending: list[Exercise], timeout: float, note: Callable[[str], object]) -> Iterator[Checked]:
     """Run checks in one process after another: a new one only when an exercise has ended or outlasted the old one."""
-    for process in itertools.chain([first], iter(_Process, None)):
-        with process:
-            process.begin(copy, imports, pending)
+    refused: dict[str, str] = {}
+    while pending:
+        with CheckProcess(work, pending) as process:
             ready = process.answer(TIMEOUT)  # to import PyTorch and Triton takes seconds, however short an exercise is
+            refused |= ready.get("refused", {})
+            for text in ready.get("notes", ()):
+                note(text)
             if "ready" not in ready:
                 why = ready.get("error") or process.how_it_ended()
                 for exercise in pending:
                     yield Checked(exercise, "failed", f"your files cannot be imported: {why}", 0.0)
                 return
+            work = replace(work, files={})  # what may be taken stands in the copy now
             while pending:
                 exercise, started = pending.pop(0), time.monotonic()
                 answer = process.answer(timeout)
                 seconds = time.monotonic() - started
                 if answer:
-                    yield Checked(exercise, answer["outcome"], answer["message"], seconds)
+                    yield Checked(exercise, *_outcome(answer, refused), seconds)
                     continue
                 if process.is_alive():
                     yield Checked(exercise, "timed out", f"it did not end within {timeout:g} seconds", seconds)
                 else:
                     yield Checked(exercise, "crashed", process.how_it_ended(), seconds)
                 break
-        if not pending:
-            return
+
+
+def _outcome(answer: Mapping[str, str], refused: Mapping[str, str]) -> tuple[str, str]:
+    """What became of an exercise, and what is said of it; it may not be written only because its file was refused."""
+    outcome, message = answer["outcome"], answer["message"]
+    stub = UNWRITTEN.match(message) if outcome == "not attempted" else None
+    if stub and stub["number"] in refused:
+        return "refused", refused[stub["number"]]
+    return outcome, message
 
 
 def imports_of(lab: Lab) -> str:
@@ -251,107 +244,6 @@ def imports_of(lab: Lab) -> str:
     if cell is None:
         raise ValueError(f"{lab.name}: the notebook has no cell with the id 'imports'")
     return "\n".join(text for text in "".join(cell["source"]).split("\n") if not text.startswith("%"))
-
-
-class _Process:
-    """A fresh Python that runs the checks of some exercises in order and reports each; with all that it starts, it is
-    gone at the end of the ``with`` block.
-
-    It imports PyTorch at once, so that what it is to run may be made ready meanwhile.
-    """
-
-    def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._reports, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_work, args=(theirs,))
-        self._process.start()
-        theirs.close()
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._reports.closed:
-            return
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its own session, with the ranks that it started
-        except (ProcessLookupError, PermissionError):
-            self._process.kill()
-        self._process.join()
-        self._reports.close()
-
-    def begin(self, copy: Path, imports: str, exercises: Iterable[Exercise]) -> None:
-        """Let it run the ``imports`` and the checks of these exercises on the files in ``copy``."""
-        checks = [strip_source(exercise.source, exercise.grade_id) for exercise in exercises]  # without hidden tests
-        job = {"folder": str(copy), "imports": imports, "checks": checks}
-        with contextlib.suppress(BrokenPipeError):  # then it gives no answer, which the caller sees
-            self._reports.send_bytes(json.dumps(job).encode())
-
-    def answer(self, timeout: float) -> Mapping[str, str]:
-        """The next report; empty when none came in time, or when the process ended."""
-        try:
-            return json.loads(self._reports.recv_bytes()) if self._reports.poll(timeout) else {}
-        except (EOFError, ConnectionResetError):
-            self._process.join(5)
-            return {}
-
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.is_alive()
-
-    def how_it_ended(self) -> str:
-        """Why a process that was to go on did not."""
-        status = self._process.exitcode
-        if status is None:
-            return "Python did not answer in time"
-        if status < 0:
-            return f"it ended Python itself, by {signal.Signals(-status).name}"
-        return f"it ended Python itself, with exit status {status}"
-
-
-# ---- in the process that runs a student's code ----
-def _work(reports: Connection) -> None:
-    os.setsid()
-    with tempfile.TemporaryFile() as printed:
-        os.dup2(printed.fileno(), 1)
-        os.dup2(printed.fileno(), 2)
-    sys.path.insert(0, str(ROOT))
-    with contextlib.suppress(Exception):  # the notebook's imports then fail with the same words
-        import utils.runtime  # noqa: F401  (with PyTorch)
-    try:
-        job = json.loads(reports.recv_bytes())
-    except EOFError:
-        return
-    folder = job["folder"]
-    os.chdir(folder)
-    space: dict[str, object] = {"__name__": "check_lab"}
-    try:
-        exec(compile(job["imports"], "<the notebook's imports>", "exec"), space)
-    except BaseException as error:
-        reports.send_bytes(json.dumps({"error": _told(error, folder)}).encode())
-        return
-    reports.send_bytes(json.dumps({"ready": "yes"}).encode())
-    for source in job["checks"]:
-        reports.send_bytes(json.dumps(_outcome(source, space, folder)).encode())
-
-
-def _outcome(source: str, space: dict[str, object], folder: str) -> dict[str, str]:
-    try:
-        exec(compile(source, "<the notebook's check>", "exec"), space)
-    except BaseException as error:
-        unwritten = not_written(error, [Path(folder)])
-        return {"outcome": "not attempted" if unwritten else "failed", "message": unwritten or _told(error, folder)}
-    return {"outcome": "passed", "message": ""}
-
-
-def _told(error: BaseException, folder: str) -> str:
-    """An error as a student reads it: a check's own words, or the error with the line of theirs that raised it."""
-    text = str(error)
-    if isinstance(error, AssertionError):
-        return text or type(error).__name__
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
-    where = [f"  {Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
-    return "\n".join([f"{type(error).__name__}: {text}".rstrip(": "), *where])
 
 
 if __name__ == "__main__":
