@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from torch import nn
 
 from tests.own_processes import OwnProcesses
-from utils.distributed import device, job, launch, launcher, patches, pool, shutdown
+from utils.distributed import device, job, launch, launcher, patches, pool, shutdown, start_ahead
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -201,6 +201,24 @@ def test_a_launcher_that_has_ended_itself_is_replaced(monkeypatch: pytest.Monkey
     assert ended.killed
     pool.give_back(ended)
     assert not pool._idle, "one that has ended is not kept"
+
+
+def test_what_is_started_ahead_takes_the_next_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pool, "_idle", [])
+    monkeypatch.setattr(pool, "Agent", Stub)
+    start_ahead()
+    start_ahead()
+    (started,) = pool._idle
+    (tmp_path / "accepted").touch()
+    assert pool.take(tmp_path) is started and started.folder == tmp_path
+
+
+def test_what_is_started_ahead_in_vain_is_gone_after_a_shutdown() -> None:
+    shutdown()
+    start_ahead()
+    (started,) = psutil.Process().children()
+    shutdown()
+    assert not started.is_running()
 
 
 @pytest.mark.parametrize(

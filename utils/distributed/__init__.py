@@ -29,14 +29,15 @@ so three mistakes are the most frequent:
 
 ``.rank``, ``.kind``, ``.traceback`` and ``.exception`` of the error say it to a program.
 
-**What takes time.** The first launch imports PyTorch in a process that the ranks are forked from, 3 seconds or so; the
-next ones take a quarter of a second. That process ends a minute after the last job, with its caller, at ``shutdown()``,
-or when a job fails. In a ``with warm():`` block it outlives jobs that fail.
+**What takes time.** The first launch imports PyTorch in a process that the ranks are forked from, 2 seconds or so; the
+next ones take a quarter of a second. ``start_ahead()`` starts that process while the caller does something else. It
+ends a minute after the last job, with its caller, at ``shutdown()``, or when a job fails. In a ``with warm():`` block
+it outlives jobs that fail.
 
 **How it is made.** ``launcher`` packs the function, ``pool`` keeps agents, ``agent`` runs PyTorch's elastic agent in a
-process of its own, ``worker`` is a rank, ``job`` waits and finds out who is at fault, ``watch`` compares the ranks'
-collectives while they run; ``calls`` sees each collective in PyTorch's dispatcher, ``collective_log`` records them.
-``patches`` puts right, in ranks on CPUs, what an older PyTorch gets wrong.
+process of its own, ``rank_server`` is what ranks are forked from, ``worker`` is a rank, ``job`` waits and finds out who
+is at fault, ``watch`` compares the ranks' collectives while they run; ``calls`` sees each collective in PyTorch's
+dispatcher, ``collective_log`` records them. ``patches`` puts right, in ranks on CPUs, what an older PyTorch gets wrong.
 """
 
 from utils.distributed.collective_log import CollectiveLog, Entry, record_collectives

@@ -1,14 +1,17 @@
 """The process between the caller and the ranks: PyTorch's elastic agent starts the ranks and watches them.
 
-It is a process of its own for the sake of notebooks, scripts and threads: the ranks are forked from a clean server
-that has PyTorch imported and nothing else, never from a process that has used CUDA, has threads, or would run the
-caller's script again. It leads a process group of its own, so that the caller can end all of it with one signal; and
-it ends all of it itself when the caller goes away.
+It is a process of its own for the sake of notebooks, scripts and threads: the ranks are forked from a clean server that
+has PyTorch imported and nothing else, never from a process that has used CUDA, has threads, or would run the caller's
+script again. The server is a fork of the agent, made before the agent does anything else. The agent leads a process
+group of its own, so that the caller can end all of it with one signal; and it ends all of it itself when the caller
+goes away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import inspect
 import logging
 import multiprocessing
@@ -24,19 +27,25 @@ import uuid
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from utils.distributed.rank_server import fork_server
 
-def main(idle_seconds: float) -> None:
+
+def main(preload: list[str], idle_seconds: float) -> None:
     """Run the jobs whose folders come as lines of the standard input, until none has come for ``idle_seconds``.
 
-    The server of ranks runs already: ``pool`` has it started before this module, and PyTorch with it, is imported.
+    The caller has turned garbage collection off, which imports take less time without.
+
+    Args:
+        preload: Modules that are imported here, so that a rank need not.
+        idle_seconds: How long to wait for another job.
     """
-    socket.getfqdn = lambda name="": (
-        "localhost"
-    )  # elastic asks for it again and again; a slow name server would be felt
+    for module in preload:
+        importlib.import_module(module)
+    gc.freeze()  # a collection would write to every object, and each rank would copy all of what is imported
+    gc.enable()
+    fork_server()
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(folders,), daemon=True).start()
-    import utils.distributed.worker  # noqa: F401
-
     _spare_what_clusters_need()
     while True:
         try:
@@ -53,6 +62,7 @@ def _spare_what_clusters_need() -> None:
     """Leave out what takes the elastic agent half a second a job here, and two more at the first one that fails."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+    socket.getfqdn = lambda name="": "localhost"  # it asks again and again; a slow name server would be felt
     # nodes come at random moments, so as not to ask the store all at once: this is one node
     sleep = getattr(dynamic_rendezvous, "_delay", None)
     if sleep is not None:

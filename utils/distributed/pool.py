@@ -24,15 +24,7 @@ _PRELOAD = ["torch.distributed.elastic.multiprocessing", "utils.distributed.work
 _PRELOAD_CPU = ["utils.runtime", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 #: What each rank of a check would import.
 _PRELOAD_CHECKS = ["utils.checks.ranks.distributed_check", "utils.gpt"]
-_LAST = "utils.distributed.frozen"
-#: The program of an agent. It starts the server before it imports PyTorch, so that both import at the same time.
-_PROGRAM = """
-import multiprocessing.forkserver
-multiprocessing.forkserver.set_forkserver_preload({preload!r})
-multiprocessing.forkserver.ensure_running()
-from utils.distributed.agent import main
-main({idle_seconds})
-"""
+_PROGRAM = "import gc; gc.disable(); from utils.distributed.agent import main; main({preload!r}, {idle_seconds})"
 
 
 class Agent:
@@ -41,11 +33,10 @@ class Agent:
     def __init__(self) -> None:
         import torch
 
-        preload = [*_PRELOAD, _LAST]
-        if not torch.cuda.device_count():
-            preload = [*_PRELOAD_CPU, *_PRELOAD_CHECKS, *preload]
+        preload = _PRELOAD if torch.cuda.device_count() else [*_PRELOAD_CPU, *_PRELOAD_CHECKS, *_PRELOAD]
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._has_had_a_job = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(preload=preload, idle_seconds=IDLE_SECONDS)],
@@ -65,6 +56,7 @@ class Agent:
 
     def start(self, folder: Path) -> None:
         """Hand it a job."""
+        self._has_had_a_job = True
         with contextlib.suppress(BrokenPipeError):  # then it is not alive, which the caller sees
             self._process.stdin.write(f"{folder}\n".encode())
             self._process.stdin.flush()
@@ -80,8 +72,9 @@ class Agent:
             return
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # it then ends all that it started
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(3)
+        if self._has_had_a_job:  # else it may still be importing
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

@@ -76,8 +76,8 @@ class DistributedCheck:
                 fail(self.exercise, f"the check takes {name} itself, got {function!r}: leave out the parentheses")
         if found := find_library_use(functions):
             self._fail(_leaning(found[0]))
-        get_ready()
         self.alone(answer, scenarios[0], seed)
+        get_ready()
         (run,) = run_on_ranks([answer], scenarios)
         self.judge(run, scenarios, seed)
         passed(self.exercise, self.notice, seed, len(scenarios))

@@ -32,11 +32,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def get_ready() -> None:
-    """Start what the ranks are forked from, and meanwhile import what an optimizer imports when it is first made.
-
-    Not within a scenario: its deadline may end the import halfway, and a second import does not mend that (SymPy is
-    then left without ``sympy.printing``).
-    """
+    """Start what the ranks are forked from, and meanwhile import here what a judge's first optimizer would import."""
     start_ahead()
     import torch._dynamo  # noqa: F401
 
