@@ -2,13 +2,13 @@
 
 Upstream's interpreter copies the whole allocation behind each argument to the host and back. Rows that lie 2^30
 elements apart would be gigabytes of nothing; here the host reserves their addresses, and pages come to life where an
-element is.
+element is. Where all arguments are on the host already, nothing is copied.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from utils.interpreter import observation
 
 import triton  # isort: skip
+import triton.language as tl  # isort: skip
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 
 #: Allocations from this size on (bytes) are looked at, and those whose views hold less than a quarter of them.
@@ -24,10 +25,16 @@ _SPARSE = 4
 
 
 def sparse_arguments(to_host: Callable) -> Callable:
-    """Around ``GridExecutor._init_args_hst``: sparse arguments are on the host before upstream copies the others."""
+    """Around ``GridExecutor._init_args_hst``: sparse arguments are on the host before upstream copies the others.
+
+    Arguments that are there already are shared, each as a tensor of its own.
+    """
 
     @functools.wraps(to_host)
     def _init_args_hst(self: Any, args_dev: Any, kwargs: Any) -> Any:
+        if all(map(_on_host_or_number, (*args_dev, *kwargs.values()))):
+            self._sparse = None
+            return list(map(_shared, args_dev)), {key: _shared(value) for key, value in kwargs.items()}
         self._sparse = _Sparse((*args_dev, *kwargs.values()))
         return to_host(self, *self._sparse.replaced(args_dev, kwargs))
 
@@ -40,12 +47,33 @@ def sparse_results(from_host: Callable) -> Callable:
     @functools.wraps(from_host)
     def _restore_args_dev(self: Any, args_dev: Any, args_hst: Any, kwargs: Any, kwargs_hst: Any) -> Any:
         sparse = self._sparse
+        if sparse is None:  # the kernel has written into the arguments themselves
+            return None
         args, options = sparse.replaced(args_dev, kwargs)  # upstream copies a host tensor onto itself: nothing
         result = from_host(self, args, args_hst, options, kwargs_hst)
         sparse.copy_back()
         return result
 
     return _restore_args_dev
+
+
+def _on_host_or_number(value: Any) -> bool:
+    """Whether an argument is a tensor of PyTorch's own kind in the host's memory, or holds no tensor."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return not _elsewhere(value)
+    if isinstance(value, tuple):
+        return all(map(_on_host_or_number, value))
+    return value is None or type(value) in (int, float, bool, str) or isinstance(value, (tl.dtype, tl.constexpr))
+
+
+def _shared(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return _tuple_like(value, map(_shared, value))
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _tuple_like(value: tuple, items: Iterable[Any]) -> tuple:
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
 class _Sparse:
@@ -81,8 +109,7 @@ class _Sparse:
 
     def _replaced(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            items = map(self._replaced, value)
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return _tuple_like(value, map(self._replaced, value))
         if isinstance(value, TensorDescriptor):
             rest = (value.shape, value.strides, value.block_shape, value.padding)
             more = (value.round_f32_to_tf32,) if hasattr(value, "round_f32_to_tf32") else ()

@@ -239,7 +239,7 @@ def _mask_of(mask: Any) -> np.ndarray:
 
 
 def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: bool) -> tuple[Any, Any, Any]:
-    if time.process_time() > state.until:
+    if state.until < math.inf and time.process_time() > state.until:  # to ask for the time takes as long as the rest
         raise TimeIsUp
     itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     if writes and state.large is not None:

@@ -6,7 +6,8 @@ Overflow checks that nobody reads
 Slow types
     Each operation built a table of all types to look one up in it, and checked and named the shape of every value
     that it read or made; what was met before is known. Operands that already have the type of their result, or are
-    numbers that it holds, need no search for one; nor do blocks of one rank for their common shape.
+    numbers that it holds, need no search for one; nor do blocks of one rank for their common shape. What comes of an
+    operator is remembered, see :mod:`utils.interpreter.operators`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.interpreter import upstream
+from utils.interpreter import operators, upstream
 
 import triton.language as tl  # isort: skip
 
@@ -149,7 +150,7 @@ def types_agree(check: Callable) -> Callable:
 _ASKS_FOR_SEMANTIC = tl.core.builtin(lambda: None).__code__
 
 
-def _give_semantic(obj: object, name: str, member: Callable, scope: Any) -> None:
+def _given_semantic(member: Callable) -> Callable:
     """A function of the language as the interpreter calls it: without a copy of its arguments' names, and without the
     question whether it was given what it is given here."""
     if getattr(member, "__code__", None) is _ASKS_FOR_SEMANTIC:
@@ -159,13 +160,15 @@ def _give_semantic(obj: object, name: str, member: Callable, scope: Any) -> None
         kwargs["_semantic"] = upstream.interpreter_semantic
         return member(*args, **kwargs)
 
-    scope.set_attr(obj, name, new_member)
+    return new_member
 
 
 @functools.cache
 def _members(package: Any) -> tuple[tuple[str, Callable], ...]:
-    """The functions of a part of the language that the interpreter replaces."""
-    return tuple((name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member))
+    """The functions of a part of the language that the interpreter replaces, and what takes their places."""
+    members = [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+    remembering = operators.remembering if package is tl.tensor else lambda name, member: member
+    return tuple((name, remembering(name, _given_semantic(member))) for name, member in members)
 
 
 def remembered_members(patch: Callable) -> Callable:
@@ -173,8 +176,8 @@ def remembered_members(patch: Callable) -> Callable:
 
     @functools.wraps(patch)
     def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
-        for name, member in _members(package):
-            _give_semantic(package, name, member, scope)
+        for name, new_member in _members(package):
+            scope.set_attr(package, name, new_member)
 
     return _patch_builtin
 
