@@ -8,6 +8,7 @@ accumulating in float16 where PyTorch uses float32 is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Outputs = tuple[torch.Tensor, ...]
 
 _ENOUGH_SAMPLES = 512  # elements of an output from which its largest rounding error is a fair sample
 _MOST_NEIGHBOURS = 16
+_MOST_KEPT = 2**14  # elements of an input whose changes are kept for the next one of its shape
 
 
 def as_outputs(result: Any) -> tuple[Any, ...]:
@@ -142,13 +144,25 @@ def _neighbour(value: Any, turn: int) -> Any:
     """Inputs a few units in the last place away, the same ones on each call."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
+    few = value.numel() <= _MOST_KEPT
+    factor = (_factors if few else _factors.__wrapped__)(value.shape, torch.finfo(value.dtype).eps, turn)
+    return (value.detach().cpu().double() * factor).to(value.device, value.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _factors(shape: torch.Size, eps: float, turn: int) -> torch.Tensor:
     source = torch.Generator().manual_seed(turn)
-    factor = 1 + 8 * torch.finfo(value.dtype).eps * (torch.rand(value.shape, generator=source, device="cpu") - 0.5)
-    return (value.detach().cpu().double() * factor.double()).to(value.device, value.dtype)
+    return (1 + 8 * eps * (torch.rand(shape, generator=source, device="cpu") - 0.5)).double()
 
 
 def _largest_difference(value: torch.Tensor, right: torch.Tensor) -> float:
+    """Among the elements that are finite in both."""
+    if not value.numel():
+        return 0.0
     difference = (value.detach().double().cpu() - right.detach().double().cpu()).abs()
+    largest = difference.max().item()  # NaN where there is one
+    if math.isfinite(largest):
+        return largest
     difference = difference[torch.isfinite(difference)]
     return difference.max().item() if difference.numel() else 0.0
 

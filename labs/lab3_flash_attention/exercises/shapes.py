@@ -116,7 +116,8 @@ def attention(
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     shared = q.shape[1] // max(1, k.shape[1])
-    k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
+    if shared > 1:
+        k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2)) * scale
     if causal:
         seen = visible(q.shape[2], k.shape[2], device=q.device)
