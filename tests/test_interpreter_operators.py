@@ -45,7 +45,7 @@ def drawn(dtype: tl.dtype, shape: tuple[int, ...], turn: int) -> tl.tensor:
 def plain(name: str):
     """A method of tensors as upstream's interpreter calls it."""
     method = getattr(tl.tensor, name)
-    return lambda *operands: method(*operands, _semantic=upstream.interpreter_semantic)
+    return lambda *operands, **options: method(*operands, **options, _semantic=upstream.interpreter_semantic)
 
 
 def told(call, *operands):
@@ -81,6 +81,18 @@ def test_an_index_that_adds_axes_gives_what_upstreams_gives():
         for turn in range(2):
             operands = drawn(dtype, shape, turn), index
             assert told(remembered, *operands) == told(right, *operands)
+
+
+def test_a_conversion_gives_what_upstreams_gives():
+    remembered, right = operators.remembering("to", plain("to")), plain("to")
+    for source, target, shape in itertools.product(TYPES, TYPES, SHAPES):
+        for turn in range(2):
+            for more in ((), (None, True)):  # the other bits, or the same ones
+                operands = drawn(source, shape, turn), target, *more
+                assert told(remembered, *operands) == told(right, *operands)
+    x = drawn(tl.float32, (4,), 0)
+    assert remembered(x, tl.float32) is x
+    assert told(lambda: remembered(x, tl.int32, bitcast=True)) == told(lambda: right(x, tl.int32, None, True))
 
 
 def test_known_operators_do_not_ask_upstream_again():

@@ -10,7 +10,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
 class Argument:
     """A tensor that a launch was given: ``host`` is what the interpreter reads, ``given`` what the caller passed.
 
-    They share memory unless ``given`` is on a GPU.
+    They share memory unless ``given`` is on a GPU, and may then be one view of the caller's tensor.
     """
 
     name: str
@@ -195,9 +195,12 @@ def observed_arguments(to_host: Callable) -> Callable:
                 given = inspect.getcallargs(self.fn, *args_dev, **kwargs)
             except TypeError:  # a missing or surplus argument: the launch itself says which
                 return args, options
-            tensors = tuple(a for name in host for a in _tensors(name, host[name], given[name]))
+            shared = self._sparse is None  # what is on the host are then views, of which no student has a hold
+            tensors = tuple(a for name in host for a in _tensors(name, host[name], (host if shared else given)[name]))
             scalars = {name: v for name, v in host.items() if isinstance(v, (int, float, bool, str, torch.dtype))}
-            state.observer.launch_begins(Launch(self.fn.__name__, tensors, scalars, self.fn, given))
+            launch = Launch(self.fn.__name__, tensors, scalars, self.fn, given)
+            with torch._C.DisableTorchFunction() if shared else nullcontext():  # who listens hears the student alone
+                state.observer.launch_begins(launch)
             state.launched = True
         return args, options
 

@@ -28,7 +28,13 @@ _COMPARISONS = {
 }  # fmt: skip
 #: Types on which it does; of the others NumPy has only the bits.
 _COMPUTED = frozenset({"int1", "int32", "int64", "fp16", "fp32", "fp64"})
+#: Conversions that it does, too.
+_CONVERTED = frozenset({
+    ("int32", "int64"), ("int64", "int32"), ("int1", "int32"), ("int1", "fp32"), ("int32", "fp32"), ("fp16", "fp32"),
+    ("fp32", "fp64"), ("fp16", "fp64"),
+})  # fmt: skip
 _ALL = slice(None)
+_ONLY_SEMANTIC = {"_semantic"}
 _UNKNOWN = object()
 
 
@@ -44,6 +50,8 @@ def remembering(name: str, member: Callable) -> Callable:
     """A method of tensors that remembers the types of its results; any other than these operators as it is."""
     if name == "__getitem__":
         return _new_axes(member)
+    if name == "to":
+        return _converting(member)
     if name in _COMPARISONS:
         return _elementwise(member, _COMPARISONS[name], _compares_alike)
     if name in _ARITHMETIC:
@@ -98,6 +106,31 @@ def _new_axes(member: Callable) -> Callable:
     return __getitem__
 
 
+def _converting(member: Callable) -> Callable:
+    """A conversion between integers, or to numbers that hold as much, as NumPy's."""
+    known: dict[tuple, _Known | None] = {}
+
+    def to(self: tl.tensor, dtype: Any, *rounding: Any, **options: Any) -> tl.tensor:
+        if type(dtype) is not tl.dtype or rounding or options.keys() - _ONLY_SEMANTIC:
+            return member(self, dtype, *rounding, **options)
+        if dtype.name == self.type.scalar.name:
+            return self
+        kind, data = _kind(self)
+        key = kind, dtype.name
+        found = known.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            result = member(self, dtype, **options)
+            kept = result.handle.data.dtype
+            alike = (self.type.scalar.name, dtype.name) in _CONVERTED
+            known[key] = _learned(lambda data: data.astype(kept), result, data) if alike else None
+            return result
+        if found is None:
+            return member(self, dtype, **options)
+        return tl.tensor(upstream.TensorHandle(found.compute(data), found.handle), found.type)
+
+    return to
+
+
 def _kind(value: Any) -> tuple[Any, Any] | None:
     """What of an operand decides on the type of the result, and what NumPy computes with; None of what is unusual."""
     kind = type(value)
@@ -110,11 +143,11 @@ def _kind(value: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _learned(compute: Callable | None, result: Any, left: Any, right: Any) -> _Known | None:
+def _learned(compute: Callable | None, result: Any, *operands: Any) -> _Known | None:
     """None where the result is no array, or NumPy alone would give another one."""
     if compute is None or not isinstance(result, tl.tensor) or not isinstance(result.handle.data, np.ndarray):
         return None
-    again, data = compute(left, right), result.handle.data
+    again, data = compute(*operands), result.handle.data
     same = (again.dtype, again.shape) == (data.dtype, data.shape)
     return _Known(compute, result.handle.dtype, result.type) if same else None
 

@@ -177,7 +177,8 @@ def remembered_members(patch: Callable) -> Callable:
     @functools.wraps(patch)
     def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
         for name, new_member in _members(package):
-            scope.set_attr(package, name, new_member)
+            scope._changes.append((package, name, getattr(package, name)))
+            setattr(package, name, new_member)
 
     return _patch_builtin
 
