@@ -311,7 +311,7 @@ POINTS = (
     Point(_CORE, "_unwrap_if_constexpr", speed.plain_values_at_once, "slow types"),
     Point(_CORE.dtype, "__eq__", speed.by_name, "slow types"),
     Point(_CORE.block_type, "with_element_ty", speed.remembered_elements, "slow types"),
-    Point(upstream.TensorHandle, "__post_init__", speed.unless_small_enough, "slow types"),
+    Point(upstream.TensorHandle, "__init__", speed.without_a_check, "slow types"),
     Point(_CORE.block_type, "__init__", speed.remembered_shapes, "slow types"),
     Point(_CORE.tensor, "__init__", speed.remembered_shape_of_type, "slow types"),
     Point(_MODULE, "_patch_builtin", speed.remembered_members, "slow device functions"),

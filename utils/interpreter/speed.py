@@ -176,7 +176,10 @@ def remembered_members(patch: Callable) -> Callable:
 
     @functools.wraps(patch)
     def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
-        for name, new_member in _members(package):
+        members = _members(package)
+        if members and getattr(package, members[0][0]) is members[0][1]:  # for another part of the language of the same launch
+            return
+        for name, new_member in members:
             scope._changes.append((package, name, getattr(package, name)))
             setattr(package, name, new_member)
 
@@ -219,16 +222,19 @@ def remembered_elements(with_element_ty: Callable) -> Callable:
     return of_block
 
 
-def unless_small_enough(post_init: Callable) -> Callable:
+def without_a_check(init: Callable) -> Callable:
     """Values that take no more bytes than a number of their type need not be checked for it."""
     sizes = {"int1": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
-    @functools.wraps(post_init)
-    def __post_init__(self: upstream.TensorHandle) -> None:
-        if self.data.itemsize > sizes.get(self.dtype.name, 0):
-            post_init(self)
+    @functools.wraps(init)
+    def __init__(self: upstream.TensorHandle, data: np.ndarray, dtype: tl.dtype, attr: dict | None = None) -> None:
+        if attr is not None or data.itemsize > sizes.get(dtype.name, 0):
+            init(self, data, dtype, {} if attr is None else attr)
+        else:
+            self.data, self.dtype, self.attr = data, dtype, {}
 
-    return __post_init__
+    known = [*inspect.signature(init).parameters] == ["self", "data", "dtype", "attr"]
+    return __init__ if known else init
 
 
 def remembered_shapes(init: Callable) -> Callable:

@@ -48,6 +48,11 @@ def lane_axes(addresses: np.ndarray, itemsize: int) -> tuple[int, ...] | None:
     return None
 
 
+#: Counts of accesses that came before: programs load the same tiles again and again. As many as fit 32 MB.
+_KNOWN: dict[tuple, Requests] = {}
+_MOST_KNOWN, _LARGEST_KNOWN = 2**11, 2**10
+
+
 def requests(addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> Requests:
     """Count the sectors of one load or store.
 
@@ -56,6 +61,18 @@ def requests(addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> R
         mask: bool, same shape, or None when every lane takes part.
         itemsize: Bytes per element.
     """
+    if addresses.size > _LARGEST_KNOWN:
+        return _counted(addresses, mask, itemsize)
+    key = addresses.tobytes(), addresses.shape, None if mask is None else mask.tobytes(), itemsize
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) == _MOST_KNOWN:
+            _KNOWN.clear()
+        found = _KNOWN[key] = _counted(addresses, mask, itemsize)
+    return found
+
+
+def _counted(addresses: np.ndarray, mask: np.ndarray | None, itemsize: int) -> Requests:
     axes = lane_axes(addresses, itemsize)
     if axes is not None:
         addresses = addresses.transpose(axes)

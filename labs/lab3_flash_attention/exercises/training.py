@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,29 @@ def reference(
     return o.detach(), torch.where(some, lse, -torch.inf).detach(), *found
 
 
+class _Arrives(torch.autograd.Function):
+    """A number that passes given gradients on to the tensors that it is made of, as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return torch.zeros((), device=outputs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.gradients
+
+
+def _gradients(outputs: Sequence[Any], inputs: Sequence[Tensor], arriving: Sequence[Tensor]) -> tuple:
+    """What ``torch.autograd.grad`` gives for them, which imports SymPy where it is given gradients."""
+    expected = all(
+        type(x) is Tensor and x.requires_grad and x.shape == gradient.shape for x, gradient in zip(outputs, arriving)
+    )
+    if expected:
+        return torch.autograd.grad(_Arrives.apply(arriving, *outputs), inputs, allow_unused=True)
+    return torch.autograd.grad(outputs, inputs, arriving, allow_unused=True)  # says what is wrong with the outputs
+
+
 def stepping(attention: Attention, flash_attention: Attention, kept: dict[int, Kept]) -> Attention:
     """One step of training through an operator: output, logsumexp and the three gradients.
 
@@ -92,7 +115,7 @@ def stepping(attention: Attention, flash_attention: Attention, kept: dict[int, K
         arriving = [x for x, name in ((do, "o"), (dlse, "lse")) if upstream in ("both", name)]
         asking = [x for x in (q, k, v) if x.requires_grad]
         with torch.autograd.set_multithreading_enabled(False):  # on this thread, where a check compiles ahead
-            given = iter(torch.autograd.grad(outputs, asking, arriving, allow_unused=True))
+            given = iter(_gradients(outputs, asking, arriving))
         found = (next(given) if x.requires_grad else None for x in (q, k, v))
         dq, dk, dv = (torch.zeros_like(x) if g is None else g for x, g in zip((q, k, v), found))
         if lse is None:
@@ -161,7 +184,7 @@ def notices_changes(attention: Attention, kept: dict[int, Kept]) -> Callable[[Ca
         with torch.no_grad():
             inputs[place].add_(1)
         try:
-            torch.autograd.grad(o, inputs, trial.args[3])
+            _gradients([o], inputs, [trial.args[3]])
         except RuntimeError as error:
             return "inplace" not in str(error)
         return True
