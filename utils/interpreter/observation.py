@@ -192,9 +192,9 @@ def observed_arguments(to_host: Callable) -> Callable:
         if state.observer is not None:
             try:
                 host = inspect.getcallargs(self.fn, *args, **options)
-                given = inspect.getcallargs(self.fn, *args_dev, **kwargs)
             except TypeError:  # a missing or surplus argument: the launch itself says which
                 return args, options
+            given = {**host, **dict(zip(self.arg_names, args_dev)), **kwargs}
             shared = self._sparse is None  # what is on the host are then views, of which no student has a hold
             tensors = tuple(a for name in host for a in _tensors(name, host[name], (host if shared else given)[name]))
             scalars = {name: v for name, v in host.items() if isinstance(v, (int, float, bool, str, torch.dtype))}

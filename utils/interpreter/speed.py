@@ -177,7 +177,7 @@ def remembered_members(patch: Callable) -> Callable:
     @functools.wraps(patch)
     def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
         members = _members(package)
-        if members and getattr(package, members[0][0]) is members[0][1]:  # for another part of the language of the same launch
+        if members and getattr(package, members[0][0]) is members[0][1]:  # it is a part of two modules
             return
         for name, new_member in members:
             scope._changes.append((package, name, getattr(package, name)))
