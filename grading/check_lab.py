@@ -13,6 +13,7 @@ that was asked for passed, else 1; a voluntary exercise that is not attempted co
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import shutil
@@ -136,7 +137,6 @@ def check(
     *,
     timeout: float = TIMEOUT,
     note: Callable[[str], object] = print,
-    imports: str | None = None,
 ) -> Iterator[Checked]:
     """Check the ``wanted`` exercises on the files in ``folder``, one after another; yields each as it ends.
 
@@ -146,16 +146,16 @@ def check(
         wanted: exercises of the lab, in the order in which they are to be checked.
         timeout: seconds for one exercise.
         note: is told what a student should know about the files as a whole.
-        imports: what is run before the checks; by default :func:`imports_of` the lab.
 
     Raises:
         ValueError: ``folder`` holds no file of the lab.
     """
+    wanted = list(wanted)
     with tempfile.TemporaryDirectory(prefix="check-lab-") as scratch:
         copy = Path(scratch) / lab.name
         lab, files = _handed_in(lab, folder, copy, Path(scratch) / "released", note)
-        work = Work(lab, copy, files, imports_of(lab) if imports is None else imports)
-        yield from _run(work, list(wanted), timeout, note)
+        work = Work(lab, copy, files, needed(imports_of(lab), wanted))
+        yield from _run(work, wanted, timeout, note)
 
 
 def _handed_in(
@@ -244,6 +244,16 @@ def imports_of(lab: Lab) -> str:
     if cell is None:
         raise ValueError(f"{lab.name}: the notebook has no cell with the id 'imports'")
     return "\n".join(text for text in "".join(cell["source"]).split("\n") if not text.startswith("%"))
+
+
+def needed(imports: str, wanted: Iterable[Exercise]) -> str:
+    """Of a notebook's imports, the statements that give its checks their names: no plots, no servers."""
+    statements = ast.parse(imports).body
+    others = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+    used = [node for tree in (*others, *(ast.parse(e.source) for e in wanted)) for node in ast.walk(tree)]
+    names = {node.id for node in used if isinstance(node, ast.Name)}
+    kept = [each for each in statements if each in others or names & {a.asname or a.name for a in each.names}]
+    return "\n".join(map(ast.unparse, kept))
 
 
 if __name__ == "__main__":

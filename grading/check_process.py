@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -106,6 +107,7 @@ def _work(reports: Connection, work: Work, checks: Sequence[str]) -> None:
     except BaseException as error:
         reports.send_bytes(json.dumps(told | {"error": _told(error, folder)}).encode())
         return
+    gc.freeze()  # what is imported stays: the checks need not look through it for garbage
     reports.send_bytes(json.dumps(told | {"ready": "yes"}).encode())
     for source in checks:
         reports.send_bytes(json.dumps(_outcome(source, space, folder)).encode())

@@ -19,7 +19,6 @@ the lab's notebook imports for plots and servers. The exit status is 0 if every 
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import re
 import statistics
@@ -37,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from lab_places import write_lab  # noqa: E402
 
-from grading.check_lab import TIMEOUT, Checked, check, imports_of  # noqa: E402
+from grading.check_lab import TIMEOUT, Checked, check  # noqa: E402
 from grading.feedback import plain, points  # noqa: E402
 from grading.lab import Exercise, Lab, find_lab  # noqa: E402
 from utils.checks.answers import Answers, EditedAnswer, answers_of  # noqa: E402
@@ -147,7 +146,6 @@ def play(
     No round begins that may not be over at ``end``, in seconds of the monotonic clock. Each is taken to need what the
     one before it did; the first one takes longest.
     """
-    imports = needed(imports_of(lab), wanted)
     with tempfile.TemporaryDirectory(prefix="gpu-rounds-") as scratch, _compiler_cache(Path(scratch, "triton")):
         folder = hand_in.files(lab, right, Path(scratch, lab.name))
         note = print if hand_in.unusual else _ignored
@@ -157,7 +155,7 @@ def play(
             if started + seconds > end:
                 return
             drawn = [seeded(exercise, seed) for exercise in wanted]
-            checked = list(check(lab, folder, drawn, timeout=timeout, note=note, imports=imports))
+            checked = list(check(lab, folder, drawn, timeout=timeout, note=note))
             seconds = time.monotonic() - started
             failed = [found for found in checked if found.outcome != "passed"]
             yield Round(seed, failed, sum(found.score for found in checked), seconds)
@@ -173,16 +171,6 @@ def seeded(exercise: Exercise, seed: int) -> Exercise:
     if count != 1:
         raise ValueError(f"the check cell of {exercise.number} must name one seed, it names {count}")
     return replace(exercise, source=source)
-
-
-def needed(imports: str, wanted: Iterable[Exercise]) -> str:
-    """Of a notebook's imports, the statements that give its checks their names."""
-    statements = ast.parse(imports).body
-    others = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
-    used = [node for tree in (*others, *(ast.parse(e.source) for e in wanted)) for node in ast.walk(tree)]
-    names = {node.id for node in used if isinstance(node, ast.Name)}
-    kept = [each for each in statements if each in others or names & {a.asname or a.name for a in each.names}]
-    return "\n".join(map(ast.unparse, kept))
 
 
 def _ignored(note: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from lab_answers import LABS, answers, exercises
 
-from grading.check_lab import Checked, imports_of
+from grading.check_lab import Checked, imports_of, needed
 from grading.lab import Exercise, find_lab
-from tests.gpu_rounds import HandIn, Round, needed, seeded, table, told, unusual
+from tests.gpu_rounds import HandIn, Round, seeded, table, told, unusual
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What a machine with a GPU need not have.
