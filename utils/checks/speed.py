@@ -139,8 +139,8 @@ def run_speed(speed: Speed, student: Callable[..., Any]) -> tuple[str, Problem |
         return f"speed is not judged, {doubt}: {_listed(slow)} times the speed of {speed.peer_name}", None
     line = slow[-1].line
     cause = (
-        "the traffic is within budget, so look at how memory is accessed: tile sizes, num_warps, "
-        "and coalescing (neighbouring lanes on neighbouring addresses)"
+        "the traffic is within budget, so look at how memory is accessed (tile sizes, num_warps, coalescing: "
+        "neighbouring lanes on neighbouring addresses) and at what moves on the chip (a transposed result of tl.dot)"
     )
     details = (f"timed {READINGS} times: {_listed(slow)}",)
     headline = f"expected at least {speed.at_least:g} times the speed of {speed.peer_name}, got {line}"

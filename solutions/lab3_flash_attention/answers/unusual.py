@@ -113,9 +113,9 @@ also_right("scores shifted first", {
            "l_i = l_i * alpha + tl.sum(p, 1)": "l_i *= alpha\n        l_i += tl.sum(p, 1)",
            "acc = acc * alpha[:, None]": "acc *= alpha[:, None]"},
 })  # fmt: skip
-also_right("transposed scores", {
+also_right("permuted keys", {
     LOOP: {'s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2':
-           's = scale_log2 * tl.trans(tl.dot(k, tl.trans(q), input_precision="ieee"))',
+           's = scale_log2 * tl.dot(q, tl.permute(k, (1, 0)), input_precision="ieee")',
            "p = tl.exp2(s - m_ij[:, None])": "p = tl.exp2(s - tl.expand_dims(m_ij, 1))"},
     ROW_END: {"seen = l_i > 0": "seen = l_i != 0.0"},
 })  # fmt: skip

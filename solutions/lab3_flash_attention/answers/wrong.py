@@ -799,7 +799,7 @@ wrong(
     ANCHOR,
     "scores of the tile before",
     "only rows of more than one tile go wrong",
-    "which scores come next",
+    "at each line of the loop and its range",
     edits={SCORES.format(start_n="start_n + BLOCK_N"): SCORES.format(start_n="start_n")},
 )
 wrong(
@@ -813,7 +813,7 @@ wrong(
     ANCHOR,
     "sizes exchanged in the first tile",
     "no case of one tile or of whole tiles fails without a causal mask",
-    "with which sizes",
+    "look at whatever depends on key_end or on Nk",
     edits={FIRST_SCORES: FIRST_SCORES.replace("Nq, Nk", "Nk, Nq")},
 )
 wrong(
