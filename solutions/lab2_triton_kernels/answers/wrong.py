@@ -134,7 +134,7 @@ wrong(
     GELU_LAUNCH,
     "finished by PyTorch",
     "PyTorch computes part of the result",
-    "do this inside the kernel",
+    "do this inside yours",
     edits={"return out": "return out * 0.5"},
     also={GELU: {"y = x /": "y = 2 * x /"}},
 )
