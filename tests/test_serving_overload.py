@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 SECONDS, WARM_UP, MEASURED = float(os.environ.get("MLF_OVERLOAD_SECONDS", "30")), 5.0, 15.0
 TIMES, SEED = 10, 20
 #: Bytes by which the server's memory may grow after the first tenth of the overload.
-GROWTH = 8 * 2**20
+GROWTH = 4 * 2**20
 #: Requests in the batch and in the queue, and KV blocks: so few that some requests lose theirs and are computed again.
 BATCH, WAITING, BLOCKS = 32, 64, 240
 SERVERS = {
