@@ -593,3 +593,10 @@ def test_operands_agree_on_the_types_that_upstream_finds(dtype):
                     assert str(agreed(mine, *pair, options)) == str(expected)
                     same += isinstance(expected, list)
     assert same > 300
+
+
+@pytest.mark.compat
+def test_an_operator_of_pytorchs_takes_an_interpreted_kernel():
+    assert torch.library.wrap_triton(binary_kernel) is binary_kernel
+    with pytest.raises(RuntimeError, match="wrap_triton only works on"):
+        torch.library.wrap_triton(len)

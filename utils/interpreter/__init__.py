@@ -19,6 +19,8 @@ from utils.interpreter.interpreted_kernel import Tuning, configuration, interpre
 from utils.interpreter.launching import last_programs
 from utils.interpreter.observation import Access, Argument, Launch, Observer, TimeIsUp, in_launch, observe
 from utils.interpreter.patches import apply_patches, patches
+from utils.interpreter.wrapped import accept_interpreted_kernels
 
 if device.INTERPRET:
     apply_patches()
+    accept_interpreted_kernels()
