@@ -35,7 +35,7 @@ def fp8_decode_kernel(
     """
     key_head, key_heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     row = tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_D)
+    column = tl.arange(0, BLOCK_D).to(tl.int64)  # a stride may be large
     mine = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
     head = sequence * key_heads * GROUP + key_head * GROUP + row
     q = tl.load(q_ptr + head[:, None] * HEAD_DIM + column[None, :], mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)

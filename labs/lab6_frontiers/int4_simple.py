@@ -45,7 +45,7 @@ def int4_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> t
         x: (M, K) float16 or bfloat16, any strides, M from 1 to 64, K a multiple of 128.
         codes: (N, K / 2) uint8, contiguous. A byte holds two codes in two's complement, that of an even k in its low
             half, as :func:`utils.formats.quantize` gives them for ``"int4"``.
-        scales: (N, K / 128) float32, contiguous.
+        scales: (N, K / 128) float32, contiguous, fewer than 2^31 (so many go with 128 GiB of codes).
 
     Returns:
         (M, N) of x's dtype, contiguous.

@@ -81,6 +81,7 @@ def _cases(seed: int) -> list[Case]:
         case("ragged", odd["M"], odd["N"], 2),
         case("ragged", odd["N"], odd["M"], 3),
         case("one row", 1, draw.randint(33, 64), 2),
+        case("one more than whole tiles", 129, 129, 1),
         case("one element", 1, 1, 1),
         case("ragged", draw.randint(3, 30), draw.randint(3, 30), 2, "padded"),
         case("a block of zeros", 20, 40, 3),

@@ -12,7 +12,7 @@ from utils.checks.core import generator
 
 Tensor = torch.Tensor
 FP16, BF16 = torch.float16, torch.bfloat16
-LONG, MANY = "long sum", "many experts"
+LONG, MANY, FEW_ROWS, MANY_ROWS = "long sum", "many experts", "more experts than rows", "many rows"
 
 
 def experts_of(counts: Tensor) -> Tensor:
@@ -44,6 +44,8 @@ def counts_of(case: Case) -> list[int]:
         return [T if expert == E // 2 else 0 for expert in range(E)]
     if case.kind == "large, then small":
         return [T - 3, 2, 1]
+    if case.kind == MANY_ROWS:
+        return [T - 1, 1]
     busy = list(range(E))
     if case.kind == "an expert without rows":
         busy.remove(E // 2)
@@ -51,6 +53,8 @@ def counts_of(case: Case) -> list[int]:
         busy = busy[1:-1]
     elif case.kind == MANY:
         busy = sorted(draw.sample(busy, E // 2))
+    elif case.kind == FEW_ROWS:  # one for each expert that has any, the last among them
+        busy = [*sorted(draw.sample(busy[:-1], T - 1)), E - 1]
     cuts = [0, *sorted(draw.sample(range(1, T), len(busy) - 1)), T]
     found = [0] * E
     for expert, begin, end in zip(busy, cuts, cuts[1:], strict=False):
@@ -92,6 +96,8 @@ def cases(seed: int, m: int = 32) -> list[Case]:
         case("one element", 1, 1, 1, 1),
         case("ragged K and N", m + few, 3, odd, odd + draw.choice((8, 27))),
         case(MANY, 2 * m + few, 40),
+        case(FEW_ROWS, 5, 12),
+        case(MANY_ROWS, m * (m + 2) - 1, 2, 16, 16),  # more tiles than a tile has rows, and one more in the last group
         case("ragged", m + few, 3, 48, odd, layout="padded"),
         case("ragged", 2 * m + few, 4, odd, 48, BF16),
         case(LONG, 8, 2, 4096, 16, BF16),

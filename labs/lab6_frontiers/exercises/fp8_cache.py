@@ -18,6 +18,7 @@ FREE = 240.0
 #: Scales of blocks that nobody owns.
 FREE_SCALE = 3.0
 HEADS_FIRST = "heads first"
+LOW = "scores far below zero"
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,20 @@ def inputs(case: Case) -> tuple[Tensor, ...]:
     for name in ("k", "v"):
         codes = (60 * torch.randn(len(owned), size, G, case.sizes["D"], generator=source)).clamp(-448, 448)
         codes = torch.where(owned[:, :, None, None], codes, FREE).to(FP8)
+        if case.kind == LOW and name == "k":
+            codes[..., 0] = 240
         if case.layout == HEADS_FIRST:
             codes = codes.transpose(1, 2).contiguous().transpose(1, 2)
         spread = torch.rand(len(owned), G, generator=source) * 3 - 5
         if name == "v" and case.dtype == torch.bfloat16:
             spread *= 5
+        if case.kind == LOW and name == "k":
+            spread *= 0
         caches.append(codes.to(runtime.DEVICE))
         scale = torch.where(owned.any(1)[:, None], torch.exp(spread), FREE_SCALE)
         scales.append(scale.to(runtime.DEVICE))
     q = case.tensor("q", "S", "H", "D", layout="contiguous")
+    if case.kind == LOW:  # -12,000 each for D = 16, which float16 holds
+        q = torch.cat((torch.full_like(q[..., :1], -200), torch.zeros_like(q[..., 1:])), -1)
     lens = torch.tensor(found, dtype=torch.int32)
     return q, *caches, *scales, tables.to(runtime.DEVICE), lens.to(runtime.DEVICE)

@@ -212,6 +212,9 @@ wrong("not rescaled", "sum and output are not rescaled", C + "7", edits={
 })  # fmt: skip
 wrong("the output not rescaled", "the output is not rescaled", C + "7", edits={"acc * alpha[:, None]": "acc"})
 wrong("hidden by a zero", "hidden keys count with a score of 0", C + "7", edits={MASK: "x = tl.where(seen, x, 0.0)"})
+wrong("hidden by -1e4", "only scores far below zero go wrong", C + "7", edits={
+    MASK: "x = tl.where(seen, x, -1e4)",
+})  # fmt: skip
 wrong("no scale", "the scores are not multiplied by 1 / sqrt(D)", C + "7", edits={"x = x * scale": "x = x * 1.0"})
 wrong("powers of two", "exp2 of scores without the factor log2(e)", C + "7", edits={"tl.exp(": "tl.exp2("})
 wrong("sixteen documents", "only rows of more than 16 documents go wrong", C + "8", edits={
@@ -238,6 +241,9 @@ wrong("no mask on the keys", "out-of-bounds", edits={"there = (j < T)[:, None] &
 wrong(
     "offsets of 32 bits", "beyond 2^31", edits={"row = i.to(tl.int64)": "row = i", ".to(tl.int64)\n    i0": "\n    i0"}
 )
+wrong("heads of 32 bits", "overflows", edits={
+    "h = (tl.program_id(0) % H).to(tl.int64)": "h = tl.program_id(0) % H",
+})  # fmt: skip
 wrong("keys of 32 bits", "only offsets beyond 2^31", C + "9", edits={"key = j.to(tl.int64)": "key = j"})
 wrong = functools.partial(ANSWERS.wrong, LAUNCH)
 wrong("searched from the left", "token 0 of none", "right=True", C + "2", edits={

@@ -102,6 +102,9 @@ wrong(
     C + "5",
     edits={'scores = tl.where(inside[None, :], scores, float("-inf"))': "pass"},
 )
+wrong("hidden by -1e4", "only scores far below zero go wrong", C + "5", edits={
+    'scores = tl.where(inside[None, :], scores, float("-inf"))': "scores = tl.where(inside[None, :], scores, -1e4)",
+})  # fmt: skip
 wrong("no strides", "other strides", C + "5", edits={
     "block * stride_k[0] + offset * stride_k[1]": "(block * BLOCK_SIZE + offset) * key_heads * HEAD_DIM",
 })  # fmt: skip
@@ -117,3 +120,6 @@ wrong("products of float32", "got a product of float32", C + "8", edits={
     "tl.dot(q, tl.trans(keys))": 'tl.dot(q.to(tl.float32), tl.trans(keys).to(tl.float32), input_precision="ieee")',
 })  # fmt: skip
 wrong("offsets of 32 bits", "overflows", edits={"other=0).to(tl.int64)": "other=0)"})
+wrong(
+    "slots of 32 bits", "overflows", edits={"offset = (token % BLOCK_SIZE).to(tl.int64)": "offset = token % BLOCK_SIZE"}
+)

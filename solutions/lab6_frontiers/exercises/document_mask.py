@@ -17,6 +17,7 @@ Tensor = torch.Tensor
 FP16, BF16 = torch.float16, torch.bfloat16
 HEADS_FIRST, MIXED = "heads first", "mixed"
 EMPTY, MANY, GROWING = "empty documents", "many documents", "scores that grow"
+LOW = "scores far below zero"
 
 
 # ---- the right result, and wrong ones
@@ -115,6 +116,9 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if case.kind == GROWING:  # along the row, so that the maximum rises with every tile
         slope = torch.linspace(0.1, 6, len(k), device=k.device, dtype=k.dtype)[:, None, None]
         q, k = q.abs(), k.abs() * slope
+    if case.kind == LOW:  # -12,000 each for D = 16, which float16 holds
+        q = torch.cat((torch.full_like(q[..., :1], -200), torch.zeros_like(q[..., 1:])), -1)
+        k[..., 0] = 240
     starts = torch.tensor([0, *lengths(case)]).cumsum(0, dtype=torch.int32)
     return q, k, v, starts.to(runtime.DEVICE)
 
@@ -153,15 +157,19 @@ def cases(seed: int, m: int = 32, n: int = 32) -> list[Case]:
         case("ragged", ragged, 4, H=2, layout=HEADS_FIRST),
         case("ragged", ragged, 4, BF16, H=2, layout=MIXED),
         case(GROWING, 3 * large + odd, 2),
+        case(LOW, ragged, 3),
         case("ragged", ragged, 5, BF16, D=32),
     ]
 
 
-def huge() -> tuple[Tensor, ...]:
+def huge(heads_first: bool = False) -> tuple[Tensor, ...]:
     """q, k and v of more than 2^31 numbers each, whose memory nothing fills; the last tokens have few keys to see.
 
     Each document has a token more than whole tiles: as many tiles as there may be, so that the last program has one.
+    With ``heads_first`` it is the last head that lies so far from the first, not the last token.
     """
     lengths, device = (2**20 + 1, 257), runtime.DEVICE
     q, k, v = (torch.empty((sum(lengths), 17, 128), dtype=FP16, device=device) for _ in range(3))
+    if heads_first:
+        q, k, v = (x.view(17, -1, 128).transpose(0, 1) for x in (q, k, v))
     return q, k, v, torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)

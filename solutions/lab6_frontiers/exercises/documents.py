@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .document_mask import (
     EMPTY,
     FP16,
     GROWING,
+    LOW,
     Walk,
     attention,
     begins,
@@ -231,6 +233,10 @@ _MISTAKES = (
         lambda case: case.layout != "contiguous",
         "only tensors of other strides go wrong: q, k and v have each their own, for tokens and for heads", 9,
     ),
+    _only(
+        lambda case: case.kind == LOW,
+        "only scores far below zero go wrong: that of a hidden key is -inf, below any that a query sees", 7,
+    ),
     Diagnosis(_fitting, _fitting),
     _only(
         lambda case: case.kind == EMPTY,
@@ -285,7 +291,7 @@ def check_documents(
         forbidden=RULES,
         diagnose=_MISTAKES,
         compiled=Compiled(wide=10),
-        huge=huge,
+        huge=(huge, functools.partial(huge, heads_first=True)),
         seed=seed,
         notice="what a token costs depends on its place in its document, and on no other document of the row",
     )

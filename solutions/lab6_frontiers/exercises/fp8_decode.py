@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from utils.checks.launches import launched, within
 from utils.checks.problem import Problem
 from utils.checks.traffic import Budget, Passes
 
-from .fp8_cache import FP8, HEADS_FIRST, Reading, attention, inputs, lengths
+from .fp8_cache import FP8, HEADS_FIRST, LOW, Reading, attention, inputs, lengths
 
 Tensor = torch.Tensor
 KERNEL = "fp8_decode_kernel"
@@ -45,17 +46,26 @@ def _cases(seed: int) -> list[Case]:
         case("odd head dimension", (1, 2, 1, odd, 16)),
         case("ragged", (2, 2, 2, 16, 16), layout=HEADS_FIRST),
         case("ragged", (2, group, 1, 32, 16), BF16),
+        case(LOW, (1, 1, 1, 16, 16)),
     ]
 
 
-def _huge() -> tuple[Tensor, ...]:
-    """Caches of more than 2^31 bytes, whose memory nothing fills, and a context in their last block."""
-    blocks, device = 2**20 + 3, runtime.DEVICE
-    caches = (torch.empty((blocks, 16, 1, 128), dtype=torch.uint8, device=device).view(FP8) for _ in range(2))
-    scales = (torch.empty((blocks, 1), device=device) for _ in range(2))
-    table = torch.full((1, 1), blocks - 1, dtype=torch.int32, device=device)
+def _huge(axes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Caches of more than 2^31 bytes, whose memory nothing fills, and a context in their last block.
+
+    ``axes``: those of a cache in the order in which they lie in memory, the outermost first.
+    """
+    shape, device = (2**20 + 2**17, 16, 1, 128), runtime.DEVICE
+    home, back = [shape[axis] for axis in axes], [axes.index(axis) for axis in range(4)]
+    caches = (torch.empty(home, dtype=torch.uint8, device=device).view(FP8).permute(back) for _ in range(2))
+    scales = (torch.empty((shape[0], 1), device=device) for _ in range(2))
+    table = torch.full((1, 1), shape[0] - 1, dtype=torch.int32, device=device)
     q = torch.ones((1, 1, 128), dtype=FP16, device=device)
     return q, *caches, *scales, table, torch.full((1,), 16, dtype=torch.int32, device=device)
+
+
+#: The last block lies more than 2^31 elements from the first, then the last slot, then the last column.
+_HUGE = [functools.partial(_huge, axes) for axes in ((0, 1, 2, 3), (1, 0, 2, 3), (3, 0, 1, 2))]
 
 
 # ---- what may be read
@@ -129,6 +139,10 @@ _READINGS = {
     Reading(rescaled=False): ("neither the sum nor the output is rescaled after the maximum has changed", 6),
 }  # fmt: skip
 _MISTAKES = (
+    Diagnosis(
+        lambda e: e.only(lambda case: case.kind == LOW),
+        classic("only scores far below zero go wrong: of a slot that is not inside it is -inf, below any of them", 5),
+    ),
     Diagnosis(lambda e: bool(_cause(e)), _cause),
     Diagnosis(
         lambda e: e.only(lambda case: case.kind == "small blocks" or case.sizes["block"] < 16),
@@ -171,7 +185,7 @@ def check_fp8_decode(fp8_decode: Callable[..., Tensor], seed: int | None = None)
         inspections=[_codes_once, within(KERNEL, _exact), within(KERNEL, _small)],
         diagnose=_MISTAKES,
         compiled=Compiled(wide=8),
-        huge=_huge,
+        huge=_HUGE,
         seed=seed,
         notice="a key or value costs half the bytes, and two multiplications of its token",
     )
