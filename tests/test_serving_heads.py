@@ -170,6 +170,7 @@ def test_the_command_trains_and_writes_what_is_loaded(tmp_path, monkeypatch, cap
 # ---- the one that comes with the course ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_head_that_comes_with_the_course_is_small_and_drafts_as_its_record_says():
     folder, model = MODELS / "heads", load_model(MODELS / "target", dtype="float32")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 3e6
