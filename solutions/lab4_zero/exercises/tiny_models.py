@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,7 +230,6 @@ class Memory:
 
     def grown(self) -> int:
         """Bytes more than at the start."""
-        gc.collect()
         return self._bytes() - self._before
 
     def close(self) -> None:
@@ -238,6 +238,8 @@ class Memory:
             gc.unfreeze()
 
     def _bytes(self) -> int:
+        time.sleep(0.03)  # a thread of Gloo lets go of a collective's tensors a moment after the collective has ended
+        gc.collect()
         things = [tensor for known in self._known if (tensor := known()) is not None]
         things += [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
         sizes = {}
