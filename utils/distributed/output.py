@@ -16,6 +16,9 @@ _CRASH = re.compile(
     re.MULTILINE,
 )
 
+#: What it writes on Python 3.14 beside that: the functions of compiled code
+_C_STACK = re.compile(r"\n?^Current thread's C stack trace.*\n(?:  .*\n)*", re.MULTILINE)
+
 
 class Output:
     """The files that take the ranks' standard output and errors."""
@@ -60,7 +63,7 @@ class Output:
                     continue
                 text = self._bytes(rank, stream).decode(errors="replace")
                 if stream == "stderr":
-                    text = _NOISE.sub("", text)
+                    text = _C_STACK.sub("", _NOISE.sub("", text))
                 if text.strip():
                     if self._mid_line and target is sys.stdout:
                         target.write("\n")
@@ -69,5 +72,5 @@ class Output:
 
     def errors(self, rank: int, lines: int = 30) -> str:
         """The last lines that a rank wrote to its standard error; of a crash only the stack of the thread at fault."""
-        text = _CRASH.sub(r"\1", self._bytes(rank, "stderr").decode(errors="replace"))
+        text = _CRASH.sub(r"\1", _C_STACK.sub("", self._bytes(rank, "stderr").decode(errors="replace")))
         return "\n".join(text.strip().splitlines()[-lines:])

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from multiprocessing import resource_tracker, util
 from unittest import mock
 
+_START = util.spawnv_passfds
+
 
 def fork_server() -> None:
     """Start the server of ``multiprocessing``'s start method "forkserver" as a fork of this process.
@@ -28,11 +30,15 @@ def fork_server() -> None:
 
 def _fork(path: bytes, arguments: Sequence[str], passfds: Sequence[int]) -> int:
     """Do in a fork what ``python -c PROGRAM`` would do, where PROGRAM is the last of the ``arguments``."""
+    tracker = os.dup(resource_tracker.getfd())
     pid = os.fork()
     if pid:
+        os.close(tracker)
         return pid
     try:
-        _close_all_but({0, 1, 2, resource_tracker.getfd(), *passfds})
+        util.spawnv_passfds = _START  # what this process starts is a program of its own again
+        resource_tracker._resource_tracker._fd = tracker  # Python 3.14 has closed the old one, and would start another
+        _close_all_but({0, 1, 2, tracker, *passfds})
         multiprocessing.forkserver._forkserver._lock = threading.RLock()  # the old one is held, and stays so in a fork
         exec(arguments[-1], {})
     except SystemExit:
