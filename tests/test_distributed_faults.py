@@ -148,21 +148,16 @@ def test_a_rank_that_crashes_leaves_its_stack() -> None:
 def test_of_a_crash_the_python_lines_are_kept_and_the_functions_of_compiled_code_are_not(tmp_path, capsys) -> None:
     where = tmp_path / "logs" / "run" / "attempt_0" / "1"
     where.mkdir(parents=True)
-    python = 'Fatal Python error: Aborted\n\nThread 0x01 [python] (most recent call first):\n  File "mine.py", line 7 in send\n'
+    python = 'Fatal Python error: Aborted\n\nThread 0x01 [python] (most recent call first):\n  File "mine.py", line 7\n'
     compiled = (
-        "\nCurrent thread's C stack trace (most recent call first):\n"
-        + 40 * '  Binary file "libtorch.so", at +0x2 [0x3]\n'
+        "\nCurrent thread's C stack trace (most recent call first):\n" + 40 * '  Binary file "c.so", at +0x2 [0x3]\n'
     )
     (where / "stderr.log").write_text(python + compiled + "\nExtension modules: numpy (total: 1)\n")
     output = Output(tmp_path, 2)
     output.show_rest()
     for text in (output.errors(1), capsys.readouterr().err):
-        assert (
-            'File "mine.py", line 7 in send' in text
-            and "numpy" in text
-            and "Binary" not in text
-            and "C stack" not in text
-        )
+        assert 'File "mine.py", line 7' in text and "numpy" in text
+        assert "Binary" not in text and "C stack" not in text
 
 
 @pytest.mark.parametrize("code", [0, 3])
