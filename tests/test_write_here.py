@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_lectures_03_04_06_09_15_to_19_and_the_prerequisites_have_cells_to_write
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id_", CELLS)
-def test_an_unwritten_cell_says_so_its_answer_passes_and_a_wrong_one_is_told(id_, tmp_path, capsys):
+def test_an_unwritten_cell_says_so_its_givenpasses_and_a_wrong_one_is_told(id_, tmp_path, capsys):
     name = re.findall(r"def (\w+)", CELLS[id_][1].source)[-1]
     assert said(id_, CELLS[id_][1].source, tmp_path, capsys) == f"{name}: not written yet"
     assert re.fullmatch(rf"✓ {name}: all \d+ cases agree", said(id_, answer(id_), tmp_path, capsys))
@@ -170,7 +171,7 @@ def test_each_mistake_that_a_question_knows_is_found_and_named(id_, tmp_path, ca
 
 
 def test_a_right_result_has_no_cause_and_a_wrong_one_of_no_known_mistake_has_what_to_read_alone(capsys):
-    quiz = Diagnostic({"sums": "a text"})
+    quiz = Diagnostic({"sums": "a text"}, questions=1)
     for function in (abs, lambda x: x + 1):
         quiz.compare("sums", function, abs, [(-1,), (2,)], mistakes={"the sign.": lambda x: x}, read="a page")
     right, wrong, read = capsys.readouterr().out.splitlines()
@@ -180,7 +181,7 @@ def test_a_right_result_has_no_cause_and_a_wrong_one_of_no_known_mistake_has_wha
 
 def test_a_function_that_changes_its_arguments_is_compared_on_copies(capsys):
     case = torch.ones(2)
-    quiz = Diagnostic({"sums": "a text"})
+    quiz = Diagnostic({"sums": "a text"}, questions=1)
     quiz.compare(
         "sums", torch.Tensor.zero_, torch.exp, [(case,)], mistakes={"zero.": torch.Tensor.zero_}, read="a page"
     )
@@ -191,11 +192,11 @@ def test_the_summary_names_the_areas_in_which_a_question_did_not_pass(capsys):
     def unwritten(x):
         raise NotImplementedError
 
-    quiz = Diagnostic({"signs": "a text, https://a.org", "sums": "another text"})
+    quiz = Diagnostic({"signs": "a text, https://a.org", "sums": "another text"}, questions=3)
     for area in ("signs", "sums"):
         quiz.compare(area, unwritten, abs, [(1,)], read="a page")
     quiz.summary()
-    assert "0 of 2 questions are answered" in capsys.readouterr().out
+    assert "0 of 3 questions are answered" in capsys.readouterr().out
     quiz.compare("sums", abs, abs, [(1,)], read="a page")
     quiz.compare("sums", unwritten, abs, [(1,)], read="a page")
     capsys.readouterr()
@@ -207,6 +208,18 @@ def test_the_summary_names_the_areas_in_which_a_question_did_not_pass(capsys):
         "  signs: a text, https://a.org",
         "  sums: another text",
     ]
+
+
+def test_who_has_checked_some_questions_alone_is_not_told_to_be_ready(capsys):
+    quiz = Diagnostic({"signs": "a text"}, questions=2)
+    for given, last in (
+        (abs, "Not checked yet: 1 of 2 questions."),
+        (math.fabs, "Nothing to brush up: you are ready."),
+    ):
+        quiz.compare("signs", given, abs, [(1,)], read="a page")
+        capsys.readouterr()
+        quiz.summary()
+        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
 
 
 def test_the_folded_answers_of_all_prerequisites_leave_nothing_to_brush_up(tmp_path, capsys):

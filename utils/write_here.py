@@ -62,10 +62,11 @@ class Diagnostic:
 
     Args:
         areas: Name of each area -> a text to read about it, with its address.
+        questions: How many there are in all; who has checked fewer is not told to be ready.
     """
 
-    def __init__(self, areas: Mapping[str, str]) -> None:
-        self._areas = dict(areas)
+    def __init__(self, areas: Mapping[str, str], questions: int) -> None:
+        self._areas, self._questions = dict(areas), questions
         self._passed: dict[str, dict[str, bool | None]] = {area: {} for area in areas}
 
     def compare(
@@ -105,15 +106,20 @@ class Diagnostic:
         """Print how many questions of each area passed, and what to read about each area in which one did not."""
         verdicts = [passed for found in self._passed.values() for passed in found.values()]
         if all(passed is None for passed in verdicts):
-            print(f"0 of {len(verdicts)} questions are answered: write, run the checks, then run this cell again.")
+            print(f"0 of {self._questions} questions are answered: write, run the checks, then run this cell again.")
             return
         width = max(map(len, self._areas))
         for area, found in self._passed.items():
             unwritten = sum(passed is None for passed in found.values())
             rest = f", {unwritten} not written" if unwritten else ""
             print(f"{area:{width}}  {sum(map(bool, found.values()))} of {len(found)} passed{rest}")
+        if left := self._questions - len(verdicts):
+            print(
+                f"Not checked yet: {left} of {self._questions} questions. Run their checks, then run this cell again."
+            )
         weak = [area for area, found in self._passed.items() if not all(found.values())]
-        print("Brush up:" if weak else "Nothing to brush up: you are ready. Begin with lecture 01.")
+        if weak or not left:
+            print("Brush up:" if weak else "Nothing to brush up: you are ready. Begin with lecture 01.")
         for area in weak:
             print(f"  {area}: {self._areas[area]}")
 
