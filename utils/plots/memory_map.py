@@ -169,7 +169,9 @@ def share_bars(
                 ink = "white" if kind == "used" else INK
                 ground = {"facecolor": face, "edgecolor": "none", "pad": 1.0}
                 text = f"{number(100 * part, 3)} %"
-                centred(ax, left + part / 2, y, text, color=ink, bbox=ground)
+                mark = min(max((published or {}).get(name, left), left), left + part)
+                start, end = max((left, mark), (mark, left + part), key=lambda piece: piece[1] - piece[0])
+                centred(ax, (start + end) / 2, y, text, color=ink, bbox=ground)
             left += part
         said.append(f"{name}: " + ", ".join(f"{NAMES[k]} {number(100 * parts[k], 3)} %" for k in NAMES))
         if published and name in published:
