@@ -1,9 +1,11 @@
 """Ring attention's forward pass over a sequence in zig-zag (exercise 6.6).
 
-Letters: R ranks; ``lengths[r]`` tokens on rank r; this rank has n tokens: q is (B, H, n, D), k and v are (B, G, n, D).
+Letters: R ranks, ``lengths[r]`` tokens on rank r, n on this one; B sequences, H query heads, G key heads, D head
+dimension: q is (B, H, n, D), k and v are (B, G, n, D).
 
-The sequence is cut into 2 R parts, the first of which have a token more where its length is no multiple. Rank r has
-part r, its *front*, and behind it part 2 R - 1 - r, its *back*. A front is as long as the back, or a token longer.
+The sequence is cut into 2 R chunks, the first of which have a token more where 2 R does not divide its length. The part
+of rank r is chunk r, its *front*, and behind it chunk 2 R - 1 - r, its *back*. A front is as long as the back, or a
+token longer.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ ALL = slice(None)
 
 def zigzag(x: Tensor, ranks: int) -> list[Tensor]:
     """The part of each rank, from the whole sequence (B, H, N, D); N is at least the number of ranks."""
-    parts = x.tensor_split(2 * ranks, 2)
-    return [torch.cat((parts[rank], parts[-1 - rank]), 2) for rank in range(ranks)]
+    chunks = x.tensor_split(2 * ranks, 2)
+    return [torch.cat((chunks[rank], chunks[-1 - rank]), 2) for rank in range(ranks)]
 
 
 def attention_part(q: Tensor, k: Tensor, v: Tensor, diagonal: bool = False) -> tuple[Tensor, Tensor]:
@@ -44,11 +46,11 @@ def attention_part(q: Tensor, k: Tensor, v: Tensor, diagonal: bool = False) -> t
 
 
 def merge_parts(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of two parts together, from that over each of them.
+    """Attention over two sets of keys together, from that over each of them.
 
     Args:
-        o, more: (..., D) float32, attention over the keys of either part.
-        lse, more_lse: (...) float32, the logsumexps of their scores; one of the two may be -inf: no key yet.
+        o, more: (..., D) float32, attention over the first set and over the second.
+        lse, more_lse: (...) float32, the logsumexps of their scores; one of the two may be -inf: no key.
 
     Returns:
         (..., D) and (...) float32.
