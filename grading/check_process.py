@@ -84,7 +84,7 @@ class CheckProcess:
         """Why a process that was to go on did not."""
         status = self._process.exitcode
         if status is None:
-            return "Python did not answer in time"
+            return "Python did not answer in time: if other programs keep this machine busy, try again"
         if status < 0:
             return f"it ended Python itself, by {signal.Signals(-status).name}"
         return f"it ended Python itself, with exit status {status}"

@@ -96,7 +96,7 @@ def test_an_n_by_n_intermediate_is_named_with_its_shape_and_line():
     problem = broken_rule(rules, seen, case=64 * 4)
     assert problem.headline == ("largest allocation: expected at most 1,024 elements, got 4,096 (64 x 64)")
     assert "attention_with_scores (test_checks_forbid.py, line" in problem.details[0]
-    assert "keep one tile of it on chip" in problem.cause
+    assert "keep one part of it, a tile, at a time" in problem.cause
 
 
 def test_a_view_of_an_input_is_no_allocation_and_a_hidden_one_is_measured_by_its_memory():

@@ -379,7 +379,7 @@ def broken_rule(rules: Rules, seen: RecordedCalls, case: Any = None, empty: bool
     if limit is not None and seen.largest is not None and seen.largest.elements > max(limit, 1):
         big = seen.largest
         shape = " x ".join(map(str, big.shape)) or "1"
-        cause = "a whole intermediate tensor is written to memory: keep one tile of it on chip at a time"
+        cause = "a whole intermediate tensor is written to memory: keep one part of it, a tile, at a time"
         return Problem(
             f"largest allocation: expected at most {int(limit):,} elements, got {big.elements:,} ({shape})",
             f'{cause}: see "classic wrong answers" {rules.place}' if rules.place else cause,

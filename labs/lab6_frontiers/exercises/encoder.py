@@ -66,7 +66,7 @@ def _special(what: str, format: str) -> Tensor:
         ZEROS: torch.tensor([0.0]),
         NOT_A_NUMBER: torch.tensor([1.0, math.nan, -1.0]),
     }[what]
-    return found if what == NOT_A_NUMBER else torch.cat([found, -found])  # the sign of a NaN is nobody's
+    return found if what == NOT_A_NUMBER else torch.cat([found, -found])  # a NaN has the sign of x, as any number
 
 
 def _inputs(case: Case) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ _MISTAKES = (
     _like(5, "negative numbers are in two's complement: a float has a sign bit and a magnitude", twos_complement=True),
     _like(5, "the sign stands in bit 7: a code of 4 bits has it in bit 3", sign_at=7),
     _in(6, _SATURATE, BEYOND),
-    _in(7, "NaN has a code of its own, with ones in all bits below the sign", NOT_A_NUMBER),
+    _in(7, "NaN has a code of its own: the sign of x, then ones in all other bits", NOT_A_NUMBER),
     _in(2, "zero is no power of two: frexp gives it the exponent 0, and its code must still be 0", ZEROS, "one number"),
     _in(2, "zero is no power of two, and numbers below the least normal one have its gap", ZEROS, EXACT, SUBNORMAL),
     _in(2, _SUBNORMAL_CAUSE, SUBNORMAL),

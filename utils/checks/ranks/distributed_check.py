@@ -31,7 +31,10 @@ _SIZES = (
     re.compile(r"size of tensor a \((\d+)\).* tensor b \((\d+)\)"),
     re.compile(r"expected \((\d+)\), got \((\d+)\)"),
 )
-_GROUP = "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group"
+_GROUP = (
+    "only a group of some ranks goes wrong: each collective, get_rank and get_world_size must be given the group, and "
+    "a peer is numbered in the whole job unless it is given as group_peer, group_dst or group_src"
+)
 
 
 class RanksFailed(RuntimeError):
