@@ -172,7 +172,7 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
                 "cp.async.bulk.tensor",
                 "cp.reduce.async.bulk.tensor",
                 "setmaxnreg",
-                "atom.global.gpu.relaxed.add.v4.f32",
+                "global.gpu.relaxed.add.v4.f32",  # atom, and from Triton 3.9 on red
             )
             if name in made.asm["ptx"]
         ],

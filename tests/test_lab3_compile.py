@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -44,8 +45,9 @@ SPILLS = {
 #: Of the forward kernel with an anchor, dtype and head_dim -> the same: addresses, kept from the beginning of a program
 #: to its end and not in its loops; it takes 20 to 30 % less time than the loop with a running maximum.
 ANCHORED_SPILLS = {("bf16", 80): 24, ("bf16", 128): 24, ("fp16", 128): 24}
+VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 #: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
-OLD_TRITON_SM100 = 24 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0
+OLD_TRITON_SM100 = 24 if VERSION < (3, 7) else 0
 HEAD_DIMS = (64, 80, 128, 256)
 #: The architecture that tiles were measured on.
 MEASURED = 90
@@ -232,9 +234,9 @@ def test_the_anchored_loop_fits_where_the_check_of_3_9_alone_asks_for_it(tuned):
 
 
 @pytest.mark.slow
-def test_triton_does_not_compile_the_anchored_loop_in_16_bits_for_blackwell(tuned):
-    assert not compiles_anchored(torch.bfloat16, (10, 0))
-    with pytest.raises(CompileError):  # once it does, the check of 3.9 can try it there
+def test_the_anchored_loop_in_16_bits_for_blackwell_is_asked_for_where_this_triton_compiles_it(tuned):
+    compiles = compiles_anchored(torch.bfloat16, (10, 0))
+    with contextlib.nullcontext() if compiles else pytest.raises(CompileError):
         resource_usages([request(tuned, "flash_forward_kernel", 100, "bf16", 64, True, anchored=True)])
 
 
@@ -267,5 +269,6 @@ def test_what_the_assembler_warns_of_is_told_if_it_is_asked():
         resource_usages([asked, asked])[1],
         resource_usages([dataclasses.replace(asked, warnings=False)])[0],
     )
-    assert [bool(re.match(r"\(C75\d\d\).* serialized", words)) for words in again.warnings] == [True]
+    told = [True] if VERSION < (3, 8) else []  # from 3.8 on Triton leaves nothing to warn of here
+    assert [bool(re.match(r"\(C75\d\d\).* serialized", words)) for words in again.warnings] == told
     assert unasked == dataclasses.replace(again, warnings=())

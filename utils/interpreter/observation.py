@@ -241,6 +241,12 @@ def _mask_of(mask: Any) -> np.ndarray:
     return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data).astype(np.bool_, copy=False)
 
 
+def _boolean(mask: Any) -> Any:
+    """A mask as Triton 3.9 takes it: a tensor's comparison and a scalar's make one of integers in the interpreter."""
+    data = mask if isinstance(mask, np.ndarray) else mask.data
+    return mask if data.dtype == np.bool_ else upstream.TensorHandle(_mask_of(mask), tl.int1)
+
+
 def _access(pointers: Any, mask: np.ndarray, reads: bool, writes: bool, atomic: bool) -> tuple[Any, Any, Any]:
     if state.until < math.inf and time.process_time() > state.until:  # to ask for the time takes as long as the rest
         raise TimeIsUp
@@ -273,7 +279,7 @@ def _observed_load(load: Callable) -> Callable:
     @functools.wraps(load)
     def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if not _watching():
-            return load(self, ptrs, mask, other, *args, **kwargs)
+            return load(self, ptrs, _boolean(mask), other, *args, **kwargs)
         asked = _mask_of(mask)
         real, allowed, poison = _access(ptrs, asked, True, False, state.atomic)
         result = load(self, real, allowed, other, *args, **kwargs)
@@ -299,7 +305,7 @@ def _observed_store(store: Callable) -> Callable:
     @functools.wraps(store)
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
         if not _watching():
-            return store(self, ptrs, value, mask, *args, **kwargs)
+            return store(self, ptrs, value, _boolean(mask), *args, **kwargs)
         real, allowed, _ = _access(ptrs, _mask_of(mask), False, True, state.atomic)
         return store(self, real, value, allowed, *args, **kwargs)
 
@@ -310,7 +316,7 @@ def _observed_rmw(rmw: Callable) -> Callable:
     @functools.wraps(rmw)
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
         if not _watching():
-            return rmw(self, op, ptr, val, mask, *args, **kwargs)
+            return rmw(self, op, ptr, val, _boolean(mask), *args, **kwargs)
         real, allowed, _ = _access(ptr, _mask_of(mask), True, True, True)
         return rmw(self, op, real, val, allowed, *args, **kwargs)
 

@@ -21,6 +21,7 @@ _ARITHMETIC = {
     "__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply, "__and__": np.bitwise_and,
     "__or__": np.bitwise_or,
 }  # fmt: skip
+_BITWISE = ("__and__", "__or__")
 _REFLECTED = {"__radd__": np.add, "__rsub__": np.subtract, "__rmul__": np.multiply}
 _COMPARISONS = {
     "__lt__": np.less, "__le__": np.less_equal, "__gt__": np.greater, "__ge__": np.greater_equal, "__eq__": np.equal,
@@ -55,9 +56,9 @@ def remembering(name: str, member: Callable) -> Callable:
     if name in _COMPARISONS:
         return _elementwise(member, _COMPARISONS[name], _compares_alike)
     if name in _ARITHMETIC:
-        return _elementwise(member, _ARITHMETIC[name], _computes)
+        return _elementwise(member, _ARITHMETIC[name], _computes if name in _BITWISE else _adds)
     if name in _REFLECTED:
-        return _elementwise(member, lambda tensor, number: _REFLECTED[name](number, tensor), _computes)
+        return _elementwise(member, lambda tensor, number: _REFLECTED[name](number, tensor), _adds)
     return member
 
 
@@ -167,6 +168,12 @@ def _computes(tensor: tl.tensor, other: Any) -> bool:
     """Whether NumPy has the types of both operands; what comes of them then has to have upstream's type."""
     values = [value for value in (tensor, other) if isinstance(value, tl.tensor)]
     return all(value.type.scalar.name in _COMPUTED for value in values)
+
+
+def _adds(tensor: tl.tensor, other: Any) -> bool:
+    """The same for sums, differences and products: of two booleans Triton 3.9 adds the bits, NumPy takes either."""
+    both = tensor.type.scalar.name == "int1" and (not isinstance(other, tl.tensor) or other.type.scalar.name == "int1")
+    return not both and _computes(tensor, other)
 
 
 def _compares_alike(tensor: tl.tensor, other: Any) -> bool:
