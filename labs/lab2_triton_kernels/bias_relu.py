@@ -31,7 +31,7 @@ def bias_relu_backward_kernel(
     size_1, size_2, stride_0, stride_1, stride_2, stride_col, tiles_per_split,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, INT64: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``tiles_per_split`` tiles of ``ROWS`` rows below one another, and the sums of their columns."""
+    """One program: ``BLOCK`` columns of ``tiles_per_split`` tiles of ``ROWS`` rows, and the sums of these columns."""
     raise NotImplementedError("Lab 2, exercise 2.2: backward of bias and ReLU")
 
 

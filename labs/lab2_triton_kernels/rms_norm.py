@@ -21,9 +21,9 @@ dx        x's shape and dtype, without gaps                                  -, 
 dweight   (columns,), x's dtype                                              -, written once
 ========  =================================================================  =========================
 
-Between the two passes wait ``x``, ``weight`` and one float32 number per row. Partial sums of dweight: float32, at most
-ceil(rows / 16) rows of them, written once and read once. No atomics: two runs give the same bits. Which program
-takes which rows, how many there are, and the tile: all that is yours.
+The forward pass keeps ``x``, ``weight`` and one float32 number per row. Partial sums of dweight: float32, at most
+ceil(rows / 16) rows of them, written once and read once. No atomics: two runs give the same bits. You choose which
+program takes which rows, how many programs there are, and the tile.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ dloss     (...), float32, any strides                                        -, 
 dlogits   the logits' shape and dtype, without gaps                          -, written once
 ========  =================================================================  =========================
 
-Between the two passes wait ``logits``, ``target`` and one float32 number per row; the gradient is made in the backward
-pass. Logits of a row that is ignored need not be read; reading ``x[t]`` again costs one element. A logit may be -inf:
-it adds nothing to the sum. ``target`` and ``dloss`` may be copied, which costs a few bytes per row. Which program takes
-what, how many there are, and the tile: all that is yours.
+The forward pass keeps ``logits``, ``target`` and one float32 number per row; the backward pass computes the gradient.
+Logits of a row that is ignored need not be read; reading ``x[t]`` again costs one element. A logit may be -inf: it adds
+nothing to the sum. ``target`` and ``dloss`` may be copied, which costs a few bytes per row. You choose which program
+computes what, how many programs there are, and the tile.
 """
 
 from __future__ import annotations

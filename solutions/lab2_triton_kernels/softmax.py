@@ -98,8 +98,8 @@ def _long(x: torch.Tensor, out: torch.Tensor, rows: Rows) -> torch.Tensor:
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last axis.
 
-    A row that fits a program's registers (``tuning.softmax_fits``) is read once. Of longer rows a GPU takes several
-    programs each (:mod:`.multi_cta_softmax`); :func:`online_softmax` serves the interpreter, and rows of millions.
+    A row that fits a program's registers (``tuning.softmax_fits``) is read once. On a GPU, several programs share a
+    longer row (:mod:`.multi_cta_softmax`); the interpreter, and rows of millions, use :func:`online_softmax`.
 
     Args:
         x: (..., columns) of any strides; float32, float16 or bfloat16, computed in float32.
@@ -120,7 +120,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def online_softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last axis with one program a row and two reads, however long the rows.
+    """Softmax over the last axis with one program per row and two reads, however long the rows.
 
     The first read finds maximum and sum together, online (Milakov and Gimelshein 2018, algorithm 3). Arguments,
     result and errors as of :func:`softmax`.
