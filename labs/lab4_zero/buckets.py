@@ -15,8 +15,8 @@ BUCKET_BYTES = 25 * 2**20
 class Piece:
     """The part of one parameter that lies in a shard.
 
-    ``parameter`` counts the bucket's parameters; the part is ``shard[start:stop]``, and in the flattened parameter it
-    begins at ``offset``.
+    ``parameter`` is an index into the bucket's parameters; the part is ``shard[start:stop]``, and in the flattened
+    parameter it begins at ``offset``.
     """
 
     parameter: int
@@ -68,11 +68,11 @@ class Bucket:
         return flat[rank * self.shard_numel : (rank + 1) * self.shard_numel]
 
     def pieces(self, rank: int) -> list[Piece]:
-        """Which parts of which parameters lie in the shard of ``rank``; padding lies in none."""
+        """Which parts of which parameters lie in the shard of ``rank``, none of them empty; padding lies in none."""
         raise NotImplementedError("Lab 4, exercise 4.4: what of each parameter lies in a shard")
 
     def collect(self, views: Sequence[Tensor]) -> None:
-        """Bring the gradients into ``views`` of a flat tensor, where they are not there yet; none counts as zeros.
+        """Copy the gradients into ``views`` of a flat tensor, unless they are there already; None counts as zeros.
 
         No ``grad`` is changed: see :meth:`attach`.
         """

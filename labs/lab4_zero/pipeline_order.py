@@ -62,8 +62,8 @@ def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[Actio
     from then on one forward, one backward in turn; at the end the backwards that are left.
 
     Returns:
-        2 micro_batches actions, each micro-batch forward once and backward once, both in ascending order. Never are
-        more than min(stages - stage, micro_batches) in flight, and the pipeline takes no longer than GPipe's.
+        2 micro_batches actions, each micro-batch forward once and backward once, both in ascending order. At most
+        min(stages - stage, micro_batches) are in flight, and the pipeline takes no longer than GPipe's.
 
     Raises:
         ValueError: a stage that there is not, or no micro-batch.
@@ -77,7 +77,7 @@ def communication_plan(order: Sequence[Action], stage: int, stages: int) -> list
 
     Between two actions stand at most one message sent and one received. If both are with the same neighbour, they are
     one exchange: in 1F1B each of two neighbours sends to the other before it receives, and two sends that wait for one
-    another would wait for ever. All messages of one kind between two stages are in ascending order of micro-batches, as
+    another would wait forever. All messages of one kind between two stages are in ascending order of micro-batches, as
     NCCL, which knows no tags, needs it.
 
     Args:

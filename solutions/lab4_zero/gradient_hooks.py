@@ -69,8 +69,8 @@ class UsedParameters:
     """Which parameters any rank has a gradient for.
 
     A parameter that no rank used must keep ``grad`` None: with zeros instead, AdamW would still decay it. The ranks
-    compare notes (one all-reduce of an int32 a parameter) after the first backward pass. If every rank used every
-    parameter, they never do so again, and a gradient that is missing later counts as zeros.
+    exchange who used what (one all-reduce of an int32 per parameter) after the first backward pass. If every rank used
+    every parameter, they never do so again, and a gradient that is missing later counts as zeros.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:

@@ -16,18 +16,18 @@ def bytes_per_rank(
 ) -> float:
     """Bytes that each rank holds of weights, gradients and the optimizer's state: no activations, no padding.
 
-    Mixed-precision Adam keeps 16 bytes a parameter: a 16-bit weight and gradient, and in float32 the master weight, the
-    momentum and the variance. Stage 1 gives each rank its part of the optimizer's state alone, stage 2 of the gradients
-    too, stage 3 of the weights too (Rajbhandari et al. 2020, figure 1).
+    Mixed-precision Adam keeps 16 bytes per parameter: a 16-bit weight and gradient, and in float32 the master weight,
+    the momentum and the variance. Stage 1 gives each rank its part of the optimizer's state alone, stage 2 of the
+    gradients too, stage 3 of the weights too (Rajbhandari et al. 2020, figure 1).
 
     Args:
         parameters: number of parameters.
         world_size: ranks that share them.
         stage: 0 (plain data parallelism), 1, 2 or 3.
-        weight_bytes, gradient_bytes, optimizer_bytes: bytes a parameter of each.
+        weight_bytes, gradient_bytes, optimizer_bytes: bytes per parameter of each.
 
     Raises:
-        ValueError: a stage that there is not, a negative number of parameters, or no rank.
+        ValueError: an unknown stage, a negative number of parameters, or no rank.
     """
     if stage not in STAGES:
         raise ValueError(f"stage must be 0, 1, 2 or 3, got {stage!r}")

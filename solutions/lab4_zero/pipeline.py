@@ -121,7 +121,7 @@ class _Run:
 
     Attributes:
         tokens, targets: of each micro-batch, (rows, N).
-        weights: each micro-batch's share of the batch's loss, float64 scalars: a micro-batch without targets has 0.
+        weights: each micro-batch's share of the batch's loss, times ``scale``, float64 scalars; 0 without targets.
         loss: what the step returns; on the last stage the sum of the weighted losses so far, without a graph.
         in_flight: micro-batch -> (x, end), from its forward pass to its backward pass and no longer. x is the stage's
             input, None if that is tokens; end is where the backward pass starts: the weighted loss on the last stage,
@@ -147,9 +147,9 @@ class _Run:
     def forward(self, i: int) -> None:
         """The stage's forward pass of micro-batch i.
 
-        ``self.stage(x, targets)`` computes: x is the first stage's tokens, or the activation that has come, whose
-        gradient the stage before wants; the last stage takes targets and returns their mean loss (not a number if
-        there are none), the others None and the next stage's x, which the graph does not need.
+        ``self.stage(x, targets)`` computes. On the first stage x is the tokens, on the others the received activation,
+        whose gradient the previous stage needs. The last stage takes the targets and returns their mean loss
+        (NaN if there are none). The others take None and return the next stage's x, which the graph does not need.
         """
         ### BEGIN SOLUTION 4.9: a micro-batch forward
         x = None if self.stage.first else self.received.pop(("activation", i)).requires_grad_()
@@ -170,8 +170,8 @@ class _Run:
     def backward(self, i: int) -> None:
         """The stage's backward pass of micro-batch i: frees what its forward pass had saved.
 
-        ``torch.autograd.backward(end, gradient)`` computes; the last stage's loss needs no gradient from outside. What
-        x got is for the stage before (zeros if it got nothing).
+        ``torch.autograd.backward(end, gradient)`` computes; the last stage's loss needs no gradient from outside. The
+        gradient of x goes to the previous stage (zeros if x has none).
         """
         ### BEGIN SOLUTION 4.9: a micro-batch backward
         x, end = self.in_flight.pop(i)

@@ -99,9 +99,10 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def update(self, used: Mapping[nn.Parameter, bool]) -> None:
-        """One step of the shards whose ``gradient`` is set; afterwards every rank has all new weights.
+        """One step of all shards, whose ``gradient`` is set; afterwards every rank has all new weights.
 
-        While one part of the shards is stepped, the new weights of the part before it are already on their way.
+        The shards may be stepped in parts (:meth:`_parts`): then fewer float32 gradients exist at a time, and the new
+        weights of one part are gathered while the next is stepped.
         """
         ### BEGIN SOLUTION 4.4: step the shard, gather the weights
         gathering = []
@@ -122,7 +123,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm over all parameters is at most ``max_norm``; returns the norm before.
+        """Scale each shard's ``gradient`` so that the norm of all is at most ``max_norm``; returns the norm before.
 
         As ``torch.nn.utils.clip_grad_norm_`` does. Each rank adds up its shard, and one number is all-reduced.
         """

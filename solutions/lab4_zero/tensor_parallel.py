@@ -1,8 +1,8 @@
-"""Tensor parallelism: one layer's matrices cut over the ranks, one all-reduce a half block each way (exercise 4.7).
+"""Tensor parallelism: one layer's matrices split over the ranks, one all-reduce per direction (exercise 4.7).
 
 Shoeybi et al. 2019 (Megatron-LM), section 3. A matrix cut by columns turns the same input into different features; one
-cut by rows turns different features into summands of the same output. First the one, then the other: between them
-stands a function of single features (a GeLU), or of single heads (attention), and nothing has to be sent.
+cut by rows turns different features into summands of the same output. Between the two
+stands a function of single features (a GeLU) or of single heads (attention), so nothing has to be sent there.
 
     x --copy--> x W1[:, mine] --gelu--> h[mine] --> h[mine] W2[mine, :] --all-reduce--> y
 
@@ -40,7 +40,7 @@ class WholeAttention(Protocol):
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """The same tensor goes into each rank's part of a matrix: its gradient is the sum of what the parts say."""
+    """The same tensor goes into each rank's part of a matrix: its gradient is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx, x: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -57,7 +57,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _ReduceFromRanks(torch.autograd.Function):
-    """Each rank has a summand: all get the sum. The gradient of each summand is the sum's own."""
+    """Each rank has a summand: all get the sum. The gradient of each summand is the gradient of the sum."""
 
     @staticmethod
     def forward(ctx, x: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -24,8 +24,8 @@ class Zero1Optimizer(Optimizer):
 
     After DDP's all-reduce, 2 Psi, an all-gather of the weights would make 3 Psi. But a rank needs no mean gradient
     outside its shard: here a reduce-scatter takes the all-reduce's place, and with the all-gather 2 Psi (N - 1) / N
-    elements are sent a step, as in DDP. Both happen in :meth:`step`, so backward passes may follow one another
-    (accumulation) without a word between the ranks.
+    elements are sent per step, as in DDP. Both happen in :meth:`step`, so several backward passes
+    (accumulation) need no communication.
 
     Args:
         params: parameters or ``torch.optim`` groups of them, the same on every rank; rank 0's values are given to all.
