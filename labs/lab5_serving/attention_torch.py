@@ -1,7 +1,7 @@
 """Paged attention in plain PyTorch: what runs on a CPU, and what the kernels are compared with.
 
 The functions have the kernels' names and arguments. Each sequence's keys and values are gathered through its block
-table into one piece, so these move every byte of the context twice more than a kernel does.
+table into one piece, so these move every byte of the context two more times than a kernel does.
 
 Letters: S sequences, T tokens of a step, H query heads, G key and value heads, D head dimension.
 """
@@ -38,7 +38,7 @@ def paged_attention_decode(
     scale: float | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """Attention of one query a sequence over its context in the cache.
+    """Attention of one query per sequence over its context in the cache.
 
     Args:
         q: (S, H, D).

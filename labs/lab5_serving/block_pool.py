@@ -76,7 +76,7 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
 
     def remember(self, block: int, digest: bytes) -> None:
-        """The block holds the end of a prefix; nothing, if another one is known to (two may compute it at a time)."""
+        """Note that a block ends a prefix, unless another is known to do so: two requests may compute it at once."""
         if digest not in self._block_of:
             self.forget(block)
             self._block_of[digest], self._digest_of[block] = block, digest

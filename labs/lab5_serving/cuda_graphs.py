@@ -6,8 +6,8 @@ So inputs are copied to a fixed place, and a step of S sequences runs in the gra
 remaining rows padded: they read nothing, write nothing, and nobody looks at their logits.
 
 Other steps have more tokens than sequences: a few each where drafts are verified, or one each and a prompt where a
-request has joined. They are recorded with room for so many tokens a sequence as ``chunks`` say, and a step runs in the
-smallest of them that holds its tokens, however they are spread: where a sequence's tokens begin is an input too.
+request has joined. They are recorded with room for as many tokens per sequence as ``chunks`` says, and a step runs in
+the smallest of them that holds its tokens, however they are spread: where a sequence's tokens begin is an input too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StepGraphs:
         staging: brings batches to the device.
         record: makes of a function without arguments one that does the same again; :class:`CudaRecorder` on a GPU.
             By default the function itself, so that padding and buckets are the same on a CPU.
-        chunks: tokens a sequence that the larger graphs have room for; without any only decode steps have graphs.
+        chunks: tokens per sequence that the larger graphs have room for; without any only decode steps have graphs.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class StepGraphs:
 
     @property
     def recorded(self) -> list[tuple[int, int, int]]:
-        """(sequences, tokens a sequence, columns of block tables) of the graphs that there are."""
+        """(sequences, tokens per sequence, columns of block tables) of the graphs that there are."""
         return sorted(self._graphs)
 
     def prepare(self, sequences: int, tokens: int, width: int) -> Graph:
-        """The graph of a bucket, so many tokens a sequence and a table width, recorded now if it was not."""
+        """The graph of a bucket, so many tokens per sequence and a table width, recorded now if it was not."""
         key = (sequences, tokens, width)
         if key not in self._graphs:
             layout = Layout.of_step(sequences, sequences * tokens, width)

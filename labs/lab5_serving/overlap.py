@@ -31,7 +31,7 @@ def look_up(tokens: Tensor, newest: Tensor) -> Tensor:
 
     Args:
         tokens: (T,) int64, tokens and placeholders; it stays as it is.
-        newest: (M,) int64 with M of at least 1: at place r the token that the step before gave row r.
+        newest: (M,) int64, M at least the number of rows: at place r the token that the step before gave row r.
 
     Returns:
         (T,) int64.

@@ -24,7 +24,7 @@ class Request:
     """One prompt, the tokens generated so far, and how many of all of them have their keys and values in the cache.
 
     A request is never in a "prefill" or a "decode" phase: it has ``pending`` tokens whose keys and values are missing,
-    many at first, then one a step. That is why one scheduler serves prompts, chunks of prompts, decoding and
+    many at first, then one per step. That is why one scheduler serves prompts, chunks of prompts, decoding and
     recomputation after a preemption alike.
 
     Args:

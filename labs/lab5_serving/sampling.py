@@ -15,7 +15,7 @@ from .speculative import draw
 
 
 def choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict[str, str]]:
-    """One token a request, the one that :func:`utils.serving.sample` would choose, in few operations for all of them.
+    """One token per request, the one that :func:`utils.serving.sample` would choose, in few operations for all of them.
 
     A request that draws takes exactly one number from its own generator, so its text does not depend on who else is
     in the batch. Requests with the same temperature, top-k and top-p are drawn together.

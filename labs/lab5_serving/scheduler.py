@@ -65,11 +65,11 @@ class Scheduler:
 
     Attributes:
         waiting: in order of arrival; the first one is never passed over, so that none starves.
-        running: in order of admission, the oldest first. At most one of them, the last, is amid its prompt.
+        running: in order of admission, the oldest first. At most one of them, the last, is in the middle of its prompt.
         reserve: blocks that an admission leaves free, so that the newcomer is not thrown out by the next few tokens.
     """
 
-    #: Of the pool; the reserve is at least one block.
+    #: Share of the pool that is the reserve, rounded up to whole blocks.
     reserve_share = 0.01
 
     def __init__(

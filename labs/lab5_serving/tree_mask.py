@@ -24,7 +24,7 @@ Propose = Callable[[list[int]], tuple[Sequence[int], Sequence[int]]]
 
 
 def tree_positions(parents: Sequence[int], past: int) -> Tensor:
-    """Where each node stands in the text, (n,) int64: as many places behind the root as there are steps to it.
+    """Where each node stands in its text, (n,) int64: the root at ``past``, a node one place behind its parent.
 
     Args:
         parents: n numbers; ``parents[i]`` is the parent of node i and less than i. That of node 0, the root, is -1.

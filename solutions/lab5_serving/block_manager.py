@@ -244,7 +244,7 @@ class BlockManager:
             self.pool.give_back(sequence.blocks.pop())
 
     def free(self, id: str) -> None:
-        """A sequence ends, and gives back its blocks, the last one first: ends are shared less often than beginnings.
+        """A sequence ends, and gives back its blocks, the last one first: beginnings are shared more often than ends.
 
         Raises:
             KeyError: no such sequence: never allocated, or freed already.

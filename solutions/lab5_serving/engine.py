@@ -46,7 +46,7 @@ class Engine:
         history: steps that the attribute ``history`` keeps, the newest; None: all, which in a server is a leak.
 
     Attributes:
-        history: a :class:`StepRecord` a step.
+        history: a :class:`StepRecord` per step.
         requests: those that are not finished, by id.
     """
 

@@ -4,7 +4,7 @@ Letters: T tokens, R rows of logits, C hidden size, H query heads, G key and val
 vocabulary.
 
 Queries, keys and values come from one matrix product, gates and ups from another, and what lies between the products is
-done by the kernels of :mod:`.fused_layers`: nine launches a layer. The last norm and the head see only the rows whose
+done by the kernels of :mod:`.fused_layers`: nine launches per layer. The last norm and the head see only the rows whose
 logits are wanted.
 """
 

@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over a paged cache, whole or in parts (exercise 5.4)."""
+"""Attention of one new token per sequence over a paged cache, whole or in parts (exercise 5.4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def part_of(length, part, parts, BLOCK_N: tl.constexpr):
-    """First token and end of one part of a context: its tiles are dealt out evenly, so that parts differ by one."""
+    """First token and end of one part of a context: two parts differ by at most one tile. End is at most ``length``."""
     ### BEGIN SOLUTION 5.4: the tokens of a part
     tiles = tl.cdiv(length, BLOCK_N)
     first = tiles * part // parts * BLOCK_N
@@ -148,7 +148,7 @@ def paged_attention_decode(
     scale: float | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """Attention of one query a sequence over the keys and values that its block table names.
+    """Attention of one query per sequence over the keys and values that its block table names.
 
     Token t of sequence s lies in ``cache[block_tables[s, t // block_size], t % block_size]`` (Kwon et al. 2023). With
     more than one part, parts of a context run side by side and a second kernel merges them (Dao et al. 2023,

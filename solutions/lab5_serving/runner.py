@@ -39,7 +39,7 @@ class ModelRunner:
             of by the model itself; None: on a GPU.
         cuda_graphs: run decode steps in the buckets of :class:`.cuda_graphs.StepGraphs`, which on a GPU are CUDA
             graphs; None: on a GPU.
-        graph_chunks: and steps of at most so many tokens a sequence, in graphs of these sizes: k + 1 for drafts of k,
+        graph_chunks: and steps of at most so many tokens per sequence, in graphs of these sizes: k + 1 for drafts of k,
             4 and 8 where requests with prompts of a few hundred tokens join some 64 that run.
 
     Attributes:
@@ -160,7 +160,7 @@ class ModelRunner:
                 width //= 2
 
     def _kernels(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]:
-        """What attends to one new token a sequence, to chunks of them, and what writes keys and values."""
+        """What attends to one new token per sequence, to chunks of them, and what writes keys and values."""
         if self.attention == "torch":
             from .attention_torch import paged_attention_decode, paged_attention_extend, write_kv
         else:

@@ -108,7 +108,7 @@ def merge(parts: int, width: int) -> Tile:
 
 
 def splits(rows: int, longest: int, sms: int) -> int:
-    """Parts of every context: as many as give each multiprocessor three programs, of at least two tiles each.
+    """Parts of every context: three programs per multiprocessor, but each of at least ``SHORTEST_PART`` tokens.
 
     Args:
         rows: Sequences times key heads: programs if nothing is split.
