@@ -61,7 +61,7 @@ def probabilities(s, lse, scale, scale_log2, dtype: tl.constexpr):
 
 @triton.jit
 def load_numbers(ptr, row, N, MASKED: tl.constexpr):
-    """The numbers of rows ``row`` of N; MASKED: 0 beyond the last."""
+    """L or delta of the queries ``row`` (BLOCK_M,) of one head, which has N; MASKED: 0 past the last."""
     if MASKED:
         numbers = tl.load(ptr + row, mask=row < N, other=0.0)
     else:
@@ -132,7 +132,7 @@ def dq_kernel(
 def attention_delta(
     o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None, num_fully_masked: int = 0
 ) -> torch.Tensor:
-    """rowsum(dO * O), from which the gradient of L is taken off (Dao 2023, section 3.1.2).
+    """rowsum(dO * O), minus the gradient of L (Dao 2023, section 3.1.2).
 
     Args:
         o, do: (B, Hq, Nq, D), the output and its gradient, any strides.
@@ -166,7 +166,7 @@ def flash_dkdv(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of k and v, each in its shape and dtype; those of a group's query heads are added up.
+    """Gradients of k and v, each in its shape and dtype; summed over the query heads of a group.
 
     Args:
         q, k, v, causal, scale: As for :func:`.flash_forward.flash_forward`.

@@ -53,8 +53,8 @@ def anchored_row(
     one computes its exponentials.
 
     Returns:
-        acc (BLOCK_M, BLOCK_D), m_i and l_i (BLOCK_M,), as the inner loop leaves them, and whether they are of use: not
-        if anything overflowed.
+        acc (BLOCK_M, BLOCK_D), m_i and l_i (BLOCK_M,), as the inner loop leaves them, and whether they are
+        usable: one truth value, false if any value came near overflow.
     """
     raise NotImplementedError("Lab 3, exercise 3.9: a row of tiles with an anchor")
 

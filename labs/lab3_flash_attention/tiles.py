@@ -1,4 +1,4 @@
-"""What the kernels share: which tile a program owns, how a tile is loaded and stored, which keys a query sees."""
+"""What the kernels share: which tile a program owns, and how a tile is loaded and stored."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def store_rows(
 def add_product(total, a, b):
     """total + a @ b, accumulated in float32; ``b`` is of a's dtype.
 
-    float32 operands: the product is added up by itself and then added to ``total``, so that an error grows with the
+    float32 operands: the product is summed separately and then added to ``total``, so that an error grows with the
     length of a tile and with the number of tiles, and not with the length of the sequence. (Without a bound on
     ``max_num_imprecise_acc`` the compiler would let the product go on adding to ``total``.)
     """
@@ -120,8 +120,7 @@ def empty_in_order(x: torch.Tensor) -> torch.Tensor:
 def tma_compatible(*tensors: torch.Tensor) -> bool:
     """Whether each of these (B, H, N, D) tensors may have a descriptor.
 
-    The hardware asks of a descriptor for a last stride of 1, and for the start and all other strides at multiples of
-    16 bytes.
+    The hardware requires a last stride of 1, and a start and other strides that are multiples of 16 bytes.
     """
     return all(map(_tma_compatible, tensors))
 

@@ -2,18 +2,18 @@
 
 It can be read from top to bottom: pointers, masks, the running maximum ``m_i``, the denominator ``l_i``, the
 accumulator ``acc``, and the factor ``alpha`` that rescales both. :mod:`.flash_forward`, which the operator of exercise
-3.8 calls, computes the same. What it does otherwise, and why:
+3.8 calls, computes the same. What it does differently, and why:
 
-- **Loads**: a tile comes by TMA where the strides allow, so that one thread asks for all of it and no registers hold
+- **Loads**: a tile comes by TMA where the strides allow, so that one thread requests all of it and no registers hold
   addresses. Elsewhere ``load_rows`` leaves out the masks that a tile does not need.
-- **Mask**: only tiles that end after ``unmasked_end`` are masked. The others save a comparison and a selection a score.
-- **Scale**: it is part of the exponent, ``exp2(s * factor - m_i * factor)``, one multiply-add a score. A scale that is
-  not positive would turn the order of the scores round, so there the scores are scaled first (``PRESCALE``).
+- **Mask**: only tiles that end after ``unmasked_end`` are masked. The others save a comparison and a select per score.
+- **Scale**: it is part of the exponent, ``exp2(s * factor - m_i * factor)``, one multiply-add per score. A scale
+  that is not positive would not keep the order of the scores, so then the scores are scaled first (``PRESCALE``).
 - **Order of programs**: those of ``nheads_in_l2`` heads follow one another, so that they share keys and values in the
   L2 cache; causal programs with the most keys start first, so that short ones fill the end.
 - **Offsets** take 64 bits only where a tensor is large enough to need them.
-- **float32**: the product of a tile is added up by itself (``add_product``), so that errors grow with the number of
-  tiles and not with the number of keys.
+- **float32**: the product of a tile is summed separately (``add_product``), so that errors grow with the number of
+  tiles rather than with the number of keys.
 - **Running maximum**: it may be left out while nothing overflows (exercise 3.9).
 """
 

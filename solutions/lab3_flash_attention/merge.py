@@ -1,4 +1,4 @@
-"""Joining what two parts of a row know about its softmax (exercise 3.1)."""
+"""Merging the softmax statistics of two parts of a row (exercise 3.1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SoftmaxState = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def merge(m1: torch.Tensor, d1: torch.Tensor, m2: torch.Tensor, d2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Maximum and sum of exponentials of two parts of a row together.
 
-    A part x has m = max(x) and d = sum(exp(x - m)). The operator is associative and commutative, and (-inf, 0), what
-    an empty part has, is its neutral element (Milakov and Gimelshein 2018, section 3.1).
+    A part x has m = max(x) and d = sum(exp(x - m)). The operator is associative and commutative; its neutral
+    element is (-inf, 0), an empty part (Milakov and Gimelshein 2018, section 3.1).
 
     Args:
         m1, m2: (...), the parts' maxima; -inf where a part is empty.
@@ -31,7 +31,7 @@ def merge(m1: torch.Tensor, d1: torch.Tensor, m2: torch.Tensor, d2: torch.Tensor
 def merge_outputs(first: SoftmaxState, second: SoftmaxState) -> SoftmaxState:
     """Maximum, sum and weighted values of two parts of a row together.
 
-    The third of a part is o = sum over its keys of exp(x - m) v: not divided by d, so that it adds up like d does.
+    The weighted values of a part are o = sum over its keys of exp(x - m) v, rescaled as d is and not divided by d.
 
     Args:
         first, second: (m, d, o) of shapes (...), (...) and (..., D); (-inf, 0, 0) for an empty part.
