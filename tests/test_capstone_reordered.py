@@ -12,8 +12,11 @@ from parameters import thorough_but
 from test_capstone import SHARED_MEMORY, compile_orders
 
 from benchmarks.attention_errors import plain_attention
+from utils.environment import version_tuple
 from utils.fingerprint import ROOT
 from utils.gluon.machine import Descriptor, Fault, Pointer
+
+import triton  # isort: skip
 
 launch = pytest.importorskip("solutions.capstone_hopper.launch_reordered", reason="this Triton has no Gluon")
 KERNEL = ROOT / "solutions" / "capstone_hopper" / "backward_reordered.py"
@@ -24,6 +27,8 @@ SHAPES = [(1, 2, 1, 1, 77), (1, 2, 2, 65, 515), (1, 2, 1, 515, 65), (2, 2, 2, 25
 WINNERS = ("balanced", "ordered")
 OTHERS = tuple(step for step in launch.STEPS if step not in WINNERS)
 COMPILED = [(64, WINNERS), (64, OTHERS), (128, WINNERS + OTHERS)]
+#: Bytes of registers that *ordered* keeps in memory outside of its loop, once a program, at most.
+ORDERED_SPILLS = 16 if version_tuple(triton.__version__) < (3, 9) else 32
 #: Largest error, as a share of the largest right value.
 ALLOWED = {torch.bfloat16: 0.02, torch.float16: 0.004}
 
@@ -235,7 +240,7 @@ def test_each_step_compiles_for_hopper_and_its_values_stay_in_registers(compiled
         step = launch.STEPS[case[0]]
         assert used["shared"] <= SHARED_MEMORY, (case, used)
         # some steps keep a few registers of the code before and after the loop elsewhere, once a program
-        assert used["spilled"] <= (32 if step.ordered or not step.reordered else 0), (case, used)
+        assert used["spilled"] <= (32 if not step.reordered else ORDERED_SPILLS if step.ordered else 0), (case, used)
         assert used["atomic_starts"] == 1, (case, used)
         assert not used["serialised"], case
         # S and dP overlap: nothing writes into an accumulator while another product is under way

@@ -17,6 +17,7 @@ from solutions.capstone_hopper.steps import wall_kernel
 from solutions.lab3_flash_attention.exercises.anchored import compiles_anchored
 from solutions.lab3_flash_attention.tiles import Access
 from utils.compile_only import CompileError, Request, resource_usages
+from utils.environment import version_tuple
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -45,7 +46,7 @@ SPILLS = {
 #: Of the forward kernel with an anchor, dtype and head_dim -> the same: addresses, kept from the beginning of a program
 #: to its end and not in its loops; it takes 20 to 30 % less time than the loop with a running maximum.
 ANCHORED_SPILLS = {("bf16", 80): 24, ("bf16", 128): 24, ("fp16", 128): 24}
-VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+VERSION = version_tuple(triton.__version__)
 #: Triton before 3.7 keeps up to this much more of some tiles in memory on sm_100, for which nothing is tuned yet.
 OLD_TRITON_SM100 = 24 if VERSION < (3, 7) else 0
 HEAD_DIMS = (64, 80, 128, 256)

@@ -111,7 +111,7 @@ def test_lectures_03_04_06_09_15_to_19_and_the_prerequisites_have_cells_to_write
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id_", CELLS)
-def test_an_unwritten_cell_says_so_its_givenpasses_and_a_wrong_one_is_told(id_, tmp_path, capsys):
+def test_an_unwritten_cell_says_so_its_answer_passes_and_a_wrong_one_is_told(id_, tmp_path, capsys):
     name = re.findall(r"def (\w+)", CELLS[id_][1].source)[-1]
     assert said(id_, CELLS[id_][1].source, tmp_path, capsys) == f"{name}: not written yet"
     assert re.fullmatch(rf"✓ {name}: all \d+ cases agree", said(id_, answer(id_), tmp_path, capsys))

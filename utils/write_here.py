@@ -118,8 +118,10 @@ class Diagnostic:
                 f"Not checked yet: {left} of {self._questions} questions. Run their checks, then run this cell again."
             )
         weak = [area for area, found in self._passed.items() if not all(found.values())]
-        if weak or not left:
-            print("Brush up:" if weak else "Nothing to brush up: you are ready. Begin with lecture 01.")
+        if weak:
+            print("Brush up:")
+        elif not left:
+            print("Nothing to brush up: you are ready. Begin with lecture 01.")
         for area in weak:
             print(f"  {area}: {self._areas[area]}")
 

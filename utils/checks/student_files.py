@@ -21,6 +21,7 @@ _NOT_STUDENTS = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parent.parent) + os.sep,
     "<frozen",
+    "<string>",  # what started a rank: python -c
 )
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from utils.environment import version_tuple
+
 import triton  # isort: skip
 
 #: Whether this Triton compiles the anchored loop for every GPU: 3.6 and 3.7 do not, 3.9 does.
-FOR_ALL = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+FOR_ALL = version_tuple(triton.__version__) >= (3, 9)
 
 
 def compiles_anchored(dtype: torch.dtype, capability: tuple[int, int]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from utils.environment import version_tuple
+
 from .right import ANSWERS
 from .wrong import (
     DESCRIPTORS,
@@ -75,7 +77,7 @@ TOO_SHORT = "about 0.79788 stands for sqrt(2/pi)", '"classic wrong answers" 3'
 wrong(GELU, "constant of five digits", *TOO_SHORT, edits={GELU_U: GELU_U.replace("0.7978845608028654", "0.79788")})
 ONE_MAXIMUM = "a program subtracts one maximum from all its rows", '"classic wrong answers" 3'
 wrong(SHORT, "one maximum for all rows", *ONE_MAXIMUM, edits={SHORT_MAX: "tl.max(x)"})
-if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):  # from then on softmax keeps the shape by itself
+if version_tuple(triton.__version__) < (3, 9):  # from then on softmax keeps the shape by itself
     wrong(
         SHORT,
         "softmax without its axis",

@@ -140,7 +140,5 @@ def _ending(error: DistributedError, folder: Path, world_size: int) -> tuple[str
 def _students_frames(text: str) -> tuple[str, ...]:
     """The student's lines in what ``faulthandler`` wrote, the innermost last."""
     frames = [line.split('"') for line in text.splitlines() if 'File "' in line]
-    mine = [
-        f"{short_name(frame[1])}{frame[2]}" for frame in frames if frame[1] != "<string>" and not is_library(frame[1])
-    ]
+    mine = [f"{short_name(frame[1])}{frame[2]}" for frame in frames if not is_library(frame[1])]
     return tuple(mine[:3][::-1])
