@@ -1,12 +1,12 @@
 """The capstone's backward kernel step by step, beside cuDNN and FlashAttention-4, on a Hopper GPU in bf16.
 
-Each step (``STEPS`` of :mod:`solutions.capstone_hopper.launch_reordered`) is first held against float64 on ragged
+Each step (:class:`solutions.capstone_hopper.launch_reordered.Step`) is first held against float64 on ragged
 shapes, in a process of its own: a kernel that waits for ever, or breaks its process's GPU context, takes no other with
 it. Those processes run side by side and leave the compiled kernels in Triton's cache. What was right is then timed, all
 in turn in each round, as :mod:`benchmarks.attention_speed` does it: the backward pass with all that comes before and
-after the kernel. ``present`` is the backward pass that attention takes when it need not be deterministic,
-``deterministic`` the one that it takes by default. How many of a thousand runs give the first one's gradients is
-counted, too.
+after the kernel. ``start`` is the kernel before the first step; ``two kernels`` fixes the order of dQ's sums without
+turns: dK and dV by that kernel, dQ by lab 3's. Attention takes ``ordered``, and ``balanced`` where it need not be
+deterministic. How many of a thousand runs give the first one's gradients is counted, too.
 
 ``kernels`` are the parts of one call alone, by the profiler. The card is cool then and clocks higher than in laps: they
 say how a call's time is shared out, and are no rates.
@@ -37,7 +37,7 @@ from solutions import lab3_flash_attention as lab
 from utils import runtime, timing
 from utils.record_schemas import COUNT, POSITIVE, RATIO, SIZE, TEXT, TIMING
 
-PRESENT, DETERMINISTIC, CUDNN, FA4 = "present", "deterministic", "cudnn", "fa4"
+START, TWO_KERNELS, CUDNN, FA4 = "start", "two kernels", "cudnn", "fa4"
 DTYPE = "bf16"
 #: (batch, query heads, key heads, queries, keys): ragged on either side, queries that see no key, groups of heads, more
 #: programs than multiprocessors.
@@ -46,7 +46,7 @@ SIZES = ((1, 1, 1, 1, 1), (1, 4, 2, 129, 257), (2, 3, 1, 203, 113), (1, 2, 2, 30
 FACTOR, MORE = 2.0, 2e-4
 ROUNDS, QUICK_ROUNDS = 12, 6
 #: What is run again and again on the same numbers, and on which shapes how many times each.
-REPEATED = ("balanced", "ordered", DETERMINISTIC)
+REPEATED = ("balanced", "ordered", TWO_KERNELS)
 REPEATED_SHAPES: tuple[Shape, ...] = tuple((2, 16, 4096, d, causal) for d in (64, 128) for causal in (False, True))
 REPEATED_RUNS = 250
 #: How long a step's check may take, in seconds.
@@ -56,18 +56,18 @@ Backward = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def backwards() -> dict[str, Backward]:
-    """The present backward pass and each step's, under one interface: q, k, v, o, lse, do, dlse, causal, scale."""
+    """Each step's backward pass and those beside them: functions of q, k, v, o, lse, do, dlse, causal, scale."""
     from solutions.capstone_hopper import launch, launch_reordered  # Gluon's kernels exist only where Triton compiles
 
-    def of(step: launch_reordered.Reordering) -> Backward:
+    def of(step: launch_reordered.Step) -> Backward:
         return lambda *given: launch_reordered.hopper_backward_reordered(*given, step)
 
-    steps = {name: of(step) for name, step in launch_reordered.STEPS.items()}
-    return {PRESENT: lambda *given: launch.hopper_backward(*given, True), DETERMINISTIC: deterministic, **steps}
+    steps = {step.name.lower(): of(step) for step in launch_reordered.Step}
+    return {START: lambda *given: launch.hopper_backward(*given, True), TWO_KERNELS: two_kernels, **steps}
 
 
-def deterministic(q, k, v, o, lse, do, dlse, causal: bool, scale: float) -> tuple[torch.Tensor, ...]:
-    """Attention's default: dK and dV by the capstone's kernel, dQ by lab 3's."""
+def two_kernels(q, k, v, o, lse, do, dlse, causal: bool, scale: float) -> tuple[torch.Tensor, ...]:
+    """dK and dV by the kernel before the first step, dQ by lab 3's."""
     from solutions.capstone_hopper import launch
 
     _, dk, dv = launch.hopper_backward(q, k, v, o, lse, do, dlse, causal, scale, False)
@@ -215,7 +215,7 @@ def point(shape: Shape, names: Sequence[str], fa4: bool, rounds: int, lap_second
         "timed": {name: {**each.as_dict(), "flops_per_second": work / each.median} for name, each in timed.items()},
         "over": {
             base: {name: timing.ratio(timed[base], each).as_dict() for name, each in timed.items() if name != base}
-            for base in (PRESENT, CUDNN, FA4)
+            for base in (START, CUDNN, FA4)
             if base in timed
         },
         "kernels": {name: kernels(call) for name, call in found.items()},

@@ -59,38 +59,47 @@ def forward(head_dim: int, causal: bool, kind: str, ragged: bool = False) -> dic
 
 
 def backward(head_dim: int, causal: bool, kind: str, sum_dq: bool) -> dict:
-    """The backward kernel as ``launch`` specialises it."""
+    """The backward kernel for a head_dim of 64 or 128, as ``launch`` specialises it."""
     tile = module("tuning").backward(head_dim)
-    wide = tile.warps == 8
-    rows = f"tensordesc<fp32[1, {tile.rows}],{module('parts').ROW_LAYOUT!r}>"
-    types_ = {
-        "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
-        "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
-        "delta_desc": rows, "dq_desc": tiles(64, head_dim if wide else head_dim * tile.rows // 128, "fp32"),
-        "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind), "scale": "fp32",
-        "scale_log2": "fp32",
+    types_ = backward_types(head_dim, kind) | {
+        "dq_desc": tiles(64, head_dim * tile.rows // 128, "fp32"), "scale": "fp32", "scale_log2": "fp32",
     }  # fmt: skip
     constants = {"M": tile.rows, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "DQ": sum_dq}
-    if wide:
-        return compiled(
-            module("backward_wide").hopper_wide_backward_kernel, types_, constants, tile.launch_maxnreg, tile.warps
-        )
     constants |= {"EARLY": tile.early, "REGISTERS": tile.registers}
     return compiled(module("backward").hopper_backward_kernel, types_, constants, tile.launch_maxnreg)
+
+
+def backward_types(head_dim: int, kind: str) -> dict[str, str]:
+    """The types of the descriptors that all backward kernels have."""
+    tile = module("tuning").backward(head_dim)
+    rows = f"tensordesc<fp32[1, {tile.rows}],{module('parts').ROW_LAYOUT!r}>"
+    return {
+        "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
+        "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
+        "delta_desc": rows, "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind),
+    }  # fmt: skip
+
+
+def wide(causal: bool, kind: str, ordered: bool, ragged: bool = False) -> dict:
+    """The backward kernel for a head_dim of 256, as ``launch_wide`` specialises it."""
+    tile = module("tuning").backward(256)
+    types_ = backward_types(256, kind) | {
+        "sums": tiles(tile.rows, 256, "fp32"), "turns": "*i32", "scale": "fp32", "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {"S": tile.stages, "CAUSAL": causal, "RAGGED": ragged, "ORDERED": ordered}
+    return compiled(
+        module("backward_wide").hopper_wide_backward_kernel, types_, constants, tile.launch_maxnreg, tile.warps
+    )
 
 
 def reordered(head_dim: int, causal: bool, kind: str, step: str, keys: int = 256) -> dict:
     """The reordered backward kernel of one step, as its launch specialises it for so many keys."""
     launch, gl_layout = module("launch_reordered"), module("parts").ROW_LAYOUT
-    tile, change = module("tuning").backward(head_dim), launch.STEPS[step]
+    tile, change = module("tuning").backward(head_dim), launch.Step[step.upper()]
     constants = launch.constants(tile, causal, keys, change)
-    rows = f"tensordesc<fp32[1, {tile.rows}],{gl_layout!r}>"
-    sums = f"tensordesc<fp32[128, 32],{gl_layout!r}>" if constants["LINEAR"] else tiles(64, 64, "fp32")
-    types_ = {
-        "q_desc": tiles(tile.rows, head_dim, kind), "k_desc": tiles(tile.columns, head_dim, kind),
-        "v_desc": tiles(tile.columns, head_dim, kind), "do_desc": tiles(tile.rows, head_dim, kind), "lse_desc": rows,
-        "delta_desc": rows, "sums": "*fp32" if change.red else sums, "turns": "*i32", "scale_log2": "fp32",
-        "dk_desc": tiles(64, head_dim, kind), "dv_desc": tiles(64, head_dim, kind),
+    sums = f"tensordesc<fp32[128, 32],{gl_layout!r}>" if change >= launch.Step.LINEAR else tiles(64, 64, "fp32")
+    types_ = backward_types(head_dim, kind) | {
+        "sums": "*fp32" if change >= launch.Step.RED else sums, "turns": "*i32", "scale_log2": "fp32",
     }  # fmt: skip
     return compiled(launch.reordered_backward_kernel, types_, constants, tile.launch_maxnreg)
 
@@ -181,6 +190,6 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
 
 if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
-    kernels = {"forward": forward, "backward": backward, "reordered": reordered}
+    kernels = {"forward": forward, "backward": backward, "wide": wide, "reordered": reordered}
     kernels |= {"block_scaled": block_scaled, "latents": latents}
     print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

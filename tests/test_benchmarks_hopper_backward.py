@@ -83,7 +83,7 @@ def test_runs_that_differ_from_the_first_are_counted(monkeypatch):
 @pytest.mark.slow
 def test_each_shape_has_times_and_ratios_of_all_that_are_right(kernels, known_times, monkeypatch, capsys):
     monkeypatch.setattr(hopper_backward.hopper_implementations, "need_hopper", lambda: None)
-    names = ["present", "right"]
+    names = ["start", "right"]
     monkeypatch.setattr(hopper_backward, "backwards", lambda: dict.fromkeys([*names, "off"], plain_backward))
     monkeypatch.setattr(hopper_backward, "checked", lambda name: "dk is off by 1" if name == "off" else "")
     monkeypatch.setattr(hopper_backward.attention_speed, "baseline", lambda backend: forward_only)
@@ -96,12 +96,12 @@ def test_each_shape_has_times_and_ratios_of_all_that_are_right(kernels, known_ti
     monkeypatch.setattr(hopper_backward, "importlib", SimpleNamespace(import_module=lambda name: module))
     results = hopper_backward.measure(shapes=[(1, 2, 64, 64, True)], rounds=2, lap_seconds=0.0)
     assert problems("hopper_backward", results) == []
-    assert results["cases"] == {"present": 80, "right": 80, "fa4": 12}
+    assert results["cases"] == {"start": 80, "right": 80, "fa4": 12}
     assert results["unavailable"] == {"off": "dk is off by 1", "fa3": "broken"}
     (item,) = results["points"]
     assert list(item["timed"]) == [*names, "cudnn", "fa4"] and item["kernels"].keys() == item["timed"].keys()
     assert {base: set(over) for base, over in item["over"].items()} == {
-        base: set(item["timed"]) - {base} for base in ("present", "cudnn", "fa4")
+        base: set(item["timed"]) - {base} for base in ("start", "cudnn", "fa4")
     }
     text = hopper_backward.table(results)
     assert "right: 0 of 9 runs equal" in text

@@ -152,8 +152,8 @@ def test_the_forward_kernel_compiles_for_hopper_and_its_values_stay_in_registers
 
 @pytest.mark.compat
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", thorough_but(attention.HEAD_DIMS, 128))
-def test_the_backward_kernels_compile_for_hopper_and_their_values_stay_in_registers(head_dim: int):
+@pytest.mark.parametrize("head_dim", thorough_but((64, 128), 128))
+def test_the_first_backward_kernel_compiles_for_hopper_and_its_values_stay_in_registers(head_dim: int):
     cases = [(head_dim, sum_dq) for sum_dq in (False, True)]
     for case, used in zip(cases, compile_orders(*[("backward", d, True, "fp16", sum_dq) for d, sum_dq in cases])):
         assert used["shared"] <= SHARED_MEMORY, (case, used)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 launch = pytest.importorskip("solutions.capstone_hopper.launch", reason="this Triton has no Gluon")
 FORWARD = launch.hopper_forward_kernel
-BACKWARD = {name: getattr(launch, name) for name in vars(launch) if name.startswith("hopper") and "backward_k" in name}
+BACKWARD = launch.hopper_backward_kernel
 #: (batch, query heads, key heads, queries, keys)
 SHAPES = [(1, 2, 1, 1, 77), (2, 2, 2, 300, 300), (1, 2, 2, 65, 515), (1, 2, 1, 515, 65), (1, 3, 3, 200, 384)]
 
@@ -69,11 +69,10 @@ def test_the_forward_kernel_is_right_in_whatever_order_things_happen(monkeypatch
 
 @pytest.mark.parametrize("sum_dq", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_backward_kernel_is_right_in_whatever_order_things_happen(monkeypatch, head_dim, causal, sum_dq):
     for seed, (batch, heads, kv_heads, queries, keys) in enumerate((SHAPES[0], *SHAPES[2:4])):
-        for name, kernel in BACKWARD.items():
-            monkeypatch.setattr(launch, name, Emulated(kernel, seed))
+        monkeypatch.setattr(launch, "hopper_backward_kernel", Emulated(BACKWARD, seed))
         q, k, v, do = tensors(seed, batch, heads, kv_heads, queries, keys, head_dim)
         exact = [x.double() for x in (q, k, v)]
         o, lse = reference.attention(*exact, causal)

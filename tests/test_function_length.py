@@ -23,7 +23,6 @@ EXCEPTIONS = {
     "benchmarks/shared_prefix.py::measure": "as it was measured; to be split with the next record",
     "benchmarks/truth_cases.py::cases": "a list of sixteen cases, drawn in order from one generator",
     "solutions/capstone_hopper/backward.py::consumer": "a warpgroup's program: one loop over tiles held in registers",
-    "solutions/capstone_hopper/backward_reordered.py::reordered_backward_kernel": "all steps in one, as measured",
     "solutions/capstone_hopper/backward_wide.py::consumers": "as backward.py's",
     "solutions/capstone_hopper/forward.py::consumer": "as backward.py's",
     "solutions/capstone_hopper/steps/traced.py::consumer": "as forward.py's, with marks in it that a trace is read off",

@@ -7,7 +7,6 @@ from torch.autograd.function import once_differentiable
 
 from solutions.lab3_flash_attention import flash_attention_with_lse as portable_attention
 from solutions.lab3_flash_attention.arguments import check_attention, dtype_name, softmax_scale
-from solutions.lab3_flash_attention.flash_backward import attention_delta, flash_dq
 from utils import runtime
 
 HEAD_DIMS = (64, 128, 256)
@@ -50,21 +49,17 @@ class HopperAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, dlse):
-        """Gradients of q, k and v that are asked for."""
-        from .launch import hopper_backward
+        """Gradients of q, k and v."""
+        from .launch_reordered import Step, hopper_backward_reordered
+        from .launch_wide import hopper_wide_backward
 
         q, k, v, o, lse = ctx.saved_tensors
-        if do is None:
-            do = torch.zeros_like(o)
-        wants_q, wants_kv = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        dq = dk = dv = None
-        if wants_kv or not ctx.deterministic:
-            dq, dk, dv = hopper_backward(q, k, v, o, lse, do, dlse, ctx.causal, ctx.scale, not ctx.deterministic)
-        if wants_q and dq is None:
-            blind = max(0, q.shape[2] - k.shape[2]) if ctx.causal else 0
-            delta = attention_delta(o, do, dlse, blind)
-            dq = flash_dq(q, k, v, do, lse, delta, ctx.causal, ctx.scale)
-        return dq, dk, dv, None, None, None
+        given = (q, k, v, o, lse, torch.zeros_like(o) if do is None else do, dlse, ctx.causal, ctx.scale)
+        if q.shape[3] == 256:
+            gradients = hopper_wide_backward(*given, ctx.deterministic)
+        else:
+            gradients = hopper_backward_reordered(*given, Step.ORDERED if ctx.deterministic else Step.BALANCED)
+        return *gradients, None, None, None
 
 
 def flash_attention_with_lse(
@@ -78,8 +73,8 @@ def flash_attention_with_lse(
         k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq.
         causal: Query i sees keys j <= i + Nk - Nq.
         scale: Factor of the scores, by default 1 / sqrt(D).
-        deterministic: Whether two backward passes are equal to the bit. Without it TMA sums dq in the
-            order in which parts arrive, which is faster.
+        deterministic: Whether two backward passes are equal to the bit. Without it dq is summed in the order in which
+            its parts arrive, which is faster.
 
     Returns:
         o, of q's shape and dtype, and L (B, Hq, Nq) float32, the natural logsumexp of each row of scores.

@@ -81,7 +81,7 @@ def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, lead, 
         dk = warpgroup_mma(ds16, q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, [dv, dq])
         if ORDERED:
-            mbarrier.wait(turn.index(GROUP), (step - 1) & 1)
+            mbarrier.wait(turn.index((step - 1) & 1), ((step - 1) >> 1) & 1)
         add_from_registers(dq, sums, part_before)
     mbarrier.arrive(ds_ready[GROUP].index(step % 3))
     dk = warpgroup_mma_wait(0, [dk])
@@ -120,6 +120,6 @@ def lagged_consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, sh
         dq = dq_of(GROUP, steps - 1, matrix(k_tiles.index(0), N, D), ds_tile, ds_ready, M, D * M // 128)
         dq = warpgroup_mma_wait(0, [dq])
         if ORDERED:
-            mbarrier.wait(turn.index(GROUP), (steps - 1) & 1)
+            mbarrier.wait(turn.index((steps - 1) & 1), ((steps - 1) >> 1) & 1)
         add_from_registers(dq, sums, 2 * number + GROUP)
     hand_over(GROUP, dk, dv, scale_log2, kept, ds_ready, steps % 3, (steps // 3) & 1)

@@ -1,8 +1,10 @@
 """Programs that add to the same part of dQ take turns, always in the same order: equal runs give equal gradients.
 
-Each part has a counter of the programs that have added to it. Each consumer warpgroup has a *keeper*, one warp that
-waits until all programs before this one have added, tells the warpgroup, and counts on when that has added, too. So
-the warpgroup itself waits for nothing but a barrier in shared memory.
+Each part has a counter of the programs that have added to it. Warps of their own mind the counters, so that the
+consumer warpgroups wait for nothing but a barrier in shared memory. One waits until all programs before this one have
+added to a tile, and tells the warpgroups; for each part another counts on when it is added. Waiting and counting on are
+apart because each goes to the L2 cache and back: while the end of one turn is still on its way, the next one is already
+being waited for.
 
 Nobody waits for a program with a later number, so none that runs waits for one that cannot start. Without a mask the
 first tile of keys adds first. Under a causal mask the last one that sees a part does, and programs are numbered from
@@ -21,12 +23,12 @@ from .backward_pieces import first_tile, next_tile, of_last_heads, place, query_
 
 
 @gluon.jit
-def programs_before(lead, key_tile, GROUP: gl.constexpr, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
-    """How many programs add to a part of dQ before this one; ``lead`` is that of its tile of queries."""
+def programs_before(lead, key_tile, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """How many programs add to a tile of dQ before this one; ``lead`` is how far it sees beyond this tile of keys."""
     before = key_tile
     if CAUSAL:  # noqa: SIM102  (a constexpr is decided while compiling)
         if not of_last_heads():
-            before = gl.minimum((lead + 64 * GROUP + M - 1) // N, gl.num_programs(1) - 1 - key_tile)
+            before = gl.minimum((lead + M - 1) // N, gl.num_programs(1) - 1 - key_tile)
     return before
 
 
@@ -51,20 +53,44 @@ def end_turn(counter):
 
 
 @gluon.jit
-def keeper(GROUP: gl.constexpr, turns, sizes, turn, ds_ready, M: gl.constexpr, N: gl.constexpr,
-           CAUSAL: gl.constexpr):  # fmt: skip
-    """One warp: the turns of one warpgroup, whose arrival with dS of a step says that dQ of the one before is added."""
+def turn_taker(turns, sizes, turn, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+               PARTS: gl.constexpr):  # fmt: skip
+    """One warp: for each step waits until all programs before this one have added to all parts of a tile, and says so.
+
+    Barriers of the steps take turns. A turn completes when those who end turns have ended the one before the last, too
+    (:func:`turn_ender`), so that no barrier is a phase ahead of one who waits for it.
+    """
     heads, group, _queries, _keys = sizes
     key_tile, _kv_head, _batch = place(heads, group, CAUSAL)
-    own = key_tile * N + GROUP * 64
-    first, tiles = query_tiles(key_tile * N, sizes, N, M, CAUSAL)
+    own = key_tile * N
+    first, tiles = query_tiles(own, sizes, N, M, CAUSAL)
     number, first_lead = first_tile(own, sizes, first, M, CAUSAL)
     turning = where_to_turn(own, sizes, first, M, CAUSAL)
     lead = first_lead
     for step in range(tiles * group):
-        counter = turns + 2 * number + GROUP
-        wait_for_turn(counter, programs_before(lead, key_tile, GROUP, M, N, CAUSAL))
-        mbarrier.arrive(turn.index(GROUP))
+        before = programs_before(lead, key_tile, M, N, CAUSAL)
+        for part in gl.static_range(PARTS):
+            wait_for_turn(turns + PARTS * number + part, before)
+        mbarrier.wait(turn.index(step & 1), ((step >> 1) & 1) ^ 1)
+        mbarrier.arrive(turn.index(step & 1))
         number, lead = next_tile(number, lead, first_lead, turning, M, CAUSAL)
-        mbarrier.wait(ds_ready[GROUP].index((step + 1) % 3), ((step + 1) // 3) & 1)
-        end_turn(counter)
+
+
+@gluon.jit
+def turn_ender(PART: gl.constexpr, turns, sizes, turn, added, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+               PARTS: gl.constexpr):  # fmt: skip
+    """One warp: counts on when one part of a step's tile is added, which ``added`` of the next step says."""
+    heads, group, _queries, _keys = sizes
+    key_tile, _kv_head, _batch = place(heads, group, CAUSAL)
+    own = key_tile * N
+    first, tiles = query_tiles(own, sizes, N, M, CAUSAL)
+    number, first_lead = first_tile(own, sizes, first, M, CAUSAL)
+    turning = where_to_turn(own, sizes, first, M, CAUSAL)
+    lead = first_lead
+    mbarrier.arrive(turn.index(0))
+    mbarrier.arrive(turn.index(1))
+    for step in range(tiles * group):
+        mbarrier.wait(added.index((step + 1) % 3), ((step + 1) // 3) & 1)
+        end_turn(turns + PARTS * number + PART)
+        mbarrier.arrive(turn.index(step & 1))
+        number, lead = next_tile(number, lead, first_lead, turning, M, CAUSAL)

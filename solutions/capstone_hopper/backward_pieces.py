@@ -1,4 +1,4 @@
-"""What the steps of the reordered backward kernel share: its producer, and the pieces that consumers are made of."""
+"""What the faster backward kernels share: the producer, and the pieces that consumers are made of."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
         tma.async_copy_global_to_shared(do_desc, [batch, head, row, 0], do_full.index(s), do_tiles.index(s))
         tma.async_copy_global_to_shared(delta_desc, [batch * heads + head, row], do_full.index(s), delta_rows.index(s))
     mbarrier.wait(done, 0)
-    for i in gl.static_range(2):
+    for i in gl.static_range(N // 64):
         at = [batch, kv_head, key_tile * N + 64 * i, 0]
         tma.async_copy_shared_to_global(dk_desc, at, dk_tiles.index(i))
         tma.async_copy_shared_to_global(dv_desc, at, dv_tiles.index(i))

@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward import query_tile, send
 from .backward_lagged import lagged_consumer
-from .backward_ordered import keeper
+from .backward_ordered import turn_ender, turn_taker
 from .backward_pieces import (
     add_from_registers,
     dq_product,
@@ -172,17 +172,42 @@ def consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, shared, M
     hand_over(GROUP, dk, dv, scale_log2, kept, shared[2], steps & 1, (steps >> 1) & 1)
 
 
+@gluon.jit
+def memory_of_dq(sums, dtype: gl.constexpr, D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, LINEAR: gl.constexpr,
+                 REORDERED: gl.constexpr, RED: gl.constexpr, LAGGED: gl.constexpr, ORDERED: gl.constexpr):  # fmt: skip
+    """Places for dS and dQ, the barriers that say that dS is there, and those of turns or of free places for dS."""
+    PLACES: gl.constexpr = 3 if LAGGED else 2
+    ds_tile = gl.allocate_shared_memory(dtype, [PLACES, N, M], gl.NVMMASharedLayout(128, 16, 2))
+    if RED:
+        dq_tiles = ds_tile  # not used
+    elif LINEAR:
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], sums.layout)
+    else:
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, D * M // 128], sums.layout)
+    if REORDERED:
+        ds_ready = (barriers(PLACES, 1), barriers(PLACES, 1))
+    else:
+        of_both = barriers(2, 2)
+        ds_ready = (of_both, of_both)
+    return ds_tile, dq_tiles, ds_ready, barriers(2, 3 if ORDERED else 2)
+
+
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "keys"])
 def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, sums, turns, dk_desc, dv_desc,
                               scale_log2, heads, group, queries, keys, S: gl.constexpr, CAUSAL: gl.constexpr,
-                              RAGGED: gl.constexpr, LATE: gl.constexpr, LINEAR: gl.constexpr, REORDERED: gl.constexpr,
-                              RED: gl.constexpr, LAGGED: gl.constexpr, ORDERED: gl.constexpr, EARLY: gl.constexpr,
+                              RAGGED: gl.constexpr, STEP: gl.constexpr, EARLY: gl.constexpr,
                               REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. Grid: :func:`place`.
 
-    ``sums`` is a descriptor of what dQ is summed in, with ``RED`` a pointer to it. ``turns`` are int32 counters, one
-    for each part of dQ.
+    ``STEP`` is one of :class:`.launch_reordered.Step`. ``sums`` is a descriptor of what dQ is summed in, with ``RED`` a
+    pointer to it. ``turns`` are int32 counters, one for each part of dQ.
     """
+    LATE: gl.constexpr = STEP >= 1
+    LINEAR: gl.constexpr = STEP >= 2
+    REORDERED: gl.constexpr = STEP >= 3
+    RED: gl.constexpr = STEP >= 4
+    LAGGED: gl.constexpr = STEP >= 5
+    ORDERED: gl.constexpr = STEP >= 7
     dtype: gl.constexpr = q_desc.dtype
     M: gl.constexpr = q_desc.block_shape[2]
     N: gl.constexpr = k_desc.block_shape[2]
@@ -193,28 +218,15 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
     do_tiles = gl.allocate_shared_memory(dtype, [S, 1, 1, M, D], do_desc.layout)
     lse_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], lse_desc.layout)
     delta_rows = gl.allocate_shared_memory(gl.float32, [S, 1, M], delta_desc.layout)
-    PLACES: gl.constexpr = 3 if LAGGED else 2
-    ds_tile = gl.allocate_shared_memory(dtype, [PLACES, N, M], gl.NVMMASharedLayout(128, 16, 2))
-    if RED:
-        dq_tiles = ds_tile  # not used
-    elif LINEAR:
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 128, 32], sums.layout)
-    else:
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, D * M // 128], sums.layout)
+    shared = memory_of_dq(sums, dtype, D, M, N, LINEAR, REORDERED, RED, LAGGED, ORDERED)
     q_empty = barriers(S, 2)
-    if REORDERED:
-        do_empty = q_empty
-        ds_ready = (barriers(PLACES, 1), barriers(PLACES, 1))
-    else:
+    do_empty = q_empty
+    if not REORDERED:
         do_empty = barriers(S, 2)
-        of_both = barriers(2, 2)
-        ds_ready = (of_both, of_both)
     dk_tiles = k_tiles._reinterpret(dtype, [2, 1, 1, 64, D], dk_desc.layout)  # when keys and values are not needed
     dv_tiles = v_tiles._reinterpret(dtype, [2, 1, 1, 64, D], dv_desc.layout)
     kept = (k_tiles, v_tiles, dk_tiles, dv_tiles, barriers(1, 1).index(0), barriers(1, 2).index(0))
     ring = (q_tiles, do_tiles, lse_rows, delta_rows, barriers(S, 1), q_empty, barriers(S, 1), do_empty)
-    turn = barriers(2, 1) if ORDERED else barriers(2, 2)
-    shared = (ds_tile, dq_tiles, ds_ready, turn)
     fence_async_shared()
     sizes = (heads, group, queries, keys)
     descriptors = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc)
@@ -225,9 +237,10 @@ def reordered_backward_kernel(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_d
             (lagged_consumer, (gl.constexpr(1), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,
                                EARLY, ORDERED)),
             (producer, (descriptors, sizes, kept, ring, M, N, S, CAUSAL, ORDERED and CAUSAL)),
-            (keeper, (gl.constexpr(0), turns, sizes, turn, ds_ready, M, N, CAUSAL)),
-            (keeper, (gl.constexpr(1), turns, sizes, turn, ds_ready, M, N, CAUSAL)),
-        ], [4, 1, 1, 1], [REGISTERS, 24, 24, 24])  # fmt: skip
+            (turn_taker, (turns, sizes, shared[3], M, N, CAUSAL, 2)),
+            (turn_ender, (gl.constexpr(0), turns, sizes, shared[3], shared[2][0], M, N, CAUSAL, 2)),
+            (turn_ender, (gl.constexpr(1), turns, sizes, shared[3], shared[2][1], M, N, CAUSAL, 2)),
+        ], [4, 1, 1, 1, 1], [REGISTERS, 24, 24, 24, 24])  # fmt: skip
     elif LAGGED:
         gl.warp_specialize([
             (lagged_consumer, (gl.constexpr(0), sums, scale_log2, sizes, kept, ring, shared, M, N, S, CAUSAL, RAGGED,

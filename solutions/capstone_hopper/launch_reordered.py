@@ -1,13 +1,13 @@
-"""Launches of :mod:`.backward_reordered`. Attention does not use them yet.
+"""The backward pass for a head_dim of 64 or 128: launches of :mod:`.backward_reordered`.
 
-``STEPS`` is a ladder from :mod:`.launch`'s backward pass, one change a step, so that each change can be measured
-beside the one before it (``benchmarks.hopper_backward``). The last but one is the fastest; with the last, equal runs
-give equal gradients.
+:class:`Step` is a ladder from :mod:`.launch`'s backward pass, one change a step, so that each change can be measured
+beside the one before it (``benchmarks.hopper_backward``). Attention uses the last two: ``BALANCED`` is the fastest, and
+with ``ORDERED`` equal runs give equal gradients.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
 
 import torch
 import triton
@@ -16,78 +16,40 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import tuning
 from .backward_reordered import reordered_backward_kernel
-from .launch import scaled_kernel
+from .launch import row_terms, scaled
 from .parts import LOG2_E, ROW_LAYOUT, copyable, rows_of, tiles_of
 
 
-@dataclass(frozen=True)
-class Reordering:
-    """What differs from the present backward kernel. Code for the end of the keys is compiled only where it is needed.
+class Step(enum.IntEnum):
+    """Each has the changes of those before it.
 
     Attributes:
-        late: The logsumexp and delta are subtracted from finished products; no accumulator starts from them.
-        linear: dQ is stored and summed in the order in which threads hold it. The kernel before zeroes the sums, and
+        MASK: Code for the end of the keys is compiled only where it is needed.
+        LATE: The logsumexp and delta are subtracted from finished products; no accumulator starts from them.
+        LINEAR: dQ is stored and summed in the order in which threads hold it. The kernel before zeroes the sums, and
             the kernel after puts them into order.
-        reordered: dQ is issued before dK, and is stored while dK is computed; queries and output gradients share a
+        REORDERED: dQ is issued before dK, and is stored while dK is computed; queries and output gradients share a
             barrier.
-        red: Threads add dQ to global memory from registers, four numbers at a time.
-        lagged: dQ is computed a step late, when the other warpgroup's dS has long been there.
-        balanced: Under a causal mask, tiles of keys of several heads go side by side, the longest first.
-        ordered: Programs add to dQ in a fixed order; several heads go side by side without a mask, too.
+        RED: Threads add dQ to global memory from registers, four numbers at a time.
+        LAGGED: dQ is computed a step late, when the other warpgroup's dS has long been there.
+        BALANCED: Under a causal mask, tiles of keys of several heads go side by side, the longest first.
+        ORDERED: Programs add to dQ in a fixed order; several heads go side by side without a mask, too.
     """
 
-    late: bool = False
-    linear: bool = False
-    reordered: bool = False
-    red: bool = False
-    lagged: bool = False
-    balanced: bool = False
-    ordered: bool = False
+    MASK = 0
+    LATE = 1
+    LINEAR = 2
+    REORDERED = 3
+    RED = 4
+    LAGGED = 5
+    BALANCED = 6
+    ORDERED = 7
 
 
-#: One change a step, in this order.
-STEPS = {
-    "mask": Reordering(),
-    "late": Reordering(late=True),
-    "linear": Reordering(late=True, linear=True),
-    "reordered": Reordering(late=True, linear=True, reordered=True),
-    "red": Reordering(late=True, linear=True, reordered=True, red=True),
-    "lagged": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True),
-    "balanced": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True, balanced=True),
-    "ordered": Reordering(late=True, linear=True, reordered=True, red=True, lagged=True, balanced=True, ordered=True),
-}
 #: Floats of a warpgroup's part of dQ, which is always 64 by 64.
 PART = 64 * 64
 #: Bytes of queries, output gradients and sums of dQ of the heads side by side, at most: they fit an H100's L2 cache.
 TOGETHER_BYTES = 32 * 2**20
-
-
-@triton.jit
-def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_ptr, factor, heads, queries, padded, o_b,
-                     o_h, o_n, do_b, do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
-                     DLSE: tl.constexpr, ZERO: tl.constexpr):  # fmt: skip
-    """What is added to a row of scores and of dP: -L * factor and -delta, delta = rowsum(dO * O) - dL.
-
-    Rows are padded to whole tiles. One that sees no key, or that is none, gets -inf and 0: its weights are 0. With
-    ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the way.
-    """
-    head = tl.program_id(1).to(tl.int64)
-    b, h = head // heads, head % heads
-    row = tl.program_id(0) * M + tl.arange(0, M)
-    column = tl.arange(0, D)
-    there = row < queries
-    at = row.to(tl.int64)[:, None]
-    if ZERO:
-        tl.store(sum_ptr + (head * padded + at) * D + column, tl.zeros([M, D], tl.float32))
-    o = tl.load(o_ptr + b * o_b + h * o_h + at * o_n + column, mask=there[:, None], other=0.0)
-    do = tl.load(do_ptr + b * do_b + h * do_h + at * do_n + column, mask=there[:, None], other=0.0)
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    if DLSE:
-        delta -= tl.load(dlse_ptr + b * dlse_b + h * dlse_h + row.to(tl.int64) * dlse_n, mask=there, other=0.0)
-    lse = tl.load(lse_ptr + head * queries + row, mask=there, other=float("-inf"))
-    sees = lse != float("-inf")
-    tl.store(score_ptr + head * padded + row, tl.where(sees, -lse * factor, float("-inf")))
-    tl.store(dp_ptr + head * padded + row, tl.where(sees, -delta, 0.0))
 
 
 @triton.jit
@@ -110,12 +72,12 @@ def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl
 
 def hopper_backward_reordered(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, do: torch.Tensor,
-    dlse: torch.Tensor | None, causal: bool, scale: float, step: Reordering = STEPS["balanced"],
+    dlse: torch.Tensor | None, causal: bool, scale: float, step: Step,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dq, dk and dv as :func:`.launch.hopper_backward` returns them with ``sum_dq``, for a head_dim of 64 or 128.
+    """dq, dk and dv of q's, k's and v's shapes and dtype.
 
     Args:
-        q, do: (B, Hq, Nq, D), float16 or bfloat16.
+        q, do: (B, Hq, Nq, D), float16 or bfloat16, D = 64 or 128.
         k, v: (B, Hkv, Nk, D) of q's dtype; Hkv divides Hq.
         o, lse: What the forward pass returned: (B, Hq, Nq, D) of q's dtype, and (B, Hq, Nq) float32.
         dlse: Gradient of the logsumexp (B, Hq, Nq), float32, or None.
@@ -129,41 +91,37 @@ def hopper_backward_reordered(
         raise ValueError(f"head_dim must be 64 or 128, got {head_dim}")
     tile = tuning.backward(head_dim)
     padded = triton.cdiv(queries, tile.rows) * tile.rows
-    score_terms = torch.empty((batch * heads, padded), dtype=torch.float32, device=q.device)
-    dp_terms = torch.empty_like(score_terms)
-    if step.linear:
+    if step >= Step.LINEAR:
         sums = torch.empty((batch * heads * padded * head_dim // 32, 32), dtype=torch.float32, device=q.device)
         dq_descriptor = TensorDescriptor(sums, list(sums.shape), list(sums.stride()), [PART // 32, 32], ROW_LAYOUT)
     else:
         sums = torch.zeros((batch, heads, queries, head_dim), device=q.device)
         dq_descriptor = tiles_of(sums, 64, 64)
     do = do if do.stride(3) == 1 else do.contiguous()
-    row_terms_kernel[(padded // 64, batch * heads)](
-        o, do, lse, dlse, score_terms, dp_terms, sums, LOG2_E if step.late else 1 / scale, heads, queries, padded,
-        *o.stride()[:3], *do.stride()[:3], *(dlse.stride() if dlse is not None else (0, 0, 0)), D=head_dim, M=64,
-        DLSE=dlse is not None, ZERO=step.linear,
-    )  # fmt: skip
-    dq = torch.empty((batch, heads, queries, head_dim), dtype=q.dtype, device=q.device)
+    factor = LOG2_E if step >= Step.LATE else 1 / scale
+    score_terms, dp_terms = row_terms(o, do, lse, dlse, factor, padded, sums if step >= Step.LINEAR else None)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     turns = sums  # not used
-    if step.ordered:
+    if step == Step.ORDERED:
         turns = torch.zeros(batch * heads * padded * head_dim // PART, dtype=torch.int32, device=q.device)
     together = 1
-    if step.ordered or (step.balanced and causal):
+    if step == Step.ORDERED or (step == Step.BALANCED and causal):
         together = heads_together(batch * kv_heads, heads // kv_heads * queries * head_dim * 8)
     reordered_backward_kernel[(together, triton.cdiv(keys, tile.columns), batch * kv_heads // together)](
         tiles_of(copyable(q), tile.rows, head_dim), tiles_of(copyable(k), tile.columns, head_dim),
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(copyable(do), tile.rows, head_dim),
-        rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step.red else dq_descriptor, turns,
-        tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale * LOG2_E, heads, heads // kv_heads, queries, keys,
+        rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step >= Step.RED else dq_descriptor,
+        turns, tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale * LOG2_E, heads, heads // kv_heads,
+        queries, keys,
         **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
-    if step.linear:
-        parts = padded * head_dim // PART
-        from_accumulator_order_kernel[(parts, batch * heads)](sums, dq, scale, queries, padded, D=head_dim)
-    else:
-        scaled_kernel[(triton.cdiv(dq.numel(), 4096),)](sums, dq, scale, dq.numel(), BLOCK=4096)
+    if step < Step.LINEAR:
+        return scaled(sums, q, scale, queries), dk, dv
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    from_accumulator_order_kernel[(padded * head_dim // PART, batch * heads)](
+        sums, dq, scale, queries, padded, D=head_dim
+    )
     return dq, dk, dv
 
 
@@ -178,10 +136,9 @@ def heads_together(kv_heads: int, touched: int) -> int:
     return max(n for n in range(1, most + 1) if kv_heads % n == 0)
 
 
-def constants(tile: tuning.BackwardTile, causal: bool, keys: int, step: Reordering) -> dict[str, int | bool]:
+def constants(tile: tuning.BackwardTile, causal: bool, keys: int, step: Step) -> dict[str, int | bool]:
     """The kernel's compile-time constants by name."""
     return {
-        "S": tile.stages, "CAUSAL": causal, "RAGGED": not causal and keys % tile.columns != 0, "LATE": step.late,
-        "LINEAR": step.linear, "REORDERED": step.reordered, "RED": step.red, "LAGGED": step.lagged,
-        "ORDERED": step.ordered, "EARLY": tile.early, "REGISTERS": tile.registers,
+        "S": tile.stages, "CAUSAL": causal, "RAGGED": not causal and keys % tile.columns != 0, "STEP": int(step),
+        "EARLY": tile.early, "REGISTERS": tile.registers,
     }  # fmt: skip
