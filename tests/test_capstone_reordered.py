@@ -218,8 +218,7 @@ def test_programs_take_turns_in_any_group_of_heads(monkeypatch, head_dim, causal
         assert max(found) < ALLOWED[torch.float16], (shape, found)
 
 
-#: What is changed in which of the kernel's files, what the emulator then finds, and in which step; "wide" is a head_dim of
-#: 256.
+#: What is changed in which of the kernel's files, what the emulator then finds, and in which step; "wide": D = 256.
 MISTAKES = {
     "one barrier": (
         "backward_reordered",
