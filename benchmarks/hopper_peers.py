@@ -6,9 +6,9 @@ Both are packages of FlashAttention's authors, and the course does not need them
 * ``fa4``, in CuTe's Python for Hopper and Blackwell: ``flash_attn.cute`` of the package ``flash-attn-4``
 
 **Right first.** Ragged cases of each head_dim and mask are held against float64 by lab 3's rule. Who is wrong is not
-timed.
+timed at that head_dim.
 
-**Then timed.** Lab 3's eight shapes, each direction, as :mod:`benchmarks.hopper_attention` measures them. The packages
+**Then timed.** The shapes of :mod:`benchmarks.hopper_attention`, each direction, as it measures them. The packages
 get views (batch, seq_len, heads, head_dim) of everybody's inputs, which costs no copy. They keep their defaults: in
 the backward pass dQ is summed in the order in which its parts arrive, as ``ours, fast`` does it.
 """
@@ -106,7 +106,7 @@ def measure(
     """The packages' versions, how many cases each had right, and every shape in both directions.
 
     Args:
-        quick: Two shapes only.
+        quick: Three shapes only.
         cases: Ragged cases, as :data:`CASES`.
         workers: Processes that compile; 0 to compile while measuring.
 
@@ -114,22 +114,26 @@ def measure(
         RuntimeError: there is no GPU here, it is not one of Hopper's, or neither package can be used.
     """
     hopper_implementations.need_hopper()
-    shapes = shapes or (attention_speed.SHAPES[1::4] if quick else attention_speed.SHAPES)
+    shapes = shapes or (hopper_attention.SHAPES[1::4] if quick else hopper_attention.SHAPES)
     packages, unavailable = installed()
+    head_dims = sorted({shape[3] for shape in shapes})
     right: dict[str, int] = {}
+    peers: dict[int, dict[str, Attention]] = {head_dim: {} for head_dim in head_dims}
     if packages and workers:
         hopper_implementations.compile_first(shapes, [DTYPE], min(workers, os.cpu_count() or 1))
     for name, attention in packages.items():
-        try:
-            right[name] = check(name, attention, sorted({shape[3] for shape in shapes}), cases)
-        except attention_entry.EntryError as error:
-            unavailable[name] = str(error)
+        for head_dim in head_dims:
+            try:
+                right[name] = right.get(name, 0) + check(name, attention, [head_dim], cases)
+                peers[head_dim][name] = attention
+            except attention_entry.EntryError as error:
+                unavailable[f"{name}, D {head_dim}"] = str(error)
     if not right:
         why = "".join(f"; {name}: {reason}" for name, reason in unavailable.items())
         raise RuntimeError(f"neither flash-attn-3 nor flash-attn-4 can be used (pip install 'flash-attn-4[cu13]'){why}")
-    attentions = {**hopper_implementations.functions(), **{name: packages[name] for name in right}}
     points = []
     for shape in shapes:
+        attentions = hopper_implementations.functions() | peers[shape[3]]
         found, missing = hopper_implementations.calls(shape, hopper_implementations.DTYPES[DTYPE], attentions)
         unavailable |= missing
         thermal_warmup(found["both", OURS], effort.warm_seconds)

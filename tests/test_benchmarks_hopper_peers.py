@@ -88,8 +88,11 @@ def test_a_wrong_package_is_not_timed_and_said_to_be_wrong(install, known_times)
     install(fa3=by_token, fa4=lambda *qkv, causal: by_token(*qkv))
     results = measure()
     assert results["packages"].keys() == {"fa3"} and not any("fa4" in item["timed"] for item in results["points"])
-    assert "causal=True: o: " in results["unavailable"]["fa4"] and "elements differ" in results["unavailable"]["fa4"]
-    assert "fa4: B=1 Hq=2" in hopper_peers.table(results)
+    assert (
+        "causal=True: o: " in results["unavailable"]["fa4, D 16"]
+        and "elements differ" in results["unavailable"]["fa4, D 16"]
+    )
+    assert "fa4, D 16: B=1 Hq=2" in hopper_peers.table(results)
 
 
 @pytest.mark.parametrize(
