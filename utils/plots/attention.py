@@ -330,9 +330,9 @@ def tile_rates(rates: Mapping[tuple[int, int], tuple[float, bool]], *, title: st
     ax.set_ylim(len(down), 0)
     ax.set_xticks([j + 0.5 for j in range(len(right))], right)
     ax.set_yticks([i + 0.5 for i in range(len(down))], down)
-    ax.set_xlabel("keys of a tile")
-    ax.set_ylabel("queries of a tile")
+    ax.set_xlabel("keys per tile")
+    ax.set_ylabel("queries per tile")
     ax.spines["bottom"].set_visible(False)
     said = (f"{m} x {n}: {rate / 1e12:.0f}{', spills' if spills else ''}" for (m, n), (rate, spills) in rates.items())
-    fig.alt = f"Rates in TFLOP/s by queries and keys of a tile. {'; '.join(said)}."
+    fig.alt = f"Rates in TFLOP/s by queries and keys per tile. {'; '.join(said)}."
     return fig
