@@ -134,7 +134,7 @@ def memory_over_ranks(
     ranks = sorted({n for curve in curves.values() for n in curve})
     fig = sweep(
         ranks, series, title=title, subtitle=subtitle, xlabel="GPUs that share the model's state",
-        ylabel="memory of each", y_unit="B", xscale="log2", yscale="log", limits=limits, height=3.6,
+        ylabel="memory of each GPU", y_unit="B", xscale="log2", yscale="log", limits=limits, height=3.6,
     )  # fmt: skip
     ax, said = fig.axes[0], []
     for (name, curve), colour in zip(curves.items(), STAGE_COLOURS, strict=False):
