@@ -149,6 +149,35 @@ def latents(kind: str, split: bool) -> dict:
     return compiled(lab6.hopper_mla_decode_kernel, types_, constants, lab6.LAUNCHED)
 
 
+def grouped(kind: str, product: str) -> dict:
+    """Lab 6's product of an expert layer: ``forward``, ``dx`` (transposed matrices) or ``dweights``."""
+    package = types.ModuleType("lab6")
+    package.__path__ = [str(FOLDER.parent / "lab6_frontiers")]
+    given = {
+        "solutions.capstone_hopper.parts": module("parts"),
+        "lab6.expert_tables": types.SimpleNamespace(tile_table=None, largest_first=None),
+        "lab6.tiles": types.SimpleNamespace(describable=None, programs=None),
+    }
+    sys.modules |= {"lab6": package} | given
+    lab6 = importlib.import_module("lab6.hopper_grouped_matmul")
+
+    def operand(rows: int, columns: int) -> str:
+        return f"tensordesc<{kind}[{rows}, {columns}],{module('parts').layout([rows, columns], TYPES[kind])!r}>"
+
+    types_ = {
+        "x_desc": operand(64, 64), "weights_desc": operand(256, 64) if product == "dx" else operand(64, 256),
+        "dout_desc": operand(64, 256), "out_desc": operand(64, 128), "out_ptr": f"*{kind}", "table_ptr": "*i32",
+        "tiles_ptr": "*i32",
+    }  # fmt: skip
+    constants = {"S": lab6.STAGES, "REGISTERS": lab6.MULTIPLYING}
+    if product == "dweights":
+        kernel = importlib.import_module("lab6.hopper_grouped_gradient").hopper_grouped_gradient_kernel
+    else:
+        kernel = lab6.hopper_grouped_matmul_kernel
+        constants |= {"TRANSPOSED": product == "dx", "TOGETHER": lab6.TOGETHER}
+    return compiled(kernel, types_, constants, lab6.LAUNCHED)
+
+
 def longest_chain(ptx: str, name: str) -> int:
     """How many instructions of this name there are, at most, of which each takes the result of the one before."""
     lengths: dict[str, int] = {}
@@ -192,4 +221,5 @@ if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
     kernels = {"forward": forward, "backward": backward, "wide": wide, "reordered": reordered}
     kernels |= {"block_scaled": block_scaled, "latents": latents}
+    kernels["grouped"] = grouped
     print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

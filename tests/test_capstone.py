@@ -182,6 +182,16 @@ def test_lab_6s_attention_over_latents_compiles_for_hopper_and_its_sums_stay_in_
         assert used["instructions"] == ["wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", thorough_but(("bf16", "fp16"), "bf16"))
+def test_lab_6s_product_of_an_expert_layer_compiles_for_hopper_and_its_sums_stay_in_registers(dtype: str):
+    products = ("forward", "dx", "dweights")
+    for product, used in zip(products, compile_orders(*[("grouped", dtype, product) for product in products])):
+        assert used["spilled"] == 0 and not used["serialised"], (product, used)
+        assert used["shared"] <= SHARED_MEMORY, (product, used)
+        assert used["instructions"] == ["wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg"], (product, used)
+
+
 def test_a_factor_that_is_not_positive_is_put_into_the_queries(monkeypatch):
     taken = []
 

@@ -98,6 +98,11 @@ def grouped(tuning, capability, dtype):
     sides = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
     asked = kernel("grouped_matmul", "grouped_weight_gradient_kernel")
     yield request(asked, types, sides, capability, tile.warps, tile.stages)
+    if capability == 90:  # only Hopper's kernels take tiles from tables
+        types = {"counts_ptr": "*i64", "table_ptr": "*i32", "tiles_ptr": "*i32", "experts": "i32", "length": "i32"}
+        for name in ("tile_table_kernel", "largest_first_kernel"):
+            constants = {"EXPERTS": 64, "BLOCK_M": 128, "ENTRIES": 128}
+            yield request(kernel("expert_tables", name), types, constants, capability, 1)
 
 
 def assert_fit(requests):
