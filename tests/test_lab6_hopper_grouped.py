@@ -5,6 +5,7 @@ On a Hopper GPU the kernels themselves run; elsewhere the course's emulator of G
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pytest
 import torch
 from parameters import thorough_but
 
-from solutions.lab6_frontiers import expert_tables, tuning
+from solutions.lab6_frontiers import expert_tables, grouped_matmul, tuning
 from utils import runtime
 from utils.gluon.machine import Descriptor, Fault, Pointer
 from utils.runtime import DEVICE
 
 product = pytest.importorskip("solutions.lab6_frontiers.hopper_grouped_matmul", reason="this Triton has no Gluon")
 gradient = pytest.importorskip("solutions.lab6_frontiers.hopper_grouped_gradient", reason="this Triton has no Gluon")
+portable = importlib.import_module("solutions.lab6_frontiers.grouped_matmul")
 
 FOLDER = Path(product.__file__).parent
 PARTS = FOLDER.parent / "capstone_hopper" / "parts.py"
@@ -54,8 +56,8 @@ class Emulated:
     @staticmethod
     def argument(each):
         if hasattr(each, "block_shape"):
-            return Descriptor(each.base, each.block_shape)
-        return Pointer(each) if isinstance(each, torch.Tensor) else each
+            return Descriptor(each.base.detach(), each.block_shape)
+        return Pointer(each.detach()) if isinstance(each, torch.Tensor) else each
 
 
 def emulate(monkeypatch, seed: int, folder: Path = FOLDER, first: int | None = None, programs: int = PROGRAMS) -> None:
@@ -315,3 +317,44 @@ def test_the_reason_is_said():
     assert "neither bfloat16 nor float16" in product.why_portable(x.float(), x.float()[None])
     assert "K is no multiple of 64" in product.why_portable(x[:, :32], x.mT[None, :32])
     assert "no rows" in gradient.why_portable(x[:0], x[:0])
+
+
+# ---- who takes them
+
+
+@runs_them
+@pytest.mark.parametrize("needed", ["x weights", "x", "weights"])
+def test_on_hopper_the_product_and_its_gradients_take_them(monkeypatch, needed):
+    emulate(monkeypatch, 5)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: (9, 0))
+    for name in ("grouped_matmul_kernel", "grouped_weight_gradient_kernel"):
+        monkeypatch.setattr(portable, name, None)
+    counts = (70, 0, 5)
+    x, weights, dout = operands(counts, 256, 256)
+    leaves = {"x": x.requires_grad_("x" in needed.split()), "weights": weights.requires_grad_("weights" in needed)}
+    out = grouped_matmul(x, weights, torch.tensor(counts, device=DEVICE))
+    got = torch.autograd.grad(out, [leaves[name] for name in needed.split()], dout)
+    right = dict(
+        zip(("out", "x", "weights"), by_loop(counts, x.detach().double(), weights.detach().double(), dout.double()))
+    )
+    for name, mine in zip(("out", *needed.split()), (out, *got)):
+        error = (mine.double() - right[name]).abs().max() / right[name].abs().max()
+        assert error < ALLOWED[torch.bfloat16], name
+
+
+@pytest.mark.parametrize("capability", [None, (8, 0), (10, 0), (12, 0)])
+def test_no_other_gpu_takes_them(monkeypatch, capability):
+    monkeypatch.setattr(tuning, "capability_of", lambda device: capability)
+    x = torch.zeros(256, 256, dtype=torch.bfloat16)
+    assert portable.hopper_product(x, x[None]) is None and portable.hopper_gradient(x, x) is None
+
+
+@pytest.mark.parametrize(("K", "N"), [(64, 256), (128, 256), (256, 64), (256, 250)])
+def test_each_product_asks_for_itself(monkeypatch, K, N):
+    monkeypatch.setattr(runtime, "INTERPRET", True)
+    monkeypatch.setattr(tuning, "capability_of", lambda device: (9, 0))
+    x, weights, dout = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((9, K), (2, K, N), (9, N)))
+    taken = [portable.hopper_product(x, weights), portable.hopper_product(dout, weights.mT)]
+    taken.append(portable.hopper_gradient(x, dout))
+    fits = [N % 256 == 0, K % 256 == 0 and N % 64 == 0, K % 128 == 0 and N % 256 == 0]
+    assert taken == [module if fit else None for module, fit in zip((product, product, gradient), fits)]

@@ -6,11 +6,15 @@ that find no tile end at once.
 
 A loop over experts launches E small products, most of which leave the GPU half empty. A padded batch computes as many
 rows for each expert as the busiest has.
+
+The kernels here run on every GPU. On Hopper :mod:`.hopper_grouped_matmul` and :mod:`.hopper_grouped_gradient` take
+their place for the dtypes, shapes and strides that they can work with.
 """
 
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import torch
@@ -108,17 +112,16 @@ def grouped_weight_gradient_kernel(
 class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-        row_ends = counts.cumsum(0, dtype=torch.int32)
-        ctx.save_for_backward(x, weights, counts, row_ends)
-        return _product(x, weights, counts, row_ends)
+        ctx.save_for_backward(x, weights, counts)
+        return _product(x, weights, counts)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weights, counts, row_ends = ctx.saved_tensors
+        x, weights, counts = ctx.saved_tensors
         dout = _with_contiguous_rows(dout)
-        dx = _product(dout, weights.mT, counts, row_ends) if ctx.needs_input_grad[0] else None
-        dweights = _weight_gradient(x, dout, weights, row_ends) if ctx.needs_input_grad[1] else None
+        dx = _product(dout, weights.mT, counts) if ctx.needs_input_grad[0] else None
+        dweights = _weight_gradient(x, dout, counts) if ctx.needs_input_grad[1] else None
         return dx, dweights, None
 
 
@@ -126,35 +129,63 @@ def _with_contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _product(x: Tensor, weights: Tensor, counts: Tensor, row_ends: Tensor) -> Tensor:
+def hopper_product(x: Tensor, weights: Tensor) -> types.ModuleType | None:
+    """The module of the product for Hopper, on such a GPU and for operands that it takes; None otherwise."""
+    if tuning.capability_of(x.device) != (9, 0):
+        return None
+    from . import hopper_grouped_matmul  # Gluon is imported where it can run only
+
+    return None if hopper_grouped_matmul.why_portable(x, weights) else hopper_grouped_matmul
+
+
+def hopper_gradient(x: Tensor, dout: Tensor) -> types.ModuleType | None:
+    """As :func:`hopper_product`, of the gradient of the weights."""
+    if tuning.capability_of(x.device) != (9, 0):
+        return None
+    from . import hopper_grouped_gradient
+
+    return None if hopper_grouped_gradient.why_portable(x, dout) else hopper_grouped_gradient
+
+
+def _product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Each expert's rows of x (T, K) times its matrix of weights (E, K, N), any strides."""
     (T, K), (E, _, N) = x.shape, weights.shape
     out = torch.empty((T, N), dtype=x.dtype, device=x.device)
     if not out.numel():
+        return out
+    if hopper := hopper_product(x, weights):
+        hopper.hopper_grouped_matmul(x, weights, counts, out)
         return out
     tile = tuning.grouped_matmul(x.element_size(), tuning.capability_of(x.device))
     tile_ends = ((counts + tile.m - 1) // tile.m).cumsum(0, dtype=torch.int32)
     most = T // tile.m + min(E, T)  # an expert's last tile may have a single row
     grid = triton.cdiv(most, tile.group) * tile.group * triton.cdiv(N, tile.n)
     grouped_matmul_kernel[(grid,)](
-        x, weights, out, row_ends, tile_ends, E, N, K, x.stride(0), *weights.stride(),
+        x, weights, out, _row_ends(counts), tile_ends, E, N, K, x.stride(0), *weights.stride(),
         EXPERTS=tuning.power_of_two(E), BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=tile.group,
         EVEN_K=K % tile.k == 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
 
-def _weight_gradient(x: Tensor, dout: Tensor, weights: Tensor, row_ends: Tensor) -> Tensor:
+def _weight_gradient(x: Tensor, dout: Tensor, counts: Tensor) -> Tensor:
     """x^T dout for each expert's rows, (E, K, N); zeros for an expert without rows."""
-    E, K, N = weights.shape
-    dweights = torch.empty((E, K, N), dtype=weights.dtype, device=weights.device)
-    if dweights.numel():
-        tile = tuning.grouped_weight_gradient(x.element_size(), tuning.capability_of(x.device))
-        grouped_weight_gradient_kernel[(triton.cdiv(K, tile.k) * triton.cdiv(N, tile.n), E)](
-            x, dout, dweights, row_ends, N, K, x.stride(0), dout.stride(0),
-            BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+    E, K, N = len(counts), x.shape[1], dout.shape[1]
+    dweights = torch.empty((E, K, N), dtype=x.dtype, device=x.device)
+    if hopper := hopper_gradient(x, dout):
+        hopper.hopper_grouped_gradient(x, dout, counts, dweights)
+        return dweights
+    tile = tuning.grouped_weight_gradient(x.element_size(), tuning.capability_of(x.device))
+    grouped_weight_gradient_kernel[(triton.cdiv(K, tile.k) * triton.cdiv(N, tile.n), E)](
+        x, dout, dweights, _row_ends(counts), N, K, x.stride(0), dout.stride(0),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     return dweights
+
+
+def _row_ends(counts: Tensor) -> Tensor:
+    """Where each expert's rows end."""
+    return counts.cumsum(0, dtype=torch.int32)
 
 
 def grouped_matmul(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
