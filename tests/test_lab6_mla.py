@@ -84,6 +84,40 @@ def test_the_sizes_of_deepseek_v3():
     Case([40], H=16, latent=512, rope=64, block_size=16, dtype=torch.bfloat16).holds(num_splits=2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "longest", "parts"),
+    [
+        (128, 8192, 1),  # 0.97 of a wave
+        (119, 65536, 1),  # 0.90
+        (250, 65536, 1),  # 0.95 of two
+        (32, 8192, 4),  # 128 programs, where 5 parts are 160 and run in two waves
+        (64, 8192, 2),
+        (8, 8192, 16),
+        (1, 8192, 32),
+        (1, 100, 1),
+        (0, 8192, 32),
+        (1, 10**6, 64),
+    ],
+)
+def test_parts_fill_waves_of_an_h200(monkeypatch, rows, longest, parts):
+    monkeypatch.setattr(long_tuning, "SHORTEST_PART", 256)
+    assert long_tuning.mla_splits(rows, longest, 132) == parts
+
+
+def test_no_count_of_parts_takes_less_time_than_the_chosen_one_but_a_tenth_where_one_is_enough(monkeypatch):
+    monkeypatch.setattr(long_tuning, "SHORTEST_PART", 256)
+    draw = random.Random("parts")
+    for _ in range(300):
+        rows, longest, sms = draw.randint(1, 400), draw.randint(1, 40_000), draw.choice((78, 114, 132, 144))
+        chosen = long_tuning.mla_splits(rows, longest, sms)
+        most = max(1, min(longest // 256, 64))
+        # waves of programs, each of which takes its tokens' time and that of 256 more if contexts are split
+        times = {p: math.ceil(rows * p / sms) * (longest / p + 256 * (p > 1)) for p in range(1, most + 1)}
+        enough = 0.9 if chosen == 1 and rows >= 0.9 * sms * math.ceil(rows / sms) else 1
+        assert times[chosen] * enough <= min(times.values())
+        assert not any(time == times[chosen] for p, time in times.items() if p < chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(12))
 def test_random_cases(number):

@@ -7,12 +7,17 @@ to the first. The sums of 64 x 512 numbers take 128 registers of each thread of 
   weights and latents to the left half of the sums;
 - *right* does the latter for the right half.
 
-While left exponentiates, the tensor cores work on its own last product; while it issues the next scores, they work on
-right's. A tile of tokens lies in shared memory as three parts, each with barriers of its own: the right half of the
-latents, the keys with the position, and the left half. In this order parts are needed, and are expected to be set free.
+A tile of tokens lies in shared memory as three parts, each with barriers of its own: the right half of the latents, the
+keys with the position, and the left half. This is the order in which TMA brings them and scores multiply them.
 
-``full`` barriers count the bytes that TMA has brought; ``empty`` ones say that a part has been used. ``p_full`` says
-that weights and the factor that shrinks the sums are in shared memory, ``p_empty`` that right has used both.
+Left issues the product of a tile's weights first and the scores of the next tile behind it. It waits for the product
+while scores are under way, and sets the tile's left half free before it exponentiates. There are places for two tiles
+only: the earlier a half is free, the longer TMA has to bring the one that takes its place. While left exponentiates,
+the tensor cores work on right's product.
+
+``full`` barriers count the bytes that TMA has brought; ``empty`` ones say that a half has been used. The keys with the
+position need none: right uses its half after the tile's scores are finished. ``p_full`` says that weights and the
+factor that shrinks the sums are in shared memory, ``p_empty`` that right has used both.
 """
 
 from __future__ import annotations
@@ -62,10 +67,9 @@ def producer(descriptors, table_ptr, stride_bb, work, q_tiles, ring, S: gl.const
             mbarrier.wait(empty.index(s), parity)
             mbarrier.expect(full.index(s), 64 * 256 * 2)
             tma.async_copy_global_to_shared(c_desc, [block, row, 256], full.index(s), c_right.index(s))
-            mbarrier.wait(empty.index(S + s), parity)
             mbarrier.expect(full.index(S + s), 64 * 64 * 2)
             tma.async_copy_global_to_shared(c_rope_desc, [block, row, 512], full.index(S + s), c_rope.index(s))
-            mbarrier.wait(empty.index(2 * S + s), parity)
+            mbarrier.wait(empty.index(S + s), parity)
             mbarrier.expect(full.index(2 * S + s), 64 * 256 * 2)
             tma.async_copy_global_to_shared(c_desc, [block, row, 0], full.index(2 * S + s), c_left.index(s))
             block = next_block
@@ -84,24 +88,30 @@ def hide_rows(tile, valid):
 
 
 @gluon.jit
-def issue_scores(q_tiles, ring, i, SCORES: gl.constexpr, S: gl.constexpr):
-    """Scores (64, 64) of tile ``i``, on their way: three products, each once its part of the tile is there."""
-    q_right, q_rope, q_left, _q_full = q_tiles
-    c_right, c_rope, c_left, full, _empty = ring
+def begin_scores(q_tiles, ring, i, SCORES: gl.constexpr, S: gl.constexpr):
+    """Scores (64, 64) of tile ``i`` but for its left half: two products, under way, each once its part is there."""
+    q_right, q_rope, _q_left, _q_full = q_tiles
+    c_right, c_rope, _c_left, full, _empty = ring
     s = i % S
     phase = (i // S) & 1
     mbarrier.wait(full.index(s), phase)
     scores = warpgroup_mma(matrix(q_right, 64, 256), matrix(c_right.index(s), 64, 256).permute((1, 0)),
                            gl.zeros([64, 64], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
     mbarrier.wait(full.index(S + s), phase)
-    scores = warpgroup_mma(
-        matrix(q_rope, 64, 64), matrix(c_rope.index(s), 64, 64).permute((1, 0)), scores, is_async=True
-    )
-    mbarrier.wait(full.index(2 * S + s), phase)
+    return warpgroup_mma(matrix(q_rope, 64, 64), matrix(c_rope.index(s), 64, 64).permute((1, 0)), scores, is_async=True)
+
+
+@gluon.jit
+def end_scores(scores, q_tiles, ring, i, S: gl.constexpr):
+    """Scores (64, 64) of tile ``i``: adds the product with its left half, and waits for all that is under way."""
+    _q_right, _q_rope, q_left, _q_full = q_tiles
+    _c_right, _c_rope, c_left, full, _empty = ring
+    s = i % S
+    mbarrier.wait(full.index(2 * S + s), (i // S) & 1)
     scores = warpgroup_mma(
         matrix(q_left, 64, 256), matrix(c_left.index(s), 64, 256).permute((1, 0)), scores, is_async=True
     )
-    return scores
+    return warpgroup_mma_wait(0, [scores])
 
 
 @gluon.jit
@@ -113,6 +123,18 @@ def hand_over(weights, shrink, handed, i):
     shrink_tile.store(shrink)
     fence_async_shared()
     mbarrier.arrive(p_full.index(0))
+
+
+@gluon.jit
+def add_left(out, shrink, p_tile, tile):
+    """``out`` (64, 256) times the factor ``shrink`` plus the product of weights and left half of a tile, under way."""
+    OUT: gl.constexpr = out.type.layout
+    out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
+    # Read back into registers: of shared memory's rate, the product then takes only what the latents need. Weights that
+    # stayed there from the softmax on would be written while the product before reads others, and ptxas would wait for
+    # each instruction of a product (C7513).
+    weights = p_tile.load(gl.DotOperandLayout(0, OUT, 2))
+    return warpgroup_mma(weights, tile, out, is_async=True)
 
 
 @gluon.jit
@@ -146,33 +168,22 @@ def left(o_ptr, lse_ptr, scale, work, heads, part, parts, q_tiles, ring, handed,
     total = gl.zeros([64, 8], gl.float32, EIGHT)
     if count > 0:
         mbarrier.wait(q_tiles[3].index(0), 0)
-        scores = warpgroup_mma_wait(0, [issue_scores(q_tiles, ring, 0, SCORES, S)])
-        mbarrier.arrive(empty.index(S))
+        scores = end_scores(begin_scores(q_tiles, ring, 0, SCORES, S), q_tiles, ring, 0, S)
         if valid < 64:
             scores = apply_mask(scores, 0, 0, valid, SCORES, False)
             hide_rows(matrix(c_left.index(0), 64, 256), valid)
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, True)
-        weights = weights.to(dtype)
-        hand_over(weights, shrink, handed, 0)
-        weights = gl.convert_layout(weights, gl.DotOperandLayout(0, OUT, 2))
+        hand_over(weights.to(dtype), shrink, handed, 0)
         for i in range(1, count):
-            s = i % S
             last = (i - 1) % S
-            scores = issue_scores(q_tiles, ring, i, SCORES, S)
-            out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
-            out = warpgroup_mma(weights, matrix(c_left.index(last), 64, 256), out, is_async=True)
-            scores = warpgroup_mma_wait(1, [scores])
-            mbarrier.arrive(empty.index(S + s))
-            new, shrink, maximum, total = online_softmax(scores, maximum, total, scale, True)
-            hand_over(new.to(dtype), shrink, handed, i)
-            out = warpgroup_mma_wait(0, [out])
-            mbarrier.arrive(empty.index(2 * S + last))
-            # Read back: were they kept, they would get their registers while the product before still reads others, and
-            # ptxas would wait for each instruction of a product (C7513).
-            weights = p_tile.load(gl.DotOperandLayout(0, OUT, 2))
-        out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
-        out = warpgroup_mma(weights, matrix(c_left.index((count - 1) % S), 64, 256), out, is_async=True)
-        out = warpgroup_mma_wait(0, [out])
+            out = add_left(out, shrink, p_tile, matrix(c_left.index(last), 64, 256))
+            scores = begin_scores(q_tiles, ring, i, SCORES, S)
+            out = warpgroup_mma_wait(2, [out])
+            mbarrier.arrive(empty.index(S + last))
+            scores = end_scores(scores, q_tiles, ring, i, S)
+            weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, True)
+            hand_over(weights.to(dtype), shrink, handed, i)
+        out = warpgroup_mma_wait(0, [add_left(out, shrink, p_tile, matrix(c_left.index((count - 1) % S), 64, 256))])
     total = gl.convert_layout(gl.sum(total, 1), ROWS)
     divisor = gl.where(total > 0, total, 1.0)
     mbarrier.wait(p_empty.index(0), (count & 1) ^ 1)
@@ -237,7 +248,7 @@ def hopper_mla_decode_kernel(
         gl.allocate_shared_memory(dtype, [S, 1, 64, 64], c_rope_desc.layout),
         gl.allocate_shared_memory(dtype, [S, 1, 64, 256], c_desc.layout),
         barriers(3 * S, 1),
-        barriers(3 * S, 1),
+        barriers(2 * S, 1),
     )
     handed = (
         gl.allocate_shared_memory(dtype, [64, 64], gl.NVMMASharedLayout(128, 16, 2)),

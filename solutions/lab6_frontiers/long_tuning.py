@@ -1,7 +1,7 @@
 """Every number that tunes the kernels for long sequences.
 
-No GPU has measured these yet: they follow from registers and shared memory, by the compiler's word
-(``tests/test_lab6_long_compile.py``).
+No GPU has measured these yet, but for what a part of a context costs (:func:`mla_splits`): they follow from registers
+and shared memory, by the compiler's word (``tests/test_lab6_long_compile.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .tuning import power_of_two
 #: Tokens of a part of a context, at least, and parts of a context, at most.
 SHORTEST_PART = runtime.pick(cpu=16, gpu=256)
 MOST_PARTS = 64
+#: One part is enough where the programs fill this share of the multiprocessors' waves.
+FULL_WAVE = 0.9
 
 
 class LatentTile(NamedTuple):
@@ -51,14 +53,34 @@ def mla_decode(heads: int, dtype: torch.dtype, capability: tuple[int, int] | Non
 
 
 def mla_splits(rows: int, longest: int, sms: int) -> int:
-    """Parts of every context, so that each multiprocessor has a program: it has room for one.
+    """Parts of every context, so that programs run in full waves: a multiprocessor has room for one.
+
+    The time of a wave is counted in tokens: ``longest / parts``, and if contexts are split :data:`SHORTEST_PART` more,
+    for the beginning of a part's program, the store of its output and its share of the merge. This is about what an
+    H200 took for 128 rows of 8,192 tokens with an earlier version of the kernel: 0.275 ms in one part, and 0.288 ms in
+    two, whose 256 programs run in two waves. Of equal times, that of the fewest parts is taken.
 
     Args:
         rows: sequences times blocks of heads: programs if nothing is split.
         longest: the most tokens that a context may have.
         sms: multiprocessors.
     """
-    return max(1, min(-(-sms // max(1, rows)), longest // SHORTEST_PART, MOST_PARTS))
+    rows = max(1, rows)
+    if rows >= FULL_WAVE * sms * _waves(rows, sms):
+        return 1
+    most = max(1, min(longest // SHORTEST_PART, MOST_PARTS))
+    return min(range(1, most + 1), key=lambda parts: _time_in_tokens(rows, longest, parts, sms))
+
+
+def _waves(programs: int, sms: int) -> int:
+    """How many programs run one after another on the busiest multiprocessor."""
+    return -(-programs // sms)
+
+
+def _time_in_tokens(rows: int, longest: int, parts: int, sms: int) -> float:
+    """Time of all programs, in that of one token of a program."""
+    beside = SHORTEST_PART if parts > 1 else 0
+    return _waves(rows * parts, sms) * (longest / parts + beside)
 
 
 def merge(parts: int, width: int) -> LatentTile:

@@ -129,7 +129,7 @@ def mla_decode(
         context_lens: (S,) int32, tokens of each sequence in the cache, the new one included, at most
             max_blocks * block_size. A sequence of 0 gets 0.
         scale: factor of the scores; 1 / sqrt(head_dim + rope_dim) of the queries before absorption.
-        num_splits: parts of every context; by default as many as fill the GPU.
+        num_splits: parts of every context; by default so many that programs fill the GPU in whole waves.
 
     Returns:
         (S, H, latent_dim) of q_latent's dtype, in the latents' space: :func:`.mla_torch.project_values` makes outputs.
