@@ -14,6 +14,8 @@ from benchmarks.attention_errors import cancelled, largest_error
 from solutions import lab3_flash_attention as lab3
 from solutions.lab6_frontiers import long_tuning
 from solutions.lab6_frontiers.flash_attention import flash_attention
+from solutions.lab6_frontiers.visible_tiles import plan_of
+from utils import runtime
 from utils.checks import cases, tensors
 from utils.kernel_profile import profile_kernel
 from utils.runtime import DEVICE
@@ -151,6 +153,57 @@ def test_windows_that_end_where_tiles_do(window):
     assert_within(drawn(Hq=1, lengths=lengths), lengths=lengths, causal=True, window=window, sinks=window % 2)
 
 
+@pytest.fixture
+def as_on_hopper(monkeypatch):
+    """Kernels as Hopper has them: tiles through descriptors, anchored rows, early loads, no masks of L and delta.
+
+    On a GPU kernels are as they are there.
+    """
+    if not runtime.INTERPRET:
+        return
+    chosen = long_tuning.flash
+
+    def flash(name, head_dim, dtype, causal, capability, described=False, window=None, anchored=True):
+        tile = chosen(name, head_dim, dtype, causal, capability)
+        if not described:
+            return tile
+        anchored = name == "forward" and anchored and (window is None or window >= tile.m)
+        return tile._replace(descriptors=True, anchored=anchored, loads_first=True, masked=False)
+
+    monkeypatch.setattr(long_tuning, "flash", flash)
+
+
+@pytest.mark.parametrize("mask", ["full", "many sinks", "wide window"])
+def test_documents_through_descriptors(mask, as_on_hopper):
+    lengths = [0, 37, 53, 1, 29, 0], [10, 40, 53, 1, 9, 4]
+    mask = MASKS.get(mask, {"causal": True, "window": 33, "sinks": 1})
+    with profile_kernel(check_races=True) as profile:
+        assert_within(drawn(Hq=4, Hkv=2, lengths=lengths), lengths=lengths, **mask)
+    assert not profile.findings, profile.report()
+
+
+@pytest.mark.parametrize("window", [1, 40, 200])
+def test_windows_through_descriptors(window, as_on_hopper):
+    with profile_kernel(check_races=True) as profile:
+        assert_within(drawn(Nq=75, Nk=90, B=1), causal=True, window=window, sinks=window % 3)
+        assert_within(drawn(Nq=64, Nk=41), causal=True, window=window, scale=-0.3)
+    assert not profile.findings, profile.report()
+
+
+@pytest.mark.interpreted
+def test_a_row_that_outgrows_its_anchor_is_computed_again(as_on_hopper):
+    q, k, v, do = drawn(Hkv=2, B=1, Nq=64, Nk=64)
+    flops = []
+    for factor in (1.0, 200.0):
+        k[:, :, 20:24] *= factor  # scores of 200 and more, in a tile before the one of the second row's anchor
+        with profile_kernel() as profile:
+            o = flash_attention(q, k, v, causal=True, window=50)
+        flops.append(profile.flops)
+        right = plain(*(x.double() for x in (q, k, v, do)), causal=True, window=50)[0]
+        torch.testing.assert_close(o.double(), right, rtol=1e-4, atol=1e-4)
+    assert flops[1] > flops[0]
+
+
 def test_packed_documents_are_what_each_gives_alone():
     lengths = [30, 17, 45]
     q, k, v, do = drawn(Hq=4, Hkv=2, lengths=(lengths, lengths))
@@ -173,8 +226,10 @@ def test_without_sinks_it_is_lab_3s_window_and_with_a_wide_one_lab_3s_causal_att
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask", ["causal", "sinks"])
-def test_what_stands_in_another_document_does_not_matter(mask):
+@pytest.mark.parametrize(("mask", "hopper"), [("causal", False), ("causal", True), ("full", True), ("sinks", True)])
+def test_what_stands_in_another_document_does_not_matter(mask, hopper, request):
+    if hopper:
+        request.getfixturevalue("as_on_hopper")
     lengths = [21, 18, 40], [21, 18, 40]
     inputs = drawn(lengths=lengths)
     clean = ours(*inputs, lengths=lengths, **MASKS[mask])
@@ -217,6 +272,33 @@ def test_results_lie_in_memory_as_their_inputs_do():
 def test_no_heads_and_no_batch_give_nothing():
     assert flash_attention(*(normal(0, 2, 5, 16) for _ in range(3)), causal=True, window=2).shape == (0, 2, 5, 16)
     assert flash_attention(*(normal(5, 0, 16) for _ in range(3)), cu_seqlens_q=starts([5])).shape == (5, 0, 16)
+
+
+# ---- the order of tiles ----
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+def test_a_plan_holds_each_tile_once_and_those_with_the_most_work_first(of_keys):
+    draw = random.Random(f"plan {of_keys}")
+    lengths = [draw.choice((0, 1, 15, 16, 17, draw.randint(2, 40))) for _ in range(130)] + [1100]
+    rows, block = sum(lengths), 16
+    found = plan_of(starts(lengths), starts(lengths), of_keys, rows, block).tolist()
+    documents = list(zip(starts(lengths).tolist(), lengths))  # (the last start belongs to no document)
+    tiles = [(first, n, first, n, start) for first, n in documents for start in range(0, n, block)]
+    filled = found[: len(tiles)]
+    assert sorted(tuple(row[:5]) for row in filled) == sorted(tiles)
+    assert all(row[:5] == [0] * 5 for row in found[len(tiles) :]) and len(found) == rows // block + len(lengths)
+    work = [n - start if of_keys else start + block for _, n, _, _, start, *_ in filled]
+    assert all(earlier > later - block for earlier, later in itertools.pairwise(work))
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_more_documents_than_a_plan_looks_at_at_once(hopper, request):
+    if hopper:
+        request.getfixturevalue("as_on_hopper")
+    lengths = [1 + 5 * (i % 70 == 0) for i in range(150)]
+    inputs = drawn(Hq=1, lengths=(lengths, lengths))
+    assert_within(inputs, lengths=(lengths, lengths), causal=True)
 
 
 # ---- no tile too many ----

@@ -12,7 +12,7 @@ from solutions.lab5_serving.merge import merge_parts_kernel
 from solutions.lab6_frontiers import long_tuning
 from solutions.lab6_frontiers.flash_kernels import flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel
 from solutions.lab6_frontiers.mla_decode import mla_decode_kernel
-from solutions.lab6_frontiers.visible_tiles import Kind
+from solutions.lab6_frontiers.visible_tiles import Kind, plan_kernel
 from utils import runtime
 from utils.compile_only import Request, resource_usages
 
@@ -21,6 +21,13 @@ import triton.language as tl  # isort: skip
 #: Compute capability times ten -> bytes of shared memory that one program may take.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+#: Documents with a window and sinks; documents without a mask; a batch with a window; documents with a causal mask.
+MASKS = (
+    Kind(True, True, True, True),
+    Kind(False, False, False, True),
+    Kind(True, True, False, False),
+    Kind(True, False, False, True),
+)
 #: Kernel of attention -> itself, and the (B, H, N, D) tensors that it takes.
 FLASH = {
     "forward": (flash_forward_kernel, "q k v o"),
@@ -88,30 +95,32 @@ def test_no_attention_over_latents_spills(capability, few):
     assert_fit(requests)
 
 
-def flash(name, capability, head_dim=128, dtype="bf16", causal=True, window=True, packed=True, group=4):
-    """A kernel of attention as its launch specialises it for contiguous heads, of 8 documents if packed."""
+def flash(name, capability, head_dim=128, dtype="bf16", mask=MASKS[0], described=False):
+    """A kernel of attention as its launch specialises it for contiguous heads in groups of four, and whole tiles."""
     kernel, tensors = FLASH[name]
-    tile = long_tuning.flash(name, head_dim, DTYPES[dtype], causal, divmod(capability, 10))
+    window = 4096 if mask.window else None
+    tile = long_tuning.flash(name, head_dim, DTYPES[dtype], mask.causal, divmod(capability, 10), described, window)
+    width, rows = block_d(head_dim), {"q": tile.m, "k": tile.n, "v": tile.n, "do": tile.m}
     signature = {f"{x}_ptr": f"*{dtype}" for x in tensors.split()}
-    signature |= {"lse_ptr": "*fp32", "table_ptr": "*i32"} | ({} if name == "forward" else {"delta_ptr": "*fp32"})
+    if tile.descriptors:
+        front = "1, 1, 1" if mask.packed else "1, 1"
+        loaded = [x for x in tensors.split() if x in rows]
+        signature |= {f"{x}_ptr": f"tensordesc<{dtype}[{front}, {rows[x]}, {width}]>" for x in loaded}
+    signature |= {"lse_ptr": "*fp32", "plan_ptr": "*i32"} | ({} if name == "forward" else {"delta_ptr": "*fp32"})
     signature |= {f"stride_{x}": ("i32:16", "i32:16", "i32:16", 1) for x in tensors.split()}
-    signature |= {"sizes": ("i32",) * 9, "scale": "fp32", "nheads_in_l2": "i32"}
+    signature |= {"sizes": ("i32",) * 8, "scale": "fp32", "nheads_in_l2": "i32"}
+    access = Access(head_dim, tl.int32, tile.descriptors, tile.loads_first, tile.masked)
     constants = {
-        "BLOCK_D": block_d(head_dim), "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GQA_GROUP_SIZE": group,
-        "KIND": Kind(causal, window, packed, 8 if packed else 1), "ACCESS": Access(head_dim, tl.int32),
-    }  # fmt: skip
+        "BLOCK_D": width, "BLOCK_M": tile.m, "BLOCK_N": tile.n, "GQA_GROUP_SIZE": 4, "KIND": mask, "ACCESS": access,
+    } | ({"ANCHORED": tile.anchored} if name == "forward" else {})  # fmt: skip
     aligned = [name for name, kind in signature.items() if kind[0] == "*"]
-    return Request(kernel, signature, constants, capability, tile.warps, tile.stages, aligned)
-
-
-#: A window and documents, documents alone without a mask, and a batch with a window.
-MASKS = ({}, {"causal": False, "window": False}, {"packed": False})
+    return Request(kernel, signature, constants, capability, tile.warps, tile.stages, aligned, tile.registers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLASH)
 def test_no_attention_of_documents_spills_on_hopper(name):
-    assert_fit([flash(name, 90, 128, **MASKS[0])])
+    assert_fit([flash(name, 90), *(flash(name, 90, mask=mask, described=True) for mask in MASKS)])
 
 
 @pytest.mark.thorough
@@ -120,5 +129,14 @@ def test_no_attention_of_documents_spills_on_hopper(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_attention_of_documents_spills(name, capability, dtype):
     head_dims = (64, 80, 128, 256) if dtype == "bf16" else (64, 128, 256)
-    requests = [flash(name, capability, D, dtype, **mask) for D in head_dims for mask in MASKS]
+    ways = (False, True) if dtype == "bf16" and capability >= 90 else (False,)
+    requests = [flash(name, capability, D, dtype, mask, way) for D in head_dims for mask in MASKS for way in ways]
     assert_fit(requests, FLOAT32_SPILLS if dtype == "fp32" else 0)
+
+
+@pytest.mark.slow
+def test_the_plan_of_documents_compiles():
+    signature = dict.fromkeys(("starts_q_ptr", "starts_k_ptr", "starts_ptr", "plan_ptr"), "*i32")
+    signature |= {"documents": "i32", "slots": "i32"}
+    constants = {"OF_KEYS": True, "BLOCK": 64, "BLOCK_T": 64, "BLOCK_S": 64}
+    assert_fit([Request(plan_kernel, signature, constants, capability, 4, 3) for capability in SHARED_MEMORY])

@@ -17,13 +17,13 @@ from torch.autograd.function import once_differentiable
 
 from solutions import lab3_flash_attention as lab3
 from solutions.lab3_flash_attention.arguments import check_attention, softmax_scale
-from solutions.lab3_flash_attention.tiles import Access, empty_in_order, index_dtype
+from solutions.lab3_flash_attention.tiles import Access, empty_in_order, index_dtype, tma_compatible
 from solutions.lab3_flash_attention.tuning import block_d, nheads_in_l2
 
 from . import long_tuning
-from .flash_kernels import flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel
-from .tuning import capability_of, power_of_two
-from .visible_tiles import Kind, most_tiles, table_of
+from .flash_kernels import flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel, operands
+from .tuning import capability_of
+from .visible_tiles import Kind, plan_of
 
 
 class Mask(NamedTuple):
@@ -38,38 +38,44 @@ class Mask(NamedTuple):
     @property
     def kind(self) -> Kind:
         """What kernels are compiled for."""
-        packed = self.starts_q is not None
-        documents = power_of_two(len(self.starts_q) - 1) if packed else 1
-        return Kind(self.causal, self.window is not None, packed, documents)
+        window = self.window is not None
+        return Kind(self.causal, window, window and self.sinks > 0, self.starts_q is not None)
 
 
-def _sizes_and_table(q: Tensor, k: Tensor, mask: Mask, block: int, of_keys: bool) -> tuple[tuple[int, ...], Tensor]:
-    """What the kernels call ``sizes``, and the table of documents; ``block``: rows of a tile of queries or of keys."""
+def _sizes_and_plan(q: Tensor, k: Tensor, mask: Mask, block: int, of_keys: bool) -> tuple[tuple[int, ...], Tensor]:
+    """What the kernels call ``sizes``, and the plan of documents; ``block``: rows of a tile of queries or of keys."""
     (B, Hq, Nq, _), (Hkv, Nk) = q.shape, k.shape[1:3]
     heads, rows = (Hkv, Nk) if of_keys else (Hq, Nq)
     own = -(-rows // block)
     if mask.starts_q is None:
-        sequences, tiles, table = B, B * own, q
+        tiles, plan = B * own, q
     else:
-        sequences = len(mask.starts_q) - 1
-        tiles = most_tiles(rows, sequences, block)
-        table = table_of(mask.starts_q, mask.starts_k, mask.starts_k if of_keys else mask.starts_q, block)
+        plan = plan_of(mask.starts_q, mask.starts_k, of_keys, rows, block)
+        tiles = len(plan)
     window, sinks = min(mask.window or 0, Nk), min(mask.sinks, Nk)
-    return (sequences, own, Nq, Nk, heads, tiles, Nq, window, sinks), table
+    return (own, Nq, Nk, heads, tiles, Nq, window, sinks), plan
 
 
 def _launch(kernel: Any, name: str, tensors: list[Tensor], strided: list[Tensor], mask: Mask, scale: float) -> None:
-    """Run one of the kernels on its ``tensors``, of which ``strided`` are (B, H, N, D), q and k first."""
-    q, k = strided[:2]
-    Nq, D, of_keys = *q.shape[2:], name == "dkdv"
+    """Run one of the kernels on its ``tensors``, of which ``strided`` are (B, H, N, D), and q, k, v (and dO) first."""
+    loaded = strided[: 3 if name == "forward" else 4]
+    q, k = loaded[:2]
+    Nq, D, of_keys, packed = *q.shape[2:], name == "dkdv", mask.starts_q is not None
     group = q.shape[1] // k.shape[1]
-    tile = long_tuning.flash(name, D, q.dtype, mask.causal, capability_of(q.device))
-    sizes, table = _sizes_and_table(q, k, mask, tile.n if of_keys else tile.m, of_keys)
+    about = name, D, q.dtype, mask.causal, capability_of(q.device)
+    tile = long_tuning.flash(*about, tma_compatible(*loaded), mask.window, scale > 0)
+    given, use_tma = operands(tile.descriptors, packed, *zip(loaded, (tile.m, tile.n, tile.n, tile.m)))
+    sizes, plan = _sizes_and_plan(q, k, mask, tile.n if of_keys else tile.m, of_keys)
     together = nheads_in_l2(name, Nq * group if of_keys else k.shape[2], mask.causal)
-    kernel[(sizes[5] * sizes[4],)](
-        *tensors, table, *(x.stride() for x in strided), sizes, scale, together if of_keys else together * group,
+    if of_keys and not tile.masked and (packed or Nq % tile.m):  # the kernel reads behind the last row's
+        tensors[4:6] = (torch.nn.functional.pad(numbers.flatten(), (0, tile.m)) for numbers in tensors[4:6])
+    only = {"ANCHORED": tile.anchored} if name == "forward" else {}
+    kernel[(sizes[4] * sizes[3],)](
+        *given, *tensors[len(given):], plan, *(x.stride() for x in strided), sizes, scale,
+        together if of_keys else together * group,
         BLOCK_D=block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group, KIND=mask.kind,
-        ACCESS=Access(D, index_dtype(*strided)), num_warps=tile.warps, num_stages=tile.stages,
+        ACCESS=Access(D, index_dtype(*strided), use_tma, tile.loads_first, tile.masked), **only,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
 
 
@@ -118,9 +124,10 @@ def flash_attention(
     """Attention of batches or of packed documents, with gradients; what no query sees is skipped in tiles.
 
     Only tiles of scores with at least one visible pair are computed: in the forward pass and for dQ a program goes
-    through the tiles of the sinks and then through those from the first key in the window of its first query to the
-    last key of its last; for dK and dV, from the first query that sees one of its keys to the last. Without window and
-    documents this is lab 3's ``flash_attention``.
+    through those from the first key in the window of its first query to the last key of its last, and through the tiles
+    of the sinks; for dK and dV, from the first query that sees one of its keys to the last. Without window and
+    documents this is lab 3's ``flash_attention``. On Hopper 16-bit tensors that descriptors can describe are loaded
+    through them, and rows of tiles are anchored (exercise 3.9).
 
     Args:
         q: (B, Hq, Nq, D), or packed (total_q, Hq, D); float32 (multiplied as such, not as TF32), float16 or bfloat16,

@@ -1,7 +1,22 @@
 """Every number that tunes the kernels for long sequences.
 
-No GPU has measured these yet, but for what a part of a context costs (:func:`mla_splits`): they follow from registers
-and shared memory, by the compiler's word (``tests/test_lab6_long_compile.py``).
+Attention's on Hopper were chosen from trials of the same loops on one H200, in bf16 with 16 heads over 16,384 tokens,
+medians of interleaved rounds in milliseconds. Windows of 256, 1024 and 4096; documents are causal, of 16 tokens to
+several thousand (A) and of about 200 (B). Tiles are m queries x n keys, warps, stages:
+
+=====================  ================================================================================================
+kernel, head_dim 128   256, 1024 and 4096, A, B
+=====================  ================================================================================================
+forward, pointers      128x64, 8, 2: 0.219, 0.423, 1.158, 0.449, 0.223
+forward, anchored      64x64, 4, 2: 0.157, 0.301, 0.891, 0.332, 0.192   128x64, 4, 2: 0.159, 0.316, 0.859, 0.297, 0.175
+dq, pointers           128x64, 8, 2: 0.256, 0.511, 1.427, 0.549, 0.288
+dq, descriptors        64x64, 4, 2: 0.173, 0.385, 1.155, 0.432, 0.195   128x64, 8, 3: 0.218, 0.422, 1.228, 0.395, 0.240
+dkdv, pointers         32x64, 8, 1: 0.625, 1.858, 5.805, 1.521, 0.468
+dkdv, loads first      64x64, 4, 2: 0.222, 0.486, 1.487, 0.437, 0.238   without masks: 0.210, 0.457, 1.401, 0.418, 0.230
+=====================  ================================================================================================
+
+Anchored with 128x64, the compiler would spill a few bytes of each thread. The other tiles, and those of other GPUs and
+of MLA, follow from registers and shared memory, by the compiler's word (``tests/test_lab6_long_compile.py``).
 """
 
 from __future__ import annotations
@@ -105,19 +120,45 @@ SMALLER = {
     ("dq", 256, True): lab3.Tile(16, 16, 8, 1),
 }
 
+#: Kernel and columns of a tile -> Hopper's through descriptors, where lab 3's would spill.
+DESCRIBED = {
+    ("forward", 128): lab3.Tile(64, 64, 4, 2, True, anchored=True),
+    ("dkdv", 128): lab3.Tile(64, 64, 4, 2, True, loads_first=True, masked=False),
+    ("dkdv", 256): lab3.Tile(32, 64, 8, 1, True, masked=False),
+}
+#: The same of kernels with a window, where lab 3's takes longer.
+WINDOWED = {("dq", 128): lab3.Tile(64, 64, 4, 2, True)}
 
-def flash(name: str, head_dim: int, dtype: torch.dtype, causal: bool, capability: tuple[int, int] | None) -> lab3.Tile:
-    """Tile of an attention kernel over documents: lab 3's where tiles come through pointers, or a smaller one.
+
+def flash(
+    name: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    causal: bool,
+    capability: tuple[int, int] | None,
+    described: bool = False,
+    window: int | None = None,
+    anchored: bool = True,
+) -> lab3.Tile:
+    """Tile of an attention kernel over documents or windows: lab 3's, or a smaller one where that would spill.
 
     Args:
         name: ``forward``, ``dkdv`` or ``dq``.
         capability: of the GPU; None in the interpreter.
+        described: whether the tensors may have descriptors.
+        window: keys that a query sees; None for all.
+        anchored: whether rows may be anchored, as with a positive scale.
     """
     width, major = lab3.block_d(head_dim), capability[0] if capability else 0
     asked = (name, width, dtype == torch.float32)
+    about = head_dim, dtype, causal, capability or (0, 0)
+    if described and major == 9 and dtype != torch.float32:
+        tile = WINDOWED.get((name, width)) if window else None
+        tile = tile or DESCRIBED.get((name, width)) or getattr(lab3, name)(*about)
+        short = window is not None and window < tile.m  # no tile has a key of the window of each query
+        return tile._replace(anchored=tile.anchored and anchored and not short)
     if capability and (tile := SMALLER.get((*asked, major)) or SMALLER.get(asked)):
         return tile
-    about = head_dim, dtype, causal, capability or (0, 0)
     if name == "forward":
         return lab3.forward(*about, described=False, anchored=False)
     return getattr(lab3, name)(*about, described=False)
