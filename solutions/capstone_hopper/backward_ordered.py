@@ -6,11 +6,12 @@ added to a tile, and tells the warpgroups; for each part another counts on when 
 apart because each goes to the L2 cache and back: while the end of one turn is still on its way, the next one is already
 being waited for.
 
-Nobody waits for a program with a later number, so none that runs waits for one that cannot start. Without a mask the
-first tile of keys adds first. Under a causal mask the last one that sees a part does, and programs are numbered from
-the last tile of keys on: each begins with queries to which no tile behind its own has still to add. But so the longest
-programs come last, and at the end most multiprocessors have nothing to do. So the last heads have the other order: the
-longest programs first, which go through the queries from the last to the first, and the first tile of keys adds first.
+Nobody waits for a program with a later number. GPUs start programs in the order of their numbers, though nothing
+guarantees it; so none that runs waits for one that cannot start. Without a mask the first tile of keys adds first.
+Under a causal mask the last one that sees a part does, and programs are numbered from the last tile of keys on: each
+begins with queries to which no tile behind its own has still to add. But so the longest programs come last, and at the
+end most multiprocessors have nothing to do. So the last heads have the other order: the longest programs first, which
+go through the queries from the last to the first, and the first tile of keys adds first.
 """
 
 from __future__ import annotations
