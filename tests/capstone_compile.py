@@ -144,7 +144,7 @@ def latents(kind: str, split: bool) -> dict:
         "block_tables_ptr": "*i32", "context_lens_ptr": "*i32", "o_ptr": "*fp32" if split else f"*{kind}",
         "lse_ptr": "*fp32", "scale": "fp32",
     }  # fmt: skip
-    constants = {"S": lab6.STAGES, "BLOCK_SIZE": 64, "SPLIT": split, "REGISTERS": lab6.RIGHT}
+    constants = {"S": lab6.STAGES, "BLOCK_SIZE": 64, "SPLIT": split, "REGISTERS": lab6.SUMS}
     constants |= {"stride_bb": 1, "stride_cs": 1}
     return compiled(lab6.hopper_mla_decode_kernel, types_, constants, lab6.LAUNCHED)
 

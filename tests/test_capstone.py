@@ -174,7 +174,9 @@ def test_lab_6s_product_in_blocks_compiles_for_hopper_and_its_sums_stay_in_regis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", thorough_but([("bf16", False), ("bf16", True), ("fp16", False)], ("bf16", True)))
+@pytest.mark.parametrize(
+    "form", thorough_but([("bf16", False), ("bf16", True), ("fp16", False), ("fp16", True)], ("bf16", True))
+)
 def test_lab_6s_attention_over_latents_compiles_for_hopper_and_its_sums_stay_in_registers(form: tuple[str, bool]):
     for used in compile_orders(("latents", *form)):
         assert used["spilled"] == 0 and not used["serialised"]

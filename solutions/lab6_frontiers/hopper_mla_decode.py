@@ -1,23 +1,36 @@
-"""Attention over latents on Hopper: one warp loads, one warpgroup has scores and half of the sums, one the other half.
+"""Attention over latents on Hopper: one warp loads, one warpgroup computes scores, two have half of the sums each.
 
-A program has 64 heads of one sequence and walks over the tokens of a part of its context, 64 at a time, from the last
-to the first. The sums of 64 x 512 numbers take 128 registers of each thread of two warpgroups:
+A program has 64 heads of one sequence. It walks over the tokens of a part of its context, 64 at a time, from the last
+to the first. It consists of four partitions:
 
-- *left* computes the scores of a tile and their softmax, leaves the weights in shared memory, and adds the product of
-  weights and latents to the left half of the sums;
-- *right* does the latter for the right half.
+- *producer*, one warp, asks TMA for the queries and for tiles of tokens;
+- *scoring*, a warpgroup, computes the scores of a tile and their softmax, and leaves the weights in shared memory,
+  together with the factor by which the sums so far shrink;
+- *summing*, two warpgroups called left and right: left multiplies the weights with the left 256 columns of the
+  latents, right with the other 256, and each adds the products to its half of the sums.
 
-A tile of tokens lies in shared memory as three parts, each with barriers of its own: the right half of the latents, the
-keys with the position, and the left half. This is the order in which TMA brings them and scores multiply them.
+The sums are 64 x 512 numbers. A half of them takes 128 registers of each thread of a warpgroup. Scores and softmax have
+a warpgroup of their own, so that they need no registers beside the sums.
 
-Left issues the product of a tile's weights first and the scores of the next tile behind it. It waits for the product
-while scores are under way, and sets the tile's left half free before it exponentiates. There are places for two tiles
-only: the earlier a half is free, the longer TMA has to bring the one that takes its place. While left exponentiates,
-the tensor cores work on right's product.
+Shared memory delivers 128 bytes per cycle. A product of 64 x 64 scores that reads both operands from there needs all of
+it. If every operand of the scores came from shared memory, it would limit the kernel, not the tensor cores. Scoring
+therefore keeps the right half of the queries and their part with the position in registers. Shared memory and tensor
+cores are then about equally busy. The left half of the queries stays in shared memory, because scoring has no registers
+left for it.
 
-``full`` barriers count the bytes that TMA has brought; ``empty`` ones say that a half has been used. The keys with the
-position need none: right uses its half after the tile's scores are finished. ``p_full`` says that weights and the
-factor that shrinks the sums are in shared memory, ``p_empty`` that right has used both.
+A tile of tokens has three parts, and each part has a ring of its own: three places for right halves of the latents, two
+for left halves, and two for keys with the position. More does not fit. The queries that go to registers need no memory
+of their own, because they arrive in place 0 of two rings, as if they were tile -1. In these rings tile ``i`` is number
+``i + 1``.
+
+The warpgroups take turns at the tensor cores. When the scores of tile ``i + 1`` are almost done, scoring lets left
+start its products of tile ``i``. When the first of these is done, left lets right start. The tensor cores thus have
+products to work on while scoring exponentiates the scores of tile ``i + 1``. Left goes first because its ring has only
+two places: the left half of tile ``i + 2`` cannot be loaded before these products are done.
+
+``full`` barriers count the bytes that TMA has brought. ``empty`` ones say that a part of a tile has been used. There
+are two places for weights and factors: ``p_full`` says that a tile's are there, ``p_empty`` that left and right have
+used them. The barriers of ``turns`` say that left, and that right, may start its products.
 """
 
 from __future__ import annotations
@@ -38,40 +51,47 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from solutions.capstone_hopper.parts import barriers, layout, matrix
 from solutions.capstone_hopper.softmax import apply_mask, online_softmax
 
-#: Numbers of a latent and of a key with the position, heads and tokens of a tile, tiles in shared memory.
-LATENT_DIM, ROPE_DIM, M, N, STAGES = 512, 64, 64, 64, 2
-#: Registers a thread: of the launch, of the right warpgroup. The warp that loads gives its own away.
-LAUNCHED, RIGHT = 168, 216
+#: Numbers of a latent and of a key with the position, heads and tokens of a tile, places for right halves of tiles.
+LATENT_DIM, ROPE_DIM, M, N, STAGES = 512, 64, 64, 64, 3
+#: Registers a thread: of the launch, of a summing warpgroup. The producer keeps 24, and scoring gets what is left, 168.
+LAUNCHED, SUMS = 128, 160
 
 
 @gluon.jit
-def producer(descriptors, table_ptr, stride_bb, work, q_tiles, ring, S: gl.constexpr, BLOCK_SIZE: gl.constexpr):
+def producer(descriptors, table_ptr, stride_bb, work, queries, rings, S: gl.constexpr, BLOCK_SIZE: gl.constexpr):
     """One warp: asks TMA for the queries, and then for the next part of a tile whenever its place is free."""
     q_desc, q_rope_desc, c_desc, c_rope_desc = descriptors
     sequence, head, first, count, _valid = work
-    q_right, q_rope, q_left, q_full = q_tiles
-    c_right, c_rope, c_left, full, empty = ring
+    q_left, q_full = queries
+    right, left, rope = rings
+    c_right, right_full, right_empty = right
+    c_left, left_full, left_empty = left
+    c_rope, rope_full, rope_empty = rope
     if count > 0:
-        mbarrier.expect(q_full.index(0), 64 * 576 * 2)
-        tma.async_copy_global_to_shared(q_desc, [sequence, head, 256], q_full.index(0), q_right)
-        tma.async_copy_global_to_shared(q_rope_desc, [sequence, head, 0], q_full.index(0), q_rope)
+        mbarrier.expect(right_full.index(0), 64 * 256 * 2)
+        tma.async_copy_global_to_shared(q_desc, [sequence, head, 256], right_full.index(0), c_right.index(0))
+        mbarrier.expect(rope_full.index(0), 64 * 64 * 2)
+        tma.async_copy_global_to_shared(q_rope_desc, [sequence, head, 0], rope_full.index(0), c_rope.index(0))
+        mbarrier.expect(q_full.index(0), 64 * 256 * 2)
         tma.async_copy_global_to_shared(q_desc, [sequence, head, 0], q_full.index(0), q_left)
         token = (first + count - 1) * 64
         block = gl.load(table_ptr + token // BLOCK_SIZE * stride_bb)
         for i in range(count):
-            s = i % S
-            parity = ((i // S) & 1) ^ 1
+            s = (i + 1) % S  # places: of the right half,
+            r = (i + 1) % 2  # of the keys with the position,
+            p = i % 2  # and of the left half
             row = token % BLOCK_SIZE
             token = gl.maximum(token - 64, 0)
             next_block = gl.load(table_ptr + token // BLOCK_SIZE * stride_bb)  # on its way meanwhile
-            mbarrier.wait(empty.index(s), parity)
-            mbarrier.expect(full.index(s), 64 * 256 * 2)
-            tma.async_copy_global_to_shared(c_desc, [block, row, 256], full.index(s), c_right.index(s))
-            mbarrier.expect(full.index(S + s), 64 * 64 * 2)
-            tma.async_copy_global_to_shared(c_rope_desc, [block, row, 512], full.index(S + s), c_rope.index(s))
-            mbarrier.wait(empty.index(S + s), parity)
-            mbarrier.expect(full.index(2 * S + s), 64 * 256 * 2)
-            tma.async_copy_global_to_shared(c_desc, [block, row, 0], full.index(2 * S + s), c_left.index(s))
+            mbarrier.wait(right_empty.index(s), (((i + 1) // S) & 1) ^ 1)
+            mbarrier.expect(right_full.index(s), 64 * 256 * 2)
+            tma.async_copy_global_to_shared(c_desc, [block, row, 256], right_full.index(s), c_right.index(s))
+            mbarrier.wait(rope_empty.index(r), (((i + 1) // 2) & 1) ^ 1)
+            mbarrier.expect(rope_full.index(r), 64 * 64 * 2)
+            tma.async_copy_global_to_shared(c_rope_desc, [block, row, 512], rope_full.index(r), c_rope.index(r))
+            mbarrier.wait(left_empty.index(p), ((i // 2) & 1) ^ 1)
+            mbarrier.expect(left_full.index(p), 64 * 256 * 2)
+            tma.async_copy_global_to_shared(c_desc, [block, row, 0], left_full.index(p), c_left.index(p))
             block = next_block
 
 
@@ -84,113 +104,110 @@ def hide_rows(tile, valid):
         columns = tile.slice(part * 64, 64, 1)
         kept = gl.where((row < valid)[:, None], columns.load(HELD), 0.0)
         columns.store(kept.to(tile.dtype))
+        # After each quarter: the first product reads two quarters, and between their stores and that product the
+        # compiler puts only the barriers of the warpgroup between later quarters. A fence has to come before those.
+        fence_async_shared()
+
+
+@gluon.jit
+def take_queries(queries, rings, SCORES: gl.constexpr):
+    """The queries' right half and position, from now on in registers, and their left half, still in shared memory."""
+    q_left, q_full = queries
+    right, _left, rope = rings
+    c_right, right_full, right_empty = right
+    c_rope, rope_full, rope_empty = rope
+    HELD: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    mbarrier.wait(right_full.index(0), 0)
+    q_right = matrix(c_right.index(0), 64, 256).load(HELD)
+    mbarrier.wait(rope_full.index(0), 0)
+    q_rope = matrix(c_rope.index(0), 64, 64).load(HELD)
     fence_async_shared()
+    mbarrier.arrive(right_empty.index(0))
+    mbarrier.arrive(rope_empty.index(0))
+    mbarrier.wait(q_full.index(0), 0)
+    return q_right, q_rope, matrix(q_left, 64, 256)
 
 
 @gluon.jit
-def begin_scores(q_tiles, ring, i, SCORES: gl.constexpr, S: gl.constexpr):
-    """Scores (64, 64) of tile ``i`` but for its left half: two products, under way, each once its part is there."""
-    q_right, q_rope, _q_left, _q_full = q_tiles
-    c_right, c_rope, _c_left, full, _empty = ring
-    s = i % S
-    phase = (i // S) & 1
-    mbarrier.wait(full.index(s), phase)
-    scores = warpgroup_mma(matrix(q_right, 64, 256), matrix(c_right.index(s), 64, 256).permute((1, 0)),
+def begin_scores(held, rings, i, SCORES: gl.constexpr, S: gl.constexpr):
+    """Scores (64, 64) of tile ``i``: four products under way, each issued once its part of the tile is there.
+
+    The left half of the latents takes two of them. When all but one are done, the scores are almost complete.
+    """
+    q_right, q_rope, q_left = held
+    right, left, rope = rings
+    c_right, right_full, _right_empty = right
+    c_left, left_full, _left_empty = left
+    c_rope, rope_full, _rope_empty = rope
+    s = (i + 1) % S
+    r = (i + 1) % 2
+    p = i % 2
+    mbarrier.wait(right_full.index(s), ((i + 1) // S) & 1)
+    scores = warpgroup_mma(q_right, matrix(c_right.index(s), 64, 256).permute((1, 0)),
                            gl.zeros([64, 64], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
-    mbarrier.wait(full.index(S + s), phase)
-    return warpgroup_mma(matrix(q_rope, 64, 64), matrix(c_rope.index(s), 64, 64).permute((1, 0)), scores, is_async=True)
-
-
-@gluon.jit
-def end_scores(scores, q_tiles, ring, i, S: gl.constexpr):
-    """Scores (64, 64) of tile ``i``: adds the product with its left half, and waits for all that is under way."""
-    _q_right, _q_rope, q_left, _q_full = q_tiles
-    _c_right, _c_rope, c_left, full, _empty = ring
-    s = i % S
-    mbarrier.wait(full.index(2 * S + s), (i // S) & 1)
-    scores = warpgroup_mma(
-        matrix(q_left, 64, 256), matrix(c_left.index(s), 64, 256).permute((1, 0)), scores, is_async=True
-    )
-    return warpgroup_mma_wait(0, [scores])
+    mbarrier.wait(rope_full.index(r), ((i + 1) // 2) & 1)
+    scores = warpgroup_mma(q_rope, matrix(c_rope.index(r), 64, 64).permute((1, 0)), scores, is_async=True)
+    mbarrier.wait(left_full.index(p), (i // 2) & 1)
+    tile = matrix(c_left.index(p), 64, 256)
+    for quarter in gl.static_range(2):
+        scores = warpgroup_mma(q_left.slice(quarter * 128, 128, 1), tile.slice(quarter * 128, 128, 1).permute((1, 0)),
+                               scores, is_async=True)  # fmt: skip
+    return scores
 
 
 @gluon.jit
 def hand_over(weights, shrink, handed, i):
-    """Weights and factor of tile ``i`` to the other warpgroup, once it has used those before."""
+    """Weights and factor of tile ``i`` to the summing warpgroups, once both have used those of tile ``i - 2``."""
     p_tile, shrink_tile, p_full, p_empty = handed
-    mbarrier.wait(p_empty.index(0), (i & 1) ^ 1)
-    p_tile.store(weights)
-    shrink_tile.store(shrink)
+    p = i % 2
+    mbarrier.wait(p_empty.index(p), ((i // 2) & 1) ^ 1)
+    p_tile.index(p).store(weights)
+    shrink_tile.index(p).store(shrink)
     fence_async_shared()
-    mbarrier.arrive(p_full.index(0))
+    mbarrier.arrive(p_full.index(p))
 
 
 @gluon.jit
-def add_left(out, shrink, p_tile, tile):
-    """``out`` (64, 256) times the factor ``shrink`` plus the product of weights and left half of a tile, under way."""
-    OUT: gl.constexpr = out.type.layout
-    out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
-    # Read back into registers: of shared memory's rate, the product then takes only what the latents need. Weights that
-    # stayed there from the softmax on would be written while the product before reads others, and ptxas would wait for
-    # each instruction of a product (C7513).
-    weights = p_tile.load(gl.DotOperandLayout(0, OUT, 2))
-    return warpgroup_mma(weights, tile, out, is_async=True)
+def scoring(lse_ptr, scale, work, heads, part, parts, queries, rings, handed, turns, S: gl.constexpr,
+            SPLIT: gl.constexpr):  # fmt: skip
+    """One warpgroup: the scores of each tile and their softmax. It also says when left may start its products.
 
-
-@gluon.jit
-def store_half(out, o_ptr, work, heads, part, parts, COLUMN: gl.constexpr):
-    """256 numbers of each head."""
-    sequence, head, _first, _count, _valid = work
-    OUT: gl.constexpr = out.type.layout
-    row = head + gl.arange(0, 64, layout=gl.SliceLayout(1, OUT))
-    column = COLUMN + gl.arange(0, 256, layout=gl.SliceLayout(0, OUT))
-    place = ((sequence * heads + row).to(gl.int64) * parts + part) * 512
-    mine = (row < heads)[:, None] & (column < 512)[None, :]
-    gl.store(o_ptr + (place[:, None] + column[None, :]), out, mask=mine)
-
-
-@gluon.jit
-def left(o_ptr, lse_ptr, scale, work, heads, part, parts, q_tiles, ring, handed, S: gl.constexpr,
-         SPLIT: gl.constexpr):  # fmt: skip
-    """One warpgroup: scores, softmax, and the left half of the sums."""
+    After the last tile it hands over one more factor, the reciprocal of the denominator.
+    """
     sequence, head, _first, count, valid = work
-    _c_right, _c_rope, c_left, _full, empty = ring
+    _right, _left, rope = rings
+    _c_rope, _rope_full, rope_empty = rope
     p_tile, shrink_tile, p_full, p_empty = handed
-    dtype: gl.constexpr = c_left.dtype
+    turn_left, _turn_right = turns
+    dtype: gl.constexpr = p_tile.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     #: Eight columns of a row, as a warpgroup's result holds them: two neighbours a thread.
     EIGHT: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [8, 0]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 8])  # fmt: skip
-    out = gl.zeros([64, 256], gl.float32, OUT)
     maximum = gl.full([64], float("-inf"), gl.float32, ROWS)
     total = gl.zeros([64, 8], gl.float32, EIGHT)
     if count > 0:
-        mbarrier.wait(q_tiles[3].index(0), 0)
-        scores = end_scores(begin_scores(q_tiles, ring, 0, SCORES, S), q_tiles, ring, 0, S)
+        held = take_queries(queries, rings, SCORES)
+        scores = warpgroup_mma_wait(0, [begin_scores(held, rings, 0, SCORES, S)])
+        mbarrier.arrive(rope_empty.index(1))
         if valid < 64:
             scores = apply_mask(scores, 0, 0, valid, SCORES, False)
-            hide_rows(matrix(c_left.index(0), 64, 256), valid)
         weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, True)
         hand_over(weights.to(dtype), shrink, handed, 0)
         for i in range(1, count):
-            last = (i - 1) % S
-            out = add_left(out, shrink, p_tile, matrix(c_left.index(last), 64, 256))
-            scores = begin_scores(q_tiles, ring, i, SCORES, S)
-            out = warpgroup_mma_wait(2, [out])
-            mbarrier.arrive(empty.index(S + last))
-            scores = end_scores(scores, q_tiles, ring, i, S)
+            scores = warpgroup_mma_wait(1, [begin_scores(held, rings, i, SCORES, S)])
+            mbarrier.arrive(turn_left.index((i - 1) % 2))
+            scores = warpgroup_mma_wait(0, [scores])
+            mbarrier.arrive(rope_empty.index((i + 1) % 2))
             weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, True)
             hand_over(weights.to(dtype), shrink, handed, i)
-        out = warpgroup_mma_wait(0, [add_left(out, shrink, p_tile, matrix(c_left.index((count - 1) % S), 64, 256))])
+        mbarrier.arrive(turn_left.index((count - 1) % 2))
     total = gl.convert_layout(gl.sum(total, 1), ROWS)
     divisor = gl.where(total > 0, total, 1.0)
-    mbarrier.wait(p_empty.index(0), (count & 1) ^ 1)
-    shrink_tile.store(1.0 / divisor)
-    mbarrier.arrive(p_full.index(0))
-    out = out * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, OUT))[:, None]
-    store_half(out, o_ptr, work, heads, part, parts, 0)
+    mbarrier.wait(p_empty.index(count % 2), ((count // 2) & 1) ^ 1)
+    shrink_tile.index(count % 2).store(1.0 / divisor)
+    mbarrier.arrive(p_full.index(count % 2))
     if SPLIT:
         row = head + gl.arange(0, 64, layout=ROWS)
         lse = gl.where(total > 0, (maximum * scale + gl.log2(divisor)) * 0.6931471805599453, float("-inf"))
@@ -198,28 +215,61 @@ def left(o_ptr, lse_ptr, scale, work, heads, part, parts, q_tiles, ring, handed,
 
 
 @gluon.jit
-def right(o_ptr, work, heads, part, parts, ring, handed, S: gl.constexpr):
-    """One warpgroup: the right half of the sums."""
+def store_quarter(out, o_ptr, work, heads, part, parts, COLUMN: gl.constexpr):
+    """128 numbers of each head, from ``COLUMN`` on."""
+    sequence, head, _first, _count, _valid = work
+    OUT: gl.constexpr = out.type.layout
+    row = head + gl.arange(0, 64, layout=gl.SliceLayout(1, OUT))
+    column = COLUMN + gl.arange(0, 128, layout=gl.SliceLayout(0, OUT))
+    place = ((sequence * heads + row).to(gl.int64) * parts + part) * 512
+    gl.store(o_ptr + (place[:, None] + column[None, :]), out, mask=(row < heads)[:, None])
+
+
+@gluon.jit
+def summing(o_ptr, work, heads, part, parts, ring, handed, turns, LEFT: gl.constexpr, PLACES: gl.constexpr):
+    """One warpgroup: the left or the right half of the sums, as two quarters of 128 columns.
+
+    In a launch with 128 registers per thread, ptxas refuses a product of 256 columns (C7602), although a summing
+    warpgroup has more registers by then. ``PLACES`` is the number of places of ``ring``.
+    """
     _sequence, _head, _first, count, valid = work
-    c_right, _c_rope, _c_left, full, empty = ring
+    tiles, full, empty = ring
     p_tile, shrink_tile, p_full, p_empty = handed
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    turn_left, turn_right = turns
+    #: Place of tile 0: in the ring of right halves, the queries came before it.
+    FIRST: gl.constexpr = 0 if LEFT else 1
+    COLUMN: gl.constexpr = 0 if LEFT else 256
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, OUT)
-    out = gl.zeros([64, 256], gl.float32, OUT)
+    one = gl.zeros([64, 128], gl.float32, OUT)
+    two = gl.zeros([64, 128], gl.float32, OUT)
     for i in range(count):
-        s = i % S
-        mbarrier.wait(full.index(s), (i // S) & 1)
-        mbarrier.wait(p_full.index(0), i & 1)  # and so the scores of the tile are done
+        s = (i + FIRST) % PLACES
+        p = i % 2
+        mbarrier.wait(full.index(s), ((i + FIRST) // PLACES) & 1)
+        mbarrier.wait(p_full.index(p), (i // 2) & 1)  # and so the scores of the tile are done
+        tile = matrix(tiles.index(s), 64, 256)
         if (i == 0) & (valid < 64):
-            hide_rows(matrix(c_right.index(s), 64, 256), valid)
-        out = out * shrink_tile.load(ROWS)[:, None]
-        out = warpgroup_mma(p_tile, matrix(c_right.index(s), 64, 256), out, is_async=True)
-        out = warpgroup_mma_wait(0, [out])
-        mbarrier.arrive(p_empty.index(0))
+            hide_rows(tile, valid)
+        shrink = shrink_tile.index(p).load(ROWS)[:, None]
+        one = one * shrink
+        two = two * shrink
+        if LEFT:
+            mbarrier.wait(turn_left.index(p), (i // 2) & 1)
+        else:
+            mbarrier.wait(turn_right.index(p), (i // 2) & 1)
+        one = warpgroup_mma(p_tile.index(p), tile.slice(0, 128, 1), one, is_async=True)
+        two = warpgroup_mma(p_tile.index(p), tile.slice(128, 128, 1), two, is_async=True)
+        if LEFT:
+            one, two = warpgroup_mma_wait(1, [one, two])
+            mbarrier.arrive(turn_right.index(p))
+        one, two = warpgroup_mma_wait(0, [one, two])
+        mbarrier.arrive(p_empty.index(p))
         mbarrier.arrive(empty.index(s))
-    mbarrier.wait(p_full.index(0), count & 1)
-    out = out * shrink_tile.load(ROWS)[:, None]
-    store_half(out, o_ptr, work, heads, part, parts, 256)
+    mbarrier.wait(p_full.index(count % 2), (count // 2) & 1)
+    shrink = shrink_tile.index(count % 2).load(ROWS)[:, None]
+    store_quarter(one * shrink, o_ptr, work, heads, part, parts, COLUMN)
+    store_quarter(two * shrink, o_ptr, work, heads, part, parts, COLUMN + 128)
 
 
 @gluon.jit(do_not_specialize=["stride_bs", "heads", "parts"])
@@ -237,33 +287,31 @@ def hopper_mla_decode_kernel(
     first = tiles * part // parts
     end = tiles * (part + 1) // parts
     work = (sequence, gl.program_id(0) * 64, first, end - first, length - (end - 1) * 64)
-    q_tiles = (
-        gl.allocate_shared_memory(dtype, [1, 64, 256], q_desc.layout),
-        gl.allocate_shared_memory(dtype, [1, 64, 64], q_rope_desc.layout),
-        gl.allocate_shared_memory(dtype, [1, 64, 256], q_desc.layout),
-        barriers(1, 1),
-    )
-    ring = (
-        gl.allocate_shared_memory(dtype, [S, 1, 64, 256], c_desc.layout),
-        gl.allocate_shared_memory(dtype, [S, 1, 64, 64], c_rope_desc.layout),
-        gl.allocate_shared_memory(dtype, [S, 1, 64, 256], c_desc.layout),
-        barriers(3 * S, 1),
-        barriers(2 * S, 1),
-    )
+    c_right = gl.allocate_shared_memory(dtype, [S, 1, 64, 256], c_desc.layout)
+    c_left = gl.allocate_shared_memory(dtype, [2, 1, 64, 256], c_desc.layout)
+    c_rope = gl.allocate_shared_memory(dtype, [2, 1, 64, 64], c_rope_desc.layout)
+    queries = (gl.allocate_shared_memory(dtype, [1, 64, 256], q_desc.layout), barriers(1, 1))
+    right_full, left_full, rope_full = barriers(S, 1), barriers(2, 1), barriers(2, 1)
+    right = (c_right, right_full, barriers(S, 1))
+    left = (c_left, left_full, barriers(2, 1))
+    rope = (c_rope, rope_full, barriers(2, 1))
     handed = (
-        gl.allocate_shared_memory(dtype, [64, 64], gl.NVMMASharedLayout(128, 16, 2)),
-        gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        barriers(1, 1),
-        barriers(1, 1),
+        gl.allocate_shared_memory(dtype, [2, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),
+        gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        barriers(2, 1),
+        barriers(2, 2),
     )
+    turns = (barriers(2, 1), barriers(2, 1))
     fence_async_shared()
     table_ptr = block_tables_ptr + sequence.to(gl.int64) * stride_bs
+    rings = (right, left, rope)
     gl.warp_specialize([
-        (left, (o_ptr, lse_ptr, scale, work, heads, part, parts, q_tiles, ring, handed, S, SPLIT)),
-        (right, (o_ptr, work, heads, part, parts, ring, handed, S)),
-        (producer, ((q_desc, q_rope_desc, c_desc, c_rope_desc), table_ptr, stride_bb, work, q_tiles, ring, S,
+        (scoring, (lse_ptr, scale, work, heads, part, parts, queries, rings, handed, turns, S, SPLIT)),
+        (summing, (o_ptr, work, heads, part, parts, left, handed, turns, True, 2)),
+        (summing, (o_ptr, work, heads, part, parts, right, handed, turns, False, S)),
+        (producer, ((q_desc, q_rope_desc, c_desc, c_rope_desc), table_ptr, stride_bb, work, queries, rings, S,
                     BLOCK_SIZE)),
-    ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
 
 
 def why_portable(q_latent: Tensor, q_rope: Tensor, latent_cache: Tensor, scale: float) -> str:
@@ -303,5 +351,5 @@ def hopper_mla_decode(
     hopper_mla_decode_kernel[(-(-H // M), parts, S)](
         tiles_of(q_latent, 256), tiles_of(q_rope, 64), tiles_of(latent_cache, 256), tiles_of(latent_cache, 64),
         block_tables, context_lens, o, lse, scale_log2, *block_tables.stride(), context_lens.stride(0), H, parts,
-        S=STAGES, BLOCK_SIZE=latent_cache.shape[1], SPLIT=parts > 1, REGISTERS=RIGHT, num_warps=4, maxnreg=LAUNCHED,
+        S=STAGES, BLOCK_SIZE=latent_cache.shape[1], SPLIT=parts > 1, REGISTERS=SUMS, num_warps=4, maxnreg=LAUNCHED,
     )  # fmt: skip
