@@ -1,4 +1,4 @@
-"""A faster backward kernel than :mod:`.backward`'s, and the steps that lead to it. Attention does not use it yet.
+"""A faster backward kernel than :mod:`.backward`'s, and the steps that lead to it. Attention uses the last two steps.
 
 Tiles, warpgroups and results are those of :mod:`.backward`; the producer stores dK and dV, too. Most of what differs
 are compile-time constants, so that each change can be measured alone:

@@ -105,8 +105,10 @@ def hopper_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, do: torch.Tensor,
     dlse: torch.Tensor | None, causal: bool, scale: float, sum_dq: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dq, dk and dv of q's, k's and v's shapes and dtype, for a head_dim of 64 or 128: where :mod:`.launch_reordered`
-    starts from.
+    """dq, dk and dv of q's, k's and v's shapes and dtype, for a head_dim of 64 or 128.
+
+    The steps of :mod:`.launch_reordered` start from this kernel and are measured beside it. Attention uses the last two
+    of those steps instead.
 
     Args:
         dlse: Gradient of the logsumexp (B, Hq, Nq), or None.

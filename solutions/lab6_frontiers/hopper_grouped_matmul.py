@@ -1,9 +1,9 @@
-"""The product of an expert layer on Hopper: one warp loads, two warpgroups multiply, and programs are persistent.
+"""The product of an expert layer on Hopper: one warpgroup loads, two multiply, and programs are persistent.
 
-A tile has 128 rows of one expert and 256 columns. Each warpgroup accumulates 64 x 256 sums of it, 128 registers a
-thread. The warp that loads asks TMA for the operands, 64 of K at a time, and keeps a ring of four stages full. There is
-one program for each SM, and it takes every ``num_programs``-th tile. While the warpgroups store a tile, the operands of
-the next are already on their way.
+A tile has 128 rows of one expert and 256 columns. Each warpgroup that multiplies accumulates 64 x 256 sums of it, 128
+registers per thread. The warpgroup that loads asks TMA for the operands, 64 of K at a time, and keeps a ring of four
+stages full. There is one program for each SM, and it takes every ``num_programs``-th tile. While a tile is stored, the
+operands of the next are already on their way.
 
 The last tile of an expert may have fewer rows. TMA then brings rows of the next expert along. They are multiplied but
 not stored. A row of the result depends on one row of x only, so it does not matter which numbers they hold. If a
@@ -37,7 +37,7 @@ from .tiles import describable, programs
 
 #: Rows and columns of a tile, K of a stage, stages of operands, rows of tiles taken together.
 M, N, K, STAGES, TOGETHER = 128, 256, 64, 4, 8
-#: Registers a thread: of the launch, of a warpgroup that multiplies. The warp that loads gives its own away.
+#: Registers per thread: of the launch, of a warpgroup that multiplies. The warpgroup that loads keeps 40.
 LAUNCHED, MULTIPLYING = 168, 232
 
 
