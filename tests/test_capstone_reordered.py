@@ -183,7 +183,7 @@ def errors(
 
 def test_it_is_right_on_one_ragged_tile(monkeypatch):
     found = errors(monkeypatch, 3, (1, 2, 1, 70, 77), 64, torch.float16, True, "balanced")
-    assert max(found) < ALLOWED[torch.float16], found
+    assert all(error < ALLOWED[torch.float16] for error in found), found
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_each_step_is_right_in_whatever_order_things_happen(monkeypatch, head_di
     for seed, shape in enumerate(SHAPES):
         dtype = (torch.bfloat16, torch.float16)[seed % 2]
         found = errors(monkeypatch, seed, shape, head_dim, dtype, causal, step)
-        assert max(found) < ALLOWED[dtype], (shape, found)
+        assert all(error < ALLOWED[dtype] for error in found), (shape, found)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_wide_heads_are_right_in_whatever_order_things_happen(monkeypatch, causa
     for seed, shape in enumerate(SHAPES):
         dtype = (torch.bfloat16, torch.float16)[seed % 2]
         found = errors(monkeypatch, seed, shape, 256, dtype, causal, step)
-        assert max(found) < ALLOWED[dtype], (shape, found)
+        assert all(error < ALLOWED[dtype] for error in found), (shape, found)
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_programs_take_turns_in_any_group_of_heads(monkeypatch, head_dim, causal
     monkeypatch.setattr(launch_wide, "heads_together", lambda kv_heads, touched: 1)
     for seed, shape in enumerate([(1, 6, 3, 200, 391), (1, 3, 3, 391, 200), (3, 1, 1, 256, 256)]):
         found = errors(monkeypatch, seed, shape, head_dim, torch.float16, causal, "ordered")
-        assert max(found) < ALLOWED[torch.float16], (shape, found)
+        assert all(error < ALLOWED[torch.float16] for error in found), (shape, found)
 
 
 #: What is changed in which of the kernel's files, what the emulator then finds, and in which step; "wide": D = 256.

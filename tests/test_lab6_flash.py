@@ -277,11 +277,12 @@ def test_no_heads_and_no_batch_give_nothing():
 # ---- the order of tiles ----
 
 
+@pytest.mark.parametrize("unused", [0, 100])  # rows behind the last document
 @pytest.mark.parametrize("of_keys", [False, True])
-def test_a_plan_holds_each_tile_once_and_those_with_the_most_work_first(of_keys):
+def test_a_plan_holds_each_tile_once_and_those_with_the_most_work_first(of_keys, unused):
     draw = random.Random(f"plan {of_keys}")
     lengths = [draw.choice((0, 1, 15, 16, 17, draw.randint(2, 40))) for _ in range(130)] + [1100]
-    rows, block = sum(lengths), 16
+    rows, block = sum(lengths) + unused, 16
     found = plan_of(starts(lengths), starts(lengths), of_keys, rows, block).tolist()
     documents = list(zip(starts(lengths).tolist(), lengths))  # (the last start belongs to no document)
     tiles = [(first, n, first, n, start) for first, n in documents for start in range(0, n, block)]

@@ -122,7 +122,7 @@ def test_ragged_groups_are_right(monkeypatch):
     emulate(monkeypatch, 1)
     counts = (70, 0, 131)
     found = errors(counts, *operands(counts, 256, 256))
-    assert max(found) < ALLOWED[torch.bfloat16], found
+    assert all(error < ALLOWED[torch.bfloat16] for error in found), found
 
 
 #: Rows of each expert, K and N: all rows with one expert, the first or the last; whole tiles; single rows.
@@ -139,7 +139,7 @@ def test_groups_are_right_in_whatever_order_things_happen(monkeypatch, case):
         with monkeypatch.context() as patched:
             emulate(patched, seed)
             found = errors(counts, *operands(counts, K, N, dtype, seed))
-        assert max(found) < ALLOWED[dtype], found
+        assert all(error < ALLOWED[dtype] for error in found), found
 
 
 @runs_them
@@ -152,7 +152,7 @@ def test_matrices_may_be_transposed_and_rows_apart(monkeypatch):
     wide[:, 256:] = x
     taken = wide[:, 256:], weights.mT.contiguous().mT, dout
     found = errors(counts, *taken)
-    assert max(found) < ALLOWED[torch.bfloat16], found
+    assert all(error < ALLOWED[torch.bfloat16] for error in found), found
 
 
 @runs_them
@@ -164,7 +164,7 @@ def test_no_nan_of_an_expert_reaches_another(monkeypatch):
         given = operands(counts, 256, 256)
         given[number][1 if number == 1 else slice(70, 100)] = float("nan")
         found = errors(counts, *given)
-        assert max(found) < ALLOWED[torch.bfloat16], found
+        assert all(error < ALLOWED[torch.bfloat16] for error in found), found
 
 
 @runs_them

@@ -201,3 +201,20 @@ def test_a_kernel_without_one_of_its_barriers_is_found_out(change, tmp_path):
         for order in ORDERS:
             o, _, *given = emulated([1, 200, 333], 5, 1, **order, path=path)
             holds(o, given)
+
+
+def test_queries_that_tma_cannot_read_are_copied():
+    numbers = torch.randn(1 + 2 * 3 * 8, dtype=torch.bfloat16)
+    shifted = numbers[1:].view(2, 3, 8)
+    assert shifted.is_contiguous() and shifted.data_ptr() % 16
+    for queries in (shifted, shifted.transpose(0, 1)):
+        copy = hopper_mla_decode.aligned(queries)
+        assert copy.data_ptr() % 16 == 0 and copy.is_contiguous() and torch.equal(copy, queries)
+    assert hopper_mla_decode.aligned(copy) is copy
+
+
+def test_a_cache_without_blocks_goes_to_the_kernel_for_every_gpu():
+    q, q_rope = torch.zeros(1, 1, LATENT, dtype=torch.bfloat16), torch.zeros(1, 1, ROPE, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 64, LATENT + ROPE, dtype=torch.bfloat16)
+    assert hopper_mla_decode.why_portable(q, q_rope, cache, 1.0) == ""
+    assert hopper_mla_decode.why_portable(q, q_rope, cache[:0], 1.0) == "the cache has no blocks"

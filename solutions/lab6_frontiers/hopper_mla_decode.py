@@ -320,6 +320,8 @@ def why_portable(q_latent: Tensor, q_rope: Tensor, latent_cache: Tensor, scale: 
         return "numbers are neither bfloat16 nor float16"
     if q_latent.shape[2] != LATENT_DIM or q_rope.shape[2] != ROPE_DIM:
         return f"dimensions are not {LATENT_DIM} and {ROPE_DIM}"
+    if latent_cache.shape[0] == 0:
+        return "the cache has no blocks"
     if latent_cache.shape[1] < N:
         return f"blocks have fewer than {N} tokens"
     if scale <= 0:
@@ -329,6 +331,12 @@ def why_portable(q_latent: Tensor, q_rope: Tensor, latent_cache: Tensor, scale: 
     if latent_cache.stride(2) != 1 or latent_cache.data_ptr() % 16 or any(n <= 0 or n % 16 for n in apart):
         return "TMA reads rows without gaps, multiples of 16 bytes apart"
     return ""
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """``tensor`` without gaps, from an address on that TMA can read: a copy of it where it must be."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def tiles_of(tensor: Tensor, columns: int) -> TensorDescriptor:
@@ -347,7 +355,8 @@ def hopper_mla_decode(
     factor, and such that :func:`why_portable` has nothing to say.
     """
     S, H, parts, _ = o.shape
-    q_latent, q_rope = q_latent.contiguous(), q_rope.contiguous()
+    q_latent, q_rope = aligned(q_latent), aligned(q_rope)
+    block_tables, context_lens = block_tables.to(torch.int32), context_lens.to(torch.int32)
     hopper_mla_decode_kernel[(-(-H // M), parts, S)](
         tiles_of(q_latent, 256), tiles_of(q_rope, 64), tiles_of(latent_cache, 256), tiles_of(latent_cache, 64),
         block_tables, context_lens, o, lse, scale_log2, *block_tables.stride(), context_lens.stride(0), H, parts,

@@ -52,7 +52,8 @@ def plan_of(starts_q: Tensor, starts_k: Tensor, of_keys: bool, rows: int, block:
     """
     documents = len(starts_q) - 1
     tiles = most_tiles(rows, documents, block)
-    plan = torch.empty(tiles, 8, dtype=torch.int32, device=starts_q.device)
+    # A row that no tile takes stays without queries and keys.
+    plan = torch.zeros(tiles, 8, dtype=torch.int32, device=starts_q.device)
     plan_kernel[(documents,)](
         starts_q, starts_k, starts_k if of_keys else starts_q, plan, documents, tiles,
         OF_KEYS=of_keys, BLOCK=block, BLOCK_T=64, BLOCK_S=64,
@@ -78,7 +79,6 @@ def plan_kernel(
     for begin in range(0, tl.maximum(tiles, 1), BLOCK_T):
         rank = begin + tl.arange(0, BLOCK_T)
         row = tl.zeros((BLOCK_T,), tl.int32)
-        total = 0
         for other in range(0, documents, BLOCK_S):
             each = other + tl.arange(0, BLOCK_S)
             there = each < documents
@@ -87,12 +87,8 @@ def plan_kernel(
             higher = tl.maximum(theirs[None, :] - 1 - rank[:, None], 0)  # (BLOCK_T, BLOCK_S)
             equal = (theirs[None, :] > rank[:, None]) & (each < document)[None, :]
             row += tl.sum(higher + equal.to(tl.int32), 1)
-            total += tl.sum(theirs, 0)
         start = (tiles - 1 - rank if OF_KEYS else rank) * BLOCK
         store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, (rank < tiles) & (row < slots))
-        if begin == 0:  # each program marks one of the rows that no tile takes: it has no queries and no keys
-            empty = total + document + tl.zeros((BLOCK_T,), tl.int32)
-            store_plan(plan_ptr, empty, 0, 0, 0, 0, rank * 0, (rank == 0) & (empty < slots))
 
 
 @triton.jit
