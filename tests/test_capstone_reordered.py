@@ -277,7 +277,7 @@ MISTAKES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", thorough_but(MISTAKES, *list(MISTAKES)[::3]))
 def test_what_the_barriers_are_for_shows_when_they_are_changed(monkeypatch, tmp_path, mistake):
     changed, edits, kind, step = MISTAKES[mistake]
     for file in FOLDER.glob("*.py"):
@@ -304,7 +304,7 @@ def test_what_the_barriers_are_for_shows_when_they_are_changed(monkeypatch, tmp_
 
 @pytest.mark.compat
 @pytest.mark.slow
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("ordered", thorough_but([False, True], True))
 def test_the_wide_kernel_compiles_for_hopper_and_its_values_stay_in_registers(ordered: bool):
     for used in compile_orders(("wide", True, "bf16", ordered), ("wide", False, "fp16", ordered, True)):
         assert used["shared"] <= SHARED_MEMORY and used["spilled"] == 0 and used["atomic_starts"] == 1, used

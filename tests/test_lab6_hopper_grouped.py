@@ -220,7 +220,8 @@ MISTAKES = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(not runtime.INTERPRET, reason="mistakes are for the emulator")
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", thorough_but(MISTAKES, *list(MISTAKES)[::4]))
 def test_what_is_removed_shows(monkeypatch, tmp_path, mistake):
     changed, old, new, kinds = MISTAKES[mistake]
     for file in ("hopper_grouped_matmul", "hopper_grouped_gradient"):
