@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from solutions.capstone_hopper.parts import barriers, layout, matrix
+from solutions.capstone_hopper.parts import barriers, copyable, layout, matrix
 from solutions.capstone_hopper.softmax import apply_mask, online_softmax
 
 #: Numbers of a latent and of a key with the position, heads and tokens of a tile, places for right halves of tiles.
@@ -333,10 +333,9 @@ def why_portable(q_latent: Tensor, q_rope: Tensor, latent_cache: Tensor, scale: 
     return ""
 
 
-def aligned(tensor: Tensor) -> Tensor:
-    """``tensor`` without gaps, from an address on that TMA can read: a copy of it where it must be."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+def queries_for_tma(queries: Tensor) -> Tensor:
+    """Queries (S, H, numbers) as TMA can read them; a copy of them where strides or address do not allow that."""
+    return copyable(queries[None])[0]
 
 
 def tiles_of(tensor: Tensor, columns: int) -> TensorDescriptor:
@@ -355,7 +354,7 @@ def hopper_mla_decode(
     factor, and such that :func:`why_portable` has nothing to say.
     """
     S, H, parts, _ = o.shape
-    q_latent, q_rope = aligned(q_latent), aligned(q_rope)
+    q_latent, q_rope = queries_for_tma(q_latent), queries_for_tma(q_rope)
     block_tables, context_lens = block_tables.to(torch.int32), context_lens.to(torch.int32)
     hopper_mla_decode_kernel[(-(-H // M), parts, S)](
         tiles_of(q_latent, 256), tiles_of(q_rope, 64), tiles_of(latent_cache, 256), tiles_of(latent_cache, 64),
