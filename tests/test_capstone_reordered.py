@@ -91,17 +91,25 @@ class Emulator(gluon_emulator.Emulator):
 
     def atomic_add(self, pointer: Pointer, value: torch.Tensor, sem: str) -> None:
         assert sem == "relaxed" and pointer.tensor.dtype == value.dtype == torch.float32
+        self.end_of(pointer)
+        pointer.tensor.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
+
+    def store(self, pointer: Pointer, value: torch.Tensor, mask: bool = True) -> None:
+        """What the first program in turn does instead."""
+        self.end_of(pointer)
+        super().store(pointer, value, mask)
+
+    def end_of(self, pointer: Pointer) -> None:
         part = pointer.offset.flatten()[0].item() // launch.PART
         self.in_turn(part)
         self.turns.discard(part)
-        pointer.tensor.view(-1).index_add_(0, pointer.offset.flatten(), value.flatten())
 
-    def add_tile(self, descriptor: Descriptor, at: list[int], tile: Shared) -> None:
+    def add_tile(self, descriptor: Descriptor, at: list[int], tile: Shared, add: bool = True) -> None:
         part = int(at[-2]) // descriptor.block_shape[-2]
         self.in_turn(part)
         mine = self.adding.setdefault(self.machine.current, [])
 
-        def read(at: list[int], data: torch.Tensor, add: bool) -> None:
+        def read(at: list[int], data: torch.Tensor, _add: bool) -> None:
             waiting = [data.clone()]
 
             def arrive() -> None:
@@ -112,7 +120,14 @@ class Emulator(gluon_emulator.Emulator):
             mine.append(arrive)
             self.machine.add(arrive)
 
-        self.store_tile(SimpleNamespace(write=read), at, tile, add=True)
+        super().store_tile(SimpleNamespace(write=read), at, tile, add=True)
+
+    def store_tile(self, descriptor: Descriptor, at: list[int], tile: Shared, add: bool = False) -> None:
+        """Of dQ, the first program in turn stores; dK and dV are of another type."""
+        if self.ordered and descriptor.tensor.dtype == torch.float32:
+            self.add_tile(descriptor, at, tile, add)
+        else:
+            super().store_tile(descriptor, at, tile, add)
 
     def end(self) -> None:
         super().end()
@@ -127,7 +142,7 @@ class Emulated:
         self.seed, self.name, self.path, self.first = seed, name, path, first
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid, arguments, constants)
+        return lambda *arguments, num_warps, maxnreg, launch_pdl, **constants: self.run(grid, arguments, constants)
 
     def run(self, grid: tuple[int, ...], arguments: tuple, constants: dict) -> None:
         emulator = Emulator(self.seed, self.first)

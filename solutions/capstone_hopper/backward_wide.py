@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .backward import start
-from .backward_ordered import turn_ender, turn_taker
+from .backward_ordered import programs_before, turn_ender, turn_taker
 from .backward_pieces import first_tile, masked, next_tile, place, producer, query_tiles, where_to_turn
 from .parts import add_to_global, barriers, exp2, matrix, wait_for_all
 
@@ -103,7 +103,12 @@ def consumers(sums, scale, scale_log2, sizes, kept, ring, shared, turn, added, M
         fence_async_shared()
         if ORDERED:
             mbarrier.wait(turn.index(step & 1), (step >> 1) & 1)
-        add_to_global(sums, [0, 0, number * M, 0], dq_tile)
+            if programs_before(lead, key_tile, M, N, CAUSAL) == 0:
+                tma.async_copy_shared_to_global(sums, [0, 0, number * M, 0], dq_tile)
+            else:
+                add_to_global(sums, [0, 0, number * M, 0], dq_tile)
+        else:
+            add_to_global(sums, [0, 0, number * M, 0], dq_tile)
         number, lead = next_tile(number, lead, first_lead, turning, M, CAUSAL)
     dq_before_is_added(steps, added, ORDERED)
     matrix(dk_tiles.index(0), N, D).store((dk * scale).to(dtype))

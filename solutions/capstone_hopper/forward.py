@@ -79,12 +79,12 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
 
 
 @gluon.jit
-def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
-            N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
+def advance(step, state, q, ring, order, parity, block, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
+            N: gl.constexpr, S: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
     """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
-    ``block`` counts the tiles of keys from the first on; keys from ``whole`` on must be hidden from some queries.
+    ``block`` counts the tiles of keys from the first on. With ``MASKED`` the causal mask hides some of its keys.
     """
     out, weights16, shrink, maximum, total = state
     k_tiles, v_tiles, k_full, k_empty, v_full, v_empty = ring
@@ -106,9 +106,8 @@ def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale,
         mbarrier.arrive(order.index((GROUP + 1) % G))
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(s))
-    if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
-        if (block + 1) * N > whole:
-            scores = apply_mask(scores, block * N, row, keys, SCORES, CAUSAL)
+    if MASKED:
+        scores = apply_mask(scores, block * N, row, keys, SCORES, True)
     weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
     out = warpgroup_mma_wait(0, [out])
     mbarrier.arrive(v_empty.index(last))
@@ -217,10 +216,18 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
                     scores = apply_mask(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
             weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
-            for i in range(skipped + 1, blocks):
+            unmasked = skipped + 1  # from which tile on no query needs a mask
+            if CAUSAL:
+                unmasked = gl.minimum(gl.maximum(blocks - whole // N, unmasked), blocks)
+                for i in range(skipped + 1, unmasked):
+                    out, weights16, shrink, maximum, total = advance(
+                        step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i,
+                        row, keys, scale, GROUP, G, N, S, CAUSAL, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
+                    parity = parity ^ 1
+            for i in range(unmasked, blocks):
                 out, weights16, shrink, maximum, total = advance(
-                    step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i, whole,
-                    row, keys, scale, GROUP, G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
+                    step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i,
+                    row, keys, scale, GROUP, G, N, S, False, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
                 parity = parity ^ 1
             if B == 1:  # the queries are not needed any more
                 mbarrier.arrive(q_empty.index(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import tuning
 from .backward import hopper_backward_kernel
@@ -40,15 +41,17 @@ def hopper_forward(
 @triton.jit
 def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_ptr, factor, heads, queries, padded, o_b,
                      o_h, o_n, do_b, do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
-                     DLSE: tl.constexpr, ZERO: tl.constexpr):  # fmt: skip
+                     DLSE: tl.constexpr, ZERO: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
     """What is added to a row of scores and of dP: -L * factor and -delta, delta = rowsum(dO * O) - dL.
 
     Rows are padded to whole tiles. One that sees no key, or that is none, gets -inf and 0: its weights are 0. With
-    ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the way.
+    ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the way. Grid: tiles of all heads.
     """
-    head = tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
+    head = (tl.program_id(0) // (padded // M)).to(tl.int64)
     b, h = head // heads, head % heads
-    row = tl.program_id(0) * M + tl.arange(0, M)
+    row = tl.program_id(0) % (padded // M) * M + tl.arange(0, M)
     column = tl.arange(0, D)
     there = row < queries
     at = row.to(tl.int64)[:, None]
@@ -66,13 +69,16 @@ def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_pt
 
 
 @triton.jit
-def scaled_kernel(sum_ptr, out_ptr, scale, elements, padded, BLOCK: tl.constexpr):
+def scaled_kernel(sum_ptr, out_ptr, scale, elements, padded, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """out = scale * sum, rounded once: ``elements`` of each head, whose sums are ``padded`` elements apart.
 
-    Grid: blocks of a head, heads of the batch.
+    Grid: blocks of all heads.
     """
-    head = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if OVERLAP:
+        gdc_wait()
+    blocks = tl.cdiv(elements, BLOCK)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(sum_ptr + head * padded + at, mask=at < elements, other=0.0)
     tl.store(out_ptr + head * elements + at, (value * scale).to(out_ptr.dtype.element_ty), mask=at < elements)
 
@@ -93,10 +99,10 @@ def row_terms(
     batch, heads, queries, head_dim = o.shape
     score_terms = torch.empty((batch * heads, padded), dtype=torch.float32, device=o.device)
     dp_terms = torch.empty_like(score_terms)
-    row_terms_kernel[(padded // 64, batch * heads)](
+    row_terms_kernel[(padded // 64 * batch * heads,)](
         o, do, lse, dlse, score_terms, dp_terms, sums, factor, heads, queries, padded, *o.stride()[:3],
         *do.stride()[:3], *(dlse.stride() if dlse is not None else (0, 0, 0)), D=head_dim, M=64,
-        DLSE=dlse is not None, ZERO=sums is not None,
+        DLSE=dlse is not None, ZERO=sums is not None, OVERLAP=o.is_cuda,
     )  # fmt: skip
     return score_terms, dp_terms
 
@@ -139,7 +145,7 @@ def scaled(sums: torch.Tensor, q: torch.Tensor, scale: float, padded: int) -> to
     batch, heads, queries, head_dim = q.shape
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     elements = queries * head_dim
-    scaled_kernel[(triton.cdiv(elements, 4096), batch * heads)](
-        sums, dq, scale, elements, padded * head_dim, BLOCK=4096
+    scaled_kernel[(triton.cdiv(elements, 4096) * batch * heads,)](
+        sums, dq, scale, elements, padded * head_dim, BLOCK=4096, OVERLAP=q.is_cuda, launch_pdl=q.is_cuda
     )
     return dq

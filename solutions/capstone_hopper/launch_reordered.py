@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_wait
 
 from . import tuning
 from .backward_reordered import reordered_backward_kernel
@@ -53,13 +54,16 @@ TOGETHER_BYTES = 32 * 2**20
 
 
 @triton.jit
-def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl.constexpr):
+def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl.constexpr, OVERLAP: tl.constexpr):
     """dQ of one part (64, 64) from its sums, whose order is :func:`.backward_reordered.in_accumulator_order`'s.
 
-    Grid: parts of a head, heads of the batch. dQ (heads of the batch, queries, D) is contiguous.
+    Grid: parts of all heads. dQ (heads of the batch, queries, D) is contiguous.
     """
-    part = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        gdc_wait()
+    parts = padded * D // 4096
+    part = tl.program_id(0) % parts
+    head = (tl.program_id(0) // parts).to(tl.int64)
     at = tl.arange(0, 4096)
     sums = tl.load(sum_ptr + head * padded * D + part * 4096 + at)
     sums = tl.reshape(sums, [8, 4, 8, 4, 2, 2])  # eight, warp, r, c, half, which of the two columns
@@ -99,12 +103,14 @@ def hopper_backward_reordered(
         dq_descriptor = tiles_of(sums, 64, 64)
     do = do if do.stride(3) == 1 else do.contiguous()
     factor = LOG2_E if step >= Step.LATE else 1 / scale
-    score_terms, dp_terms = row_terms(o, do, lse, dlse, factor, padded, sums if step >= Step.LINEAR else None)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     turns = sums  # not used
     if step == Step.ORDERED:
         turns = torch.zeros(batch * heads * padded * head_dim // PART, dtype=torch.int32, device=q.device)
+        if causal and queries > keys:  # tiles that no program adds to
+            sums.view(batch * heads, padded * head_dim)[:, : (queries - keys) // tile.rows * tile.rows * head_dim] = 0
+    score_terms, dp_terms = row_terms(o, do, lse, dlse, factor, padded, sums if Step.LINEAR <= step < Step.ORDERED else None)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     together = 1
     if step == Step.ORDERED or (step == Step.BALANCED and causal):
         together = heads_together(batch * kv_heads, heads // kv_heads * queries * head_dim * 8)
@@ -114,13 +120,13 @@ def hopper_backward_reordered(
         rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step >= Step.RED else dq_descriptor,
         turns, tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale * LOG2_E, heads, heads // kv_heads,
         queries, keys,
-        **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
+        **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg, launch_pdl=True,
     )  # fmt: skip
     if step < Step.LINEAR:
         return scaled(sums, q, scale, queries), dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    from_accumulator_order_kernel[(padded * head_dim // PART, batch * heads)](
-        sums, dq, scale, queries, padded, D=head_dim
+    from_accumulator_order_kernel[(padded * head_dim // PART * batch * heads,)](
+        sums, dq, scale, queries, padded, D=head_dim, OVERLAP=q.is_cuda, launch_pdl=q.is_cuda
     )
     return dq, dk, dv
 

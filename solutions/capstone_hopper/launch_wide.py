@@ -31,10 +31,14 @@ def hopper_wide_backward(
     padded = triton.cdiv(queries, tile.rows) * tile.rows
     sums = torch.empty((1, 1, batch * heads * padded, head_dim), dtype=torch.float32, device=q.device)
     do = do if do.stride(3) == 1 else do.contiguous()
-    score_starts, dp_starts = row_terms(o, do, lse, dlse, 1 / scale, padded, sums)
+    turns = sums  # not used
+    if ordered:
+        turns = torch.zeros(batch * heads * padded // tile.rows, dtype=torch.int32, device=q.device)
+        if causal and queries > keys:  # tiles that no program adds to
+            sums.view(batch * heads, padded * head_dim)[:, : (queries - keys) // tile.rows * tile.rows * head_dim] = 0
+    score_starts, dp_starts = row_terms(o, do, lse, dlse, 1 / scale, padded, None if ordered else sums)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    turns = torch.zeros(batch * heads * padded // tile.rows, dtype=torch.int32, device=q.device) if ordered else sums
     together = 1
     if ordered or causal:
         together = heads_together(batch * kv_heads, heads // kv_heads * queries * head_dim * 8)
@@ -44,6 +48,6 @@ def hopper_wide_backward(
         rows_of(score_starts, tile.rows), rows_of(dp_starts, tile.rows), tiles_of(sums, tile.rows, head_dim), turns,
         tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale, scale * LOG2_E, heads, heads // kv_heads,
         queries, keys, S=tile.stages, CAUSAL=causal, RAGGED=not causal and keys % tile.columns != 0, ORDERED=ordered,
-        num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
+        num_warps=tile.warps, maxnreg=tile.launch_maxnreg, launch_pdl=True,
     )  # fmt: skip
     return scaled(sums, q, scale, padded), dk, dv
