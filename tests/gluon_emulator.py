@@ -63,7 +63,6 @@ class Emulator(emulator.Emulator):
             "matrix": lambda tile, rows, columns: tile._reinterpret(tile.dtype, [rows, columns], None),
             "gluon": types.SimpleNamespace(jit=jit),
             "wait_for_all": lambda: None,
-            "gdc_wait": lambda: None,
             "add_to_global": self.add_tile,
         }
 

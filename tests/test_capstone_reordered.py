@@ -142,7 +142,7 @@ class Emulated:
         self.seed, self.name, self.path, self.first = seed, name, path, first
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *arguments, num_warps, maxnreg, launch_pdl, **constants: self.run(grid, arguments, constants)
+        return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid, arguments, constants)
 
     def run(self, grid: tuple[int, ...], arguments: tuple, constants: dict) -> None:
         emulator = Emulator(self.seed, self.first)

@@ -20,8 +20,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from triton.language.extra.cuda import gdc_wait
-
 from .backward_pieces import first_tile, next_tile, of_last_heads, place, query_tiles, where_to_turn
 
 
@@ -70,7 +68,6 @@ def turn_taker(turns, sizes, turn, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.
     number, first_lead = first_tile(own, sizes, first, M, CAUSAL)
     turning = where_to_turn(own, sizes, first, M, CAUSAL)
     lead = first_lead
-    gdc_wait()
     for step in range(tiles * group):
         before = programs_before(lead, key_tile, M, N, CAUSAL)
         for part in gl.static_range(PARTS):

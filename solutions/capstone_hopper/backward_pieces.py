@@ -6,8 +6,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from triton.language.extra.cuda import gdc_wait
-
 from .backward import query_tile, start
 from .parts import by_eights, exp2, matrix
 
@@ -59,7 +57,6 @@ def producer(descriptors, sizes, kept, ring, M: gl.constexpr, N: gl.constexpr, S
     D: gl.constexpr = q_desc.block_shape[3]
     key_tile, kv_head, batch = place(heads, group, SHORT_FIRST)
     first, tiles = query_tiles(key_tile * N, sizes, N, M, CAUSAL)
-    gdc_wait()
     mbarrier.expect(kv_full, 2 * N * D * 2)
     tma.async_copy_global_to_shared(k_desc, [batch, kv_head, key_tile * N, 0], kv_full, k_tiles.index(0))
     tma.async_copy_global_to_shared(v_desc, [batch, kv_head, key_tile * N, 0], kv_full, v_tiles.index(0))

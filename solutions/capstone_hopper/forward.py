@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .parts import barriers, matrix, wait_for_all
-from .softmax import apply_mask, online_softmax
+from .softmax import apply_mask, online_softmax, rescaled
 
 
 @gluon.jit
@@ -79,9 +79,9 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
 
 
 @gluon.jit
-def advance(step, state, q, ring, order, parity, block, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
+def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
             N: gl.constexpr, S: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-            RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
+            RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, LAZY: gl.constexpr):  # fmt: skip
     """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
     ``block`` counts the tiles of keys from the first on. With ``MASKED`` the causal mask hides some of its keys.
@@ -99,20 +99,21 @@ def advance(step, state, q, ring, order, parity, block, row, keys, scale, GROUP:
     scores = warpgroup_mma(q, matrix(k_tiles.index(s), N, D).permute((1, 0)),
                            gl.zeros([64, N], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
     if RESCALE_AFTER_MMA:
-        out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
+        out = rescaled(out, shrink, LAZY)
     mbarrier.wait(v_full.index(last), ((step - 1) // S) & 1)
     out = warpgroup_mma(weights16, matrix(v_tiles.index(last), N, D), out, is_async=True)
     if PINGPONG:
         mbarrier.arrive(order.index((GROUP + 1) % G))
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(s))
-    if MASKED:
-        scores = apply_mask(scores, block * N, row, keys, SCORES, True)
-    weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
+    if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
+        if (block + 1) * N > whole:
+            scores = apply_mask(scores, block * N, row, keys, SCORES, True)
+    weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, LAZY)
     out = warpgroup_mma_wait(0, [out])
     mbarrier.arrive(v_empty.index(last))
     if not RESCALE_AFTER_MMA:
-        out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
+        out = rescaled(out, shrink, LAZY)
     weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
     return out, weights16, shrink, maximum, total
 
@@ -152,7 +153,7 @@ def epilogue_store(out, o_desc, o_tile, batch, head, first):
 @gluon.jit
 def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, order, G: gl.constexpr,
              N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr):  # fmt: skip
+             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 queries of each tile."""
     tiles_ptr, counts_ptr, width = work
     heads, _group, queries, keys = sizes
@@ -214,25 +215,25 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             if MASKED:  # noqa: SIM102
                 if needed * N > whole:
                     scores = apply_mask(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
-            weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL)
+            weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, LAZY)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
             unmasked = skipped + 1  # from which tile on no query needs a mask
-            if CAUSAL:
+            if CAUSAL and APART:
                 unmasked = gl.minimum(gl.maximum(blocks - whole // N, unmasked), blocks)
                 for i in range(skipped + 1, unmasked):
                     out, weights16, shrink, maximum, total = advance(
                         step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i,
-                        row, keys, scale, GROUP, G, N, S, CAUSAL, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
+                        whole, row, keys, scale, GROUP, G, N, S, True, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY)  # fmt: skip
                     parity = parity ^ 1
             for i in range(unmasked, blocks):
                 out, weights16, shrink, maximum, total = advance(
-                    step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i,
-                    row, keys, scale, GROUP, G, N, S, False, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)  # fmt: skip
+                    step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i, whole,
+                    row, keys, scale, GROUP, G, N, S, CAUSAL and not APART, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY)  # fmt: skip
                 parity = parity ^ 1
             if B == 1:  # the queries are not needed any more
                 mbarrier.arrive(q_empty.index(0))
             if RESCALE_AFTER_MMA:
-                out = out * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
+                out = rescaled(out, shrink, LAZY)
             s = (step + blocks - 1) % S
             mbarrier.wait(v_full.index(s), ((step + blocks - 1) // S) & 1)
             out = warpgroup_mma(weights16, matrix(v_tiles.index(s), N, D), out, is_async=True)
@@ -263,7 +264,8 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
 def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, counts_ptr, scale, width, heads, group,
                           queries, keys, G: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
                           MASKED: gl.constexpr, PINGPONG: gl.constexpr, RESCALE_AFTER_MMA: gl.constexpr,
-                          PARTIAL: gl.constexpr, B: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
+                          PARTIAL: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr, B: gl.constexpr,
+                          REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. ``scale`` has log2(e) folded in.
 
     ``MASKED`` says whether any tile has keys to hide. Where none has, code for it would still cost registers and time.
@@ -286,18 +288,18 @@ def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, co
     if G == 2:
         gl.warp_specialize([
             (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
             (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
             (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
             (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import tuning
 from .backward import hopper_backward_kernel
@@ -32,7 +31,7 @@ def hopper_forward(
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(o, 64, min(head_dim, 128)), lse, tiles, counts,
         scale * LOG2_E, tiles.shape[1], heads, heads // kv_heads, queries, keys, G=tile.warpgroups, N=tile.columns,
         S=tile.stages, CAUSAL=causal, MASKED=causal or keys % tile.columns != 0, PINGPONG=tile.pingpong,
-        RESCALE_AFTER_MMA=tile.rescale_after_mma, PARTIAL=tile.partial_sums, B=tile.num_q_buffers,
+        RESCALE_AFTER_MMA=tile.rescale_after_mma, PARTIAL=tile.partial_sums, LAZY=tile.lazy, APART=tile.apart, B=tile.num_q_buffers,
         REGISTERS=tile.registers, num_warps=4, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
     return o, lse
@@ -41,14 +40,12 @@ def hopper_forward(
 @triton.jit
 def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_ptr, factor, heads, queries, padded, o_b,
                      o_h, o_n, do_b, do_h, do_n, dlse_b, dlse_h, dlse_n, D: tl.constexpr, M: tl.constexpr,
-                     DLSE: tl.constexpr, ZERO: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+                     DLSE: tl.constexpr, ZERO: tl.constexpr):  # fmt: skip
     """What is added to a row of scores and of dP: -L * factor and -delta, delta = rowsum(dO * O) - dL.
 
     Rows are padded to whole tiles. One that sees no key, or that is none, gets -inf and 0: its weights are 0. With
     ``ZERO`` the sums of dQ (heads of the batch, padded, D) are zeroed on the way. Grid: tiles of all heads.
     """
-    if OVERLAP:
-        gdc_launch_dependents()
     head = (tl.program_id(0) // (padded // M)).to(tl.int64)
     b, h = head // heads, head % heads
     row = tl.program_id(0) % (padded // M) * M + tl.arange(0, M)
@@ -69,13 +66,11 @@ def row_terms_kernel(o_ptr, do_ptr, lse_ptr, dlse_ptr, score_ptr, dp_ptr, sum_pt
 
 
 @triton.jit
-def scaled_kernel(sum_ptr, out_ptr, scale, elements, padded, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def scaled_kernel(sum_ptr, out_ptr, scale, elements, padded, BLOCK: tl.constexpr):
     """out = scale * sum, rounded once: ``elements`` of each head, whose sums are ``padded`` elements apart.
 
     Grid: blocks of all heads.
     """
-    if OVERLAP:
-        gdc_wait()
     blocks = tl.cdiv(elements, BLOCK)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -102,7 +97,7 @@ def row_terms(
     row_terms_kernel[(padded // 64 * batch * heads,)](
         o, do, lse, dlse, score_terms, dp_terms, sums, factor, heads, queries, padded, *o.stride()[:3],
         *do.stride()[:3], *(dlse.stride() if dlse is not None else (0, 0, 0)), D=head_dim, M=64,
-        DLSE=dlse is not None, ZERO=sums is not None, OVERLAP=o.is_cuda,
+        DLSE=dlse is not None, ZERO=sums is not None,
     )  # fmt: skip
     return score_terms, dp_terms
 
@@ -146,6 +141,6 @@ def scaled(sums: torch.Tensor, q: torch.Tensor, scale: float, padded: int) -> to
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     elements = queries * head_dim
     scaled_kernel[(triton.cdiv(elements, 4096) * batch * heads,)](
-        sums, dq, scale, elements, padded * head_dim, BLOCK=4096, OVERLAP=q.is_cuda, launch_pdl=q.is_cuda
+        sums, dq, scale, elements, padded * head_dim, BLOCK=4096
     )
     return dq

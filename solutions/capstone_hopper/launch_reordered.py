@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_wait
 
 from . import tuning
 from .backward_reordered import reordered_backward_kernel
@@ -54,13 +53,11 @@ TOGETHER_BYTES = 32 * 2**20
 
 
 @triton.jit
-def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl.constexpr, OVERLAP: tl.constexpr):
+def from_accumulator_order_kernel(sum_ptr, dq_ptr, scale, queries, padded, D: tl.constexpr):
     """dQ of one part (64, 64) from its sums, whose order is :func:`.backward_reordered.in_accumulator_order`'s.
 
     Grid: parts of all heads. dQ (heads of the batch, queries, D) is contiguous.
     """
-    if OVERLAP:
-        gdc_wait()
     parts = padded * D // 4096
     part = tl.program_id(0) % parts
     head = (tl.program_id(0) // parts).to(tl.int64)
@@ -120,13 +117,13 @@ def hopper_backward_reordered(
         rows_of(score_terms, tile.rows), rows_of(dp_terms, tile.rows), sums if step >= Step.RED else dq_descriptor,
         turns, tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale * LOG2_E, heads, heads // kv_heads,
         queries, keys,
-        **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg, launch_pdl=True,
+        **constants(tile, causal, keys, step), num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
     if step < Step.LINEAR:
         return scaled(sums, q, scale, queries), dk, dv
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     from_accumulator_order_kernel[(padded * head_dim // PART * batch * heads,)](
-        sums, dq, scale, queries, padded, D=head_dim, OVERLAP=q.is_cuda, launch_pdl=q.is_cuda
+        sums, dq, scale, queries, padded, D=head_dim
     )
     return dq, dk, dv
 

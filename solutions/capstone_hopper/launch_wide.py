@@ -48,6 +48,6 @@ def hopper_wide_backward(
         rows_of(score_starts, tile.rows), rows_of(dp_starts, tile.rows), tiles_of(sums, tile.rows, head_dim), turns,
         tiles_of(dk, 64, head_dim), tiles_of(dv, 64, head_dim), scale, scale * LOG2_E, heads, heads // kv_heads,
         queries, keys, S=tile.stages, CAUSAL=causal, RAGGED=not causal and keys % tile.columns != 0, ORDERED=ordered,
-        num_warps=tile.warps, maxnreg=tile.launch_maxnreg, launch_pdl=True,
+        num_warps=tile.warps, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
     return scaled(sums, q, scale, padded), dk, dv

@@ -32,6 +32,8 @@ class ForwardTile:
     rescale_after_mma: bool
     together: int
     num_q_buffers: int
+    lazy: bool = False
+    apart: bool = False
 
 
 def forward(head_dim: int, causal: bool) -> ForwardTile:
