@@ -53,7 +53,7 @@ def forward(head_dim: int, causal: bool, kind: str, ragged: bool = False) -> dic
         "G": tile.warpgroups, "N": tile.columns, "S": tile.stages, "CAUSAL": causal, "MASKED": causal or ragged,
         "PINGPONG": tile.pingpong,
         "RESCALE_AFTER_MMA": tile.rescale_after_mma, "PARTIAL": tile.partial_sums, "B": tile.num_q_buffers,
-        "LAZY": tile.lazy, "APART": tile.apart,
+        "SLACK": 8, "MASK_APART": tile.mask_apart,
         "REGISTERS": tile.registers,
     }  # fmt: skip
     return compiled(module("forward").hopper_forward_kernel, types_, constants, tile.launch_maxnreg)

@@ -20,7 +20,7 @@ from utils.gluon import emulator
 from utils.gluon.machine import Descriptor, Pointer, Shared
 
 #: Functions of the capstone that are instructions or views here.
-OURS = ("exp2", "matrix")
+OURS = ("exp2", "matrix", "rescaled")
 
 
 class Emulator(emulator.Emulator):
@@ -60,6 +60,7 @@ class Emulator(emulator.Emulator):
         return names | {
             "tl": names["gl"],
             "exp2": torch.exp2,
+            "rescaled": lambda out, shrink: out * shrink[:, None],
             "matrix": lambda tile, rows, columns: tile._reinterpret(tile.dtype, [rows, columns], None),
             "gluon": types.SimpleNamespace(jit=jit),
             "wait_for_all": lambda: None,

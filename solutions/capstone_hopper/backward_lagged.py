@@ -44,10 +44,13 @@ def dq_of(GROUP: gl.constexpr, step, k_all, ds_tile, ds_ready, M: gl.constexpr, 
 
 
 @gluon.jit
-def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, alone, lead, own, keys, dk, dv, sums, scale_log2,
-             kept, ring, shared, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
+def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, empty, lead, own, keys, dk, dv, sums,
+             scale_log2, kept, ring, shared, M: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
              RAGGED: gl.constexpr, EARLY: gl.constexpr, ORDERED: gl.constexpr):  # fmt: skip
-    """One step but for its dQ; of the step before, whose part of dQ is ``part_before``, that is computed here."""
+    """One step but for its dQ; of the step before, whose part of dQ is ``part_before``, that is computed here.
+
+    ``empty`` says that nobody has added to that part before.
+    """
     k_tiles, v_tiles, _dk_tiles, _dv_tiles, _kv_full, _done = kept
     q_tiles, do_tiles, lse_rows, delta_rows, _q_full, q_empty, _do_full, _do_empty = ring
     ds_tile, _dq_tiles, ds_ready, turn = shared
@@ -83,7 +86,7 @@ def one_step(FIRST: gl.constexpr, GROUP: gl.constexpr, step, part_before, alone,
         dv, dq = warpgroup_mma_wait(1, [dv, dq])
         if ORDERED:
             mbarrier.wait(turn.index((step - 1) & 1), ((step - 1) >> 1) & 1)
-        add_from_registers(dq, sums, part_before, alone)
+        add_from_registers(dq, sums, part_before, empty)
     mbarrier.arrive(ds_ready[GROUP].index(step % 3))
     dk = warpgroup_mma_wait(0, [dk])
     mbarrier.arrive(q_empty.index(s))
@@ -110,23 +113,22 @@ def lagged_consumer(GROUP: gl.constexpr, sums, scale_log2, sizes, kept, ring, sh
     dv = gl.zeros([64, D], gl.float32, OUT)
     mbarrier.wait(kv_full, 0)
     if steps > 0:
-        dk, dv = one_step(True, GROUP, 0, 0, False, lead, own, keys, dk, dv, sums, scale_log2, kept, ring, shared, M, N, S,
-                          CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
+        dk, dv = one_step(True, GROUP, 0, 0, False, lead, own, keys, dk, dv, sums, scale_log2, kept, ring, shared, M,
+                          N, S, CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
         turning = where_to_turn(own, sizes, first, M, ORDERED and CAUSAL)
         for step in range(1, steps):
             part = 2 * number + GROUP
-            alone = False
+            empty = False
             if ORDERED:
-                alone = programs_before(lead + 64 * GROUP, key_tile, M, N, CAUSAL) == 0
+                empty = programs_before(lead + 64 * GROUP, key_tile, M, N, CAUSAL) == 0
             number, lead = next_tile(number, lead, first_lead, turning, M, CAUSAL)
-            dk, dv = one_step(False, GROUP, step, part, alone, lead, own, keys, dk, dv, sums, scale_log2, kept, ring, shared,
-                              M, N, S, CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
+            dk, dv = one_step(False, GROUP, step, part, empty, lead, own, keys, dk, dv, sums, scale_log2, kept, ring,
+                              shared, M, N, S, CAUSAL, RAGGED, EARLY, ORDERED)  # fmt: skip
         dq = dq_of(GROUP, steps - 1, matrix(k_tiles.index(0), N, D), ds_tile, ds_ready, M, D * M // 128)
         dq = warpgroup_mma_wait(0, [dq])
+        empty = False
         if ORDERED:
+            empty = programs_before(lead + 64 * GROUP, key_tile, M, N, CAUSAL) == 0
             mbarrier.wait(turn.index((steps - 1) & 1), ((steps - 1) >> 1) & 1)
-            alone = programs_before(lead + 64 * GROUP, key_tile, M, N, CAUSAL) == 0
-            add_from_registers(dq, sums, 2 * number + GROUP, alone)
-        else:
-            add_from_registers(dq, sums, 2 * number + GROUP)
+        add_from_registers(dq, sums, 2 * number + GROUP, empty)
     hand_over(GROUP, dk, dv, scale_log2, kept, ds_ready, steps % 3, (steps // 3) & 1)

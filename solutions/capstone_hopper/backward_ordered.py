@@ -54,6 +54,17 @@ def end_turn(counter):
 
 
 @gluon.jit
+def way_through(sizes, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """This program's tile of keys and number of steps, its first tile of queries and lead, and how it goes on."""
+    heads, group, _queries, _keys = sizes
+    key_tile, _kv_head, _batch = place(heads, group, CAUSAL)
+    own = key_tile * N
+    first, tiles = query_tiles(own, sizes, N, M, CAUSAL)
+    number, lead = first_tile(own, sizes, first, M, CAUSAL)
+    return key_tile, tiles * group, number, lead, where_to_turn(own, sizes, first, M, CAUSAL)
+
+
+@gluon.jit
 def turn_taker(turns, sizes, turn, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
                PARTS: gl.constexpr):  # fmt: skip
     """One warp: for each step waits until all programs before this one have added to all parts of a tile, and says so.
@@ -61,14 +72,9 @@ def turn_taker(turns, sizes, turn, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.
     Barriers of the steps take turns. A turn completes when those who end turns have ended the one before the last, too
     (:func:`turn_ender`), so that no barrier is a phase ahead of one who waits for it.
     """
-    heads, group, _queries, _keys = sizes
-    key_tile, _kv_head, _batch = place(heads, group, CAUSAL)
-    own = key_tile * N
-    first, tiles = query_tiles(own, sizes, N, M, CAUSAL)
-    number, first_lead = first_tile(own, sizes, first, M, CAUSAL)
-    turning = where_to_turn(own, sizes, first, M, CAUSAL)
+    key_tile, steps, number, first_lead, turning = way_through(sizes, M, N, CAUSAL)
     lead = first_lead
-    for step in range(tiles * group):
+    for step in range(steps):
         before = programs_before(lead, key_tile, M, N, CAUSAL)
         for part in gl.static_range(PARTS):
             wait_for_turn(turns + PARTS * number + part, before)
@@ -81,16 +87,11 @@ def turn_taker(turns, sizes, turn, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.
 def turn_ender(PART: gl.constexpr, turns, sizes, turn, added, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
                PARTS: gl.constexpr):  # fmt: skip
     """One warp: counts on when one part of a step's tile is added, which ``added`` of the next step says."""
-    heads, group, _queries, _keys = sizes
-    key_tile, _kv_head, _batch = place(heads, group, CAUSAL)
-    own = key_tile * N
-    first, tiles = query_tiles(own, sizes, N, M, CAUSAL)
-    number, first_lead = first_tile(own, sizes, first, M, CAUSAL)
-    turning = where_to_turn(own, sizes, first, M, CAUSAL)
+    _key_tile, steps, number, first_lead, turning = way_through(sizes, M, N, CAUSAL)
     lead = first_lead
     mbarrier.arrive(turn.index(0))
     mbarrier.arrive(turn.index(1))
-    for step in range(tiles * group):
+    for step in range(steps):
         mbarrier.wait(added.index((step + 1) % 3), ((step + 1) // 3) & 1)
         end_turn(turns + PARTS * number + PART)
         mbarrier.arrive(turn.index(step & 1))

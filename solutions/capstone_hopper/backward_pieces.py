@@ -198,14 +198,14 @@ def in_accumulator_order(dq):
 
 
 @gluon.jit
-def add_from_registers(dq, sums, part, first=False):
+def add_from_registers(dq, sums, part, empty=False):
     """Every thread adds what it has of part ``part`` of dQ (64, 64) to the sums (parts, 4096).
 
-    With ``first`` nothing is there yet.
+    If these are ``empty``, nothing is there to add to, and it is stored.
     """
     flat = in_accumulator_order(dq)
     at = sums + part.to(gl.int64) * 4096 + gl.arange(0, 4096, layout=flat.type.layout)
-    if first:
+    if empty:
         gl.store(at, flat)
     else:
         gl.atomic_add(at, flat, sem="relaxed")

@@ -81,7 +81,7 @@ def producer(descriptors, work, sizes, queue, ring, G: gl.constexpr, N: gl.const
 @gluon.jit
 def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale, GROUP: gl.constexpr, G: gl.constexpr,
             N: gl.constexpr, S: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-            RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, LAZY: gl.constexpr):  # fmt: skip
+            RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, SLACK: gl.constexpr):  # fmt: skip
     """Scores of tile ``step`` and output of tile ``step - 1`` run side by side; then the softmax of the former.
 
     ``block`` counts the tiles of keys from the first on. With ``MASKED`` the causal mask hides some of its keys.
@@ -99,7 +99,7 @@ def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale,
     scores = warpgroup_mma(q, matrix(k_tiles.index(s), N, D).permute((1, 0)),
                            gl.zeros([64, N], gl.float32, SCORES), use_acc=False, is_async=True)  # fmt: skip
     if RESCALE_AFTER_MMA:
-        out = rescaled(out, shrink, LAZY)
+        out = rescaled(out, shrink)
     mbarrier.wait(v_full.index(last), ((step - 1) // S) & 1)
     out = warpgroup_mma(weights16, matrix(v_tiles.index(last), N, D), out, is_async=True)
     if PINGPONG:
@@ -109,11 +109,11 @@ def advance(step, state, q, ring, order, parity, block, whole, row, keys, scale,
     if MASKED:  # noqa: SIM102  (a constexpr is decided while compiling)
         if (block + 1) * N > whole:
             scores = apply_mask(scores, block * N, row, keys, SCORES, True)
-    weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, LAZY)
+    weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, SLACK)
     out = warpgroup_mma_wait(0, [out])
     mbarrier.arrive(v_empty.index(last))
     if not RESCALE_AFTER_MMA:
-        out = rescaled(out, shrink, LAZY)
+        out = rescaled(out, shrink)
     weights16 = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, OUT, 2))
     return out, weights16, shrink, maximum, total
 
@@ -153,7 +153,8 @@ def epilogue_store(out, o_desc, o_tile, batch, head, first):
 @gluon.jit
 def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ring, order, G: gl.constexpr,
              N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr,
-             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr):  # fmt: skip
+             RESCALE_AFTER_MMA: gl.constexpr, PARTIAL: gl.constexpr, SLACK: gl.constexpr,
+             MASK_APART: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 queries of each tile."""
     tiles_ptr, counts_ptr, width = work
     heads, _group, queries, keys = sizes
@@ -188,7 +189,7 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
         whole = keys  # how many, from the first on, every query sees
         needed = blocks
         if CAUSAL:
-            whole = gl.minimum(keys, row + 1)
+            whole = row + 1
             needed = gl.minimum(blocks, gl.cdiv(gl.maximum(row + 64, 0), N))
         needed = gl.where(first < queries, needed, 0)
         skipped = blocks - needed  # tiles that only the other warpgroups see
@@ -215,25 +216,27 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
             if MASKED:  # noqa: SIM102
                 if needed * N > whole:
                     scores = apply_mask(scores, (needed - 1) * N, row, keys, SCORES, CAUSAL)
-            weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, LAZY)
+            weights, shrink, maximum, total = online_softmax(scores, maximum, total, scale, PARTIAL, SLACK)
             weights16 = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, OUT, 2))
-            unmasked = skipped + 1  # from which tile on no query needs a mask
-            if CAUSAL and APART:
-                unmasked = gl.minimum(gl.maximum(blocks - whole // N, unmasked), blocks)
-                for i in range(skipped + 1, unmasked):
+            start = skipped + 1
+            if CAUSAL and MASK_APART:  # noqa: SIM102
+                if (start < blocks) & ((blocks - start) * N > whole):
                     out, weights16, shrink, maximum, total = advance(
-                        step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i,
-                        whole, row, keys, scale, GROUP, G, N, S, True, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY)  # fmt: skip
+                        step + start, (out, weights16, shrink, maximum, total), q, ring, order, parity,
+                        blocks - 1 - start, whole, row, keys, scale, GROUP, G, N, S, True, PINGPONG, RESCALE_AFTER_MMA,
+                        PARTIAL, SLACK)  # fmt: skip
                     parity = parity ^ 1
-            for i in range(unmasked, blocks):
+                    start += 1
+            for i in range(start, blocks):
                 out, weights16, shrink, maximum, total = advance(
                     step + i, (out, weights16, shrink, maximum, total), q, ring, order, parity, blocks - 1 - i, whole,
-                    row, keys, scale, GROUP, G, N, S, CAUSAL and not APART, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY)  # fmt: skip
+                    row, keys, scale, GROUP, G, N, S, CAUSAL and not MASK_APART, PINGPONG, RESCALE_AFTER_MMA, PARTIAL,
+                    SLACK)  # fmt: skip
                 parity = parity ^ 1
             if B == 1:  # the queries are not needed any more
                 mbarrier.arrive(q_empty.index(0))
             if RESCALE_AFTER_MMA:
-                out = rescaled(out, shrink, LAZY)
+                out = rescaled(out, shrink)
             s = (step + blocks - 1) % S
             mbarrier.wait(v_full.index(s), ((step + blocks - 1) // S) & 1)
             out = warpgroup_mma(weights16, matrix(v_tiles.index(s), N, D), out, is_async=True)
@@ -264,11 +267,13 @@ def consumer(GROUP: gl.constexpr, o_desc, lse_ptr, scale, work, sizes, queue, ri
 def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, counts_ptr, scale, width, heads, group,
                           queries, keys, G: gl.constexpr, N: gl.constexpr, S: gl.constexpr, CAUSAL: gl.constexpr,
                           MASKED: gl.constexpr, PINGPONG: gl.constexpr, RESCALE_AFTER_MMA: gl.constexpr,
-                          PARTIAL: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr, B: gl.constexpr,
+                          PARTIAL: gl.constexpr, SLACK: gl.constexpr, MASK_APART: gl.constexpr, B: gl.constexpr,
                           REGISTERS: gl.constexpr):  # fmt: skip
     """Shared memory and barriers, then every warp to its job. ``scale`` has log2(e) folded in.
 
-    ``MASKED`` says whether any tile has keys to hide. Where none has, code for it would still cost registers and time.
+    ``SLACK`` is that of :func:`.softmax.online_softmax`. ``MASKED`` says whether any tile has keys to hide. Where none
+    has, code for it would still cost registers and time. ``MASK_APART`` takes that code out of the loop: the causal
+    mask cuts the last tile of a warpgroup and at most one more.
     """
     dtype: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
@@ -288,18 +293,18 @@ def hopper_forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, tiles_ptr, co
     if G == 2:
         gl.warp_specialize([
             (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, SLACK, MASK_APART)),
             (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, SLACK, MASK_APART)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (gl.constexpr(0), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, SLACK, MASK_APART)),
             (consumer, (gl.constexpr(1), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, SLACK, MASK_APART)),
             (consumer, (gl.constexpr(2), o_desc, lse_ptr, scale, work, sizes, queue, ring, order,
-                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, LAZY, APART)),
+                        G, N, S, CAUSAL, MASKED, PINGPONG, RESCALE_AFTER_MMA, PARTIAL, SLACK, MASK_APART)),
             (producer, ((q_desc, k_desc, v_desc), work, sizes, queue, ring, G, N, S, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

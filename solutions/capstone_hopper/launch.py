@@ -14,9 +14,13 @@ from .tile_order import tile_table
 
 
 def hopper_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, slack: float = 8
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """o (B, Hq, Nq, D) of q's dtype and the natural logsumexp (B, Hq, Nq), float32; see lab 3's ``flash_forward``."""
+    """o (B, Hq, Nq, D) of q's dtype and the natural logsumexp (B, Hq, Nq), float32; see lab 3's ``flash_forward``.
+
+    Args:
+        slack: Powers of two by which a score may exceed what a row takes for its maximum; 0 for the true maximum.
+    """
     (batch, heads, queries, head_dim), (_, kv_heads, keys, _) = q.shape, k.shape
     tile = tuning.forward(head_dim, causal)
     o = torch.empty((batch, heads, queries, head_dim), dtype=q.dtype, device=q.device)
@@ -31,8 +35,8 @@ def hopper_forward(
         tiles_of(copyable(v), tile.columns, head_dim), tiles_of(o, 64, min(head_dim, 128)), lse, tiles, counts,
         scale * LOG2_E, tiles.shape[1], heads, heads // kv_heads, queries, keys, G=tile.warpgroups, N=tile.columns,
         S=tile.stages, CAUSAL=causal, MASKED=causal or keys % tile.columns != 0, PINGPONG=tile.pingpong,
-        RESCALE_AFTER_MMA=tile.rescale_after_mma, PARTIAL=tile.partial_sums, LAZY=tile.lazy, APART=tile.apart, B=tile.num_q_buffers,
-        REGISTERS=tile.registers, num_warps=4, maxnreg=tile.launch_maxnreg,
+        RESCALE_AFTER_MMA=tile.rescale_after_mma, PARTIAL=tile.partial_sums, SLACK=slack, MASK_APART=tile.mask_apart,
+        B=tile.num_q_buffers, REGISTERS=tile.registers, num_warps=4, maxnreg=tile.launch_maxnreg,
     )  # fmt: skip
     return o, lse
 

@@ -105,7 +105,9 @@ def hopper_backward_reordered(
         turns = torch.zeros(batch * heads * padded * head_dim // PART, dtype=torch.int32, device=q.device)
         if causal and queries > keys:  # tiles that no program adds to
             sums.view(batch * heads, padded * head_dim)[:, : (queries - keys) // tile.rows * tile.rows * head_dim] = 0
-    score_terms, dp_terms = row_terms(o, do, lse, dlse, factor, padded, sums if Step.LINEAR <= step < Step.ORDERED else None)
+    score_terms, dp_terms = row_terms(
+        o, do, lse, dlse, factor, padded, sums if Step.LINEAR <= step < Step.ORDERED else None
+    )
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     together = 1

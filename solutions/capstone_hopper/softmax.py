@@ -1,4 +1,4 @@
-"""The softmax of a warpgroup's tile of scores: the mask, and lab 3's recurrence."""
+"""The softmax of a warpgroup's tile of scores: the mask, and lab 3's recurrence with a maximum that may lag behind."""
 
 from __future__ import annotations
 
@@ -19,61 +19,19 @@ def apply_mask(scores, column, row, keys, LAYOUT: gl.constexpr, CAUSAL: gl.const
     return gl.convert_layout(gl.reshape(eights, scores.shape), LAYOUT)
 
 
-#: Powers of two by which a row's weights may exceed 1 before its maximum is taken anew.
-SLACK = gl.constexpr(8.0)
-
-
-@gluon.constexpr_function
-def multiply_if_any_shrinks(count: int) -> str:
-    """PTX: ``count`` numbers, times as many factors if one of a warp's rows shrinks; else the numbers.
-
-    A thread has two rows, of which numbers 0 and 2 are.
-    """
-    lines = "".join(f"mov.f32 ${i}, ${count + i}; " for i in range(count))
-    products = "".join(f"mul.f32 ${i}, ${i}, ${2 * count + i}; " for i in range(count))
-    return (
-        "{ .reg .pred any, other; " + lines + f"setp.neu.f32 any, ${2 * count}, 0f3F800000; "
-        f"setp.neu.f32 other, ${2 * count + 2}, 0f3F800000; or.pred any, any, other; "
-        "vote.sync.any.pred any, any, 0xffffffff; @!any bra done; " + products + "done: }"
-    )
-
-
-@gluon.constexpr_function
-def operands(count: int) -> str:
-    """Constraints: as many results, of which the first operands are the places, and factors."""
-    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
-
-
 @gluon.jit
-def rescaled(out, shrink, LAZY: gl.constexpr):
-    """out (64, D) times shrink (64,); with ``LAZY`` a warp none of whose rows shrinks does nothing."""
-    factors = gl.convert_layout(shrink, gl.SliceLayout(1, out.type.layout))[:, None]
-    if LAZY:
-        result = gl.inline_asm_elementwise(multiply_if_any_shrinks(32), operands(32), [out, factors], gl.float32,
-                                           is_pure=False, pack=32)  # fmt: skip
-    else:
-        result = out * factors
-    return result
-
-
-@gluon.jit
-def online_softmax(scores, maximum, total, scale, PARTIAL: gl.constexpr, LAZY: gl.constexpr):
+def online_softmax(scores, maximum, total, scale, PARTIAL: gl.constexpr, SLACK: gl.constexpr = 8):
     """Weights of this tile, and what the step does to output, maximum and sum: lab 3's recurrence.
 
-    With ``LAZY`` a row keeps its maximum until one exceeds it by ``SLACK`` powers of two. The softmax is the same for
-    any number in the maximum's place.
+    A row keeps its maximum until a score exceeds it by more than ``SLACK`` powers of two: the softmax is the same for
+    any number in the maximum's place, and weights up to 2^8 do no harm. With 0 it is the running maximum.
     """
-    new = gl.max(scores, 1)
-    if LAZY:
-        grows = (new - maximum) * scale > SLACK
-        new = gl.where(grows, new, maximum)
-    else:
-        new = gl.maximum(maximum, new)
+    highest = gl.max(scores, 1)
+    grows = (highest - maximum) * scale > SLACK
+    new = gl.where(grows, highest, maximum)
     base = gl.where(new == float("-inf"), 0.0, new) * scale
     weights = exp2(scores * scale - base[:, None])
-    shrink = exp2(maximum * scale - base)
-    if LAZY:
-        shrink = gl.where(grows, shrink, 1.0)
+    shrink = gl.where(grows, exp2(maximum * scale - base), 1.0)
     if PARTIAL:
         part = gl.sum(gl.reshape(weights, [64, weights.shape[1] // 8, 8]), 1)
         rows: gl.constexpr = gl.SliceLayout(1, total.type.layout)
@@ -81,3 +39,32 @@ def online_softmax(scores, maximum, total, scale, PARTIAL: gl.constexpr, LAZY: g
     else:
         total = total * shrink + gl.sum(weights, 1)
     return weights, shrink, new, total
+
+
+@gluon.constexpr_function
+def multiply_if_needed(count: int) -> str:
+    """PTX: multiplies ``count`` numbers, if any row of the warp has a factor other than 1.
+
+    A thread has numbers of two rows; 0 and 2 are not of the same one. Operands: results, numbers, factors.
+    """
+    copies = " ".join(f"mov.f32 ${i}, ${count + i};" for i in range(count))
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
+    return f"""{{ .reg .pred needed; .reg .pred other; {copies}
+        setp.neu.f32 needed, ${2 * count}, 0f3F800000; setp.neu.f32 other, ${2 * count + 2}, 0f3F800000;
+        or.pred needed, needed, other; vote.sync.any.pred needed, needed, 0xffffffff;
+        @!needed bra done; {products} done: }}"""
+
+
+@gluon.constexpr_function
+def in_place(count: int) -> str:
+    """Constraints of so many results, of as many numbers in the same registers, and of as many factors."""
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def rescaled(out, shrink):
+    """out (64, D) times shrink (64,). A warp whose rows all have a factor of 1 skips the products."""
+    factors = gl.convert_layout(shrink, gl.SliceLayout(1, out.type.layout))[:, None]
+    return gl.inline_asm_elementwise(
+        multiply_if_needed(32), in_place(32), [out, factors], gl.float32, is_pure=False, pack=32
+    )

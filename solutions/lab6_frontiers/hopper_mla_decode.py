@@ -49,7 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from solutions.capstone_hopper.parts import barriers, copyable, layout, matrix
-from solutions.capstone_hopper.softmax import apply_mask, online_softmax
+from solutions.capstone_hopper.softmax import apply_mask, online_softmax, rescaled
 
 #: Numbers of a latent and of a key with the position, heads and tokens of a tile, places for right halves of tiles.
 LATENT_DIM, ROPE_DIM, M, N, STAGES = 512, 64, 64, 64, 3
@@ -251,9 +251,9 @@ def summing(o_ptr, work, heads, part, parts, ring, handed, turns, LEFT: gl.const
         tile = matrix(tiles.index(s), 64, 256)
         if (i == 0) & (valid < 64):
             hide_rows(tile, valid)
-        shrink = shrink_tile.index(p).load(ROWS)[:, None]
-        one = one * shrink
-        two = two * shrink
+        shrink = shrink_tile.index(p).load(ROWS)
+        one = rescaled(one, shrink)
+        two = rescaled(two, shrink)
         if LEFT:
             mbarrier.wait(turn_left.index(p), (i // 2) & 1)
         else:
