@@ -1,8 +1,8 @@
 """Runs every benchmark in a process of its own, so that one failure leaves the others: ``python -m benchmarks.all``.
 
 ``--quick`` measures little and records nothing; names on the command line choose benchmarks. ``attention_tutorial``
-needs a file that ``TRITON_TUTORIAL`` names and fails without it, ``hopper_peers`` a package that the course does not
-install.
+needs a file that ``TRITON_TUTORIAL`` names and fails without it, ``hopper_peers`` and ``hopper_causes`` a package that
+the course does not install.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import ModuleType
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from attention_entries import plain
 
-from benchmarks import hopper_attention, hopper_implementations, hopper_peers
+from benchmarks import hopper_attention, hopper_causes, hopper_implementations, hopper_peers
 from benchmarks.benchmark_cli import problems
 
 SHAPES = [(1, 2, 8, 16, True)]
@@ -110,3 +111,52 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_reason(install, mon
     monkeypatch.syspath_prepend(tmp_path)
     assert hopper_peers.installed() == ({}, {"fa3": reason})
     sys.modules.pop("flash_attn_interface", None)
+
+
+# ---- what a difference is worth --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiles(install, monkeypatch):
+    """FlashAttention-4 is installed, and tells with which tile it was called."""
+    taken: list[tuple[str, int]] = []
+    interface = ModuleType("flash_attn.cute.interface")
+    config = dataclasses.make_dataclass("Config", ["m_block_size", "n_block_size", "dQ_swapAB"])
+    interface._tile_size_fwd_sm90 = lambda *_: config(128, 80, False)
+    interface._tile_size_bwd_sm90 = lambda *_: config(80, 128, True)
+
+    def attention(*qkv, causal):
+        taken.append((interface._tile_size_fwd_sm90(256).n_block_size, interface._tile_size_bwd_sm90(128).m_block_size))
+        return by_token(*qkv, causal=causal)
+
+    install(fa4=attention)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    monkeypatch.setattr(hopper_causes, "check_growing", lambda head_dims: None)
+    monkeypatch.setattr(
+        hopper_causes,
+        "slack_calls",
+        lambda shape: dict.fromkeys([("forward", "ours"), ("forward", "true maximum")], dict),
+    )
+    return taken
+
+
+@pytest.mark.slow
+def test_flash_attention_4_is_timed_with_its_tile_and_with_ours(tiles, known_times):
+    shape = SHAPES[0]
+    results = hopper_causes.measure(
+        shapes=SHAPES, tile_shapes={"forward": SHAPES, "backward": SHAPES}, cases=CASES, effort=SHORT
+    )
+    assert problems("hopper_causes", results) == []
+    assert set(tiles) == {(80, 80), (64, 64)}, "each with its own tile and with ours, and then its own again"
+    (slack,), (forward, backward) = results["slack"], results["tiles"]
+    assert set(slack["timed"]) == {"ours", "true maximum"}
+    assert set(forward["timed"]) == {"ours", "fa4", "fa4, our tile"}
+    assert set(backward["timed"]) == {"ours, fast", "fa4", "fa4, our tile"} and backward["causal"] == shape[4]
+    text = hopper_causes.table(results)
+    assert "ours x true maximum" in text and "fa4 x fa4, our tile" in text
+
+
+def test_causes_need_flash_attention_4(install):
+    install(fa3=by_token)
+    with pytest.raises(RuntimeError, match="FlashAttention-4 cannot be used: it is not installed"):
+        hopper_causes.measure(effort=SHORT)

@@ -67,6 +67,25 @@ def test_the_forward_kernel_is_right_in_whatever_order_things_happen(monkeypatch
         assert (lse.double() - want_lse)[want_lse.isfinite()].abs().amax() < 1e-3
 
 
+@pytest.mark.parametrize("slack", [0, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rows_whose_maximum_grows_by_far_are_rescaled(monkeypatch, head_dim, slack):
+    """From the last tile of keys to the first, scores of every third row grow, and all of the others' stay small."""
+    card = types.SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(launch, "hopper_forward_kernel", Emulated(FORWARD, 0))
+    q, k, v, _ = tensors(0, 1, 1, 1, 70, 512, head_dim)
+    k *= torch.linspace(4, 0.5, 512)[:, None]
+    q *= 0.3
+    q[:, :, ::3] *= 30
+    scores = (q.double() @ k.double().mT * head_dim**-0.5).unflatten(3, (4, 128)).amax(4).flip(3)
+    grown = scores.cummax(3).values.diff(dim=3) / 0.6931
+    assert (grown > 8).any(3)[:, :, ::3].double().mean() > 0.9 and (grown[:, :, 1::3] < 8).all()
+    o, lse = launch.hopper_forward(q, k, v, False, head_dim**-0.5, slack)
+    want, want_lse = reference.attention(q.double(), k.double(), v.double(), False)
+    assert (o.double() - want).abs().max() < 2e-2 and (lse.double() - want_lse).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("sum_dq", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
