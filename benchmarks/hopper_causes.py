@@ -68,7 +68,7 @@ def check_growing(head_dims: Sequence[int]) -> None:
         for causal, slack in ((False, 8), (False, 0), (True, 8), (True, 0)):
             want, want_lse = reference.attention(*exact, causal)
             o, lse = hopper_forward(q.detach(), k.detach(), v.detach(), causal, head_dim**-0.5, slack)
-            errors = (o - want).abs().max().item(), (lse - want_lse).abs().max().item()
+            errors = (o.cpu() - want.cpu()).abs().max().item(), (lse.cpu() - want_lse.cpu()).abs().max().item()
             if not (errors[0] < 0.03 and errors[1] < 1e-3):
                 raise RuntimeError(f"D {head_dim}, causal {causal}, slack {slack}: off by {errors} (output, logsumexp)")
 
