@@ -14,11 +14,8 @@ from parameters import thorough_but
 from test_capstone import SHARED_MEMORY, compile_orders
 
 from benchmarks.attention_errors import plain_attention
-from utils.environment import version_tuple
 from utils.fingerprint import ROOT
 from utils.gluon.machine import Descriptor, Fault, Pointer, Shared
-
-import triton  # isort: skip
 
 launch = pytest.importorskip("solutions.capstone_hopper.launch_reordered", reason="this Triton has no Gluon")
 launch_wide = pytest.importorskip("solutions.capstone_hopper.launch_wide", reason="this Triton has no Gluon")
@@ -35,7 +32,7 @@ STEPS = tuple(step.name.lower() for step in launch.Step)
 OTHERS = tuple(step for step in STEPS if step not in WINNERS)
 COMPILED = [(64, WINNERS), (64, OTHERS), (128, WINNERS + OTHERS)]
 #: Bytes of registers that *ordered* keeps in memory outside of its loop, once a program, at most.
-ORDERED_SPILLS = 16 if version_tuple(triton.__version__) < (3, 9) else 32
+ORDERED_SPILLS = 16
 #: Largest error, as a share of the largest right value.
 ALLOWED = {torch.bfloat16: 0.02, torch.float16: 0.004}
 
