@@ -47,6 +47,8 @@ def small(known_times, monkeypatch):
         return (a.float() @ b.float() * scale_a * scale_b).to(out_dtype)
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    for module in (frontier_attention, frontier_cases):
+        monkeypatch.setattr(module, "SEVERAL", 1)
     monkeypatch.setattr(frontier_attention, "compiled_flex", lambda: dense_flex)
     monkeypatch.setattr(frontier_attention, "flex_mask", lambda mask, tokens: mask)
 
@@ -109,11 +111,15 @@ def test_counted_tiles_are_those_with_a_visible_pair(mask):
             assert frontier_attention.computed_pairs(mask, 64, m, n, of_keys) == pairs
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attentions_mask_is_the_one_of_our_documents_and_windows():
     for mask in (WINDOW, DOCUMENTS):
         found = frontier_attention.flex_mask(mask, 64).mask_mod
         places = torch.arange(64)
         assert torch.equal(found(None, None, places[:, None], places[None, :]), seen(mask, 64))
+        q, k, v = torch.randn(3, 1, 2, 64, 16)
+        o = frontier_attention.compiled_flex()(q, k, v, block_mask=frontier_attention.flex_mask(mask, 64))
+        torch.testing.assert_close(o, dense_flex(q, k, v, mask), rtol=1e-5, atol=1e-5)
 
 
 def test_documents_fill_the_tokens_and_counts_the_rows():
