@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from benchmarks import hopper_races
@@ -105,8 +104,8 @@ def reordered(head_dim: int, causal: bool, kind: str, step: str, keys: int = 256
     return compiled(launch.reordered_backward_kernel, types_, constants, tile.launch_maxnreg)
 
 
-def block_scaled(kind: str) -> dict:
-    """Lab 6's product with a scale for each 128 of K."""
+def scaled(kind: str, scales: str) -> dict:
+    """Lab 6's product of e4m3 matrices with scales for rows (``row``) or for each 128 of K (``block``)."""
     given = {
         "solutions.capstone_hopper.parts": module("parts"),
         "lab6.square_blocks": types.SimpleNamespace(SquareBlocks=None),
@@ -115,17 +114,20 @@ def block_scaled(kind: str) -> dict:
     package = types.ModuleType("lab6")
     package.__path__ = [str(FOLDER.parent / "lab6_frontiers")]
     sys.modules |= {"lab6": package} | given
-    lab6 = importlib.import_module("lab6.hopper_block_scaled")
+    lab6, shared = (importlib.import_module(f"lab6.hopper_{name}") for name in (f"{scales}_scaled", "products"))
 
-    def operand(dtype: torch.dtype, name: str) -> str:
-        return f"tensordesc<{name}[64, 128],{gl.NVMMASharedLayout.get_default_for([64, 128], lab6.ELEMENTS[dtype])!r}>"
+    def operand(dtype: torch.dtype, name: str, rows: int, columns: int) -> str:
+        return f"tensordesc<{name}[{rows}, {columns}],{shared.layout(rows, columns, dtype)!r}>"
 
     types_ = {
-        "a_desc": operand(torch.float8_e4m3fn, "fp8e4nv"), "b_desc": operand(torch.float8_e4m3fn, "fp8e4nv"),
-        "c_desc": operand(TYPES[kind], kind), "a_scale_ptr": "*fp32", "b_scale_ptr": "*fp32",
+        "a_desc": operand(torch.float8_e4m3fn, "fp8e4nv", shared.M, shared.K),
+        "b_desc": operand(torch.float8_e4m3fn, "fp8e4nv", shared.N, shared.K),
+        "c_desc": operand(TYPES[kind], kind, 64, 64), "a_scale_ptr": "*fp32", "b_scale_ptr": "*fp32",
     }  # fmt: skip
-    constants = {"S": lab6.STAGES, "TOGETHER": lab6.TOGETHER, "REGISTERS": lab6.MULTIPLYING}
-    return compiled(lab6.hopper_block_scaled_kernel, types_, constants, lab6.LAUNCHED)
+    constants = {"S": shared.STAGES, "TOGETHER": shared.TOGETHER, "REGISTERS": lab6.MULTIPLYING}
+    strides = {"row": ("a_stride", "b_stride"), "block": ("a_stride_m", "b_stride_k")}
+    constants |= dict.fromkeys(strides[scales], 1)
+    return compiled(getattr(lab6, f"hopper_{scales}_scaled_kernel"), types_, constants, shared.LAUNCHED)
 
 
 def latents(kind: str, split: bool) -> dict:
@@ -221,6 +223,6 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
 if __name__ == "__main__":
     orders = json.loads(sys.stdin.read())
     kernels = {"forward": forward, "backward": backward, "wide": wide, "reordered": reordered}
-    kernels |= {"block_scaled": block_scaled, "latents": latents}
+    kernels |= {"scaled": scaled, "latents": latents}
     kernels["grouped"] = grouped
     print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))

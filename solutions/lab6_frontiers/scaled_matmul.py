@@ -22,7 +22,7 @@ from utils.formats import Quantized
 from . import tuning
 from .arguments import BLOCK, check_operand
 from .square_blocks import SquareBlocks
-from .tiles import describable, load_tile, operand, programs, store_tile
+from .tiles import describable, extent, load_tile, operand, programs, store_tile
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -168,12 +168,27 @@ def _in_blocks(a: Quantized, b: Quantized) -> bool:
     )
 
 
+def _hopper_multiplies(
+    capability: tuple[int, int] | None, described: bool, a_scales: torch.Tensor, b_scales: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> bool:  # fmt: skip
+    """Whether the kernels for Hopper take a product: of matrices that TMA describes, to two bytes a number."""
+    takes = capability == (9, 0) and described and out_dtype != torch.float32
+    return takes and extent(a_scales) < 1 << 31 and extent(b_scales) < 1 << 31  # so far are 32-bit offsets apart
+
+
 def _scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: torch.dtype) -> torch.Tensor:
     """The product of a (M, K) and b, one or M scales and one or N scales."""
     (M, K), N = a.shape, len(b.values)
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
     described, c_described = describable(a) and describable(b.values), describable(c)
-    tile = tuning.scaled_matmul(described, out_dtype, tuning.capability_of(a.device))
+    capability = tuning.capability_of(a.device)
+    if _hopper_multiplies(capability, described and c_described, a_scales, b.scales, out_dtype):
+        from .hopper_row_scaled import hopper_row_scaled  # Gluon is imported where it can run only
+
+        hopper_row_scaled(a, a_scales, b.values, b.scales, c)
+        return c
+    tile = tuning.scaled_matmul(described, out_dtype, capability)
     out_columns = tile.n // 2 if tile.halves else tile.n
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     scaled_matmul_kernel[(min(tiles, tile.per_sm * programs(a.device)),)](
@@ -193,12 +208,12 @@ def _block_scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dty
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
     described, c_described = describable(a) and describable(b.values), describable(c)
     capability = tuning.capability_of(a.device)
-    if capability is not None and capability[0] == 9 and isinstance(b, SquareBlocks):  # noqa: SIM102
-        if described and c_described and out_dtype != torch.float32 and a_scales.numel() < 1 << 31:
-            from .hopper_block_scaled import hopper_block_scaled  # Gluon is imported where it can run only
+    described_all = described and c_described
+    if isinstance(b, SquareBlocks) and _hopper_multiplies(capability, described_all, a_scales, b.scales, out_dtype):
+        from .hopper_block_scaled import hopper_block_scaled  # Gluon is imported where it can run only
 
-            hopper_block_scaled(a, a_scales, b, c)
-            return c
+        hopper_block_scaled(a, a_scales, b, c)
+        return c
     tile = tuning.block_scaled_matmul(isinstance(b, SquareBlocks), capability)
     tiles = triton.cdiv(M, tile.m) * triton.cdiv(N, tile.n)
     block_scaled_matmul_kernel[(min(tiles, tile.per_sm * programs(a.device)),)](

@@ -49,6 +49,11 @@ def describable(x: torch.Tensor) -> bool:
     return has_tma and x.stride(1) == 1 and pitch > 0 and pitch % 16 == 0 and x.data_ptr() % 16 == 0
 
 
+def extent(x: torch.Tensor) -> int:
+    """Elements from the first of ``x`` to its last in memory; it must not be empty."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+
+
 def operand(x: torch.Tensor, described: bool, block: tuple[int, int]) -> torch.Tensor | TensorDescriptor:
     """``x`` as :func:`load_tile` and :func:`store_tile` take it, for tiles of the shape ``block``."""
     return TensorDescriptor.from_tensor(x, list(block)) if described else x

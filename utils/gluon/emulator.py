@@ -79,6 +79,14 @@ def _nothing(*_: object, **__: object) -> None:
     """What has no effect here: layouts, and barriers among the warps of one warpgroup."""
 
 
+def _load(pointer: Pointer) -> Integer | float | torch.Tensor:
+    """What a pointer points to: a number, or one for each element of its offset."""
+    value = pointer.tensor.view(-1)[pointer.offset]
+    if isinstance(pointer.offset, torch.Tensor):
+        return value
+    return value.item() if value.is_floating_point() else Integer(value)
+
+
 _LAYOUTS = (
     "AutoLayout BlockedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout NVMMASharedLayout "
     "SliceLayout SwizzledSharedLayout"
@@ -104,7 +112,7 @@ LANGUAGE = {
     "reshape": lambda x, shape: x.reshape(tuple(shape)),
     "permute": torch.permute,
     "split": lambda x: x.unbind(-1),
-    "load": lambda pointer: Integer(pointer.tensor.view(-1)[pointer.offset]),
+    "load": _load,
 }
 
 
