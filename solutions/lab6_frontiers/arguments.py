@@ -41,7 +41,7 @@ def check_operand(name: str, x: object, least_dims: int) -> None:
     check_device(name, x.values)
     if x.scales.device != x.values.device:
         raise ValueError(f"{name}.scales must be on {x.values.device} as {name}.values, got {x.scales.device}")
-    if x.values.numel() and x.values.shape[-1] > 1 and x.values.stride(-1) != 1:
+    if x.values.stride(-1) != 1 and x.values.shape[-1] > 1 and x.values.numel():
         raise ValueError(
             f"{name}.values must be contiguous along K, as 8-bit tensor cores read it, got strides {x.values.stride()} "
             f"for shape {tuple(x.values.shape)} (quantise x.contiguous())"
@@ -62,7 +62,7 @@ def _check_scales(name: str, x: Quantized) -> None:
     if isinstance(x, SquareBlocks):
         leading = [-(-leading[0] // x.block)]
     shape = () if x.block is None else (*leading, K // x.block)
-    if tuple(x.scales.shape) != shape:
+    if x.scales.shape != shape:
         raise ValueError(
             f"{name}.scales must have shape {shape} for values of {tuple(x.values.shape)} in blocks of {x.block}, "
             f"got {tuple(x.scales.shape)}"

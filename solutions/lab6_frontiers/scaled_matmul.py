@@ -6,11 +6,12 @@ layer holds as its weight.
 
 A scale of a tensor or of a row stands outside of the sum over K: one multiplication of the finished tile. The scales of
 128 products stand inside: the sum of each 128 is taken by itself, scaled, and added in float32.
+
+The kernels here run on every GPU with 8-bit tensor cores. On Hopper :mod:`.hopper_row_scaled` and
+:mod:`.hopper_block_scaled` take over where TMA can describe all three matrices and the product has two bytes a number.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -22,7 +23,7 @@ from utils.formats import Quantized
 from . import tuning
 from .arguments import BLOCK, check_operand
 from .square_blocks import SquareBlocks
-from .tiles import describable, extent, load_tile, operand, programs, store_tile
+from .tiles import aligned, extent, load_tile, operand, programs, store_tile
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -136,15 +137,17 @@ def scaled_matmul(a: Quantized, b: Quantized, out_dtype: torch.dtype = torch.bfl
         raise ValueError(f"b must be on a's device {a.values.device}, got {b.values.device}")
     in_blocks = _in_blocks(a, b)
     shape = (*a.values.shape[:-1], N)
-    if math.prod(shape) == 0 or K == 0:
+    if K == 0 or 0 in shape:
         return torch.zeros(shape, dtype=out_dtype, device=a.values.device)
     capability = tuning.capability_of(a.values.device)
     if capability is not None and capability < (8, 9):
         raise ValueError(f"e4m3 products need compute capability 8.9 (Ada, Hopper), this GPU has {capability}")
+    product = _block_scaled if in_blocks else _scaled
+    if a.values.ndim == 2:
+        return product(a.values, a.scales, b, out_dtype, capability)
     values = a.values.reshape(-1, K)
     scales = a.scales if a.block is None else a.scales.reshape(len(values), -1)
-    product = _block_scaled if in_blocks else _scaled
-    return product(values, scales, b, out_dtype).view(shape)
+    return product(values, scales, b, out_dtype, capability).view(shape)
 
 
 def _in_blocks(a: Quantized, b: Quantized) -> bool:
@@ -158,7 +161,7 @@ def _in_blocks(a: Quantized, b: Quantized) -> bool:
         raise ValueError(
             "a must have a scale for each row of a block (quantize_blocks without square), got SquareBlocks"
         )
-    if all(x.block in (None, K) and not isinstance(x, SquareBlocks) for x in (a, b)):
+    if a.block in (None, K) and b.block in (None, K) and not isinstance(b, SquareBlocks):
         return False
     if a.block == b.block == BLOCK:
         return True
@@ -166,6 +169,15 @@ def _in_blocks(a: Quantized, b: Quantized) -> bool:
         f"blocks of a and b must both be {BLOCK}, or each be None or K = {K}, got a.block={a.block} and "
         f"b.block={b.block}"
     )
+
+
+def _described(
+    capability: tuple[int, int] | None, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> tuple[bool, bool]:
+    """Whether tiles of a and b come through descriptors, and whether those of c leave through them."""
+    if capability is not None and capability < (9, 0):  # no TMA
+        return False, False
+    return aligned(a) and aligned(b), aligned(c)
 
 
 def _hopper_multiplies(
@@ -177,12 +189,13 @@ def _hopper_multiplies(
     return takes and extent(a_scales) < 1 << 31 and extent(b_scales) < 1 << 31  # so far are 32-bit offsets apart
 
 
-def _scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: torch.dtype) -> torch.Tensor:
+def _scaled(
+    a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: torch.dtype, capability: tuple[int, int] | None
+) -> torch.Tensor:
     """The product of a (M, K) and b, one or M scales and one or N scales."""
-    (M, K), N = a.shape, len(b.values)
+    (M, K), N = a.shape, b.values.shape[0]
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
-    described, c_described = describable(a) and describable(b.values), describable(c)
-    capability = tuning.capability_of(a.device)
+    described, c_described = _described(capability, a, b.values, c)
     if _hopper_multiplies(capability, described and c_described, a_scales, b.scales, out_dtype):
         from .hopper_row_scaled import hopper_row_scaled  # Gluon is imported where it can run only
 
@@ -202,12 +215,13 @@ def _scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: to
     return c
 
 
-def _block_scaled(a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: torch.dtype) -> torch.Tensor:
+def _block_scaled(
+    a: torch.Tensor, a_scales: torch.Tensor, b: Quantized, out_dtype: torch.dtype, capability: tuple[int, int] | None
+) -> torch.Tensor:
     """The product of a (M, K) and b, a scale for each 128 of K."""
-    (M, K), N = a.shape, len(b.values)
+    (M, K), N = a.shape, b.values.shape[0]
     c = torch.empty((M, N), dtype=out_dtype, device=a.device)
-    described, c_described = describable(a) and describable(b.values), describable(c)
-    capability = tuning.capability_of(a.device)
+    described, c_described = _described(capability, a, b.values, c)
     described_all = described and c_described
     if isinstance(b, SquareBlocks) and _hopper_multiplies(capability, described_all, a_scales, b.scales, out_dtype):
         from .hopper_block_scaled import hopper_block_scaled  # Gluon is imported where it can run only

@@ -49,6 +49,13 @@ def describable(x: torch.Tensor) -> bool:
     return has_tma and x.stride(1) == 1 and pitch > 0 and pitch % 16 == 0 and x.data_ptr() % 16 == 0
 
 
+def aligned(x: torch.Tensor) -> bool:
+    """As :func:`describable`, on a GPU with TMA. A caller that knows its GPU saves the time of asking for it."""
+    rows_apart, columns_apart = x.stride()
+    pitch = rows_apart * x.element_size()
+    return columns_apart == 1 and pitch > 0 and pitch % 16 == 0 and x.data_ptr() % 16 == 0
+
+
 def extent(x: torch.Tensor) -> int:
     """Elements from the first of ``x`` to its last in memory; it must not be empty."""
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
