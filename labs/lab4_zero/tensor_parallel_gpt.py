@@ -18,7 +18,7 @@ from .tensor_parallel import TensorParallelAttention, TensorParallelMLP
 def tensor_parallel_gpt(model: GPT, group: ProcessGroup | None = None) -> GPT:
     """Cut the blocks of a model over the ranks of a group, in place.
 
-    Each layer then calls four all-reduces of B N C elements a step: after its attention and after its MLP in the
+    Each layer then calls four all-reduces of B N C elements per step: after its attention and after its MLP in the
     forward pass, before them in the backward pass. Embedding, positions, norms and head stay whole on every rank: they
     see the same input everywhere, so that their gradients are the same too, and nothing needs to be sent for them.
 

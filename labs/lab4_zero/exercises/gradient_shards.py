@@ -27,6 +27,7 @@ from .waits import WaitLog, record_waits
 #: As in zero2.py.
 IN_FLIGHT = 1
 _NUMBERS = {"sum": 2, "divided twice": 2, "own": 3, "own divided": 3, "gather": 4, "cover": 4, "zeros": 5, "made up": 8}
+_NUMBERS |= {"added to itself": 9}
 _STUCK = classic(
     "a rank waits for a collective that another has not started: look for a bucket that waits for a parameter without "
     "gradient, and for buckets in another order",
@@ -194,7 +195,7 @@ def _judge_training(
         else "the first step is right, a later one is not, so look at what it leaves to the next: a gradient that the "
         "shard still holds, or moments of other elements"
     )
-    if problem := judge_state(observations, training, 9):
+    if problem := judge_state(observations, training):
         return problem
     problem = judge_training(observations, training, classic(cause, 8), accumulation=accumulation, **steps)
     return _or_rebound(problem, observations)

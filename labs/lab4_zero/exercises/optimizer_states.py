@@ -93,7 +93,10 @@ def _play_training(answer: Mapping[str, Callable], training: TinyTraining, **ste
         tiny.parameters(), recorded.optimizer_class, bucket_bytes=400, **tiny_models.ADAMW
     )
     losses = tiny_models.train(training, tiny, optimizer.step, optimizer.zero_grad, **steps)
-    return {"losses": losses, "weights": tiny_models.weights(tiny), "state": recorded.state_elements()}
+    return {
+        "losses": losses, "weights": tiny_models.weights(tiny), "state": recorded.state_elements(),
+        "stepped": recorded.most_steps(),
+    }  # fmt: skip
 
 
 def _play_bfloat16(answer: Mapping[str, Callable], training: TinyTraining, steps: int) -> dict:
@@ -122,8 +125,8 @@ def moved(
     return torch.cat(far).mean().item()
 
 
-def judge_state(observations: Sequence[RankObservation], training: TinyTraining, number: int) -> Problem | None:
-    """Every rank's optimizer holds its shard alone: two moments an element."""
+def judge_state(observations: Sequence[RankObservation], training: TinyTraining, number: int = 0) -> Problem | None:
+    """Every rank's optimizer holds its shard alone: two moments per element."""
     psi = training.psi
     share = -(-psi // len(observations))
     for rank, observed in enumerate(observations):
@@ -136,7 +139,7 @@ def judge_state(observations: Sequence[RankObservation], training: TinyTraining,
             )  # fmt: skip
             return Problem(
                 f"rank {rank}'s optimizer keeps {state:,} elements of state, its shard has {2 * share:,}",
-                classic(cause, number),
+                classic(cause, number) if number else cause,
             )
     return None
 
@@ -225,13 +228,22 @@ def _other_scale(after: Sequence[Mapping[str, torch.Tensor]], reference: Referen
     return bool(close[0].all() or (close[1] | close[2]).all())
 
 
-def _judge_training(observations: Sequence[RankObservation], training: TinyTraining, **steps: Any) -> Problem | None:
+def _judge_training(
+    observations: Sequence[RankObservation], training: TinyTraining, steps: int, users: tuple[int, ...]
+) -> Problem | None:
     cause = classic(
         "the first step is right, a later one is not, so look at what it leaves to the next: a gradient that is still "
         "there, or moments of other elements",
         7,
     )
-    return judge_state(observations, training, 6) or judge_training(observations, training, cause, **steps)
+    problem = judge_state(observations, training)
+    problem = problem or judge_training(observations, training, cause, steps=steps, users=users, numbers=_NUMBERS)
+    most = max(observed.value["stepped"] for observed in observations)
+    if problem and most > steps:
+        cause = "the optimizer steps every piece that has a gradient, also those that it has stepped already"
+        told = f"in {steps} steps the optimizer has stepped a piece {most} times"
+        return replace(problem, cause=classic(cause, 6), details=(*problem.details, told))
+    return problem
 
 
 def _judge_bfloat16(observations: Sequence[RankObservation], training: TinyTraining, steps: int) -> Problem | None:

@@ -274,6 +274,11 @@ class Recorded:
         """Elements of all state tensors, without the counters of steps."""
         return sum(value.numel() for value in self._state())
 
+    def most_steps(self) -> int:
+        """How often the tensor that was stepped most often has been stepped, where the optimizer counts."""
+        states = [state for made in self.made for state in made.state.values()]
+        return max((int(state.get("step", 0)) for state in states), default=0)
+
     def dtypes(self) -> list[str]:
         """Dtypes of the state tensors and of what is stepped."""
         stepped = [p for made in self.made for group in made.param_groups for p in group["params"]]

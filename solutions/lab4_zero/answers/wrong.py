@@ -287,6 +287,31 @@ wrong(
     edits={"if self._synchronise:": "if self._synchronise and (k == 0 or k < len(self.buckets) - 1):"},
 )
 wrong(AVERAGE, "never averaged", "the rank's own rows: no collective has reached it", instead="pass")
+wrong(
+    AVERAGE,
+    "an all-reduce for each parameter",
+    "gradients travel in buckets",
+    '"classic wrong answers" 6',
+    edits={
+        PENDING: (
+            "views = bucket.views(self.flat_gradients[k]); "
+            "self._averaging += [all_reduce_mean(view, self.group) for view in views]"
+        )
+    },
+)
+wrong(
+    AVERAGE,
+    "all gradients gathered",
+    "all_gather moves",
+    '"classic wrong answers" 6',
+    instead="""
+        if self._synchronise:
+            flat, ranks = self.flat_gradients[k], dist.get_world_size(self.group)
+            every = flat.new_empty(ranks * flat.numel())
+            dist.all_gather_into_tensor(every, flat, group=self.group)
+            flat.copy_(every.view(ranks, -1).mean(0))
+        """,
+)
 wrong(AVERAGE, "no_sync sends", "inside no_sync()", edits={"if self._synchronise:": "if True:"})
 wrong(
     START,
@@ -454,7 +479,29 @@ wrong(
     "master not copied",
     "small steps move",
     "small steps add up in a float32 master",
+    '"classic wrong answers" 9',
     edits={"if shard.master is not shard.weights:": "if False:"},
+)
+wrong(
+    STEP,
+    "master overwritten",
+    "small steps move",
+    '"classic wrong answers" 9',
+    edits={"shard.weights.copy_(shard.master)": "shard.master.copy_(shard.weights)"},
+)
+wrong(
+    STEP,
+    "stepped once for each bucket",
+    "the optimizer steps every piece that has a gradient, also those that it has stepped already",
+    '"classic wrong answers" 6',
+    instead="""
+        for shard in self.shards:
+            shard.set_gradients(used)
+            self.inner.step()
+            if shard.master is not shard.weights:
+                shard.weights.copy_(shard.master)
+            all_gather(shard.flat, shard.weights, self.group).wait()
+        """,
 )
 wrong(
     PIECES,
@@ -547,6 +594,7 @@ wrong(
     SHARD,
     "zeros for unused",
     "unused",
+    '"classic wrong answers" 7',
     edits={" if anyone else None": ""},
 )
 wrong(
@@ -667,6 +715,14 @@ wrong(
     "collectives are never waited for",
     '"classic wrong answers" 11',
     edits={"mean = pending.wait()": "mean = pending._result"},
+)
+wrong(
+    BUCKET,
+    "added to itself",
+    "it is counted twice: if it was reduced into self.gradients[k], nothing is left to add to it",
+    '"classic wrong answers" 9',
+    edits={"torch.empty_like(self.gradients[k])": "self.gradients[k]"},
+    also={TAKE: {"self.gradients[k].copy_(mean)": "self.gradients[k].add_(mean)"}},
 )
 REBOUND = "self.gradients[k] is another tensor now than the optimizer's"
 wrong(TAKE, "another tensor", REBOUND, edits={"self.gradients[k].copy_(mean)": "self.gradients[k] = mean"})

@@ -33,7 +33,7 @@ _STUCK_UNUSED = classic(
 _STUCK = classic(
     "the ranks' all-reduces do not pair up: every rank starts the same buckets in the same order, full or not", 5
 )
-_FROZEN = classic("a frozen parameter has no gradient and takes no hook: leave out what requires no gradient", 6)
+_FROZEN = "a frozen parameter has no gradient and takes no hook: leave out what requires no gradient"
 _WAIT = classic(
     "an all-reduce is waited for before backward() returns: until then the gradient is not there, nor, with gloo, "
     "divided",
@@ -208,14 +208,15 @@ def _judge_traffic(seen: dict, psi: int, parameters: int) -> Problem | None:
     others = {kind: n for kind, n in seen["kinds"].items() if kind != "all_reduce" and n > psi // 2}
     if others:
         kind = next(iter(others))
-        cause = "every gradient travels once, in an all-reduce of its bucket"
+        cause = classic("every gradient travels once, in an all-reduce of its bucket", 6)
         return Problem(f"{kind} moves {others[kind]:,} elements in a step", cause)
     sent = seen["kinds"].get("all_reduce", 0)
     if sent > psi + 2 * parameters:
         cause = classic("a bucket is sent twice, or buckets hold parameters twice: Psi elements are enough", 8)
         return Problem(f"{sent:,} elements are all-reduced, the model has {psi:,}", cause)
     if seen["count"] > parameters:
-        return Problem(f"{seen['count']} all-reduces for {parameters} parameters: gradients travel in buckets")
+        cause = classic("a bucket's gradients lie in one flat tensor, and one all-reduce averages them all", 6)
+        return Problem(f"{seen['count']} all-reduces for {parameters} parameters: gradients travel in buckets", cause)
     return None
 
 

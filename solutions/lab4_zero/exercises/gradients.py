@@ -7,6 +7,7 @@ by least: one reason for everything, then which parameters, then which elements.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ SAYINGS = {
     "missing": "there is no gradient, although a rank has one: it is the mean of what all ranks have",
     "made up": "unused on all ranks: expected grad None; zeros would still trigger weight decay",
     "doubled": "it is counted twice: a parameter that two layers share is one parameter",
+    "added to itself": "it is counted twice: if it was reduced into self.gradients[k], nothing is left to add to it",
 }
 #: What is said of zeros in place of a step: whether a gradient of zeros has led to them is not seen.
 _NO_STEP = "no step is taken where one belongs: the gradient is zeros or None there, or no piece holds these elements"
@@ -102,7 +104,8 @@ def judge_gradients(
     same_kind = max(set(usual), key=usual.count) if usual else kind
     cause = SAYINGS.get(same_kind, "") if 2 * usual.count(same_kind) >= len(bad) else ""  # else it explains too little
     if same_kind == "doubled" and bad != [SHARED]:
-        cause = ""
+        same_kind = "added to itself"
+        cause = SAYINGS[same_kind] if same_kind in numbers and len(usual) == usual.count("doubled") else ""
     if same_kind == "own" and last_bucket and 0 < len(bad) < len(reference.mean) and set(bad) <= set(last_bucket):
         cause, same_kind = ("the last bucket is never sent: it does not get full, but the backward pass ends", "last")
     number = numbers.get(same_kind)
@@ -212,11 +215,12 @@ def _numbered(text: str, numbers: Mapping[str, int], key: str) -> str:
 
 def judge_training(
     observations: Sequence[RankObservation], training: TinyTraining, stale: str = "", *, steps: int,
-    users: tuple[int, ...], accumulation: int = 1,
+    users: tuple[int, ...], accumulation: int = 1, numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> Problem | None:  # fmt: skip
     """Hold "losses" (means over the ranks) and the final "weights" of all ranks against one process.
 
-    ``stale`` is what to say when the losses are right until what an earlier backward pass left behind can count.
+    ``stale`` is what to say when the losses are right until what an earlier backward pass left behind can count;
+    ``numbers`` as in :func:`judge_gradients`.
     """
     expected, weights = training.trained(len(observations), steps, users, accumulation)
     for rank, observed in enumerate(observations):
@@ -226,6 +230,7 @@ def judge_training(
                     "a parameter without gradient on any rank must stay as it is: no weight decay, and no other "
                     "parameter's step reaches into it"
                 )
+                cause = _numbered(cause, numbers, "made up") if name == "unused" else cause
                 shrunk = _shrunk(observed.value["weights"][name], weights[name])
                 return Problem(f"after training, {name} on rank {rank} is not as it was", cause if shrunk else "")
     losses = [sum(step) / len(step) for step in zip(*(seen.value["losses"] for seen in observations), strict=True)]

@@ -126,6 +126,9 @@ wrong("products of float32", "got a product of float32", C + "8", edits={
 wrong("offsets of 32 bits", "overflows", edits={"row = n.to(tl.int64)": "row = n"})
 wrong = functools.partial(ANSWERS.wrong, LAUNCH)
 wrong("too few programs", "are never written", C + "7", edits={"triton.cdiv(N, BLOCK_N)": "max(1, N // BLOCK_N)"})
+wrong("a program too few where one output is left", "are never written", C + "7", edits={
+    "triton.cdiv(N, BLOCK_N)": "triton.cdiv(N, BLOCK_N + 1)",
+})  # fmt: skip
 wrong("sixteen rows", "are never written", C + "7", edits={"while rows < M": "while rows < min(M, 16)"})
 wrong(
     "a program for each row",

@@ -94,6 +94,7 @@ def _cases(seed: int) -> list[Case]:
         case("between tiles", draw.randint(17, 31), odd, 1, BF16),
         case("ragged", draw.randint(3, 15), odd, 3, BF16),
         case("one output", 2, 1, 1),
+        case("ragged", 2, 129, 1),  # one output more than tiles of any power of two up to 128 hold
         case("ragged", draw.randint(5, 9), odd, 2, layout="transposed"),
         case("ragged", draw.randint(5, 9), odd, 2, BF16, "strided"),
         case("long sum", 2, 16, 64, BF16),
