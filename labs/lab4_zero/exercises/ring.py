@@ -21,8 +21,8 @@ from .ring_values import SMALL_STEP, Reduction, close, explained, in_the_group, 
 _DEADLOCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 1)
 
 
-def _stuck(last: Sequence[str]) -> str:
-    return _DEADLOCK if set(last) == {"send"} else ""
+def _stuck(called: Sequence[Sequence[str]]) -> str:
+    return _DEADLOCK if all(of_one and of_one[-1] == "send" for of_one in called) else ""
 
 
 _DIRECT = classic(

@@ -18,7 +18,7 @@ from utils.checks.forbidden_modules import calls_into
 from utils.checks.hidden import Tolerance, tried
 from utils.checks.kernel import check_kernel
 
-from .formats import FORMATS, Encoding, encoded, least_normal, numbers, sign_bit
+from .formats import FORMATS, Encoding, encoded, encoded_by_exponent, least_normal, numbers, sign_bit
 
 Tensor = torch.Tensor
 Encode = Callable[[Tensor, str], Tensor]
@@ -88,6 +88,17 @@ def _like(number: int, cause: str, **mistakes: object) -> Diagnosis:
     )
 
 
+def _exponent(off: int, how: str) -> Diagnosis:
+    """A rule that holds when the exponent is off in the gap and in the number of smaller codes alike."""
+    cause = f"the exponent is one too {how}, in the gap and in the code: frexp takes the significand from 1/2 to 1"
+
+    def holds(e: Evidence) -> bool:
+        found = (encoded_by_exponent(e.trial.args[0], off=off, least_first=k, **e.case.options) for k in (True, False))
+        return any(_are(e, codes) for codes in found)
+
+    return Diagnosis(holds, lambda e: _with_number(e, classic(cause, 4)))
+
+
 def _are(e: Evidence, codes: Tensor) -> bool:
     """Whether the answer is these codes, which are not the right ones."""
     wrong = codes.double()
@@ -145,6 +156,8 @@ _MISTAKES = (
     _like(3, _CARRY, carried="below"),
     _like(4, "the exponent field is one too large", shifted=1),
     _like(4, "the exponent field is one too small", shifted=-1),
+    _exponent(1, "large"),
+    _exponent(-1, "small"),
     _like(5, "minus zero loses its sign: x < 0 is false for it, torch.signbit(x) is true", zero_sign=False),
     _like(5, "negative numbers are in two's complement: a float has a sign bit and a magnitude", twos_complement=True),
     _like(5, "the sign stands in bit 7: a code of 4 bits has it in bit 3", sign_at=7),

@@ -24,6 +24,10 @@ from .ring_watch import Outcome, watched
 
 _CONTIGUOUS = classic("a message is sent as it lies in memory: it must be contiguous, as torch.stack makes it", 8)
 _STUCK = classic("every rank sends first and receives afterwards: start both messages, then wait for both", 9)
+_NOBODY = classic(
+    "every rank waits for a message that no rank sends it: start the send before the wait, and receive from the rank "
+    "whose right neighbour this one is", 9,
+)  # fmt: skip
 _LENGTH = classic(
     "only parts of different lengths go wrong: the tensor that waits has the length of the part that comes, "
     "lengths[source - 1]", 6,
@@ -38,8 +42,12 @@ _ONLY = {
 }  # fmt: skip
 
 
-def _stuck(last: Sequence[str]) -> str:
-    return _STUCK if "send" in last and set(last) <= {"send", ""} else ""
+def _stuck(called: Sequence[Sequence[str]]) -> str:
+    """Why the ranks wait for one another: in a send that nobody receives, or for a message that nobody sends."""
+    met = [of_one for of_one in called if of_one]
+    if met and all(of_one.count("send") > of_one.count("recv") for of_one in met):
+        return _STUCK
+    return _NOBODY if len(met) == len(called) and all("recv" in of_one for of_one in met) else ""
 
 
 def _play(

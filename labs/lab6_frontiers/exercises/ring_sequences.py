@@ -83,6 +83,7 @@ class Zigzag:
         positions = self.positions(ranks)
         lengths = [len(found) for found in positions]
         q, k, v = self._wide()
+        k, v = (v, k) if reading.exchanged else (k, v)
         met = []
         for source, taken_for in reading.parts(rank, ranks):
             scores = q[:, :, positions[rank]] @ k[:, :, positions[source]].mT / self.dim**0.5
@@ -136,11 +137,13 @@ class Reading:
     Attributes:
         parts: (rank, ranks) -> of each step whose keys and values it computes with, and whose it takes them for.
         sees: (rank, source, lengths, keys) -> (queries, keys) which pairs count.
+        exchanged: whether keys are taken for values, and values for keys.
         merge: (parts, B, H, n, D) outputs and (parts, B, H, n) logsumexps -> the output.
     """
 
     parts: Callable[[int, int], list[tuple[int, int]]] = _round
     sees: Callable[[int, int, Sequence[int], int], Tensor] = _seen
+    exchanged: bool = False
     merge: Callable[[Tensor, Tensor], Tensor] = _by_weight
 
 
@@ -168,6 +171,14 @@ def _none(seen: Tensor, *_: object) -> None:
 
 def _diagonal(seen: Tensor, *_: object) -> None:
     seen[:] = torch.ones_like(seen).tril()
+
+
+def _front_diagonal(seen: Tensor, rank: int, source: int, lengths: Sequence[int]) -> None:
+    _diagonal(seen[:, : front(lengths[source])])
+
+
+def _back_diagonal(seen: Tensor, rank: int, source: int, lengths: Sequence[int]) -> None:
+    _diagonal(seen[front(lengths[rank]) :])
 
 
 def _keys(which: Callable[[int, int, Sequence[int]], slice]) -> Callable[..., None]:
@@ -203,8 +214,12 @@ READINGS: tuple[tuple[Reading, str, int], ...] = (
     (_with(own=_diagonal, earlier=_diagonal, later=_diagonal), "every part is masked as if it were the rank's own", 1),
     (_with(earlier=_all), "an earlier rank's back counts too: it comes after all of these queries", 1),
     (_with(earlier=_none), "the keys of earlier ranks do not count", 1),
+    (_with(earlier=_front_diagonal), "the front of an earlier rank is masked: all of it comes before these queries", 1),
+    (_with(later=_back_diagonal), "the keys of a later rank are masked: all of them come before this rank's back", 1),
     (_with(later=_none), "the keys of later ranks do not count: this rank's back sees all of them", 2),
     (_with(later=_all), "a later rank's keys count for the front too, which comes before them", 2),
+    (_with(later=_keys(lambda rank, source, n: slice(front(n[rank]), None))),
+     "of a later rank the back's keys count, for all queries: all of its keys count, for this rank's back", 2),
     (_with(later=_queries(lambda rank, source, n: slice(front(n[rank])))),
      "of a later rank's keys the front sees all and the back none: it is the other way round", 2),
     (_with(earlier=_keys(lambda rank, source, n: slice(front(n[source]), None))),
@@ -232,7 +247,8 @@ READINGS: tuple[tuple[Reading, str, int], ...] = (
     (_steps(lambda steps, ranks: steps[:-1]), "a step too few: the last part is missing", 5),
     (_steps(lambda steps, ranks: steps[1:]), "the rank's own part is missing: it is the first step's", 5),
     (_steps(lambda steps, ranks: steps[:1] + [(steps[min(1, ranks - 1)][0], taken) for _, taken in steps[1:]]),
-     "each rank sends its own keys again and again: what has arrived is passed on", 5),
+     "from the second step on, each step computes with the keys of rank r - 1: pass on what arrives, in R - 1 steps", 5),
+    (Reading(exchanged=True), "keys and values are exchanged: keys come first", 5),
     (_steps(lambda steps, ranks: [(met, (2 * steps[0][0] - met) % ranks) for met, _ in steps]),
      "the parts are taken for those of other ranks: after s steps the keys of rank r - s have come", 5),
     (_steps(lambda steps, ranks: [(met, taken) for (met, _), (_, taken) in zip(steps, [*steps[1:], steps[0]])]),

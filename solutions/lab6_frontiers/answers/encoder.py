@@ -108,6 +108,29 @@ wrong("no carry", "must raise the exponent", '"classic wrong answers" 3', edits=
 wrong("field one too large", "the exponent field is one too large", '"classic wrong answers" 4', edits={
     "(exponent - fmt.min_exponent) *": "(exponent + fmt.bias) *",
 })  # fmt: skip
+EXPONENT = "exponent = torch.frexp(magnitude).exponent - 1"
+wrong(
+    "frexp's exponent as it is",
+    "the exponent is one too large, in the gap and in the code",
+    '"classic wrong answers" 4',
+    edits={EXPONENT: EXPONENT.removesuffix(" - 1")},
+)
+wrong(
+    "frexp's exponent less two",
+    "the exponent is one too small, in the gap and in the code",
+    '"classic wrong answers" 4',
+    edits={EXPONENT: EXPONENT.replace("- 1", "- 2")},
+)
+wrong("the exponent of twice the number", "the exponent is one too large, in the gap and in the code",
+      '"classic wrong answers" 4', edits={
+    EXPONENT: "exponent = torch.frexp(magnitude.clamp(min=2.0**fmt.min_exponent)).exponent",
+    ZERO: "pass", LEAST: "pass",
+})  # fmt: skip
+wrong("the exponent of half the number", "the exponent is one too small, in the gap and in the code",
+      '"classic wrong answers" 4', edits={
+    EXPONENT: "exponent = torch.frexp(magnitude.clamp(min=2.0**fmt.min_exponent)).exponent - 2",
+    ZERO: "pass", LEAST: "pass",
+})  # fmt: skip
 wrong("minus zero", "minus zero loses its sign", FIFTH, "x = -0 became 0x00", edits={"torch.signbit(x)": "x < 0"})
 wrong("two's complement", "negative numbers are in two's complement", FIFTH, edits={
     "torch.where(torch.signbit(x), code + sign_bit, code)":

@@ -149,9 +149,19 @@ wrong(SEES, "keys measured by the queries", "is measured by this rank's length",
       edits={"slice(0, theirs)": "slice(0, mine)"})  # fmt: skip
 wrong(SEES, "queries measured by the keys", "is measured by another rank's length", C + "6",
       edits={"slice(mine, lengths[rank])": "slice(theirs, lengths[rank])"})  # fmt: skip
+wrong(SEES, "diagonal of an earlier rank", "the front of an earlier rank is masked", C + "1",
+      edits={"causal and source == rank": "causal and source <= rank"})  # fmt: skip
+wrong(SEES, "diagonal of a later rank", "the keys of a later rank are masked", C + "1",
+      edits={"causal and source == rank": "causal and source >= rank"})  # fmt: skip
+wrong(SEES, "later keys for queries", "of a later rank the back's keys count, for all queries", C + "2",
+      edits={"queries = slice(mine, lengths[rank])": "keys = slice(mine, lengths[source])"})  # fmt: skip
 # ---- merging two parts
 OUT = "(a / total)[..., None] * o + (b / total)[..., None] * more"
 wrong(MERGE, "sum", "the parts are added", C + "3", edits={OUT: "o + more"})
+wrong(MERGE, "second part missing", "the second part is left out", C + "3",
+      edits={OUT: "(a / total)[..., None] * o"})  # fmt: skip
+wrong(MERGE, "first part missing", "the first part is left out", C + "3",
+      edits={OUT: "(b / total)[..., None] * more"})  # fmt: skip
 wrong(MERGE, "mean", "this is the mean of the parts", C + "3", edits={OUT: "(o + more) / 2"})
 wrong(MERGE, "exchanged weights", "the weights are exchanged", C + "3",
       edits={OUT: "(b / total)[..., None] * o + (a / total)[..., None] * more"})  # fmt: skip
@@ -178,7 +188,19 @@ PASSED_ON = "held = coming\n"
 wrong(RING, "logsumexp forgotten", "only the last part counts", C + "5", edits={STORED: "pass"})
 wrong(RING, "own keys only", "every step computes with the rank's own keys", C + "5",
       edits={"held[0][:, :, columns], held[1]": "k[:, :, columns], v"})  # fmt: skip
-wrong(RING, "own keys sent again", "each rank sends its own keys again and again", C + "5",
+wrong(RING, "nothing passed on in the last step", "computes with the keys of rank r - 1", C + "5",
+      edits={"last = step == ranks - 1": "last = step >= ranks - 2",
+             "source = (source - 1) % ranks": "pass\n            source = (source - 1) % ranks"})  # fmt: skip
+wrong(RING, "keys and values exchanged", "keys and values are exchanged", C + "5",
+      edits={"torch.stack([k, v])": "torch.stack([v, k])"})  # fmt: skip
+wrong(RING, "received from the right", "every rank waits for a message that no rank sends it", C + "9",
+      edits={"group_peer=left": "group_peer=right"})  # fmt: skip
+wrong(RING, "received from the right, listed first", "every rank waits for a message that no rank sends it", C + "9",
+      edits={"dist.P2POp(dist.isend, held, group=group, group_peer=right),\n": "",
+             "dist.P2POp(dist.irecv, coming, group=group, group_peer=left),":
+                 "dist.P2POp(dist.irecv, coming, group=group, group_peer=right),\n"
+                 "                    dist.P2POp(dist.isend, held, group=group, group_peer=right),"})  # fmt: skip
+wrong(RING, "own keys sent again", "computes with the keys of rank r - 1", C + "5",
       edits={"dist.P2POp(dist.isend, held,": "dist.P2POp(dist.isend, torch.stack([k, v]),"})  # fmt: skip
 wrong(RING, "a step too few", "a step too few", C + "5", edits={
     "for step in range(ranks):": "for step in range(max(1, ranks - 1)):", "step == ranks - 1": "step >= ranks - 2",

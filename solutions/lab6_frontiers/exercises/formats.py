@@ -99,3 +99,27 @@ class Encoding:
 
 
 encoded = Encoding()
+
+
+def encoded_by_exponent(x: Tensor, *, format: str, off: int, least_first: bool) -> Tensor:
+    """What the arithmetic of the exercise gives if the exponent is ``off`` in both of its counts.
+
+    Args:
+        x: any shape, any floating dtype.
+        format: a key of ``_FORMATS``.
+        off: by how much.
+        least_first: whether the magnitude is raised to the least normal number before its exponent is taken, or the
+            exponent, once it is off, to that number's.
+
+    Returns:
+        uint8 codes of the shape of ``x``, on the CPU.
+    """
+    x, least, fraction = x.detach().double().cpu(), least_normal(format), fraction_bits(format)
+    magnitude = x.abs().nan_to_num(nan=0.0).clamp(max=numbers(format)[-1].item())
+    exponent = torch.frexp(magnitude.clamp(min=least) if least_first else magnitude).exponent - 1 + off
+    lowest = 1 - _FORMATS[format][2]
+    if not least_first:
+        exponent = torch.where(magnitude > 0, exponent, lowest).clamp(min=lowest)
+    code = (exponent - lowest) * 2**fraction + torch.ldexp(magnitude, fraction - exponent).round().int()
+    code = torch.where(x.isnan(), sign_bit(format) - 1, code)
+    return (code + sign_bit(format) * torch.signbit(x)).to(torch.uint8)

@@ -58,6 +58,8 @@ _OUTPUTS: dict[str, Callable[..., Tensor]] = {
     ),
     f"the logsumexps themselves are the weights: {_WEIGHTED}": _weighted(lambda a, b, both: (a / (a + b), b / (a + b))),
     f"the weights are powers of two: {_WEIGHTED}": _weighted(lambda a, b, both: (2 ** (a - both), 2 ** (b - both))),
+    f"the second part is left out: {_WEIGHTED}": _weighted(lambda a, b, both: ((a - both).exp(), 0 * b)),
+    f"the first part is left out: {_WEIGHTED}": _weighted(lambda a, b, both: (0 * a, (b - both).exp())),
     "the second part takes the place of the first": lambda o, lse, more, more_lse: more,
 }
 _LOGSUMEXPS: dict[str, Callable[..., Tensor]] = {

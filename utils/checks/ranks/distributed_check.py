@@ -247,7 +247,7 @@ def _stuck(scenario: RankScenario, observations: list[RankObservation], waiting:
         cause = _cause_apart(scenario, [observed.entries for observed in observations])
     elif callable(cause):
         entries = [observations[rank].entries for rank in scenario.taking_part()]
-        cause = cause([of_one[-1].kind if of_one else "" for of_one in entries])
+        cause = cause([[entry.kind for entry in of_one] for of_one in entries])
     return Problem(headline, cause, (*details, *([apart] if apart else [])))
 
 

@@ -30,7 +30,7 @@ class RankScenario:
         ranks: how many there are.
         members: the ranks that take part, in a group of their own; () for all.
         stuck: the likely cause when ranks wait for one another in vain; or a function that says it, or nothing, from
-            the last kind of call on each rank.
+            the kinds of the calls of each rank, in order.
         raised: words of an exception, and perhaps of the student's lines that led to it, that must all be there -> its
             likely cause.
         sizes: the likely cause if an exception names two sizes that differ by fewer elements than there are ranks, as
@@ -48,7 +48,7 @@ class RankScenario:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 3
     members: tuple[int, ...] = ()
-    stuck: str | Callable[[Sequence[str]], str] = ""
+    stuck: str | Callable[[Sequence[Sequence[str]]], str] = ""
     raised: Mapping[str | tuple[str, ...], str] = field(default_factory=dict)
     sizes: str = ""
     same_calls: bool = True
