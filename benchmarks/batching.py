@@ -1,7 +1,7 @@
 """Continuous against static batching where answers differ in length, and latencies as the load grows.
 
 The model has the shape of Qwen3-0.6B and random weights in bf16; lab 5's engine serves at most 64 requests at a time,
-and runs steps of up to 8 tokens a sequence as CUDA graphs.
+and runs steps of up to 8 tokens per sequence as CUDA graphs.
 
 - ``spreads``: 512 requests that all come at once, with answers of 128 tokens on average in each of them, but spread
   more and more: ``variation`` is the standard deviation over the mean. The two schedulers take turns over the same
@@ -35,7 +35,7 @@ SCHEDULERS = ("continuous", "static")
 #: Rates of arrival, as shares of the capacity.
 LOADS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 ROUNDS = 3
-#: Room for tokens a sequence in the graphs of steps in which requests join; larger steps are launched from Python.
+#: Room for tokens per sequence in the graphs of steps in which requests join; larger steps are launched from Python.
 GRAPH_CHUNKS = (2, 4, 8)
 LATENCIES = ("ttft", "tpot", "latency")
 

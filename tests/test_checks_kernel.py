@@ -95,6 +95,22 @@ def test_what_an_exercise_knows_of_an_exception_comes_before_the_exception():
     assert first.endswith(": the stub calls it y_ptr") and "NameError: name 'y_ptrs' is not defined" in second
 
 
+def test_what_is_known_of_an_exception_may_depend_on_which_cases_raise_and_may_be_nothing():
+    def student(x, y):
+        if x.numel() == 0:
+            raise ZeroDivisionError("no element")
+        return EXERCISES["add"]["student"](x, y)
+
+    def only_empty(trials):
+        return "only empty tensors" if all(t.failed == (t.args[0].numel() == 0) for t in trials) else ""
+
+    known = {"element": only_empty, "is not defined": only_empty}
+    assert message("add", student=student, raised=known).splitlines()[0].endswith(": only empty tensors")
+    assert "NameError" in message("add", student=launch(misspelt_kernel), raised=known).splitlines()[0]
+    known["defined"] = "the stub calls it y_ptr"
+    assert "the stub calls it" in message("add", student=launch(misspelt_kernel), raised=known).splitlines()[0]
+
+
 def test_an_exception_in_a_later_case_says_which_cases_raise():
     def student(x, y):
         if x.numel() == 0:

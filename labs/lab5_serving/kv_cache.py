@@ -73,7 +73,7 @@ class CachedAttention:
         batch, count = k.shape[:2]
         end = int(self.lengths.max()) + count  # slots from here on hold nothing yet, in any row
         if end > self.capacity:
-            raise ValueError(f"the cache is reserved for {self.capacity} tokens a sequence, {end} are wanted")
+            raise ValueError(f"the cache is reserved for {self.capacity} tokens per sequence, {end} are wanted")
         raise NotImplementedError("Lab 5, exercise 5.1: keep keys and values")
         raise NotImplementedError("Lab 5, exercise 5.1: what each query sees")
         return masked_attention(q, self.keys[layer, :, :end], self.values[layer, :, :end], visible)

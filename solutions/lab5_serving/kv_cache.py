@@ -75,7 +75,7 @@ class CachedAttention:
         batch, count = k.shape[:2]
         end = int(self.lengths.max()) + count  # slots from here on hold nothing yet, in any row
         if end > self.capacity:
-            raise ValueError(f"the cache is reserved for {self.capacity} tokens a sequence, {end} are wanted")
+            raise ValueError(f"the cache is reserved for {self.capacity} tokens per sequence, {end} are wanted")
         ### BEGIN SOLUTION 5.1: keep keys and values
         rows = torch.arange(batch, device=k.device)[:, None]  # (B, 1)
         slots = self.positions(count)  # (B, T)

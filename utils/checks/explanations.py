@@ -33,6 +33,10 @@ def stop_at(exercise: Exercise, problem: Problem | None, case: Case, seed: int, 
         core.fail(exercise, problem.headline, [*problem.details, *more], problem.cause, reproduce(exercise, case, seed))
 
 
+#: What a student reads who has met an exception, or what says it from the results of all cases.
+Advice = str | Callable[[Sequence[CaseResult]], str]
+
+
 def reproduce(exercise: Exercise, case: Case, seed: int) -> str:
     """How to reproduce a failure: ``check_gelu(gelu, seed=7), case row=5 col=33 float32 (ragged)``."""
     return f"{exercise.rerun(seed)}, case {case} ({case.kind})"
@@ -49,9 +53,12 @@ def explain(
     rules: Sequence[Diagnosis | tuple],
     seed: int,
     stage: Stage,
-    raised: Mapping[str, str],
+    raised: Mapping[str, Advice],
 ) -> None:
-    """Raise the message of a failed case; ``raised`` says what to do about exceptions that hold certain words."""
+    """Raise the message of a failed case; ``raised`` says what to do about exceptions that hold certain words.
+
+    It does so in words, or by a function of all results, which may know nothing.
+    """
     others = [_which_cases(trials)] if len(trials) > 1 else []
     others += stage.said(trial)
     if trial.error is not None:
@@ -61,7 +68,8 @@ def explain(
         frame = students_frame(error) or students_frame(trial.error)
         lines = [f"in {frame.name}, line {frame.lineno}: {frame.line}"] if frame else []
         said = getattr(error, "error_message", None) or str(error)  # Triton's compiler puts the source first
-        advice = [advice for words, advice in raised.items() if words in said][:1]
+        known = (advice for words, advice in raised.items() if words in said)
+        advice = [words for each in known if (words := each(trials) if callable(each) else each)][:1]
         headline, *more = [*advice, *f"{type(error).__name__}: {said}".splitlines()]
         details = [*more[:_MOST_LINES], *lines, *others]
         text = core.message(exercise, headline, details, reproduce=reproduce(exercise, trial.case, seed))

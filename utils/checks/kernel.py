@@ -15,7 +15,7 @@ from utils.checks.compile_ahead import compile_ahead
 from utils.checks.compiled import Compiled, Reader
 from utils.checks.core import Exercise
 from utils.checks.diagnoses import CaseResult, Diagnosis
-from utils.checks.explanations import TilingOf, explain, reproduce, stop_at
+from utils.checks.explanations import Advice, TilingOf, explain, reproduce, stop_at
 from utils.checks.gpu_cases import for_gpu
 from utils.checks.huge import SECONDS, overflow
 from utils.checks.problem import Problem
@@ -48,7 +48,7 @@ def check_kernel(
     inspections: Sequence[Callable[[CaseResult], Problem | None]] = (),
     forbidden: forbid.Rules | None = None,
     diagnose: Sequence[Diagnosis | tuple] = (),
-    raised: Mapping[str, str] | None = None,
+    raised: Mapping[str, Advice] | None = None,
     compiled: Compiled | None = _COMPILED,
     huge: Callable[[], Sequence[Any]] | Sequence[Callable[[], Sequence[Any]]] = (),
     speed: Speed | None = None,
@@ -98,7 +98,7 @@ def check_kernel(
         forbidden: What may not be called; by default :class:`utils.checks.forbid.Rules` as it is. For an exercise in
             plain PyTorch pass ``Rules(kernel=False)``: nothing is then profiled.
         diagnose: The lab's own rules, tried before the generic ones.
-        raised: Words of an exception -> what a student reads who has met it.
+        raised: Words of an exception -> what a student reads who has met it, or a function of the results that says it.
         compiled: What must hold of the kernels when they are compiled, which is looked at without a GPU too; by default
             that they can be, and that no float32 product is rounded to TF32. None for kernels of other exercises.
         huge: Makes arguments with more than 2^31 elements, or several functions that do. In the interpreter the last

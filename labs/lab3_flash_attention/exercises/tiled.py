@@ -55,13 +55,13 @@ def _cases(seed: int) -> list[Case]:
 def _largest(case: Case) -> int:
     """Elements of the largest tensor that a tile by tile computation needs: nothing of Nq x Nk.
 
-    That is an input with a head for each query head, a tile of scores, or two tiles of rows side by side, with two
+    That is an input with a head for each query head, a whole tile of scores, or two of rows side by side, with two
     numbers more per row: the two parts that ``merge_outputs`` is given, should it put each into one tensor. What a
     student's exercise 3.1 allocates thus costs no points here.
     """
     of = case.sizes
     heads, d = of["B"] * of["Hq"], of["D"]
-    m, n = min(of["Nq"], case.options["block_m"]), min(of["Nk"], case.options["block_n"])
+    m, n = case.options["block_m"], case.options["block_n"]
     return heads * max(of["Nq"] * d, of["Nk"] * d, m * n, 2 * max(m, n) * (d + 2))
 
 
@@ -95,8 +95,16 @@ def _backward_blocks(e: Any) -> dict[str, int]:
     return {"block_m": e.case.options["block_m"], "block_n": e.case.options["block_n"]}
 
 
+def _short_tile(trials: Sequence[CaseResult]) -> str:
+    """What is said if an exception meets the cases whose last tile of keys is a short one, all of them and no other."""
+    if all(trial.failed == (trial.case.sizes["Nk"] % trial.case.options["block_n"] > 0) for trial in trials):
+        return classic("only a last tile of fewer keys goes wrong: take sizes from scores or v_tile, not block_n", 4)
+    return ""
+
+
+_WORDS = ("Expected size for first two dimensions", "must match the size of tensor")
 _SHAPES = classic("the shapes of a product, or of what is added, do not fit: which operand is transposed?", 12)
-_RAISED = dict.fromkeys(("Expected size for first two dimensions", "must match the size of tensor"), _SHAPES)
+_RAISED = dict.fromkeys(_WORDS, lambda trials: _short_tile(trials) or _SHAPES)
 _BACKWARD_MISTAKES = (
     *tiles.only_where({"empty": 7}),
     *gradients.mistakes(_backward_blocks, delta=9, scale=10, sums=11, mask=3, heads=5, softmax=12, products=12, do=5),
@@ -149,6 +157,7 @@ def check_tiled_attention(
         tiling={"o": _tiles("b h row col"), "lse": _tiles("b h row")},
         forbidden=rules,
         diagnose=_MISTAKES,
+        raised=dict.fromkeys(_WORDS, _short_tile),
         seed=seed,
         notice="no tensor had Nq x Nk elements: what is kept for a row is its maximum, its sum and its output",
     )

@@ -56,6 +56,12 @@ also_right("sums and outputs in one tensor", {
 # ---- 3.2: tiled attention
 STEP, END = "3.2: one step of the forward pass", "3.2: the end of a row of tiles"
 BACK = "3.2: one step of the backward pass"
+also_right("the last tile filled up with scores of -inf", {
+    STEP: {"m_old, d, weighted = state": """m_old, d, weighted = state
+        short = block_n - scores.shape[-1]
+        scores = torch.nn.functional.pad(scores, (0, short), value=-torch.inf)
+        v_tile = torch.nn.functional.pad(v_tile, (0, 0, 0, short))"""},
+})  # fmt: skip
 also_right("the output is normalised in each step", {
     STEP: """
         m_old, d_old, out = state

@@ -124,6 +124,48 @@ wrong(
     edits={"weighted * rescale[..., None] + p @": "weighted + (p / p.sum(-1, keepdim=True)) @"},
     also={END: {"weighted / torch.where(seen, d, 1.0)[..., None]": "weighted"}},
 )
+FILLED = """m_old, d, weighted = state
+        short = block_n - scores.shape[-1]
+        scores = torch.nn.functional.pad(scores, (0, short))
+        v_tile = torch.nn.functional.pad(v_tile, (0, 0, 0, short))"""
+wrong(
+    STEP,
+    "last tile filled up",
+    "keys past the end count, with score 0",
+    '"classic wrong answers" 4',
+    edits={"m_old, d, weighted = state": FILLED},
+)
+wrong(
+    STEP,
+    "last tile left out",
+    "the last, ragged tile of keys is left out",
+    '"classic wrong answers" 4',
+    edits={
+        "m_old, d, weighted = state": """m_old, d, weighted = state
+        if column + block_n > Nk:
+            continue"""
+    },
+)
+wrong(
+    STEP,
+    "a mask of whole tiles",
+    "only a last tile of fewer keys goes wrong",
+    '"classic wrong answers" 4',
+    edits={
+        "m_old, d, weighted = state": """m_old, d, weighted = state
+        scores = torch.where(column + torch.arange(block_n, device=q.device) < Nk, scores, -torch.inf)"""
+    },
+)
+wrong(
+    BACK,
+    "a mask of whole tiles in the backward pass",
+    "only a last tile of fewer keys goes wrong",
+    '"classic wrong answers" 4',
+    edits={
+        "dp = do_tile": """p = torch.where(column + torch.arange(block_n, device=q.device) < Nk, p, 0.0)
+        dp = do_tile"""
+    },
+)
 wrong(STEP, "empty rows", "a query that sees no key gives NaN", edits={"torch.where(m == -torch.inf, 0.0, m)": "m"})
 wrong(
     STEP,
@@ -413,6 +455,23 @@ wrong(
     "only non-contiguous inputs fail",
     edits={"do_ptr, stride_do": "do_ptr, stride_o"},
 )
+
+OWN_LOADS = """
+        offs_m = start_m + tl.arange(0, BLOCK_M)
+        columns = tl.arange(0, BLOCK_D)
+        rows_seen, columns_seen = (offs_m < Nq)[:, None], (columns < ACCESS.head_dim)[None, :]
+        o_ptrs = o_ptr + batch.to(tl.int64) * stride_o[0] + head * stride_o[1]
+        o_ptrs += offs_m[:, None] * stride_o[2] + columns[None, :] * stride_o[3]
+        do_ptrs = do_ptr + batch.to(tl.int64) * stride_do[0] + head * stride_do[1]
+        do_ptrs += offs_m[:, None] * stride_do[2] + columns[None, :] * stride_do[3]
+        o = tl.load(o_ptrs, mask=rows_seen & columns_seen, other=0.0)
+        do = tl.load(do_ptrs, mask=rows_seen & columns_seen, other=0.0)
+        delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        """
+COLUMNS = "columns from D on must add nothing", '"classic wrong answers" 5'
+wrong(DELTA, "columns not masked", *COLUMNS, instead=OWN_LOADS.replace(" & columns_seen", ""))
+wrong(DELTA, "columns of ones", *COLUMNS, instead=OWN_LOADS.replace("other=0.0", "other=1.0"))
+wrong(DELTA, "a mean over the block", *COLUMNS, edits={PRODUCT: PRODUCT + " * (BLOCK_D / ACCESS.head_dim)"})
 
 # ---- 3.6 dK and dV
 FIRST, DKDV, STORE = "3.6: queries that see a tile of keys", "3.6: one step of dK and dV", "3.6: the end of dK and dV"

@@ -107,7 +107,11 @@ _DELTA_MISTAKES = (
     ),
     Diagnosis(
         lambda e: e.only(lambda case: case.sizes["D"] & (case.sizes["D"] - 1) != 0),
-        classic("only head dimensions that are no power of two go wrong: mask the columns from D to BLOCK_D", 5),
+        classic(
+            "only head dimensions that are no power of two go wrong, where BLOCK_D is larger than D: columns from D on "
+            "must add nothing, and only D may be a factor",
+            5,
+        ),
     ),
 )
 

@@ -313,7 +313,7 @@ _LAST = (
     ),
     Mistake(
         "last",
-        "the last, ragged tile of keys is left out: tl.cdiv(Nk, BLOCK_N) tiles cover the keys",
+        "the last, ragged tile of keys is left out: its keys count, though there are fewer of them",
         [{"leave_out": "ragged"}],
     ),
     Mistake("last", "the last tile of keys is left out: the loop ends a step too early", [{"leave_out": "last"}]),

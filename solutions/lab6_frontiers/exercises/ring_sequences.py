@@ -247,7 +247,7 @@ READINGS: tuple[tuple[Reading, str, int], ...] = (
     (_steps(lambda steps, ranks: steps[:-1]), "a step too few: the last part is missing", 5),
     (_steps(lambda steps, ranks: steps[1:]), "the rank's own part is missing: it is the first step's", 5),
     (_steps(lambda steps, ranks: steps[:1] + [(steps[min(1, ranks - 1)][0], taken) for _, taken in steps[1:]]),
-     "from the second step on, each step computes with the keys of rank r - 1: pass on what arrives, in R - 1 steps", 5),
+     "from the second step on, each step computes with the keys of rank r - 1: pass on what arrives, R - 1 times", 5),
     (Reading(exchanged=True), "keys and values are exchanged: keys come first", 5),
     (_steps(lambda steps, ranks: [(met, (2 * steps[0][0] - met) % ranks) for met, _ in steps]),
      "the parts are taken for those of other ranks: after s steps the keys of rank r - s have come", 5),
