@@ -76,7 +76,7 @@ def test_time_under_way_is_that_of_anybody_and_counted_once():
 @pytest.mark.slow
 def test_the_timeline_says_how_long_the_tensor_cores_work():
     figure = hopper.sm_timeline({"in turn": SEQUENTIAL, "cut": hopper.clipped(SEQUENTIAL, 0, 50)}, title="Turns")
-    assert "in turn: a product is under way 70 % of the time, somebody's softmax 50 %." in figure.alt
+    assert "in turn: a product is under way 70 % of the time, a softmax 50 %." in figure.alt
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["in turn", "cut"]
     assert len(plots.png(figure)) > 1000
 

@@ -129,7 +129,7 @@ def _timeline_panel(ax: Axes, name: str, lanes: Lanes, end: float) -> str:
     marks.lanes(ax, [*lanes, "tensor cores"], end, margin=0.5)
     said = f"a product is under way {number(100 * share, 3)} % of the time"
     marks.heading(ax, name, said.replace("a product is", "product"))
-    return f"{name}: {said}, somebody's softmax {number(100 * softmax, 3)} %."
+    return f"{name}: {said}, a softmax {number(100 * softmax, 3)} %."
 
 
 @styled
