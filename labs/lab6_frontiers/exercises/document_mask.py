@@ -141,6 +141,7 @@ def cases(seed: int, m: int = 32, n: int = 32) -> list[Case]:
     ragged = 2 * large + odd
     return [
         case("one document", large, 1),
+        case("one document", large + 1, 1),  # a program for one query
         case("one document", ragged, 1),
         case("equal documents", 3 * large, 3),
         case("documents of one tile", min(m, n) - 1, 4),

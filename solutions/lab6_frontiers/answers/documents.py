@@ -254,6 +254,9 @@ wrong("searched from the left", "token 0 of none", "right=True", C + "2", edits=
 wrong("too few programs", "elements of o are never written", C + "9", edits={
     "triton.cdiv(T, 32) * H": "max(1, T // 32) * H",
 })  # fmt: skip
+wrong("a program too few where one query is left", "elements of o are never written", C + "9", edits={
+    "triton.cdiv(T, 32) * H": "triton.cdiv(T, 33) * H",
+})  # fmt: skip
 wrong("tiles of 16", "a tile has at least 32 queries", C + "9", edits={"M=32": "M=16", "cdiv(T, 32)": "cdiv(T, 16)"})
 wrong(
     "a launch for each document",

@@ -275,6 +275,9 @@ wrong("as many tiles as the mean group", "rows are never written", C + "4", edit
 wrong("too few columns", "elements of out are never written", C + "4", edits={
     "triton.cdiv(N, 32), E": "max(1, N // 32), E",
 })  # fmt: skip
+wrong("a program too few where one column is left", "elements of out are never written", C + "4", edits={
+    "triton.cdiv(N, 32), E": "triton.cdiv(N, 33), E",
+})  # fmt: skip
 wrong(
     "without the last expert",
     "whole groups are never written",

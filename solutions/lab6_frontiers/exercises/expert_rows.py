@@ -94,6 +94,7 @@ def cases(seed: int, m: int = 32) -> list[Case]:
         case("groups in one tile", m - 1, 5),
         case("one row each", 9, 9),
         case("one element", 1, 1, 1, 1),
+        case("ragged", 3, 2, 16, 129),  # a column more than tiles of any power of two up to 128 hold
         case("ragged K and N", m + few, 3, odd, odd + draw.choice((8, 27))),
         case(MANY, 2 * m + few, 40),
         case(FEW_ROWS, 5, 12),
