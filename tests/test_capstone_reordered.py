@@ -275,6 +275,16 @@ MISTAKES = {
          "        end_turn(turns + PARTS * number + PART)\n"},
         "deadlock", "ordered",
     ),
+    "nobody stores first": (
+        "backward_lagged",
+        {"M, N, CAUSAL) == 0": "M, N, CAUSAL) < 0"},
+        "wrong", "ordered",
+    ),
+    "all store, wide": (
+        "backward_wide",
+        {"            if programs_before(lead, key_tile, M, N, CAUSAL) == 0:": "            if True:"},
+        "wrong", "wide",
+    ),
     "a turn that ends when TMA has read": (
         "backward_wide",
         {"        wait_for_sums()\n": "        tma.store_wait(0)\n"},

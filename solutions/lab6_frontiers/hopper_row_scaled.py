@@ -3,8 +3,8 @@
 A warpgroup accumulates 64 x 256 sums, 128 registers per thread, and scales them on their way out. Meanwhile the other
 warpgroup multiplies, and the operands of the next tile arrive.
 
-The sums over all of K stay in the tensor cores, as those of ``torch._scaled_mm`` with fast accumulation do. On an H200
-(torch 2.11, Triton 3.6, in a CUDA graph) the kernel has 0.98 and 0.97 of its rate at 4096 and 8192 square.
+The sums over all of K stay in the tensor cores, as those of ``torch._scaled_mm`` with fast accumulation do. The record
+``frontier_kernels`` has both.
 """
 
 from __future__ import annotations
