@@ -7,8 +7,8 @@ last sums, those of the other are on their way.
 A tile has 128 rows and 256 columns. A warpgroup holds 64 x 256 sums of it, 128 registers per thread, and takes its
 products 128 columns at a time, 64 registers more.
 
-The record ``frontier_kernels`` has it beside ``torch._scaled_mm`` with scales of rows, and beside bf16. Two variants were
-slower on an H200: explicit turns at the tensor core, and rows of a in registers.
+The record ``frontier_kernels`` has it beside ``torch._scaled_mm`` with scales of rows, and beside bf16. Two variants
+were slower on an H200: explicit turns at the tensor core, and rows of a in registers.
 """
 
 from __future__ import annotations
