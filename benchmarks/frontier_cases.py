@@ -238,7 +238,7 @@ def latent_decode(shape: LatentShape, matrix: int, only: str | None = None) -> I
 
 
 def uneven_counts(rows: int, experts: int) -> list[int]:
-    """Rows of each expert: random shares, of which the largest are some ten times the smallest."""
+    """Rows of each expert: random shares, of which the largest are many times the smallest."""
     shares = torch.randn(experts, generator=torch.Generator().manual_seed(0)).mul(0.6).softmax(0)
     counts = (shares * rows).floor().int().tolist()
     counts[0] += rows - sum(counts)
