@@ -1,7 +1,7 @@
 """Every number that tunes the kernels over an fp8 cache.
 
-They follow from registers, shared memory and the bytes that are under way. Other tiles have not been measured; with these,
-decoding reaches 0.77 of a copy on an H200 (record ``frontier_kernels``).
+They follow from registers, shared memory and the bytes that are under way. Other tiles have not been measured; with
+these, decoding reaches 0.77 of a copy on an H200 (record ``frontier_kernels``).
 """
 
 from __future__ import annotations
