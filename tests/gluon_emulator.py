@@ -9,16 +9,18 @@ import ast
 import re
 import struct
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from solutions.capstone_hopper.steps.patch import source_of
+from utils.fingerprint import ROOT
 from utils.gluon import emulator
 from utils.gluon.machine import Descriptor, Pointer, Shared
 
+PARTS = ROOT / "solutions" / "capstone_hopper" / "parts.py"
 #: Functions of the capstone that are instructions or views here.
 OURS = ("exp2", "matrix", "rescaled")
 
@@ -90,6 +92,32 @@ def kernel_of(path: Path, names: dict[str, object], constants: bool = True) -> d
     kept = ast.Module([node for node in tree.body if wanted(node)], [])
     exec(compile(kept, str(path), "exec"), names)
     return names
+
+
+def run_programs(
+    path: Path,
+    name: str,
+    arguments: Sequence[object],
+    programs: int,
+    seed: int,
+    first: int | None = None,
+    **constants: object,
+) -> None:  # fmt: skip
+    """Run each program of a one-dimensional grid of a kernel of lab 6, which uses the capstone's barriers.
+
+    Args:
+        path: The kernel's file.
+        arguments: Of the launch, as the emulator takes them.
+        first: Which partition goes on if it can, as :class:`utils.gluon.emulator.Emulator` takes it.
+        constants: The kernel's further arguments by name.
+    """
+    machine = Emulator(seed, first)
+    names = machine.names()
+    names["gl"].num_programs = lambda axis: programs
+    names["barriers"] = kernel_of(PARTS, dict(names), constants=False)["barriers"]
+    names = kernel_of(path, names, constants=False)
+    for machine.program in range(programs):
+        machine.run(lambda: names[name](*arguments, **constants))
 
 
 def forward(

@@ -24,7 +24,6 @@ gradient = pytest.importorskip("solutions.lab6_frontiers.hopper_grouped_gradient
 portable = importlib.import_module("solutions.lab6_frontiers.grouped_matmul")
 
 FOLDER = Path(product.__file__).parent
-PARTS = FOLDER.parent / "capstone_hopper" / "parts.py"
 #: Programs of a grid in the emulator: each has several tiles.
 PROGRAMS = 3
 #: Largest error, as a share of the largest right value.
@@ -44,14 +43,9 @@ class Emulated:
         return lambda *arguments, num_warps, maxnreg, **constants: self.run(grid[0], arguments, constants)
 
     def run(self, programs: int, arguments: tuple, constants: dict) -> None:
-        emulator = gluon_emulator.Emulator(self.seed, self.first)
-        names = emulator.names()
-        names["gl"].num_programs = lambda axis: programs
-        names["barriers"] = gluon_emulator.kernel_of(PARTS, dict(names), constants=False)["barriers"]
-        names = gluon_emulator.kernel_of(self.folder / f"{self.name}.py", names, constants=False)
         given = [self.argument(each) for each in arguments]
-        for emulator.program in range(programs):
-            emulator.run(lambda: names[f"{self.name}_kernel"](*given, **constants))
+        path, name = self.folder / f"{self.name}.py", f"{self.name}_kernel"
+        gluon_emulator.run_programs(path, name, given, programs, self.seed, self.first, **constants)
 
     @staticmethod
     def argument(each):

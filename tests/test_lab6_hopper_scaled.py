@@ -28,7 +28,6 @@ products = importlib.import_module("solutions.lab6_frontiers.hopper_products")
 portable = importlib.import_module("solutions.lab6_frontiers.scaled_matmul")
 
 FOLDER = Path(by_row.__file__).parent
-PARTS = FOLDER.parent / "capstone_hopper" / "parts.py"
 #: Programs of a grid in the emulator: each has several tiles.
 PROGRAMS = 2
 #: Largest error, as a share of the largest right value.
@@ -46,15 +45,9 @@ class Emulated:
 
     def __call__(self, kernel, programs: int, *arguments) -> None:
         name = kernel.__name__
-        emulator = gluon_emulator.Emulator(self.seed, self.first)
-        names = emulator.names()
-        names["gl"].num_programs = lambda axis: programs
-        names["barriers"] = gluon_emulator.kernel_of(PARTS, dict(names), constants=False)["barriers"]
-        file = self.folder / f"{name.removesuffix('_kernel')}.py"
-        names = gluon_emulator.kernel_of(file, names, constants=False)
+        path = self.folder / f"{name.removesuffix('_kernel')}.py"
         given = [self.argument(each) for each in arguments]
-        for emulator.program in range(programs):
-            emulator.run(lambda: names[name](*given))
+        gluon_emulator.run_programs(path, name, given, programs, self.seed, self.first)
 
     @staticmethod
     def argument(each):
