@@ -213,6 +213,19 @@ def test_what_is_started_ahead_takes_the_next_job(monkeypatch: pytest.MonkeyPatc
     assert pool.take(tmp_path) is started and started.folder == tmp_path
 
 
+def test_with_a_gpu_the_server_imports_what_does_not_look_for_it() -> None:
+    modules = pool._preload(1, {})
+    assert set(pool._PRELOAD_TORCH) < set(modules) < set(pool._preload(0, {}))
+    for environment in ({"MLF_DEVICE": "cpu"}, {"TRITON_INTERPRET": "1"}):
+        assert pool._preload(1, environment) == pool._PRELOAD
+    program = f"""
+import importlib, sys, torch
+[importlib.import_module(module) for module in {modules!r}]
+assert "utils.runtime" not in sys.modules and not torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_what_is_started_ahead_in_vain_is_gone_after_a_shutdown() -> None:
     shutdown()
     start_ahead()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 #: How long an agent waits for another job before it ends itself.
@@ -19,12 +19,24 @@ IDLE_SECONDS = 60.0
 
 #: Modules that the server of ranks imports once, so that a rank need not.
 _PRELOAD = ["torch.distributed.elastic.multiprocessing", "utils.distributed.worker"]
-#: What only a machine without a GPU imports ahead: optimizers import torch._dynamo at their first step, which takes a
-#: second a rank, and with it Triton, which utils.runtime must precede. Where there is a GPU, runtime would touch CUDA.
-_PRELOAD_CPU = ["utils.runtime", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
-#: What each rank of a check would import.
-_PRELOAD_CHECKS = ["utils.checks.ranks.distributed_check", "utils.gpt"]
+#: Optimizers import torch._dynamo at their first step, which takes a second a rank, and Triton with it.
+_PRELOAD_TORCH = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+#: What only a machine without a GPU imports ahead: utils.runtime, which looks for one, and what imports it. A process
+#: that has used CUDA cannot be forked.
+_PRELOAD_CPU = ["utils.runtime", *_PRELOAD_TORCH, "utils.checks.ranks.distributed_check", "utils.gpt"]
 _PROGRAM = "import gc; gc.disable(); from utils.distributed.agent import main; main({preload!r}, {idle_seconds})"
+
+
+def _preload(gpus: int, environment: Mapping[str, str]) -> list[str]:
+    """What the server of ranks imports on a machine with so many GPUs.
+
+    Whether Triton compiles or interprets is decided when it is imported, and utils.runtime decides: where it cannot be
+    imported ahead and would choose the interpreter, Triton cannot be either.
+    """
+    if not gpus:
+        return [*_PRELOAD_CPU, *_PRELOAD]
+    interprets = environment.get("MLF_DEVICE", "").strip().lower() == "cpu" or environment.get("TRITON_INTERPRET")
+    return _PRELOAD if interprets else [*_PRELOAD_TORCH, *_PRELOAD]
 
 
 class Agent:
@@ -33,7 +45,7 @@ class Agent:
     def __init__(self) -> None:
         import torch
 
-        preload = _PRELOAD if torch.cuda.device_count() else [*_PRELOAD_CPU, *_PRELOAD_CHECKS, *_PRELOAD]
+        preload = _preload(torch.cuda.device_count(), os.environ)
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._has_had_a_job = False
