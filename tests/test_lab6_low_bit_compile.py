@@ -9,7 +9,8 @@ from parameters import few_on_hopper
 
 from solutions.lab6_frontiers import fp8_tuning, int4_tuning
 from solutions.lab6_frontiers.fp8_write import write_kv_fp8_kernel
-from solutions.lab6_frontiers.int4_matmul import add_parts_kernel, int4_matmul_kernel
+from solutions.lab6_frontiers.int4_matmul import add_parts_kernel
+from solutions.lab6_frontiers.int4_rows import AFTER, int4_rows_kernel
 from solutions.lab6_frontiers.int4_wide import int4_matmul_wide_kernel
 from solutions.lab6_frontiers.paged_attention_fp8 import paged_decode_fp8_kernel
 from solutions.lab6_frontiers.paged_extend_fp8 import paged_extend_fp8_kernel
@@ -32,22 +33,31 @@ def on_a_gpu(monkeypatch):
 
 
 def int4_request(batch, capability, dtype="bf16", even=True, outputs=4096):
-    """The product of a batch as its launch specialises it, started early from Hopper on."""
+    """The product of a batch as its launch specialises it."""
     tile = int4_tuning.int4(batch, outputs, 32, 132)
-    wide, split = tile.groups == 1, tile.splits > 1
-    constants = {
-        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "EVEN": even, "SPLIT": split, "ASSEMBLY": True,
-        "EARLY": capability >= 90, "AHEAD": 16, "stride_xk": 1,
-    }  # fmt: skip
+    split = tile.splits > 1
+    constants = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "EVEN": even, "SPLIT": split, "ASSEMBLY": True, "stride_xk": 1}
     signature = {
         "x_ptr": f"*{dtype}", "codes_ptr": "*i16", "scales_ptr": "*fp32", "o_ptr": "*fp32" if split else f"*{dtype}",
         "stride_xm": "i32", "M": "i32", "N": "i32", "groups": "i32", "splits": "i32",
     }  # fmt: skip
     aligned = ["x_ptr", "codes_ptr", "scales_ptr", "o_ptr", "stride_xm", *(["N"] if even else [])]
-    if not wide:
-        constants["BLOCK_G"] = tile.groups
-    kernel = int4_matmul_wide_kernel if wide else int4_matmul_kernel
-    return Request(kernel, signature, constants, capability, tile.warps, tile.stages, aligned)
+    return Request(int4_matmul_wide_kernel, signature, constants, capability, tile.warps, tile.stages, aligned)
+
+
+def few_request(outputs, capability, dtype="bf16", aligned=True):
+    """The product of up to 8 activations; from Hopper on it may start early."""
+    tile = int4_tuning.few(outputs, 132)
+    constants = {
+        "BLOCK_G": tile.groups, "STAGES": tile.stages, "DTYPE": "bf16" if dtype == "bf16" else "f16",
+        "NEXT": tile.next if capability >= 90 else AFTER, "WARPS": tile.warps,
+    }  # fmt: skip
+    signature = {
+        "x_ptr": "*i32", "codes_ptr": "*i32", "scales_ptr": "*fp32", "o_ptr": f"*{dtype}", "M": "i32", "N": "i32",
+        "groups": "i32",
+    }  # fmt: skip
+    names = ["x_ptr", "codes_ptr", "scales_ptr", "o_ptr", *(["N"] if aligned else [])]
+    return Request(int4_rows_kernel, signature, constants, capability, tile.warps, 1, names)
 
 
 def pointers(dtype, code, split=False):
@@ -97,9 +107,10 @@ def assert_fit(requests):
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
 def test_no_product_with_4_bit_weights_spills(capability, few):
-    requests = [int4_request(batch, capability) for batch in ([1, 64] if few else int4_tuning.TILES)]
+    requests = [int4_request(batch, capability) for batch in ([64] if few else int4_tuning.TILES)]
+    requests += [few_request(outputs, capability) for outputs in ([4096] if few else (4096, 14336, 28672))]
     if not few:
-        requests += [int4_request(batch, capability, "fp16", even=False) for batch in (1, 64)]
+        requests += [int4_request(64, capability, "fp16", even=False), few_request(4096, capability, "fp16", False)]
     parts = {"parts_ptr": "*fp32", "o_ptr": "*bf16", "size": "i32"}
     requests.append(Request(add_parts_kernel, parts, {"PARTS": 4, "BLOCK": 1024}, capability))
     assert_fit(requests)
@@ -121,12 +132,14 @@ def test_no_kernel_over_an_fp8_cache_spills(capability, few):
 @pytest.mark.slow
 def test_hopper_unpacks_in_registers_and_loads_16_bytes_at_a_time(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    resource_usages([int4_request(1, 90)])
-    (ptx,) = (path.read_text() for path in tmp_path.rglob("*.ptx"))
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+|\d+)", ptx)
-    assert {int(size, 0) for size in copies} == {16}
-    loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
-    assert "st.shared" not in loop and "cvt" not in loop  # from shared memory to a product without a detour
+    resource_usages([int4_request(64, 90), few_request(4096, 90)])
+    for path in tmp_path.rglob("*.ptx"):
+        ptx = path.read_text()
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+|\d+)", ptx)
+        sizes = {int(size, 0) for size in copies}
+        assert sizes == ({4, 16} if "m16n8k16" in ptx else {16})  # where activations are few, scales are copied, too
+        loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
+        assert "st.shared" not in loop and "cvt" not in loop  # from shared memory to a product without a detour
 
 
 @pytest.mark.slow

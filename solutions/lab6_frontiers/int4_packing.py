@@ -26,6 +26,9 @@ class PackedInt4:
     the same nibble out of two neighbouring halfwords at once, which are neighbours along K as a tensor core wants them;
     and the tile of one group and some rows that a program reads is one piece of memory.
 
+    A product on Hopper may read them before the kernel that was launched before it has ended. That kernel must not be
+    the one that writes them; :func:`pack_int4` therefore waits until they are there.
+
     Attributes:
         codes: (K / 128, N, 32) int16.
         scales: (K / 128, N) float32.
@@ -56,6 +59,8 @@ class PackedInt4:
 def pack_int4(weight: Quantized) -> PackedInt4:
     """The codes of a weight in the order of :class:`PackedInt4`; done once, when a model is loaded.
 
+    On a GPU this waits for all work on the current stream, so that a CUDA graph cannot hold it.
+
     Args:
         weight: of shape (N, K) in the format int4 with blocks of 128.
 
@@ -63,6 +68,14 @@ def pack_int4(weight: Quantized) -> PackedInt4:
         TypeError: no :class:`utils.formats.Quantized`.
         ValueError: another format or block, or not two axes.
     """
+    packed = arranged(weight)
+    if packed.codes.is_cuda:
+        torch.cuda.current_stream(packed.codes.device).synchronize()
+    return packed
+
+
+def arranged(weight: Quantized) -> PackedInt4:
+    """As :func:`pack_int4`, without waiting."""
     if not isinstance(weight, Quantized):
         raise TypeError(f"weight must be a utils.formats.Quantized, got {type(weight).__name__}")
     if weight.format != "int4" or weight.block != GROUP:

@@ -1,4 +1,4 @@
-"""Codes of 4 bits out of packed halfwords, in registers, and weights on their way before they are asked for."""
+"""Codes of 4 bits out of packed halfwords, in registers."""
 
 from __future__ import annotations
 
@@ -55,20 +55,3 @@ def unpack_nibbles(halfwords, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
             (((w >> 12) & 15) - 8).to(dtype),
         )
     return codes
-
-
-@triton.jit
-def prefetch_lines(codes_ptr, first, end, row, N, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Have the codes of some rows, in ``GROUPS`` groups from ``first`` on at most, brought to the L2 cache.
-
-    Args:
-        row: the first of ``BLOCK_N`` rows; two rows of a group fill a line of 128 bytes.
-    """
-    group = first + tl.arange(0, GROUPS)[:, None]
-    two_rows = row + 2 * tl.arange(0, BLOCK_N // 2)[None, :]
-    # Whoever has nothing left to ask for asks for something that was asked for already.
-    group, two_rows = tl.minimum(group, end - 1), tl.minimum(two_rows, N - 1)
-    lines = codes_ptr + (group * tl.cast(N, tl.int64) + two_rows) * 32  # (GROUPS, BLOCK_N / 2)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )

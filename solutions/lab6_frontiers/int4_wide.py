@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
-from .int4_unpack import prefetch_lines, unpack_nibbles
+from .int4_unpack import unpack_nibbles
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -14,7 +14,6 @@ import triton.language as tl  # isort: skip
 def int4_matmul_wide_kernel(
     x_ptr, codes_ptr, scales_ptr, o_ptr, stride_xm, stride_xk, M, N, groups, splits,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, ASSEMBLY: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One program: ``BLOCK_N`` rows of the weight times ``BLOCK_M`` activations, one group after the other.
 
@@ -27,10 +26,6 @@ def int4_matmul_wide_kernel(
     token = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     halfword = tl.arange(0, 32)
     first, end = groups * part // splits, groups * (part + 1) // splits
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        prefetch_lines(codes_ptr, first, end, tl.program_id(0) * BLOCK_N, N, AHEAD, BLOCK_N)
-        tl.extra.cuda.gdc_wait()
 
     place = first * tl.cast(N, tl.int64) + row
     codes_ptrs = codes_ptr + place[:, None] * 32 + halfword[None, :]

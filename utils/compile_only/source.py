@@ -16,6 +16,7 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
+from triton.runtime.jit import ConstexprFunction  # isort: skip
 
 _KNOWN: WeakKeyDictionary[FunctionType, tuple[str, list[str]]] = WeakKeyDictionary()
 _CONSTANT = (bool, int, float, str, type(None), tuple)
@@ -40,18 +41,25 @@ def standalone_source(function: FunctionType, gluon: bool = False) -> str:
     lines = ["import triton", "import triton.language as tl"]
     if gluon:
         lines.insert(0, "from triton.experimental import gluon")
-    _collect(function, lines, set(), gluon)
+    _collect(function, lines, set(), "gluon.jit" if gluon else "triton.jit")
     return "\n".join(lines) + "\n"
 
 
-def _collect(function: FunctionType, lines: list[str], done: set[str], gluon: bool) -> None:
+def _collect(function: FunctionType, lines: list[str], done: set[str], decorator: str) -> None:
     done.add(function.__name__)
     source, names = _read(function)
     for name in names:
         if name not in done and name in function.__globals__:
             done.add(name)
             _define(name, function.__globals__[name], lines, done, function.__name__)
-    lines += ["", "", "@gluon.jit" if gluon else "@triton.jit", source]
+    lines += ["", "", f"@{decorator}", source]
+
+
+def _decorator(function: Any) -> str:
+    """Under what a function is that a kernel calls."""
+    if isinstance(function, ConstexprFunction):
+        return "triton.constexpr_function"
+    return "gluon.jit" if is_gluon(function) else "triton.jit"
 
 
 def _read(function: FunctionType) -> tuple[str, list[str]]:
@@ -94,7 +102,7 @@ def _define(name: str, value: Any, lines: list[str], done: set[str], user: str) 
         if inner.__module__.startswith("triton."):
             lines.insert(0, f"from {inner.__module__} import {inner.__name__} as {name}")
         else:
-            _collect(inner, lines, done, is_gluon(value))
+            _collect(inner, lines, done, _decorator(value))
             if inner.__name__ != name:
                 lines.append(f"{name} = {inner.__name__}")
     elif isinstance(value, tl.constexpr):
