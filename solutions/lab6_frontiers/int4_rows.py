@@ -73,11 +73,23 @@ def dependents(INSTRUCTION: gl.constexpr):
 
 
 @gluon.jit
-def ask(ring, scale_ring, place, codes, scales, there, scale_there):
-    """Have one step's codes and scales brought to a place of the rings, unless they are outside of the weight."""
-    async_copy.async_copy_global_to_shared(ring.index(place), codes, mask=there)
-    async_copy.async_copy_global_to_shared(scale_ring.index(place), scales, mask=scale_there)
+def ask(ring, scale_ring, place, codes, scales, group, scale_group, groups, in_rows, scale_in_rows):
+    """Have the codes and scales of some groups brought to a place of the rings; outside of the weight it gets zeros."""
+    async_copy.async_copy_global_to_shared(ring.index(place), codes, mask=in_rows & (group < groups))
+    async_copy.async_copy_global_to_shared(scale_ring.index(place), scales, mask=scale_in_rows & (scale_group < groups))
     async_copy.commit_group()
+
+
+@gluon.jit
+def store_sums(o_ptr, acc, first, M, N):
+    """Add up what the warps have, (G, 8, 16) as in :func:`group_products`, and store it."""
+    layout: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
+    o = gl.sum(acc, 0)
+    eighth = gl.arange(0, 8, gl.SliceLayout(1, layout))[:, None]
+    place = gl.arange(0, 16, gl.SliceLayout(0, layout))[None, :]
+    row = first + eighth + place % 4 // 2 * 8
+    token = place // 4 * 2 + place % 2
+    gl.store(o_ptr + (token * N + row), o.to(o_ptr.dtype.element_ty), mask=(token < M) & (row < N))
 
 
 @gluon.jit(do_not_specialize=["M", "groups"])
@@ -114,10 +126,7 @@ def int4_rows_kernel(
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_G, 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     asked = 0
     for stage in gl.static_range(STAGES - 1):
-        ask(
-            ring, scale_ring, stage, codes, scales,
-            (row < N) & (asked + group < groups), (scale_row < N) & (asked + scale_group < groups),
-        )  # fmt: skip
+        ask(ring, scale_ring, stage, codes, scales, group, scale_group, groups - asked, row < N, scale_row < N)
         asked += BLOCK_G
         codes += step * 16
         scales += step
@@ -135,10 +144,7 @@ def int4_rows_kernel(
         x3 = gl.load(x_ptrs + 48, mask=wanted, other=0)
         x_ptrs += BLOCK_G * 64
         async_copy.wait_group(STAGES - 2)
-        ask(
-            ring, scale_ring, put, codes, scales,
-            (row < N) & (asked + group < groups), (scale_row < N) & (asked + scale_group < groups),
-        )  # fmt: skip
+        ask(ring, scale_ring, put, codes, scales, group, scale_group, groups - asked, row < N, scale_row < N)
         asked += BLOCK_G
         codes += step * 16
         scales += step
@@ -152,9 +158,4 @@ def int4_rows_kernel(
         acc += sums * gl.where(word % 4 < 2, low_scale, high_scale)
     if NEXT == 1:
         dependents("launch_dependents")
-    o = gl.sum(acc, 0)  # (8, 16)
-    eighth = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(0, layout)))[:, None]
-    place = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(0, layout)))[None, :]
-    row = first + eighth + place % 4 // 2 * 8
-    token = place // 4 * 2 + place % 2
-    gl.store(o_ptr + (token * N + row), o.to(o_ptr.dtype.element_ty), mask=(token < M) & (row < N))
+    store_sums(o_ptr, acc, first, M, N)
