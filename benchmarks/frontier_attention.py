@@ -86,7 +86,8 @@ def computed_flops(mask: Masked, tokens: int, head_dim: int, heads: int, directi
         about = head_dim, torch.bfloat16, True
         if ours:
             capability = tuning.capability_of(runtime.DEVICE)
-            tile = long_tuning.flash(name, *about, capability, capability is not None, mask.window)
+            length = tokens // (len(mask.documents) or 1)
+            tile = long_tuning.flash(name, *about, capability, capability is not None, mask.window, length)
         else:
             tile = getattr(lab3_tuning, name)(*about, lab3_tuning.capability_of(runtime.DEVICE))
         total += count * computed_pairs(mask, tokens, tile.m, tile.n, name == "dkdv")

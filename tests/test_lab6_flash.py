@@ -14,7 +14,7 @@ from benchmarks.attention_errors import cancelled, largest_error
 from solutions import lab3_flash_attention as lab3
 from solutions.lab6_frontiers import long_tuning
 from solutions.lab6_frontiers.flash_attention import flash_attention
-from solutions.lab6_frontiers.visible_tiles import plan_of
+from solutions.lab6_frontiers.visible_tiles import ALIGNMENT, lse_rows, plan_of
 from utils import runtime
 from utils.checks import cases, tensors
 from utils.kernel_profile import profile_kernel
@@ -163,7 +163,7 @@ def as_on_hopper(monkeypatch):
         return
     chosen = long_tuning.flash
 
-    def flash(name, head_dim, dtype, causal, capability, described=False, window=None, anchored=True):
+    def flash(name, head_dim, dtype, causal, capability, described=False, window=None, length=None, anchored=True):
         tile = chosen(name, head_dim, dtype, causal, capability)
         if not described:
             return tile
@@ -260,7 +260,7 @@ def test_only_gradients_that_are_asked_for_are_computed():
     o = flash_attention(q, k, v, True, window=8)
     with profile_kernel() as profile:
         o.backward(do)
-    assert [launch.kernel for launch in profile.launches] == ["delta_kernel", "flash_dq_kernel"]
+    assert [launch.kernel for launch in profile.launches] == ["flash_delta_kernel", "flash_dq_kernel"]
 
 
 def test_results_lie_in_memory_as_their_inputs_do():
@@ -272,6 +272,15 @@ def test_results_lie_in_memory_as_their_inputs_do():
 def test_no_heads_and_no_batch_give_nothing():
     assert flash_attention(*(normal(0, 2, 5, 16) for _ in range(3)), causal=True, window=2).shape == (0, 2, 5, 16)
     assert flash_attention(*(normal(5, 0, 16) for _ in range(3)), cu_seqlens_q=starts([5])).shape == (5, 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"), [({"window": 256}, 64), ({"window": 1024}, 128), ({"length": 200}, 64), ({"length": 3000}, 128),
+                        ({"window": 1024, "length": 200}, 64), ({}, 128)]
+)  # fmt: skip
+def test_on_hopper_tiles_have_fewer_queries_where_a_query_sees_few_keys(given, rows, monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRET", False)
+    assert long_tuning.flash("forward", 128, torch.bfloat16, True, (9, 0), True, **given).m == rows
 
 
 # ---- the order of tiles ----
@@ -288,7 +297,11 @@ def test_a_plan_holds_each_tile_once_and_those_with_the_most_work_first(of_keys,
     tiles = [(first, n, first, n, start) for first, n in documents for start in range(0, n, block)]
     filled = found[: len(tiles)]
     assert sorted(tuple(row[:5]) for row in filled) == sorted(tiles)
-    assert all(row[:5] == [0] * 5 for row in found[len(tiles) :]) and len(found) == rows // block + len(lengths)
+    assert all(row[:6] == [0] * 6 for row in found[len(tiles) :]) and len(found) == rows // block + len(lengths)
+    places = sorted((first, n, place * ALIGNMENT) for first, n, _, _, _, place, *_ in filled)
+    ends = [place + -(-n // ALIGNMENT) * ALIGNMENT for _, n, place in places]
+    assert all(end <= after[2] or place[0] == after[0] for end, place, after in zip(ends, places, places[1:]))
+    assert max(ends) <= lse_rows(rows, len(lengths))
     work = [n - start if of_keys else start + block for _, n, _, _, start, *_ in filled]
     assert all(earlier > later - block for earlier, later in itertools.pairwise(work))
 

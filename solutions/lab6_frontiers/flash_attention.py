@@ -21,9 +21,9 @@ from solutions.lab3_flash_attention.tiles import Access, empty_in_order, index_d
 from solutions.lab3_flash_attention.tuning import block_d, nheads_in_l2
 
 from . import long_tuning
-from .flash_kernels import flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel, operands
+from .flash_kernels import flash_delta_kernel, flash_dkdv_kernel, flash_dq_kernel, flash_forward_kernel, operands
 from .tuning import capability_of
-from .visible_tiles import Kind, plan_of
+from .visible_tiles import Kind, lse_rows, plan_of
 
 
 class Mask(NamedTuple):
@@ -41,52 +41,98 @@ class Mask(NamedTuple):
         window = self.window is not None
         return Kind(self.causal, window, window and self.sinks > 0, self.starts_q is not None)
 
+    @property
+    def documents(self) -> int | None:
+        """How many documents are packed; None of batches."""
+        return None if self.starts_q is None else len(self.starts_q) - 1
 
-def _sizes_and_plan(q: Tensor, k: Tensor, mask: Mask, block: int, of_keys: bool) -> tuple[tuple[int, ...], Tensor]:
-    """What the kernels call ``sizes``, and the plan of documents; ``block``: rows of a tile of queries or of keys."""
-    (B, Hq, Nq, _), (Hkv, Nk) = q.shape, k.shape[1:3]
-    heads, rows = (Hkv, Nk) if of_keys else (Hq, Nq)
-    own = -(-rows // block)
+    def by_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors as the kernels take them: (B, H, N, D), where packed ones are (N, H, D)."""
+        return tensors if self.starts_q is None else tuple(x.transpose(0, 1).unsqueeze(0) for x in tensors)
+
+
+class Tiles(NamedTuple):
+    """The tiles of all sequences: rows of each, how many there are, and of packed documents their plan."""
+
+    rows: int
+    count: int
+    plan: Tensor | None
+
+
+def _tiles(q: Tensor, k: Tensor, mask: Mask, rows: int, of_keys: bool) -> Tiles:
+    """Tiles of ``rows`` queries, or of as many keys."""
+    length = (k if of_keys else q).shape[2]
     if mask.starts_q is None:
-        tiles, plan = B * own, q
-    else:
-        plan = plan_of(mask.starts_q, mask.starts_k, of_keys, rows, block)
-        tiles = len(plan)
-    window, sinks = min(mask.window or 0, Nk), min(mask.sinks, Nk)
-    return (own, Nq, Nk, heads, tiles, Nq, window, sinks), plan
+        return Tiles(rows, q.shape[0] * -(-length // rows), None)
+    plan = plan_of(mask.starts_q, mask.starts_k, of_keys, length, rows)
+    return Tiles(rows, len(plan), plan)
 
 
-def _launch(kernel: Any, name: str, tensors: list[Tensor], strided: list[Tensor], mask: Mask, scale: float) -> None:
-    """Run one of the kernels on its ``tensors``, of which ``strided`` are (B, H, N, D), and q, k, v (and dO) first."""
+def _sizes(q: Tensor, k: Tensor, mask: Mask, tiles: Tiles, of_keys: bool) -> tuple[int, ...]:
+    """What the kernels call ``sizes``."""
+    (Hq, Nq), (Hkv, Nk) = q.shape[1:3], k.shape[1:3]
+    heads, own = (Hkv, Nk) if of_keys else (Hq, Nq)
+    rows, window, sinks = lse_rows(Nq, mask.documents), min(mask.window or 0, Nk), min(mask.sinks, Nk)
+    return -(-own // tiles.rows), Nq, Nk, heads, tiles.count, rows, window, sinks
+
+
+def _launch(
+    kernel: Any, name: str, tensors: list[Tensor], strided: list[Tensor], mask: Mask, scale: float,
+    tiles: Tiles | None = None,
+) -> Tiles:  # fmt: skip
+    """Run one of the kernels on its ``tensors``, of which ``strided`` are (B, H, N, D), and q, k, v (and dO) first.
+
+    Returns:
+        Its tiles: ``tiles``, of queries, if these have as many rows as are asked for.
+    """
     loaded = strided[: 3 if name == "forward" else 4]
     q, k = loaded[:2]
     Nq, D, of_keys, packed = *q.shape[2:], name == "dkdv", mask.starts_q is not None
-    group = q.shape[1] // k.shape[1]
+    group, length = q.shape[1] // k.shape[1], k.shape[2] // (mask.documents or 1)
     about = name, D, q.dtype, mask.causal, capability_of(q.device)
-    tile = long_tuning.flash(*about, tma_compatible(*loaded), mask.window, scale > 0)
+    tile = long_tuning.flash(*about, tma_compatible(*loaded), mask.window, length, scale > 0)
     given, use_tma = operands(tile.descriptors, packed, *zip(loaded, (tile.m, tile.n, tile.n, tile.m)))
-    sizes, plan = _sizes_and_plan(q, k, mask, tile.n if of_keys else tile.m, of_keys)
+    if tiles is None or tiles.rows != tile.m:
+        tiles = _tiles(q, k, mask, tile.n if of_keys else tile.m, of_keys)
+    sizes = _sizes(q, k, mask, tiles, of_keys)
     together = nheads_in_l2(name, Nq * group if of_keys else k.shape[2], mask.causal)
-    if of_keys and not tile.masked and (packed or Nq % tile.m):  # the kernel reads behind the last row's
-        tensors[4:6] = (torch.nn.functional.pad(numbers.flatten(), (0, tile.m)) for numbers in tensors[4:6])
     only = {"ANCHORED": tile.anchored} if name == "forward" else {}
-    kernel[(sizes[4] * sizes[3],)](
-        *given, *tensors[len(given):], plan, *(x.stride() for x in strided), sizes, scale,
-        together if of_keys else together * group,
+    kernel[(tiles.count * sizes[3],)](
+        *given, *tensors[len(given):], q if tiles.plan is None else tiles.plan, *(x.stride() for x in strided), sizes,
+        scale, together if of_keys else together * group,
         BLOCK_D=block_d(D), BLOCK_M=tile.m, BLOCK_N=tile.n, GQA_GROUP_SIZE=group, KIND=mask.kind,
         ACCESS=Access(D, index_dtype(*strided), use_tma, tile.loads_first, tile.masked), **only,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
+    return tiles
+
+
+def _delta(o: Tensor, do: Tensor, k: Tensor, lse: Tensor, mask: Mask, tiles: Tiles) -> Tensor:
+    """rowsum(dO * O), laid out as ``lse``; ``tiles`` are those of queries."""
+    D, delta, sizes = o.shape[3], torch.empty_like(lse), _sizes(o, k, mask, tiles, False)
+    flash_delta_kernel[(tiles.count * sizes[3],)](
+        o, do, delta, o if tiles.plan is None else tiles.plan, o.stride(), do.stride(), sizes,
+        BLOCK_D=block_d(D), BLOCK_M=tiles.rows, KIND=Kind(False, False, False, mask.starts_q is not None),
+        ACCESS=Access(D, index_dtype(o, do)), num_warps=long_tuning.delta_warps(D, tiles.rows),
+    )  # fmt: skip
+    return delta
 
 
 class _FlashAttention(torch.autograd.Function):
+    """Of tensors as they are given: views of packed ones are made inside, where autograd takes no note of each."""
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-        o, lse = empty_in_order(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Tensor:
+        q_heads, k_heads, v_heads = mask.by_heads(q, k, v)
+        check_attention(q_heads, k_heads, v_heads)
+        ctx.mask, ctx.scale = mask, softmax_scale(scale, q.shape[-1])
+        o = empty_in_order(q)
+        B, Hq, Nq, _ = q_heads.shape
+        lse = torch.empty((B, Hq, lse_rows(Nq, mask.documents)), dtype=torch.float32, device=q.device)
         if lse.numel():
-            _launch(flash_forward_kernel, "forward", [q, k, v, o, lse], [q, k, v, o], mask, scale)
+            strided = [q_heads, k_heads, v_heads, *mask.by_heads(o)]
+            ctx.tiles = _launch(flash_forward_kernel, "forward", [*strided, lse], strided, mask, ctx.scale)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.mask, ctx.scale = mask, scale
         return o
 
     @staticmethod
@@ -94,19 +140,20 @@ class _FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         mask, scale = ctx.mask, ctx.scale
-        delta = lab3.attention_delta(o, do)
-        dq = dk = dv = None
-        given = [q, k, v, do, lse, delta]
-        if ctx.needs_input_grad[0]:
-            dq = empty_in_order(q)
-            if lse.numel():
-                _launch(flash_dq_kernel, "dq", [*given, dq], [q, k, v, do, dq], mask, scale)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dk, dv = empty_in_order(k), empty_in_order(v)
-            if lse.numel():
-                _launch(flash_dkdv_kernel, "dkdv", [*given, dk, dv], [q, k, v, do, dk, dv], mask, scale)
-            else:
-                dk, dv = dk.zero_(), dv.zero_()
+        of_q, of_k, of_v = ctx.needs_input_grad[:3]
+        dq = empty_in_order(q) if of_q else None
+        dk, dv = (empty_in_order(k), empty_in_order(v)) if of_k or of_v else (None, None)
+        if not lse.numel():
+            return dq, *(None if x is None else x.zero_() for x in (dk, dv)), None, None
+        inputs = [*mask.by_heads(q, k, v, do)]
+        (o,) = mask.by_heads(o)
+        given = [*inputs, lse, _delta(o, inputs[3], inputs[1], lse, mask, ctx.tiles)]
+        if dq is not None:
+            made = [*mask.by_heads(dq)]
+            _launch(flash_dq_kernel, "dq", given + made, inputs + made, mask, scale, ctx.tiles)
+        if dk is not None:
+            made = [*mask.by_heads(dk, dv)]
+            _launch(flash_dkdv_kernel, "dkdv", given + made, inputs + made, mask, scale)
         return dq, dk, dv, None, None
 
 
@@ -150,15 +197,9 @@ def flash_attention(
             waits for a GPU.
     """
     mask = _checked_mask(q, k, v, causal, window, sinks, cu_seqlens_q, cu_seqlens_k)
-    packed = mask.starts_q is not None
-    if packed:
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    check_attention(q, k, v)
-    scale = softmax_scale(scale, q.shape[3])
-    if mask.window is None and not packed:
+    if mask.window is None and mask.starts_q is None:
         return lab3.flash_attention(q, k, v, mask.causal, scale)
-    o = _FlashAttention.apply(q, k, v, mask, scale)
-    return o.squeeze(0).transpose(0, 1) if packed else o
+    return _FlashAttention.apply(q, k, v, mask, scale)
 
 
 def _checked_mask(q, k, v, causal, window, sinks, cu_seqlens_q, cu_seqlens_k) -> Mask:

@@ -1,9 +1,9 @@
-"""FlashAttention's three kernels for sequences of different lengths in one launch, with windows and sinks.
+"""FlashAttention's kernels for sequences of different lengths in one launch, with windows and sinks.
 
 They are lab 3's in the order of their products, with its anchored loop (exercise 3.9), and load, store and add with its
 functions. ``sizes`` holds the tiles of a batch entry, its queries and its keys (where rows are not packed), heads,
-tiles of all sequences, rows of the logsumexp of a head, the window and the sinks. ``plan_ptr`` is read where rows are
-packed (:func:`.visible_tiles.plan_of`).
+tiles of all sequences, numbers that L and delta have of a head (:func:`.visible_tiles.lse_rows`), the window and the
+sinks. ``plan_ptr`` is read where rows are packed (:func:`.visible_tiles.plan_of`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 import torch
 
 from solutions.lab3_flash_attention.flash_backward import load_numbers, probabilities
-from solutions.lab3_flash_attention.tiles import add_product, kernel_operands, load_rows, store_rows, swizzle_tile
+from solutions.lab3_flash_attention.tiles import (
+    add_product,
+    kernel_operands,
+    load_rows,
+    store_rows,
+    swizzle_tile,
+    tma_compatible,
+)
+from solutions.lab3_flash_attention.tuning import block_d
 from utils import runtime  # noqa: F401  (before triton: it decides between GPU and interpreter)
 
 from .visible_tiles import key_of, key_tiles, query_range, tile_of, visible
@@ -35,18 +43,20 @@ def operands(wanted: bool, packed: bool, *tiles: tuple[torch.Tensor, int]) -> tu
     bytes vanish, since addresses have 64 bits. Rows are in bounds below 2^30, which is where a document of N rows that
     ends before row ``past`` ends; behind it the hardware gives zeros (Triton calls such a descriptor ragged).
     """
-    wanted = wanted and not (packed and any(x.shape[2] >= MOST_ROWS for x, _ in tiles))
-    found, described = kernel_operands(wanted, *tiles)
-    if described and packed:
-        found = [_described_documents(each) for each in found]
-    return found, described
+    if not (wanted and packed):
+        return kernel_operands(wanted, *tiles)
+    tensors = [x for x, _ in tiles]
+    if any(x.shape[2] >= MOST_ROWS for x in tensors) or not tma_compatible(*tensors):
+        return tensors, False
+    return [_describe_documents(x, rows) for x, rows in tiles], True
 
 
-def _described_documents(of_row: TensorDescriptor) -> TensorDescriptor:
-    _, heads, _, columns = of_row.shape
-    _, head, row, _ = of_row.strides
+def _describe_documents(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    _, heads, N, columns = x.shape
+    # the stride of an axis of one is never used, but must be a legal one
+    head, row = x.stride(1) if heads > 1 else 16, x.stride(2) if N > 1 else 16
     shape, strides = [FRONT, FRONT, heads, MOST_ROWS, columns], [2**34 - row, row, head, row, 1]
-    return TensorDescriptor(of_row.base, shape, strides, [1, *of_row.block_shape])
+    return TensorDescriptor(x, shape, strides, [1, 1, 1, rows, block_d(columns)])
 
 
 @triton.jit
@@ -137,7 +147,7 @@ def flash_forward_kernel(
     heads, tiles, rows, window, sinks = sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]
     t, head = swizzle_tile(tl.program_id(0), tiles, heads, nheads_in_l2)
     # causal: the longest first, so that short ones fill the end
-    batch, start_m, first_q, Nq, first_k, Nk = tile_of(t, plan_ptr, sizes, KIND.causal, BLOCK_M, KIND)
+    batch, start_m, first_q, Nq, first_k, Nk, place = tile_of(t, plan_ptr, sizes, KIND.causal, BLOCK_M, KIND)
     keys = (batch, head // GQA_GROUP_SIZE, first_k, Nk)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     # (BLOCK_M, BLOCK_D), stays on chip for the whole row of tiles
@@ -175,8 +185,29 @@ def flash_forward_kernel(
     acc = acc / tl.where(l_i == 0, 1.0, l_i)[:, None]
     lse = tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_i)) * 0.6931471805599453)  # back to powers of e
     store_rows(o_ptr, stride_o, acc, batch, head, first_q + start_m, first_q + Nq, BLOCK_M, BLOCK_D, ACCESS)
-    before = (batch * heads + head).to(tl.int64) * rows + first_q
-    tl.store(lse_ptr + before + offs_m, lse, mask=offs_m < Nq)
+    store_numbers(lse_ptr + (batch * heads + head).to(tl.int64) * rows + place, offs_m, lse, Nq, BLOCK_M)
+
+
+@triton.jit
+def store_numbers(ptr, row, numbers, N, BLOCK_M: tl.constexpr):
+    """Store L or delta of the queries ``row`` (BLOCK_M,) of a sequence, which has N; of its last tile all rows."""
+    tl.store(ptr + row, numbers, mask=row < tl.cdiv(N, BLOCK_M) * BLOCK_M)
+
+
+@triton.jit
+def flash_delta_kernel(
+    o_ptr, do_ptr, delta_ptr, plan_ptr, stride_o, stride_do, sizes,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, KIND: tl.constexpr, ACCESS: tl.constexpr,
+):  # fmt: skip
+    """One program: delta of ``BLOCK_M`` queries of one head of one sequence, stored as L is."""
+    heads, rows = sizes[3], sizes[5]
+    t, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    batch, start_m, first, Nq, _, _, place = tile_of(t, plan_ptr, sizes, False, BLOCK_M, KIND)
+    o = load_rows(o_ptr, stride_o, batch, head, first + start_m, first + Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    do = load_rows(do_ptr, stride_do, batch, head, first + start_m, first + Nq, BLOCK_M, BLOCK_D, False, ACCESS)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)  # (BLOCK_M,)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    store_numbers(delta_ptr + (batch * heads + head).to(tl.int64) * rows + place, offs_m, delta, Nq, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=["nheads_in_l2"])
@@ -189,11 +220,11 @@ def flash_dkdv_kernel(
     """One program: dK and dV of ``BLOCK_N`` keys of one key head, from all queries of its group that see one of them.
 
     Scores are kept transposed, (BLOCK_N, BLOCK_M), as dV = P^T dO and dK = dS^T Q want them. Without
-    ``ACCESS.masked`` there must be room for BLOCK_M numbers behind the last of L and of delta: masks take registers.
+    ``ACCESS.masked`` whole tiles of L and delta are loaded: masks take registers.
     """
     heads, tiles, rows, window, sinks = sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]
     t, key_head = swizzle_tile(tl.program_id(0), tiles, heads, nheads_in_l2)
-    batch, start_n, first_q, Nq, first_k, Nk = tile_of(t, plan_ptr, sizes, False, BLOCK_N, KIND)
+    batch, start_n, first_q, Nq, first_k, Nk, place = tile_of(t, plan_ptr, sizes, False, BLOCK_N, KIND)
     offs_n = start_n + tl.arange(0, BLOCK_N)
     keys = (batch, key_head, first_k, Nk)
     k = load_tile(k_ptr, stride_k, keys, start_n, BLOCK_N, BLOCK_D, KIND, ACCESS)
@@ -203,11 +234,11 @@ def flash_dkdv_kernel(
     begin, end, unmasked_from, unmasked_end = query_range(start_n, Nq, Nk, window, sinks, BLOCK_M, BLOCK_N, KIND)
     for member in range(0, GQA_GROUP_SIZE):
         queries = (batch, key_head * GQA_GROUP_SIZE + member, first_q, Nq)
-        before = ((batch * heads + key_head) * GQA_GROUP_SIZE + member).to(tl.int64) * rows + first_q
+        before = ((batch * heads + key_head) * GQA_GROUP_SIZE + member).to(tl.int64) * rows + place
         for start_m in range(begin, end, BLOCK_M):
             offs_m = start_m + tl.arange(0, BLOCK_M)
             q = load_tile(q_ptr, stride_q, queries, start_m, BLOCK_M, BLOCK_D, KIND, ACCESS)
-            # beyond the last query they are 0, or another sequence's if loads are not masked: what they give is masked
+            # beyond the last query they are 0, or any number if loads are not masked: what they give is masked
             lse = load_numbers(lse_ptr + before, offs_m, Nq, ACCESS.masked)  # (BLOCK_M,)
             do = load_tile(do_ptr, stride_do, queries, start_m, BLOCK_M, BLOCK_D, KIND, ACCESS)
             s = tl.dot(k, tl.trans(q), input_precision="ieee")  # (BLOCK_N, BLOCK_M)
@@ -245,12 +276,12 @@ def flash_dq_kernel(
     """One program: dQ of ``BLOCK_M`` queries of one head, from the tiles of the forward pass."""
     heads, tiles, rows, window, sinks = sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]
     t, head = swizzle_tile(tl.program_id(0), tiles, heads, nheads_in_l2)
-    batch, start_m, first_q, Nq, first_k, Nk = tile_of(t, plan_ptr, sizes, KIND.causal, BLOCK_M, KIND)
+    batch, start_m, first_q, Nq, first_k, Nk, place = tile_of(t, plan_ptr, sizes, KIND.causal, BLOCK_M, KIND)
     queries, keys = (batch, head, first_q, Nq), (batch, head // GQA_GROUP_SIZE, first_k, Nk)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     q = load_tile(q_ptr, stride_q, queries, start_m, BLOCK_M, BLOCK_D, KIND, ACCESS)
     do = load_tile(do_ptr, stride_do, queries, start_m, BLOCK_M, BLOCK_D, KIND, ACCESS)
-    before = (batch * heads + head).to(tl.int64) * rows + first_q
+    before = (batch * heads + head).to(tl.int64) * rows + place
     lse = load_numbers(lse_ptr + before, offs_m, Nq, True)  # (BLOCK_M,)
     delta = load_numbers(delta_ptr + before, offs_m, Nq, True)  # (BLOCK_M,)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

@@ -11,6 +11,9 @@ makes the work of a row of tiles independent of the sequence's length.
 Documents differ in length, and so do their programs. Programs start in the order of their number (nothing guarantees
 it), so one kernel makes a plan first: the tiles of all documents, those with the most work in front. A long document
 behind many short ones would otherwise begin late, and be computed alone at the end.
+
+L and delta of a head begin at a multiple of 128 numbers, and so do those of each document: the compiler then loads them
+in wide accesses, and a tile of queries may be loaded whole, whatever its last rows are.
 """
 
 from __future__ import annotations
@@ -36,6 +39,15 @@ class Kind(NamedTuple):
     packed: bool
 
 
+#: L and delta of a head or a document begin at a multiple of so many numbers; a power of two, no tile has more rows.
+ALIGNMENT = 128
+
+
+def lse_rows(rows: int, documents: int | None) -> int:
+    """Numbers that L of a head has for ``rows`` queries, as :data:`ALIGNMENT` asks; ``documents``: None of a batch."""
+    return (rows // ALIGNMENT + documents if documents else -(-rows // ALIGNMENT)) * ALIGNMENT
+
+
 def most_tiles(rows: int, documents: int, block: int) -> int:
     """As many tiles as documents of ``rows`` rows together may have, however long each is: nobody waits for the GPU."""
     return rows // block + documents
@@ -52,11 +64,10 @@ def plan_of(starts_q: Tensor, starts_k: Tensor, of_keys: bool, rows: int, block:
     """
     documents = len(starts_q) - 1
     tiles = most_tiles(rows, documents, block)
-    # A row that no tile takes stays without queries and keys.
-    plan = torch.zeros(tiles, 8, dtype=torch.int32, device=starts_q.device)
+    plan = torch.empty(tiles, 8, dtype=torch.int32, device=starts_q.device)
     plan_kernel[(documents,)](
         starts_q, starts_k, starts_k if of_keys else starts_q, plan, documents, tiles,
-        OF_KEYS=of_keys, BLOCK=block, BLOCK_T=64, BLOCK_S=64,
+        OF_KEYS=of_keys, BLOCK=block, BLOCK_T=64, BLOCK_S=64, ALIGNMENT=ALIGNMENT,
     )  # fmt: skip
     return plan
 
@@ -64,21 +75,26 @@ def plan_of(starts_q: Tensor, starts_k: Tensor, of_keys: bool, rows: int, block:
 @triton.jit(do_not_specialize=["documents", "slots"])
 def plan_kernel(
     starts_q_ptr, starts_k_ptr, starts_ptr, plan_ptr, documents, slots,
-    OF_KEYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    OF_KEYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """One program: the tiles of one document, each in the row behind all tiles that have more work.
 
     Under a causal mask the last tile of queries, and the first tile of keys, has the most. Let its ``rank`` among the
     tiles of its document be the number of tiles with less work. A tile of rank r then stands behind the tiles of higher
     rank, of which a document of n tiles has max(0, n - 1 - r), and behind those of rank r of the documents before it.
+
+    The first program also writes the rows that no tile takes: they have no queries and no keys.
     """
     document = tl.program_id(0)
     first_q, first_k = tl.load(starts_q_ptr + document), tl.load(starts_k_ptr + document)
     Nq, Nk = tl.load(starts_q_ptr + document + 1) - first_q, tl.load(starts_k_ptr + document + 1) - first_k
     tiles = tl.cdiv(Nk if OF_KEYS else Nq, BLOCK)
+    place = first_q // ALIGNMENT + document
+    taken = 0
     for begin in range(0, tl.maximum(tiles, 1), BLOCK_T):
         rank = begin + tl.arange(0, BLOCK_T)
         row = tl.zeros((BLOCK_T,), tl.int32)
+        taken = 0
         for other in range(0, documents, BLOCK_S):
             each = other + tl.arange(0, BLOCK_S)
             there = each < documents
@@ -87,12 +103,17 @@ def plan_kernel(
             higher = tl.maximum(theirs[None, :] - 1 - rank[:, None], 0)  # (BLOCK_T, BLOCK_S)
             equal = (theirs[None, :] > rank[:, None]) & (each < document)[None, :]
             row += tl.sum(higher + equal.to(tl.int32), 1)
+            taken += tl.sum(theirs, 0)
         start = (tiles - 1 - rank if OF_KEYS else rank) * BLOCK
-        store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, (rank < tiles) & (row < slots))
+        store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, place, (rank < tiles) & (row < slots))
+    if document == 0:
+        for begin in range(taken, slots, BLOCK_T):
+            row = begin + tl.arange(0, BLOCK_T)
+            store_plan(plan_ptr, row, 0, 0, 0, 0, row * 0, 0, row < slots)
 
 
 @triton.jit
-def store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, there):
+def store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, place, there):
     """Write the rows ``row`` (BLOCK_T,) of a plan, where ``there`` is true."""
     entry_ptr = plan_ptr + row * 8
     nothing = start * 0
@@ -101,6 +122,7 @@ def store_plan(plan_ptr, row, first_q, Nq, first_k, Nk, start, there):
     tl.store(entry_ptr + 2, nothing + first_k, mask=there)
     tl.store(entry_ptr + 3, nothing + Nk, mask=there)
     tl.store(entry_ptr + 4, start, mask=there)
+    tl.store(entry_ptr + 5, nothing + place, mask=there)
 
 
 @triton.jit
@@ -108,8 +130,9 @@ def tile_of(t, plan_ptr, sizes, LAST_FIRST: tl.constexpr, BLOCK: tl.constexpr, K
     """The t-th tile of all sequences; LAST_FIRST: those of a batch entry from its end on.
 
     Returns:
-        The batch entry and the tile's first row; its sequence's first query and Nq, its first key and Nk. Beyond the
-        last tile of all documents Nq and Nk are 0, so that nothing is loaded and nothing stored.
+        The batch entry and the tile's first row; its sequence's first query and Nq, its first key and Nk; and which of
+        a head's numbers in L and delta is the sequence's first. Beyond the last tile of all documents Nq and Nk are 0,
+        so that nothing is loaded and nothing stored.
     """
     tiles, Nq, Nk = sizes[0], sizes[1], sizes[2]
     if KIND.packed:
@@ -117,12 +140,13 @@ def tile_of(t, plan_ptr, sizes, LAST_FIRST: tl.constexpr, BLOCK: tl.constexpr, K
         batch, start = t * 0, tl.load(entry_ptr + 4)
         first_q, Nq = tl.load(entry_ptr), tl.load(entry_ptr + 1)
         first_k, Nk = tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
+        place = tl.load(entry_ptr + 5) * 128  # ALIGNMENT, as a number that the compiler knows
     else:
         batch, tile = t // tiles, t % tiles
         if LAST_FIRST:
             tile = tiles - 1 - tile
-        start, first_q, first_k = tile * BLOCK, 0, 0
-    return batch, start, first_q, Nq, first_k, Nk
+        start, first_q, first_k, place = tile * BLOCK, 0, 0, 0
+    return batch, start, first_q, Nq, first_k, Nk, place
 
 
 @triton.jit
