@@ -77,14 +77,16 @@ def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=F
         "GROUP": group, "PADDED": fp8_tuning.power_of_two(group), "BLOCK_SIZE": 16, "HEAD_DIM": head_dim,
         "BLOCK_D": fp8_tuning.block_d(head_dim), "SPLIT": split, "NATIVE": native, "stride_slot": 1,
     }  # fmt: skip
-    warps, stages = 4, 3
+    types = pointers(dtype, "*fp8e4nv" if native else "*u8", split) | {"scale_log2": "fp32"} | STRIDES
+    warps, stages, registers = 4, 3, None
     if kernel is paged_decode_fp8_kernel:
-        n, warps, stages, _ = fp8_tuning.decode(head_dim, 16)
-        constants |= {"BLOCK_M": max(16, fp8_tuning.power_of_two(group)), "BLOCK_N": n}
+        m, n, warps, stages, registers = fp8_tuning.decode(head_dim, group)
+        constants |= {"M": m, "WARPS": warps, "N": n}
+        types["stride_k"] = (16 * 8 * head_dim, 8 * head_dim, head_dim, 1, 8, 1)  # of 8 key heads
+        types["stride_v"] = (16 * 8 * head_dim, 1, 16 * head_dim, 16, 8, 1)
     elif kernel is paged_extend_fp8_kernel:
         m, n, warps, stages = fp8_tuning.extend(head_dim, fp8_tuning.power_of_two(group), 16)
         constants |= {"BLOCK_M": m, "BLOCK_N": n}
-    types = pointers(dtype, "*fp8e4nv" if native else "*u8", split) | {"scale_log2": "fp32"} | STRIDES
     if kernel is write_kv_fp8_kernel:
         cache_strides = {"stride_kc": STRIDES["stride_k"], "stride_vc": STRIDES["stride_v"]}
         types |= {"stride_k": STRIDES["stride_q"], "stride_v": STRIDES["stride_q"], **cache_strides}
@@ -92,7 +94,7 @@ def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=F
     signature = {name: types.get(name, "i32") for name in names}
     used = {name: value for name, value in constants.items() if name in kernel.arg_names}
     aligned = [name for name in names if name.endswith("_ptr")]
-    return Request(kernel, signature, used, capability, warps, stages, aligned)
+    return Request(kernel, signature, used, capability, warps, stages, aligned, registers)
 
 
 def assert_fit(requests):
@@ -119,7 +121,7 @@ def test_no_product_with_4_bit_weights_spills(capability, few):
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "few"), few_on_hopper(SHARED_MEMORY))
 def test_no_kernel_over_an_fp8_cache_spills(capability, few):
-    forms = (("bf16", 128, 4), ("fp16", 64, 8), ("bf16", 256, 4))
+    forms = (("bf16", 128, 4), ("fp16", 64, 8), ("bf16", 256, 4), ("bf16", 128, 16), ("fp16", 256, 16))
     requests = [
         fp8_request(kernel, capability, dtype, head_dim, group)
         for kernel in (paged_decode_fp8_kernel, paged_extend_fp8_kernel)

@@ -1,4 +1,4 @@
-"""What the attention kernels over an fp8 cache have in common: the step over one tile of tokens.
+"""Queries of the attention kernels over an fp8 cache, and the extend kernel's step over one tile of tokens.
 
 Letters: M rows of queries, N tokens of a tile, D head dimension.
 """

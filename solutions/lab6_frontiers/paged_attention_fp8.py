@@ -1,14 +1,28 @@
 """Attention of one new token a sequence over a paged cache of 8-bit numbers.
 
-Letters: S sequences, H query heads, G key heads, D head dimension, P parts of a context.
+Letters: S sequences, H query heads, G key heads, D head dimension, P parts of a context; in the kernel W warps, N tokens
+of a warp and M rows of queries.
 
 In a decode step attention reads every key and value of the context once, so that with half the bytes it takes half the
-time, as long as the conversion keeps up. Three things make it do so:
+time, as long as the conversion keeps up. Four things make it do so:
 
 - e4m3 becomes float16, which holds all of its numbers and for which Hopper has an instruction that converts two;
 - scales are not multiplied into keys and values, of which there are D to a token, but into scores and weights;
 - the values of a block lie with its tokens side by side (:mod:`.fp8_cache`): a product over tokens wants them so, and
-  shared memory transposes numbers of 16 bits but not of 8.
+  shared memory transposes numbers of 16 bits but not of 8;
+- each warp has tokens of its own, with their maximum, sum and output, as each program has in FlashDecoding.
+
+Why the last? Where the warps of a program share a tile of scores, say four warps a tile of 64 tokens, each computes the
+scores of 16 tokens and then some columns of the output. So a row's maximum and sum are put together from those of four
+warps, and every warp needs the weights of all tokens. These pass through shared memory, and the warps wait for one
+another each time: of the nine barriers of such a step three are for the maximum, three for the sum, one for the weights,
+and two for the copies from the cache (Triton 3.6, sm_90). With few rows of queries there is little arithmetic between
+them. Where each warp has its own 16 tokens, only the two for the copies remain. The warps are merged once, at the end of
+the context, as FlashDecoding merges its parts.
+
+Within a warp, too, weights stay where they were computed. The lanes of a warp hold scores in one order of tokens and
+multiply values in another; but keys may be taken in any order, and one makes both the same
+(:func:`.fp8_decode_step.key_order`).
 """
 
 from __future__ import annotations
@@ -27,7 +41,8 @@ from utils import runtime  # noqa: F401  (before triton: it decides between GPU 
 
 from . import fp8_tuning
 from .fp8_arguments import HALVES, check_fp8_cache, in_rows
-from .fp8_step import attend_to_tile, into_reach
+from .fp8_decode_step import attend_by_warps, first_rows, merge_warps
+from .fp8_step import into_reach
 from .tuning import multiprocessors
 
 import triton  # isort: skip
@@ -46,22 +61,27 @@ def part_of(length, part, parts, BLOCK_N: tl.constexpr):
 @triton.jit(do_not_specialize=["stride_bs", "parts"])
 def paged_decode_fp8_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, block_tables_ptr, context_lens_ptr, o_ptr, lse_ptr,
-    stride_q, stride_k, stride_v, stride_bs, scale_log2, parts,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    stride_q, stride_k: tl.constexpr, stride_v: tl.constexpr, stride_bs, scale_log2, parts,
+    GROUP: tl.constexpr, M: tl.constexpr, WARPS: tl.constexpr, N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One program: the ``GROUP`` query heads of one key head of one sequence, against one part of its context.
+    """One program: ``M`` of the ``GROUP`` query heads of one key head of one sequence, against one part of its context.
 
     Scores are kept as powers of two: exp(scale * s) = exp2(scale_log2 * s) with scale_log2 = scale * log2(e).
     """
-    key_head, part, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row = tl.arange(0, BLOCK_M)
+    PROGRAMS: tl.constexpr = (GROUP + M - 1) // M  # of a key head
+    key_head, part, sequence = tl.program_id(0) // PROGRAMS, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    key_head = key_head.to(tl.int64)
+    first_member = tl.program_id(0) % PROGRAMS * M  # of the group
+    row = tl.arange(0, 16)
     column = tl.arange(0, BLOCK_D)
-    head = key_head * GROUP + row
-    mine = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    mine = ((row < M) & (first_member + row < GROUP))[:, None] & (column < HEAD_DIM)[None, :]
+    head = key_head * GROUP + first_member + row
     place = head[:, None] * stride_q[1] + column.to(tl.int64)[None, :] * stride_q[2]
-    q = tl.load(q_ptr + sequence * stride_q[0] + place, mask=mine, other=0.0)  # (BLOCK_M, BLOCK_D)
+    q = tl.load(q_ptr + sequence * stride_q[0] + place, mask=mine, other=0.0)  # (16, BLOCK_D)
     q, factor = into_reach(q, scale_log2, NATIVE)
+    q = tl.broadcast_to(q[None, :, :], (WARPS, 16, BLOCK_D))
+    factor = first_rows(factor[None, :, None], M)
     length = tl.load(context_lens_ptr + sequence).to(tl.int32)
     table_ptr = block_tables_ptr + sequence * stride_bs
     k_cache_ptr += key_head * stride_k[2]
@@ -69,33 +89,35 @@ def paged_decode_fp8_kernel(
     k_scale_ptr += key_head * stride_k[5]
     v_scale_ptr += key_head * stride_v[5]
 
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite: -inf minus -inf would be NaN
-    d = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    largest = 1e-30  # not 0, by which scales could not be divided
-    first, end = part_of(length, part, parts, BLOCK_N)
-    position = tl.zeros((BLOCK_M,), tl.int32) + (end - 1)
-    whole = first + (end - first) // BLOCK_N * BLOCK_N
-    for start in range(first, whole, BLOCK_N):
-        m, d, o, largest = attend_to_tile(
-            q, m, d, o, largest, start, end, position, factor,
+    m = tl.full((WARPS, M), -1e30, tl.float32)  # finite: -inf minus -inf would be NaN
+    d = tl.zeros((WARPS, M), tl.float32)
+    o = tl.zeros((WARPS, BLOCK_D, M), tl.float32)
+    largest = tl.full((WARPS, 1), 2.0**-100, tl.float32)  # not 0, which has no inverse
+    first, end = part_of(length, part, parts, WARPS * N)
+    whole = first + (end - first) // (WARPS * N) * (WARPS * N)
+    for start in range(first, whole, WARPS * N):
+        m, d, o, largest = attend_by_warps(
+            q, m, d, o, largest, start, end, factor,
             k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
-            BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
+            N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, False, NATIVE,
         )  # fmt: skip
     if whole < end:
-        m, d, o, largest = attend_to_tile(
-            q, m, d, o, largest, whole, end, position, factor,
+        m, d, o, largest = attend_by_warps(
+            q, m, d, o, largest, whole, end, factor,
             k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, table_ptr, stride_k, stride_v,
-            BLOCK_N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
+            N, BLOCK_SIZE, HEAD_DIM, BLOCK_D, True, NATIVE,
         )  # fmt: skip
-    o = o * (largest * (1.0 if NATIVE else 256.0)) / tl.where(d == 0, 1.0, d)[:, None]
+    m, d, o, largest = merge_warps(m, d, o, largest)
+    o = o * (1.0 if NATIVE else 256.0) / tl.where(d == 0, 1.0, d)[None, :] * largest  # last: it may be 2^126
     lse = tl.where(d == 0, -float("inf"), (m + tl.log2(d)) * 0.6931471805599453)  # back to powers of e
-    heads = tl.num_programs(0) * GROUP
-    o_row = (sequence * heads + head) * parts + part  # of (S, H, P, D)
-    o_ptrs = o_ptr + o_row[:, None] * HEAD_DIM + column[None, :]
+    heads = tl.num_programs(0) // PROGRAMS * GROUP
+    member = first_member + tl.arange(0, M)
+    o_row = (sequence * heads + key_head * GROUP + member) * parts + part  # of (S, H, P, D)
+    o_ptrs = o_ptr + o_row[None, :] * HEAD_DIM + column[:, None]
+    mine = (member < GROUP)[None, :] & (column < HEAD_DIM)[:, None]
     if SPLIT:  # an empty part says -inf and nothing else: the merge does not read its output
-        tl.store(o_ptrs, o, mask=mine & (d != 0)[:, None])
-        tl.store(lse_ptr + o_row, lse, mask=row < GROUP)
+        tl.store(o_ptrs, o, mask=mine & (d != 0)[None, :])
+        tl.store(lse_ptr + o_row, lse, mask=member < GROUP)
     else:
         tl.store(o_ptrs, o.to(o_ptr.dtype.element_ty), mask=mine)
 
@@ -145,10 +167,11 @@ def paged_attention_decode(
     block_size, G = k_cache.shape[1:3]
     if not S * H:
         return torch.empty_like(q)
-    tile = tile or fp8_tuning.decode(D, block_size)
+    tile = tile or fp8_tuning.decode(D, H // G)
+    programs = G * -(-H // G // tile.m)
     if num_splits is None:
-        programs = tile.programs_per_sm * multiprocessors(q.device)
-        num_splits = fp8_tuning.splits(S * G, block_tables.shape[1] * block_size, programs)
+        at_once = tile.programs_per_sm * multiprocessors(q.device)
+        num_splits = fp8_tuning.splits(S * programs, block_tables.shape[1] * block_size, at_once)
     split = num_splits > 1
     kind = {"dtype": torch.float32 if split else q.dtype, "device": q.device}
     o = torch.empty((S, H, num_splits, D), **kind)
@@ -157,12 +180,12 @@ def paged_attention_decode(
     native = fp8_tuning.converts_e4m3(q.device)
     if not native:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    paged_decode_fp8_kernel[(G, num_splits, S)](
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+    paged_decode_fp8_kernel[(programs, num_splits, S)](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, o, lse,
         q.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
         block_tables.stride(0), scale * LOG2_E, num_splits,
-        GROUP=H // G, BLOCK_M=max(16, fp8_tuning.power_of_two(H // G)), BLOCK_N=tile.n, BLOCK_SIZE=block_size,
-        HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), SPLIT=split, NATIVE=native,
-        num_warps=tile.warps, num_stages=tile.stages,
+        GROUP=H // G, M=tile.m, WARPS=tile.warps, N=tile.n, BLOCK_SIZE=block_size,
+        HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), SPLIT=split, NATIVE=native, **options,
     )  # fmt: skip
     return merge_parts(o, lse, dtype=q.dtype) if split else o.squeeze(2)
