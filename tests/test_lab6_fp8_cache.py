@@ -142,6 +142,33 @@ def test_a_block_with_a_small_scale_of_values_counts_beside_one_with_a_large_one
     assert case.decode(q).isfinite().all()
 
 
+def test_scales_of_values_up_to_the_largest_of_float32(native):
+    case, q = Case([40], 1), normal(1, 2, 16, dtype=torch.bfloat16)
+    case.cache.values.copy_(torch.full(case.cache.values.shape, 0.5))
+    for scale in (2.0**127, 1.5 * 2.0**127):
+        case.cache.v_scale.fill_(scale)
+        for num_splits in (1, 2):
+            found = case.decode(q, num_splits=num_splits)
+            torch.testing.assert_close(found, torch.full_like(found, 0.5 * scale))
+
+
+@pytest.mark.parametrize(
+    ("G", "group", "D", "block_size"),
+    [(2, 9, 40, 16), (1, 40, 16, 16), (1, 20, 160, 8), (2, 3, 16, 64), (1, 2, 64, 256)],
+)
+def test_many_heads_and_blocks_of_any_size(G, group, D, block_size, native):
+    case, q = Case([150, 64, 1, 97], G, D, block_size), normal(4, G * group, D, dtype=torch.bfloat16)
+    for num_splits in (1, 3):
+        assert_close(case.decode(q, num_splits=num_splits), right(q, case.exact), peer(q, case.rounded))
+
+
+@pytest.mark.parametrize("warps", [1, 4])
+def test_any_number_of_warps_finds_the_same(warps):
+    case, q = Case([150, 64, 0, 97]), normal(4, 4, 16, dtype=torch.bfloat16)
+    tile = fp8_tuning.decode(16, 2)._replace(warps=warps, n=64 // warps)
+    assert_close(case.decode(q, tile=tile), right(q, case.exact), peer(q, case.rounded))
+
+
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_any_finite_scale(scale):
     case, q = Case([21, 40]), normal(2, 4, 16, dtype=torch.float16)

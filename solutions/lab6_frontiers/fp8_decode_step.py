@@ -35,8 +35,9 @@ def per_token(per_piece, PIECE: tl.constexpr):
 def key_order(PIECE: tl.constexpr):
     """Which token of a piece each column of the scores belongs to: column 8 j + 2 l + r to token 4 l + 2 j + r.
 
-    Lane l of four computes the columns with j = 0 or 1 and r = 0 or 1, whatever tokens their keys are. In this order they
-    are four tokens side by side: those whose values the lane multiplies, since it reads four values of a byte at once.
+    Of each 16 columns lane l of four computes those with j and r from 0 to 1, whatever tokens their keys belong to. In
+    this order they are four tokens side by side, and these are the tokens whose values the lane multiplies, since it
+    reads four values, of a byte each, at once.
     """
     column = tl.arange(0, PIECE)
     if PIECE >= 16:
@@ -78,8 +79,8 @@ def attend_by_warps(
     ``q`` is (W, 16, D), ``m`` and ``d`` are (W, M), ``factor`` is (1, M, 1). Strides are those of a cache's four axes,
     then those of its scales' two. A piece is a block, or N tokens of a larger one.
 
-    ``o`` (W, D, M) is a multiple of ``largest`` (W, 1), a power of two near the largest scale of values so far: a weight
-    times its own scale over this is below 4, whatever the scales are, and does not vanish in float16.
+    ``o`` (W, D, M) is a multiple of ``largest`` (W, 1), a power of two near the largest scale of values so far: a
+    weight times its own scale over this is below 4, whatever the scales are, and does not vanish in float16.
     """
     W: tl.constexpr = m.shape[0]
     M: tl.constexpr = m.shape[1]

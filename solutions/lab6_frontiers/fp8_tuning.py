@@ -1,10 +1,11 @@
 """Every number that tunes the kernels over an fp8 cache.
 
-They follow from registers, shared memory and the bytes that are under way. On an H200 (Triton 3.6, 2026-11-30) decoding
-over 64 sequences of 8,192 tokens, with 32 query heads, 8 key heads, D = 128 and blocks of 16, reached 0.99 of the speed of
-a copy of as many bytes. It reached 0.77 when the warps of a program shared a tile of 64 tokens, and 0.80 without the limit
-of 128 registers a thread: then three programs fit on an SM, not four, and the 512 programs do not all run at once. Tiles
-for other head dimensions and more query heads have not been measured.
+They follow from registers, shared memory and the bytes that are under way. One case decided between tiles of the
+decode kernel, on an H200 (Triton 3.6, 2026-11-30): 64 sequences of 8,192 tokens, 32 query heads, 8 key heads, D = 128
+and blocks of 16. It reaches 0.99 of the speed of a copy of as many bytes. It reached 0.77 when the warps of a program
+shared a tile of 64 tokens. Where a thread may take more than 128 registers it reaches 0.80: three programs fit on an
+SM then, not four, so that the 512 programs of this case no longer run at once. Tiles for other head dimensions or for
+more than 8 query heads of a key head have not been measured.
 """
 
 from __future__ import annotations

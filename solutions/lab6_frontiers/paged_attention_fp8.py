@@ -1,7 +1,7 @@
 """Attention of one new token a sequence over a paged cache of 8-bit numbers.
 
-Letters: S sequences, H query heads, G key heads, D head dimension, P parts of a context; in the kernel W warps, N tokens
-of a warp and M rows of queries.
+Letters: S sequences, H query heads, G key heads, D head dimension, P parts of a context; in the kernel M rows of
+queries and N tokens of a warp.
 
 In a decode step attention reads every key and value of the context once, so that with half the bytes it takes half the
 time, as long as the conversion keeps up. Four things make it do so:
@@ -12,17 +12,17 @@ time, as long as the conversion keeps up. Four things make it do so:
   shared memory transposes numbers of 16 bits but not of 8;
 - each warp has tokens of its own, with their maximum, sum and output, as each program has in FlashDecoding.
 
-Why the last? Where the warps of a program share a tile of scores, say four warps a tile of 64 tokens, each computes the
-scores of 16 tokens and then some columns of the output. So a row's maximum and sum are put together from those of four
-warps, and every warp needs the weights of all tokens. These pass through shared memory, and the warps wait for one
-another each time: of the nine barriers of such a step three are for the maximum, three for the sum, one for the weights,
-and two for the copies from the cache (Triton 3.6, sm_90). With few rows of queries there is little arithmetic between
-them. Where each warp has its own 16 tokens, only the two for the copies remain. The warps are merged once, at the end of
-the context, as FlashDecoding merges its parts.
+Why the last? Suppose that four warps share a tile of 64 tokens. Each warp computes the scores of 16 tokens, and later
+some columns of the output. A row's maximum and sum then come from all four warps, and each warp needs the weights of
+all 64 tokens. All of this passes through shared memory, and each time the warps wait for one another. Such a step has
+nine barriers (Triton 3.6 for sm_90): three for the maximum, three for the sum, one for the weights, and two for the
+copies from the cache. With a few rows of queries there is little arithmetic between them. When each warp has 16
+tokens of its own, with their maximum, sum and output, only the two barriers for the copies remain. The warps are
+merged once, behind the loop, as FlashDecoding merges the parts of a context.
 
-Within a warp, too, weights stay where they were computed. The lanes of a warp hold scores in one order of tokens and
-multiply values in another; but keys may be taken in any order, and one makes both the same
-(:func:`.fp8_decode_step.key_order`).
+Within a warp, weights also stay in the registers where they were computed. The lanes of a warp compute scores in one
+order of tokens and multiply values in another. But attention does not depend on the order of its tokens, so the keys
+are taken in the order that makes both the same (:func:`.fp8_decode_step.key_order`).
 """
 
 from __future__ import annotations
