@@ -24,6 +24,7 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.runtime import cache
 
@@ -42,6 +43,7 @@ RENAMED = (
     Renamed(gl.shared_memory_descriptor, "_reinterpret", "reinterpret", "3.9"),
     Renamed(tma, "async_copy_global_to_shared", "async_load", "3.8"),
     Renamed(tma, "async_copy_shared_to_global", "async_store", "3.8"),
+    Renamed(async_copy, "async_copy_global_to_shared", "async_load", "3.8"),
 )
 
 

@@ -18,8 +18,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-#: Gluon's copy to shared memory, which has another name from Triton 3.8 on.
-copy_to_shared = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+from utils import triton_versions  # noqa: F401  (the names that the kernel uses, on each version of Triton)
+
 #: Rows of the weight that a program takes, and activations at most.
 ROWS, MOST = 16, 8
 #: When the next kernel may start: after this one, when all programs have done their products, or when all have begun.
@@ -77,8 +77,8 @@ def dependents(INSTRUCTION: gl.constexpr):
 @gluon.jit
 def ask(ring, scale_ring, place, codes, scales, group, scale_group, groups, in_rows, scale_in_rows):
     """Have the codes and scales of some groups brought to a place of the rings; outside of the weight it gets zeros."""
-    copy_to_shared(ring.index(place), codes, mask=in_rows & (group < groups))
-    copy_to_shared(scale_ring.index(place), scales, mask=scale_in_rows & (scale_group < groups))
+    async_copy.async_copy_global_to_shared(ring.index(place), codes, mask=in_rows & (group < groups))
+    async_copy.async_copy_global_to_shared(scale_ring.index(place), scales, mask=scale_in_rows & (scale_group < groups))
     async_copy.commit_group()
 
 
