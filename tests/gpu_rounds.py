@@ -5,11 +5,12 @@
     python -m tests.gpu_rounds lab3 --answers unusual --exercise 3.4 3.5     of unusual answers to two exercises
     python -m tests.gpu_rounds lab3 --budget 540                             as many rounds as end within nine minutes
 
-Each round is what ``make check-lab`` does with a whole lab: every exercise, but on the cases of another seed each time.
+Each round is what ``make check-lab`` does with a lab, but on the cases of another seed each time.
 A limit of a speed or an error that is too tight, or a kernel that races, shows after some rounds as an exercise that
 fails. The answers are the lab's solution, and hand-ins with one unusual answer to each exercise: as many hand-ins as it
-takes until each unusual answer in ``solutions/LAB/answers`` was in one of them. With ``--exercise`` the other exercises
-have plain answers, which shows whether an unusual one fails alone or only beside another. The first round starts with
+takes until each unusual answer in ``solutions/LAB/answers`` was in one of them. Of such a hand-in the exercises with an
+unusual answer are checked; the plain ones beside them are the solution's. With ``--exercise`` the other exercises have
+plain answers, which shows whether an unusual one fails alone or only beside another. The first round starts with
 an empty compiler cache, as a student's does; in later rounds the cache holds what the earlier ones compiled.
 
 The rounds run one after another, because the checks compare times. Jupyter and nbgrader need not be installed, nor what
@@ -50,6 +51,10 @@ class HandIn:
 
     name: str
     unusual: Mapping[str, EditedAnswer] = field(default_factory=dict)
+
+    def tried(self, wanted: Sequence[Exercise]) -> list[Exercise]:
+        """Which of these exercises it is checked for: those with unusual answers, or all if it has none."""
+        return [exercise for exercise in wanted if not self.unusual or exercise.number in self.unusual]
 
     def places(self, right: Mapping[str, str]) -> dict[str, str]:
         """What stands in each place of the lab: the plain answers with the edits of the unusual ones."""
@@ -105,9 +110,10 @@ def main(arguments: list[str] | None = None) -> int:
     for hand_in in hand_ins:
         rounds = found[hand_in.name] = []
         seeds = range(options.seed, options.seed + options.rounds)
-        for played in play(hand_in, lab, answers.right, wanted, seeds, options.timeout, end):
+        tried = hand_in.tried(wanted)
+        for played in play(hand_in, lab, answers.right, tried, seeds, options.timeout, end):
             rounds.append(played)
-            print(told(hand_in, len(rounds), played, wanted), flush=True)
+            print(told(hand_in, len(rounds), played, tried), flush=True)
     print(table(found, options.rounds))
     every = [played for rounds in found.values() for played in rounds]
     return int(len(every) < options.rounds * len(hand_ins) or any(played.failed for played in every))

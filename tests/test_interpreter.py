@@ -552,6 +552,18 @@ def test_types_that_look_alike_are_told_apart():
                 tl.block_type(tl.float32, bad)
 
 
+@pytest.mark.compat
+def test_types_of_gluon_keep_their_layouts():
+    """A kernel may be compiled in a process in which another was interpreted."""
+    gl = pytest.importorskip("triton.experimental.gluon.language", reason="this Triton has no Gluon")
+    tile = gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0])
+    layouts = [gl.SliceLayout(0, tile), gl.SliceLayout(1, tile)]
+    kinds = [gl.distributed_type(gl.float32, [64], layout) for layout in layouts]
+    assert [kind.layout for kind in kinds] == layouts
+    assert [kind.with_element_ty(gl.float16).layout for kind in kinds] == layouts
+    assert gl.distributed_type(gl.float32, [64], layouts[0]) == kinds[0] != kinds[1] != tl.block_type(tl.float32, [64])
+
+
 #: Every type of numbers, a pointer, and numbers of Python that one or another of them does not hold.
 OPERAND_TYPES = [
     *(tl.int1, tl.int8, tl.uint8, tl.int16, tl.int32, tl.uint32, tl.int64, tl.uint64),

@@ -59,7 +59,7 @@ def write_kv_fp8_kernel(
     stride_k, stride_v, stride_kc, stride_vc, stride_slot, T,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of all tokens that the step brings to one block, if its own token is the first of them."""
+    """One program: keys or values of one head, of all tokens that the step brings to one block, if its own is the first."""
     token, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots_ptr + token.to(tl.int64) * stride_slot).to(tl.int64)
     before = tl.load(slots_ptr + (token - 1).to(tl.int64) * stride_slot, mask=token > 0, other=-1).to(tl.int64)
@@ -70,16 +70,18 @@ def write_kv_fp8_kernel(
         slots = tl.load(slots_ptr + near.to(tl.int64) * stride_slot, mask=near < T, other=-1).to(tl.int64)
         written = (slots >= 0) & (slots // BLOCK_SIZE == block)
         offset, first = slots % BLOCK_SIZE, (slot % BLOCK_SIZE).to(tl.int32)
-        write_block(
-            k_ptr + head * stride_k[1], k_cache_ptr + block * stride_kc[0] + head * stride_kc[2],
-            k_scale_ptr + block * stride_kc[4] + head * stride_kc[5], near, offset, written, first,
-            stride_k, stride_kc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
-        )  # fmt: skip
-        write_block(
-            v_ptr + head * stride_v[1], v_cache_ptr + block * stride_vc[0] + head * stride_vc[2],
-            v_scale_ptr + block * stride_vc[4] + head * stride_vc[5], near, offset, written, first,
-            stride_v, stride_vc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
-        )  # fmt: skip
+        if tl.program_id(2) == 0:
+            write_block(
+                k_ptr + head * stride_k[1], k_cache_ptr + block * stride_kc[0] + head * stride_kc[2],
+                k_scale_ptr + block * stride_kc[4] + head * stride_kc[5], near, offset, written, first,
+                stride_k, stride_kc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
+            )  # fmt: skip
+        else:
+            write_block(
+                v_ptr + head * stride_v[1], v_cache_ptr + block * stride_vc[0] + head * stride_vc[2],
+                v_scale_ptr + block * stride_vc[4] + head * stride_vc[5], near, offset, written, first,
+                stride_v, stride_vc, BLOCK_SIZE, HEAD_DIM, BLOCK_D, NATIVE,
+            )  # fmt: skip
 
 
 def write_kv(
@@ -115,7 +117,7 @@ def write_kv(
     native = fp8_tuning.converts_e4m3(k.device)
     if not native:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    write_kv_fp8_kernel[(T, G)](
+    write_kv_fp8_kernel[(T, G, 2)](
         k, v, k_cache, v_cache, k_scale, v_scale, slots,
         k.stride(), v.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
         slots.stride(0), T, BLOCK_SIZE=block_size, HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), NATIVE=native,

@@ -38,6 +38,17 @@ from .overlapped_runner import OverlappedRunner, Read, placeholder
 from .overlapped_sampling import choose_later
 
 
+def longest_first(step: Step) -> None:
+    """Order the chunks of a decode step by their contexts, the longest first.
+
+    A GPU starts programs in the order of the batch, and attention has some for each sequence. When only a few are left,
+    most multiprocessors are idle: short ones keep that end short. Contexts grow alike, so that the order stays as it is
+    until a request comes or goes. A step with prompts in it is left as it was.
+    """
+    if all(chunk.count == 1 for chunk in step.chunks):
+        step.chunks.sort(key=lambda chunk: chunk.start, reverse=True)
+
+
 @dataclass(slots=True)
 class Flight:
     """A step that is launched, and whose tokens the host has not read yet.
@@ -145,6 +156,7 @@ class OverlappedEngine(Engine):
             step = self.scheduler.schedule()
             if not step.chunks:  # all who run wait for their last token
                 return None
+            longest_first(step)
             logits, failed = self._run(step)
             sampling = [chunk for chunk in step.chunks if chunk.samples and chunk.request.id not in failed]
         self._count(step, start)

@@ -238,11 +238,16 @@ def without_a_check(init: Callable) -> Callable:
 
 
 def remembered_shapes(init: Callable) -> Callable:
-    """Work a block's type out once: all types of the same elements and shape have the same attributes."""
+    """Work a block's type out once: all types of the same elements and shape have the same attributes.
+
+    Those of Gluon, which are classes of their own, have a layout too.
+    """
     known: dict[tuple, dict[str, Any]] = {}
 
     @functools.wraps(init)
     def __init__(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
+        if type(self) is not tl.block_type:
+            return init(self, element_ty, shape)
         sizes = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
         for size in sizes:
             if type(size) is not int:  # upstream says what is wrong with it
