@@ -165,7 +165,7 @@ def test_many_heads_and_blocks_of_any_size(G, group, D, block_size, native):
 @pytest.mark.parametrize("warps", [1, 4])
 def test_any_number_of_warps_finds_the_same(warps):
     case, q = Case([150, 64, 0, 97]), normal(4, 4, 16, dtype=torch.bfloat16)
-    tile = fp8_tuning.decode(16, 2)._replace(warps=warps, n=64 // warps)
+    tile = fp8_tuning.decode(16, 2, 1, 2)._replace(warps=warps, n=64 // warps)
     assert_close(case.decode(q, tile=tile), right(q, case.exact), peer(q, case.rounded))
 
 

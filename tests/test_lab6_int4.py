@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from solutions.lab6_frontiers import int4_tuning
+from solutions.lab6_frontiers.int4_expand import expand_int4
 from solutions.lab6_frontiers.int4_matmul import int4_matmul
 from solutions.lab6_frontiers.int4_packing import PackedInt4, pack_int4
 from solutions.lab6_frontiers.int4_tuning import Int4Tile
@@ -61,6 +62,13 @@ def test_random_ragged_products_err_no_more_than_twice_what_pytorch_does(number)
 def test_200_random_ragged_products_err_no_more_than_twice_what_pytorch_does():
     for number in range(20, 220):
         assert_right(*drawn(number))
+
+
+@pytest.mark.parametrize(("dtype", "N", "K"), [(torch.float16, 40, 384), (torch.bfloat16, 7, 128)])
+def test_weights_are_expanded_for_many_activations(dtype, N, K):
+    weight = weight_of(N, K)
+    assert torch.equal(expand_int4(pack_int4(weight), dtype), weight.dequantize().to(dtype))
+    assert_right(normal(int4_tuning.EXPANDED + 1, K, dtype=dtype), weight)
 
 
 @pytest.mark.parametrize("tile", [NARROW, SPLIT, WIDE])

@@ -9,6 +9,7 @@ from parameters import few_on_hopper
 
 from solutions.lab6_frontiers import fp8_tuning, int4_tuning
 from solutions.lab6_frontiers.fp8_write import write_kv_fp8_kernel
+from solutions.lab6_frontiers.int4_expand import expand_int4_kernel
 from solutions.lab6_frontiers.int4_matmul import add_parts_kernel
 from solutions.lab6_frontiers.int4_rows import AFTER, int4_rows_kernel
 from solutions.lab6_frontiers.int4_wide import int4_matmul_wide_kernel
@@ -70,7 +71,7 @@ def pointers(dtype, code, split=False):
     return names
 
 
-def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=False):
+def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=False, key_heads=8):
     """One kernel over an fp8 cache as its launch specialises it for the cache that is allocated here."""
     native = capability >= 89
     constants = {
@@ -80,12 +81,12 @@ def fp8_request(kernel, capability, dtype="bf16", head_dim=128, group=4, split=F
     types = pointers(dtype, "*fp8e4nv" if native else "*u8", split) | {"scale_log2": "fp32"} | STRIDES
     warps, stages, registers = 4, 3, None
     if kernel is paged_decode_fp8_kernel:
-        m, n, warps, stages, registers = fp8_tuning.decode(head_dim, group)
+        m, n, warps, stages, registers = fp8_tuning.decode(head_dim, group, key_heads, 132)
         constants |= {"M": m, "WARPS": warps, "N": n}
         types["stride_k"] = (16 * 8 * head_dim, 8 * head_dim, head_dim, 1, 8, 1)  # of 8 key heads
         types["stride_v"] = (16 * 8 * head_dim, 1, 16 * head_dim, 16, 8, 1)
     elif kernel is paged_extend_fp8_kernel:
-        m, n, warps, stages = fp8_tuning.extend(head_dim, fp8_tuning.power_of_two(group), 16)
+        m, n, warps, stages = fp8_tuning.extend(head_dim, fp8_tuning.power_of_two(group), 16, native)
         constants |= {"BLOCK_M": m, "BLOCK_N": n}
     if kernel is write_kv_fp8_kernel:
         cache_strides = {"stride_kc": STRIDES["stride_k"], "stride_vc": STRIDES["stride_v"]}
@@ -113,6 +114,9 @@ def test_no_product_with_4_bit_weights_spills(capability, few):
     requests += [few_request(outputs, capability) for outputs in ([4096] if few else (4096, 14336, 28672))]
     if not few:
         requests += [int4_request(64, capability, "fp16", even=False), few_request(4096, capability, "fp16", False)]
+        requests += [int4_request(256, capability), int4_request(256, capability, outputs=1024)]
+    expanded = {"codes_ptr": "*i16", "scales_ptr": "*fp32", "o_ptr": "*bf16", "N": "i32"}
+    requests.append(Request(expand_int4_kernel, expanded, {"BLOCK_N": 32, "ASSEMBLY": True}, capability))
     parts = {"parts_ptr": "*fp32", "o_ptr": "*bf16", "size": "i32"}
     requests.append(Request(add_parts_kernel, parts, {"PARTS": 4, "BLOCK": 1024}, capability))
     assert_fit(requests)
@@ -128,6 +132,9 @@ def test_no_kernel_over_an_fp8_cache_spills(capability, few):
         for dtype, head_dim, group in forms[: 1 if few else None]
     ]
     requests.append(fp8_request(paged_decode_fp8_kernel, capability, split=True))
+    requests += [  # one warp a program
+        fp8_request(paged_decode_fp8_kernel, capability, *form, key_heads=2048) for form in forms[: 1 if few else None]
+    ]
     assert_fit([*requests, fp8_request(write_kv_fp8_kernel, capability)])
 
 

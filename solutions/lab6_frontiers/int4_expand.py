@@ -1,4 +1,4 @@
-"""4-bit weights as numbers of 16 bits again, for a product of so many activations that it waits for the tensor cores."""
+"""4-bit weights as numbers of 16 bits again, for a product of so many activations that the tensor cores set its time."""
 
 from __future__ import annotations
 

@@ -6,22 +6,26 @@ In a decode step each weight is read once and used M times, so that with few row
 weights take to read. Four bits are a quarter of sixteen, as long as unpacking keeps up: an H100 reads some 13 bytes in
 a cycle of each multiprocessor, 27 codes, and can issue 128 operations on them, fewer than five a code.
 
-Up to 8 activations go one way (:mod:`.int4_rows`), more, and all in the interpreter, another (:mod:`.int4_wide`).
+Up to 8 activations go one way (:mod:`.int4_rows`), more, and few in the interpreter, another (:mod:`.int4_wide`). With
+hundreds, the tensor cores set the time, and the weights become 16 bits wide before an ordinary product
+(:mod:`.int4_expand`).
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from utils import runtime  # before triton: it decides between GPU and interpreter
 from utils.formats import Quantized
 
 from . import int4_tuning
+from .int4_expand import expand_int4
 from .int4_packing import GROUP, PackedInt4, arranged
 from .int4_rows import AFTER, MOST, ROWS, int4_rows_kernel
 from .int4_wide import int4_matmul_wide_kernel
-from .tuning import multiprocessors
+from .tuning import capability_of, multiprocessors
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -38,10 +42,11 @@ def add_parts_kernel(parts_ptr, o_ptr, size, PARTS: tl.constexpr, BLOCK: tl.cons
 
 
 def int4_matmul(x: Tensor, weight: Quantized | PackedInt4, *, tile: int4_tuning.Int4Tile | None = None) -> Tensor:
-    """``x @ weight.T`` for a weight of 4 bits: for batches of 1 to 64, which wait for the weights.
+    """``x @ weight.T`` for a weight of 4 bits: for batches of 1 to 64, which wait for the weights, and for others.
 
     Codes become numbers of x's dtype, exactly, on their way to the tensor cores; products are summed in float32 within
-    a group of 128 columns, and the sums are multiplied by the group's scale in float32.
+    a group of 128 columns, and the sums are multiplied by the group's scale in float32. For more than
+    ``int4_tuning.EXPANDED`` activations, weights are rounded to x's dtype.
 
     Args:
         x: (M, K) float16 or bfloat16, any strides.
@@ -60,6 +65,8 @@ def int4_matmul(x: Tensor, weight: Quantized | PackedInt4, *, tile: int4_tuning.
     packed = weight if ready else arranged(weight)
     _check(x, packed)
     M, N = x.shape[0], packed.shape[0]
+    if tile is None and M > int4_tuning.EXPANDED:
+        return F.linear(x, expand_int4(packed, x.dtype))
     o = torch.empty((M, N), dtype=x.dtype, device=x.device)
     if not M * N:
         return o
@@ -80,7 +87,7 @@ def _few(x: Tensor, packed: PackedInt4, o: Tensor, ready: bool) -> None:
     """Run the kernel for few activations; ``ready``: the weight has not been written just now."""
     (M, K), N = x.shape, packed.shape[0]
     tile = int4_tuning.few(N, multiprocessors(x.device))
-    early = ready and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    early = ready and capability_of(x.device) >= (9, 0)
     if not x.is_contiguous() or x.data_ptr() % 16:
         x = x.clone(memory_format=torch.contiguous_format)
     words = x.view(torch.int32), packed.codes.view(torch.int32)  # two numbers, or eight codes

@@ -167,10 +167,11 @@ def paged_attention_decode(
     block_size, G = k_cache.shape[1:3]
     if not S * H:
         return torch.empty_like(q)
-    tile = tile or fp8_tuning.decode(D, H // G)
+    sms = multiprocessors(q.device)
+    tile = tile or fp8_tuning.decode(D, H // G, S * G, sms)
     programs = G * -(-H // G // tile.m)
     if num_splits is None:
-        at_once = tile.programs_per_sm * multiprocessors(q.device)
+        at_once = tile.programs_per_sm * sms
         num_splits = fp8_tuning.splits(S * programs, block_tables.shape[1] * block_size, at_once)
     split = num_splits > 1
     kind = {"dtype": torch.float32 if split else q.dtype, "device": q.device}

@@ -123,10 +123,10 @@ def paged_attention_extend(
         return o
     group = H // G
     padded = fp8_tuning.power_of_two(group)
-    tile = fp8_tuning.extend(D, padded, block_size)
     block_tables, context_lens = in_rows(block_tables), context_lens.contiguous()
     query_starts = query_starts.contiguous()
     native = fp8_tuning.converts_e4m3(q.device)
+    tile = fp8_tuning.extend(D, padded, block_size, native)
     if not native:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     paged_extend_fp8_kernel[(G, T // (tile.m // padded) + S)](
