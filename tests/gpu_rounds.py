@@ -87,6 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("lab", help="lab3, 3 or lab3_flash_attention")
     parser.add_argument("--rounds", type=int, default=10, help="of each answer (default: %(default)s)")
     parser.add_argument("--answers", choices=("solution", "unusual", "all"), default="all")
+    parser.add_argument("--hand-in", type=int, nargs="+", metavar="N", help="only these of the unusual hand-ins")
     parser.add_argument("--budget", type=float, help="seconds: no round begins that would probably end after them")
     parser.add_argument("--exercise", nargs="+", metavar="N.M", help="only these exercises")
     parser.add_argument(
@@ -104,6 +105,11 @@ def main(arguments: list[str] | None = None) -> int:
     answers = answers_of(f"solutions.{lab.name}.answers")
     hand_ins = [HandIn("solution")] if options.answers != "unusual" else []
     hand_ins += unusual(answers, [exercise.number for exercise in wanted]) if options.answers != "solution" else []
+    if options.hand_in:
+        names = {f"unusual {number}" for number in options.hand_in}
+        if missing := names - {hand_in.name for hand_in in hand_ins}:
+            parser.error(f"there is no hand-in called {', '.join(sorted(missing))}")
+        hand_ins = [hand_in for hand_in in hand_ins if hand_in.name in names]
     print(f"{lab.name} on {_device()}: {len(hand_ins)} answers, {options.rounds} rounds each", flush=True)
     end = time.monotonic() + options.budget if options.budget else float("inf")
     found: dict[str, list[Round]] = {}

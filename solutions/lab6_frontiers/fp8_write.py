@@ -59,7 +59,7 @@ def write_kv_fp8_kernel(
     stride_k, stride_v, stride_kc, stride_vc, stride_slot, T,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One program: keys or values of one head of all tokens that the step brings to a block, if its own is the first."""
+    """One program: keys or values of one head, of all tokens that a step brings to a block, if its own is the first."""
     token, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots_ptr + token.to(tl.int64) * stride_slot).to(tl.int64)
     before = tl.load(slots_ptr + (token - 1).to(tl.int64) * stride_slot, mask=token > 0, other=-1).to(tl.int64)
@@ -121,5 +121,5 @@ def write_kv(
         k, v, k_cache, v_cache, k_scale, v_scale, slots,
         k.stride(), v.stride(), k_cache.stride() + k_scale.stride(), v_cache.stride() + v_scale.stride(),
         slots.stride(0), T, BLOCK_SIZE=block_size, HEAD_DIM=D, BLOCK_D=fp8_tuning.block_d(D), NATIVE=native,
-        num_warps=4,
+        num_warps=2,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""4-bit weights as numbers of 16 bits again, for a product of so many activations that the tensor cores set its time."""
+"""4-bit weights as numbers of 16 bits again, for products of so many activations that tensor cores set the time."""
 
 from __future__ import annotations
 

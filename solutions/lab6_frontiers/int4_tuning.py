@@ -3,9 +3,9 @@
 For many activations, tiles were chosen from what each moves and issues: with a tile of n rows, the activations that a
 program reads are 4 M / n of the weights' bytes, all from the L2 cache, so that n grows with the batch M.
 
-Beyond 64 an H200 decided on splits (torch 2.11, Triton 3.6, 2026-11-30; the four products of a layer of Qwen3-0.6B, batch
-256): 42 us a layer with one program for each multiprocessor, 50 with two; 44 with expanded weights and cuBLAS, 30 in
-bf16. At batch 512 it is 64, and 51 with expanded weights.
+Beyond 64 an H200 decided on splits (torch 2.11, Triton 3.6, 2026-11-30; the four products of a layer of Qwen3-0.6B,
+batch 256): 42 us a layer with one program for each multiprocessor, 50 with two; 44 with expanded weights and cuBLAS, 30
+in bf16. At batch 512 it is 64, and 51 with expanded weights.
 
 For up to 8, it decided (the same day, batch 1, one product after the other in a CUDA graph).
 Where a multiprocessor gets few programs, the next kernel had better start late (4096 x 4096: 5.4 us, 7.4 at once, 6.2
