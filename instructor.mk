@@ -12,6 +12,8 @@ NOTEBOOKS ?= $(LONG) $(filter-out $(LONG),$(ALL))
 TORCH  ?= 2.15.0
 TRITON ?= 3.9.0
 TESTS  ?= not thorough and not timed
+# What Python compiles is kept, also where the environment says otherwise: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE =
 # The website that the tests have built: once for those side by side and those that run alone.
 TESTED  = MLF_SITE=$(CURDIR)/build/tested-site
 

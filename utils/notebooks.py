@@ -118,10 +118,11 @@ def read(path: Path) -> NotebookNode:
         NotebookError: the file is missing, is not JSON, or is not a valid notebook.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
         if not isinstance(content, dict) or content.get("nbformat") != 4:
             raise NotebookError(f"{path}: not a valid notebook: its nbformat must be 4")
-        notebook = nbformat.reads(json.dumps(content), as_version=4)
+        notebook = nbformat.v4.reads(text)  # nbformat.reads would validate it too
         nbformat.validate(notebook)
     except FileNotFoundError:
         raise NotebookError(f"{path}: there is no such notebook") from None

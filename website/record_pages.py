@@ -72,8 +72,9 @@ def index(benchmarks: Sequence[str]) -> str:
     shared = {json.dumps(dict(record.versions), sort_keys=True) for record in loaded}
     ran = f"All ran with {_versions(loaded[0])}" if len(shared) == 1 else "Each page says with which versions it ran"
     lines = [_INDEX, f"**{len(loaded)} records.** {ran}.\n"]
+    parts = [part_of(record) for record in loaded]
     for part in PARTS:
-        members = [record for record in loaded if part_of(record) == part]
+        members = [record for record, its in zip(loaded, parts, strict=True) if its == part]
         if members:
             lines += [f"## {part}\n", _list(members)]
     lines += ["```{toctree}\n:hidden:\n", *benchmarks, "```\n", script("../_static")]
