@@ -1,28 +1,37 @@
 """Compiles the Gluon kernels of the capstone and of lab 6 for sm_90 in a process of its own.
 
-It prints what the compiler spent on each.
+A line of orders comes in, a line of answers goes out: what the compiler spent on each kernel. Each line is answered by
+a fork of this process, which has imported PyTorch and Triton, so that no order finds what another one left behind.
 
 Nothing of the course's runtime is imported, so that Triton is here as on a GPU.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import os
 import re
 import sys
+import traceback
 import types
 from pathlib import Path
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from benchmarks import hopper_races
 
 FOLDER = Path(__file__).resolve().parent.parent / "solutions" / "capstone_hopper"
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+#: What is kept on disk between runs, beside what Triton keeps for launches.
+KEPT = Path(triton.knobs.cache.dir) / "without_cubin"
 
 
 def module(name: str) -> types.ModuleType:
@@ -189,6 +198,23 @@ def longest_chain(ptx: str, name: str) -> int:
     return max(lengths.values(), default=0)
 
 
+def assembled(ptx: str) -> dict:
+    """What the capstone's ``assemble`` says of a kernel; it is asked once for the same text, assembler and code."""
+    compiler = module("steps.compiler")
+    from utils import triton_versions
+
+    assembler = Path(triton_versions.ptxas(90)).resolve()
+    state = assembler.stat()
+    about = [ptx, str(assembler), state.st_size, state.st_mtime_ns, Path(compiler.__file__).read_text()]
+    path = KEPT / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps(compiler.assemble(ptx)))
+        half.replace(path)
+    return json.loads(path.read_text())
+
+
 def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4) -> dict:
     """Registers at the start, bytes spilled, shared memory, and instructions: their order, and those of Hopper."""
     names = kernel.arg_names
@@ -197,7 +223,7 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
     source = GluonASTSource(kernel, signature, constexprs, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": maxnreg})
-    used = module("steps.compiler").assemble(made.asm["ptx"])
+    used = assembled(made.asm["ptx"])
     return {
         "registers": used["registers"],
         "spilled": used["spilled_bytes"],
@@ -220,9 +246,36 @@ def compiled(kernel, types_: dict, constants: dict, maxnreg: int, warps: int = 4
     }
 
 
+KERNELS = {
+    "forward": forward, "backward": backward, "wide": wide, "reordered": reordered, "scaled": scaled,
+    "latents": latents, "grouped": grouped,
+}  # fmt: skip
+
+
+def answer(orders: list) -> list[dict] | dict:
+    """What the compiler spends on each order, or the error of the first that fails."""
+    try:
+        return [KERNELS[name](*arguments) for name, *arguments in orders]
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
+def main() -> None:
+    triton.knobs.cache.dir = str(KEPT)
+    CUDABackend.make_cubin = lambda *_: b""  # ``assemble`` makes it: the assembler would run twice
+    triton.runtime.cache.triton_key()  # takes a second, and is remembered
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what the compiler prints is no answer
+    for line in sys.stdin:
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            if status:
+                os.write(answers, json.dumps({"error": f"the compiler ended with status {status}"}).encode() + b"\n")
+        else:
+            with os.fdopen(answers, "w") as out:
+                print(json.dumps(answer(json.loads(line))), file=out)
+            os._exit(0)
+
+
 if __name__ == "__main__":
-    orders = json.loads(sys.stdin.read())
-    kernels = {"forward": forward, "backward": backward, "wide": wide, "reordered": reordered}
-    kernels |= {"scaled": scaled, "latents": latents}
-    kernels["grouped"] = grouped
-    print(json.dumps([kernels[name](*arguments) for name, *arguments in orders]))
+    main()

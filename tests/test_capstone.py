@@ -1,5 +1,7 @@
 """The capstone's attention: who runs where, which tiles a program gets, and what the kernels cost when compiled."""
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -122,14 +124,25 @@ def test_the_copy_engine_gets_strides_that_it_can_read():
         assert torch.equal(got, view) and got.is_contiguous() and got.data_ptr() % 16 == 0
 
 
-def compile_orders(*orders: tuple) -> list[dict]:
+@functools.cache
+def compiler() -> subprocess.Popen:
+    """The process that compiles, started once."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("capstone_compile.py")
-    done = subprocess.run(
-        [sys.executable, "-P", script], input=json.dumps(orders), env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-P", script], env=environment, stdin=pipe, stdout=pipe, text=True)
+    atexit.register(started.kill)
+    return started
+
+
+def compile_orders(*orders: tuple) -> list[dict]:
+    """What the compiler spends on each of these kernels, which :mod:`tests.capstone_compile` makes."""
+    process = compiler()
+    process.stdin.write(json.dumps(orders) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline() or '{"error": "the compiler\'s process has ended"}')
+    assert "error" not in answer, answer["error"][-3000:]
+    return answer
 
 
 @pytest.mark.compat
