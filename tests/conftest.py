@@ -1,6 +1,7 @@
 """What every test starts from: the runtime's choice between GPU and interpreter, and one thread a process."""
 
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -22,6 +23,8 @@ import fake_stopwatch  # isort: skip
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 
+# Nothing that is imported or collected is ever garbage: to look for some among millions of objects takes seconds.
+gc.disable()
 # What only compiles needs no names of source lines, which take the compiler a third of its time.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 # Ranks compute on one thread, and runs of one process that they must equal to the bit have to sum in the same order.
@@ -76,6 +79,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, but not looked for among what the tests of all files have imported."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor among what a file's tests leave behind in caches, once they are done."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @functools.cache

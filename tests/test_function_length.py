@@ -56,7 +56,8 @@ def too_much(text: str) -> Iterator[tuple[str, str, int]]:
             counts = {"lines": code_lines(node, lines), "arguments": arguments}
             name = node.name
         elif isinstance(node, ast.Call):
-            counts, name = {"arguments": len(node.args) + len(node.keywords)}, called(node)
+            counts = {"arguments": len(node.args) + len(node.keywords)}
+            name = called(node) if counts["arguments"] > MOST_ARGUMENTS else ""
         else:
             continue
         for kind, most in (("lines", MOST_LINES), ("arguments", MOST_ARGUMENTS)):

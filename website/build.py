@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from sphinx.cmd.build import build_main
@@ -41,6 +44,19 @@ def stage(source: Path) -> None:
         importlib.import_module(f"website.{name}").write(source)
 
 
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Look for no garbage meanwhile, which takes a fifth of a build's time; it is 1 GB in the end."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+            gc.collect()
+
+
 def build(out: Path, jobs: int = 2) -> int:
     """Build the site in ``out``/html; returns Sphinx's exit status, 0 if all is well.
 
@@ -52,9 +68,10 @@ def build(out: Path, jobs: int = 2) -> int:
     shutil.rmtree(source, ignore_errors=True)
     shutil.rmtree(pages, ignore_errors=True)
     source.mkdir(parents=True)
-    stage(source)
     arguments = ["-W", "--keep-going", "-q", "-b", "html", "-j", str(jobs), "-d", str(out / "doctrees")]
-    return build_main([*arguments, str(source), str(pages)])
+    with garbage_kept():
+        stage(source)
+        return build_main([*arguments, str(source), str(pages)])
 
 
 def main() -> int:
