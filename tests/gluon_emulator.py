@@ -6,6 +6,7 @@ Their files are read and run with the emulator's names, so that tests can change
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import struct
 import types
@@ -76,13 +77,19 @@ def kernel_of(path: Path, names: dict[str, object], constants: bool = True) -> d
     Args:
         constants: Whether its constants come along.
     """
-    text = source_of(path).replace(".type.layout", ".layout").replace(".to(gl.int64)", "")
-    tree = ast.parse(text)
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level and node.module:
-            neighbour = path.parents[node.level - 1] / f"{node.module}.py"
-            if neighbour.is_file():
-                kernel_of(neighbour, names, constants=False)
+    neighbours, code = _code(source_of(path), path, constants)
+    for neighbour in neighbours:
+        kernel_of(neighbour, names, constants=False)
+    exec(code, names)
+    return names
+
+
+@functools.cache
+def _code(source: str, path: Path, constants: bool) -> tuple[list[Path], types.CodeType]:
+    """The neighbours that a file imports, and what it adds to the names, compiled once while it says the same."""
+    tree = ast.parse(source.replace(".type.layout", ".layout").replace(".to(gl.int64)", ""))
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level and node.module]
+    neighbours = [path.parents[node.level - 1] / f"{node.module}.py" for node in imported]
 
     def wanted(node: ast.stmt) -> bool:
         if isinstance(node, ast.FunctionDef):
@@ -90,8 +97,7 @@ def kernel_of(path: Path, names: dict[str, object], constants: bool = True) -> d
         return constants and isinstance(node, ast.Assign)
 
     kept = ast.Module([node for node in tree.body if wanted(node)], [])
-    exec(compile(kept, str(path), "exec"), names)
-    return names
+    return [each for each in neighbours if each.is_file()], compile(kept, str(path), "exec")
 
 
 def run_programs(
