@@ -3,10 +3,8 @@
 import json
 
 import httpx
-import openai
 import pytest
 import torch
-import transformers
 
 from solutions.lab5_serving import Engine
 from solutions.lab5_serving.logprobs import scored
@@ -63,6 +61,8 @@ def url(model, tokenizer):
 
 @pytest.fixture
 def client(url):
+    import openai  # here, for the sake of all who only collect these tests
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -84,6 +84,8 @@ def expected(model, tokenizer, **params):
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja", "several"])
 def test_a_models_own_template_gives_the_text_that_transformers_gives(tmp_path, name, file):
+    import transformers
+
     source = TEMPLATES[name]
     config = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}
     if file == "chat_template.jinja":
@@ -138,7 +140,9 @@ def test_a_chat_is_answered_by_what_the_model_writes_after_the_template(client, 
 
 
 def test_several_choices_of_a_streamed_chat_add_up_to_those_of_the_whole_one(client):
-    options = {"n": 3, "seed": 11, "temperature": 1.0, "max_completion_tokens": 10, "max_tokens": openai.NOT_GIVEN}
+    from openai import NOT_GIVEN
+
+    options = {"n": 3, "seed": 11, "temperature": 1.0, "max_completion_tokens": 10, "max_tokens": NOT_GIVEN}
     whole = ask(client, **options)
     *pieces, last = ask(client, **options, stream=True, stream_options={"include_usage": True})
     assert last.choices == [] and last.usage == whole.usage and last.usage.completion_tokens == 30

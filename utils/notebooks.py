@@ -111,6 +111,10 @@ def setup_source(path: Path) -> str:
     return SETUP_TEMPLATE.format(**named).rstrip("\n")
 
 
+#: Digests of the texts that were found to be valid: it takes ten times as long to find out as to read one.
+_VALID: set[bytes] = set()
+
+
 def read(path: Path) -> NotebookNode:
     """Read a notebook (format 4).
 
@@ -123,7 +127,10 @@ def read(path: Path) -> NotebookNode:
         if not isinstance(content, dict) or content.get("nbformat") != 4:
             raise NotebookError(f"{path}: not a valid notebook: its nbformat must be 4")
         notebook = nbformat.v4.reads(text)  # nbformat.reads would validate it too
-        nbformat.validate(notebook)
+        if (digest := hashlib.sha256(text.encode()).digest()) not in _VALID:
+            nbformat.validate(notebook)
+            if nbformat.v4.reads(text) == notebook:  # what is not quite valid is repaired each time
+                _VALID.add(digest)
     except FileNotFoundError:
         raise NotebookError(f"{path}: there is no such notebook") from None
     except (UnicodeDecodeError, json.JSONDecodeError, nbformat.ValidationError) as error:
