@@ -27,6 +27,7 @@ from benchmarks import (
 )
 from benchmarks.benchmark_cli import problems
 from utils import records, runtime
+from utils.course_modules import Course
 from utils.fingerprint import files
 
 
@@ -287,9 +288,10 @@ def test_an_unknown_benchmark_is_refused_by_name(capsys):
 
 @pytest.mark.slow
 def test_every_benchmark_that_is_found_has_a_schema_and_sources_that_exist():
+    course = Course()
     for name in benchmark_cli.benchmark_names():
         assert isinstance(benchmark_cli.schema(name), dict)
-        assert f"benchmarks/{name}.py" in files(benchmark_cli.sources(name))
+        assert f"benchmarks/{name}.py" in files(benchmark_cli.sources(name), course)
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------
