@@ -361,6 +361,34 @@ def test_a_case_that_memory_does_not_allow_is_left_out_aloud(monkeypatch, capsys
     assert "offsets beyond 2^31 were not tested" in capsys.readouterr().out
 
 
+def test_a_far_case_for_which_memory_runs_out_is_left_out_aloud(two_stages, capsys):
+    cases = [Case("one tile", {"n": 32}), Case("far", {"n": 2}, layout="far"), Case("ragged", {"n": 40})]
+    ran = []
+
+    def inputs(case):
+        if case.layout == "far":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return EXERCISES["add"]["inputs"](case)
+
+    def student(x, y):
+        ran.append(x.numel())
+        return EXERCISES["add"]["student"](x, y)
+
+    check("add", student=student, cases=cases, inputs=inputs)
+    said = capsys.readouterr().out
+    assert "all 2 cases pass" in said
+    assert "offsets beyond 2^31 were not tested" in said
+    assert ran[:2] == [32, 40] and ran[-1] == 40  # both in the interpreter, and then what is compiled anew
+
+
+def test_memory_that_runs_out_in_another_case_is_no_pass(two_stages):
+    def inputs(case):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        check("add", cases=[Case("one tile", {"n": 32})], inputs=inputs)
+
+
 def test_a_fresh_seed_is_drawn_and_printed_when_none_is_given(capsys):
     check("scale", seed=None, cases=[Case("one tile", {"row": 16, "col": 16})])
     assert "1 case passes (seed " in capsys.readouterr().out

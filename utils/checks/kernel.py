@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,23 +131,24 @@ def check_kernel(
     while stages:
         stage = stages.pop(0)
         some = {number: drawn[number] for number in (numbers if stage.compiled else range(len(drawn)))}
+        found = trials = None  # which hold the tensors of the stage before
         first = stage.profiled and stage.configuration == 0
         reader = Reader(compiled) if first and compiled is not None else None
-        trials = _run_cases(exercise, student, some, inputs, outputs, allowed, known, stage, rules, races, reader, seed)
-        for trial in trials:
-            if trial.failed:
-                explain(exercise, trial, trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
+        found = _run_cases(exercise, student, some, inputs, outputs, allowed, known, stage, rules, races, reader, seed)
+        trials = [*found.values()]
+        if wrong := [trial for trial in trials if trial.failed]:
+            explain(exercise, wrong[0], trials, reference, outputs, tilings, names, told, seed, stage, raised or {})
         _stop_at_traffic(exercise, trials, budget, inspections, why_raced, stage, seed)
         if first:
-            if reader is not None and (found := reader.problem()):
-                core.fail(exercise, found.headline, found.details, found.cause, exercise.rerun(seed))
+            if reader is not None and (problem := reader.problem()):
+                core.fail(exercise, problem.headline, problem.details, problem.cause, exercise.rerun(seed))
             unfinished = _stop_at_overflow(exercise, student, [huge] if callable(huge) else huge, seed)
-            numbers = for_gpu(trials, others=compiled is None)
+            numbers = [[*found][place] for place in for_gpu(trials, others=compiled is None)]
             most = max((trial.configurations for trial in trials), default=1)
             stages = [*(Stage(True, number) for number in range(1, most)), *stages]
     measured = "" if speed is None else _measured(exercise, speed, student)
-    lines = (notice, measured, _left_out(cases, drawn), unfinished)
-    core.passed(exercise, "\n  ".join(line for line in lines if line), seed, len(drawn))
+    lines = (notice, measured, _left_out(cases, drawn, known), unfinished)
+    core.passed(exercise, "\n  ".join(line for line in lines if line), seed, len(known))
 
 
 def _tilings(tiling: TilingOf | Mapping[str, TilingOf] | None, outputs: Sequence[str]) -> Mapping[str, TilingOf | None]:
@@ -171,21 +172,27 @@ def _run_cases(
     races: bool,
     reader: Reader | None,
     seed: int,
-) -> list[CaseResult]:
+) -> dict[int, CaseResult]:
     """Run the function on cases by their numbers; ``known`` keeps what is right by number, for further stages.
 
-    The launches of cases that are right go to the ``reader``, if there is one.
+    The launches of cases that are right go to the ``reader``, if there is one. A case with offsets beyond 2^31 is
+    left out, and has no result, if the GPU's memory runs out, as where another process has taken what was free.
     """
     if stage.compiled:
         compile_ahead(functools.partial(_call, student, inputs, case) for case in drawn.values())
-    trials: list[CaseResult] = []
+    trials: dict[int, CaseResult] = {}
     for number, case in progress.steps([*drawn.items()], "case"):
         with tensors.one_thread(), cuda_context.explain_loss(exercise, stage.details, reproduce(exercise, case, seed)):
-            args = tuple(inputs(case))
+            try:
+                args = tuple(inputs(case))
+            except torch.OutOfMemoryError:
+                if case.layout != "far":
+                    raise
+                continue
             if number not in known:
                 known[number] = allowed(args, case.options)
             trial = run_case(student, case, args, known[number], outputs, stage.profiled, races, stage.configuration)
-        trials.append(trial)
+        trials[number] = trial
         if trial.error is None:
             _stop_at_forbidden(exercise, rules, trial, student, seed, first=len(trials) == 1)
             if reader is not None and not trial.failed:
@@ -261,9 +268,11 @@ def _measured(exercise: Exercise, speed: Speed, student: Callable[..., Any]) -> 
     return measured
 
 
-def _left_out(cases: Cases | Sequence[Case], drawn: Sequence[Case]) -> str:
-    """What this machine could not try, or the empty string."""
-    if isinstance(cases, Cases) and "far" in cases.layouts and not any(case.layout == "far" for case in drawn):
+def _left_out(cases: Cases | Sequence[Case], drawn: Sequence[Case], tried: Collection[int]) -> str:
+    """What this machine could not try, or the empty string; ``tried`` are the numbers of cases that it could."""
+    meant = isinstance(cases, Cases) and "far" in cases.layouts
+    far = [number in tried for number, case in enumerate(drawn) if case.layout == "far"]
+    if not all(far) or (meant and not far):
         return "offsets beyond 2^31 were not tested: this machine has too little memory"
     return ""
 
