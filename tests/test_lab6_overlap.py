@@ -182,6 +182,28 @@ def test_steps_padded_to_the_size_of_a_recorded_one_give_the_same_tokens():
     assert 1 in {tokens for _, tokens, _ in runner.graphs.recorded}
 
 
+def test_a_decode_step_runs_the_longest_contexts_first_and_one_with_a_prompt_as_it_was_scheduled():
+    steps = []
+
+    class Noting(OverlappedRunner):
+        def run(self, step, manager):
+            steps.append([(chunk.request.id, chunk.start, chunk.count) for chunk in step.chunks])
+            return super().run(step, manager)
+
+    model, lengths = tiny_model(), {"a": 3, "b": 9, "c": 20, "d": 6}
+    engine = OverlappedEngine(model, runner=Noting(model, 60, 4), max_batch=8, token_budget=16)
+    prompts = {id: [7 + i % 11 for i in range(length)] for id, length in lengths.items()}
+    for id, prompt in prompts.items():
+        engine.add(prompt, GREEDY, id=id)
+    outputs = run(engine)
+    for id, prompt in prompts.items():
+        assert tokens_of(outputs[id]) == generate(model, prompt, GREEDY).tokens
+    with_prompts = [step for step in steps if any(count > 1 for *_, count in step)]
+    assert [id for id, *_ in with_prompts[0]] == ["a", "b", "c"]  # as they came
+    of_all = [[id for id, *_ in step] for step in steps if len(step) == 4 and step not in with_prompts]
+    assert len(of_all) > 2 and all(step == ["c", "b", "d", "a"] for step in of_all)
+
+
 def test_the_kernels_and_the_fused_layers_give_the_same_tokens():
     from serving_runs import tiny_model as sixteen  # heads of 16: the least that the kernels take
 
