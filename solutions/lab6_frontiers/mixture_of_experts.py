@@ -1,6 +1,6 @@
 """A layer of experts: each token is computed by the few that its router chooses, and no token is dropped.
 
-Letters: T tokens of H numbers (``hidden``), E experts with I inner numbers each, k of them for a token, R ranks.
+Letters: T tokens of H numbers (``hidden``), E experts of inner size I, k of them for a token, R ranks.
 
 Tokens are sorted by expert, so that all rows of an expert lie side by side for :func:`.grouped_matmul`, and go back to
 their places afterwards. With a process group each rank has E / R of the experts and its own tokens: rows travel to the

@@ -1,6 +1,6 @@
 """Models with experts: parameters of which each token meets a few, what a decode step reads, and what ranks send.
 
-Letters: E experts in a layer, k of them chosen for each token, C numbers in a token's row, F inner numbers of an
+Letters: E experts in a layer, k of them chosen for each token, C numbers in a token's row, F the inner size of an
 expert, B tokens in a step, N ranks.
 """
 
@@ -23,7 +23,7 @@ class ExpertLayer:
         inner: F, of each routed expert.
         experts: E.
         chosen: k.
-        shared: inner numbers of the expert that every token meets; 0 for none.
+        shared: inner size of the expert that every token meets; 0 for none.
     """
 
     hidden: int
@@ -63,7 +63,7 @@ class MoEModel:
         attention: parameters of one layer's attention.
         vocabulary: tokens that there are.
         dense_layers: of all layers, those that have an ordinary SwiGLU block instead of experts.
-        dense_inner: inner numbers of that block.
+        dense_inner: inner size of that block.
     """
 
     moe: ExpertLayer
