@@ -124,7 +124,7 @@ ARCHIVES: dict[str, Damage] = {
     "rar-inside": (lambda s: {f"{s}/lab1.rar": b"Rar!"}, "0", "lab1.rar was not opened: only .zip and .tar"),
     "rar": (lambda s: {f"{s}.rar": b"Rar!"}, "", "only .zip and .tar archives can be opened"),
     "climbs": (_in_zip("../../x.py", "warp.py"), "100", "../../x.py was ignored: it points out of the subm"),
-    "absolute": (_in_zip("/tmp/leads-out-of-a-submission.py", "warp.py"), "100", "/tmp/leads-out-of-a-submission.py was ignored: it points out"),
+    "absolute": (_in_zip("/tmp/mlf-x.py", "warp.py"), "100", "/tmp/mlf-x.py was ignored: it points out of the subm"),
     "drive-letter": (_in_zip("C:\\lab\\waves.py"), "0", "C:/lab/waves.py was ignored: it points out of the subm"),
     "backslashes": (_in_zip("labs\\lab1_roofline\\warp.py"), "100", "handed out: __init__.py, operators.py"),
     "link": (lambda s: {f"{s}.tgz": _with_link()}, "100", "waves.py was ignored: it is a link"),

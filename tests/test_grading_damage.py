@@ -52,7 +52,7 @@ def held(tmp_path: Path, kinds: Iterable[str | None]) -> None:
     whose = [name for name in table if not any(name.startswith(student) for student in expected)]
     assert whose == [], "lines of nobody"
     assert not list(tmp_path.rglob("x.py")) and not os.path.exists(tmp_path.parent / "x.py")
-    assert not Path("/tmp/leads-out-of-a-submission.py").exists()
+    assert not Path("/tmp/mlf-x.py").exists()
 
 
 @pytest.mark.slow
